@@ -1,0 +1,37 @@
+"""clearhead: exact attention whose weights stay visible at any length, and which shows how every output came to be.
+
+The public names load when they are first used, so that `import clearhead` stays quick.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from clearhead.functional import attention as attention
+    from clearhead.functional import plan as plan
+    from clearhead.matrix import AttentionMatrix as AttentionMatrix
+    from clearhead.observations import Observation as Observation
+
+_HOMES = {
+    "AttentionMatrix": "matrix",
+    "Observation": "observations",
+    "attention": "functional",
+    "plan": "functional",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'clearhead' has no attribute '{name}'")
+    value = getattr(import_module(f"clearhead.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

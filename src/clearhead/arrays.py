@@ -1,0 +1,85 @@
+"""Arrays in, arrays out: NumPy, PyTorch and whatever speaks DLPack, without a copy; you get back the kind you gave."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from clearhead.axes import Array
+from clearhead.errors import DtypeError
+
+bfloat16 = np.dtype(ml_dtypes.bfloat16)
+FLOATS = (np.dtype(np.float64), np.dtype(np.float32), bfloat16, np.dtype(np.float16))
+
+Restore = Callable[[Array], Any]
+
+
+def adopt(x: Any, name: str) -> tuple[Array, Restore]:
+    """View `x` as a NumPy array, and say how a result becomes the same kind again.
+
+    Raises DtypeError when `x` is no array, is not in the CPU's memory, or asks for gradients.
+    """
+    if isinstance(x, np.ndarray):
+        return x, _same
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        return _from_torch(torch, x, name), lambda array: _to_torch(torch, array)
+    if hasattr(x, "__dlpack__") and hasattr(x, "__array_namespace__"):
+        library = x.__array_namespace__()
+        return _from_dlpack(x, name), library.asarray
+    raise DtypeError(
+        f"{name} is a {type(x).__name__}: expected a NumPy array, a PyTorch tensor or an array that speaks DLPack.",
+        f"np.asarray({name}, dtype=np.float64) makes one from numbers in a list.",
+    )
+
+
+def plain(x: Any, name: str) -> Array:
+    """The NumPy array behind a rule's value; numbers and lists are welcome here."""
+    if isinstance(x, (int, float, bool, list, tuple, np.generic)):
+        try:
+            return np.asarray(x)
+        except ValueError:
+            raise DtypeError(f"{name} is a ragged list: its rows differ in length.") from None
+    return adopt(x, name)[0]
+
+
+def statistics_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """float64 for float64, float32 for everything narrower."""
+    return np.dtype(np.float64) if dtype == np.float64 else np.dtype(np.float32)
+
+
+def _same(array: Array) -> Array:
+    return array
+
+
+def _from_torch(torch: Any, x: Any, name: str) -> Array:
+    if x.device.type != "cpu":
+        raise DtypeError(f"{name} is on device {x.device}: no engine here runs there.", f"{name}.cpu() moves it.")
+    if x.requires_grad and torch.is_grad_enabled():
+        raise DtypeError(
+            f"{name} requires grad, and no engine here has gradients yet.",
+            f"{name}.detach(), or `with torch.no_grad():` around the call.",
+        )
+    x = x.detach()
+    if x.dtype == torch.bfloat16:  # NumPy has no such type of its own: read the same bits
+        bits: Array = x.view(torch.int16).numpy()
+        return bits.view(bfloat16)
+    array: Array = x.resolve_conj().resolve_neg().numpy()
+    return array
+
+
+def _to_torch(torch: Any, array: Array) -> Any:
+    if array.dtype == bfloat16:
+        return torch.from_numpy(np.ascontiguousarray(array).view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _from_dlpack(x: Any, name: str) -> Array:
+    try:
+        return np.from_dlpack(x)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        if hasattr(x, "__array__"):  # bfloat16, which NumPy's own DLPack reader does not know
+            return np.asarray(x)
+        raise DtypeError(f"{name} could not be read through DLPack: {error}.", "is it in the CPU's memory?") from None

@@ -1,0 +1,42 @@
+"""The axes and the one way to write a shape: (batch 2, heads 16, queries 128, d_k 64).
+
+batch · heads · kv_heads · queries · keys · d_k · d_v · d_model
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+QUERY = ("batch", "heads", "queries", "d_k")
+KEY = ("batch", "kv_heads", "keys", "d_k")
+VALUE = ("batch", "kv_heads", "keys", "d_v")
+WEIGHTS = ("batch", "heads", "queries", "keys")
+
+
+def named(shape: Sequence[int], axes: Sequence[str]) -> str:
+    """Write `shape` with the names of its last axes.
+
+    >>> named((16, 128, 64), QUERY)
+    '(heads 16, queries 128, d_k 64)'
+    """
+    extra = max(0, len(shape) - len(axes))
+    names = ("batch",) * extra + tuple(axes)[max(0, len(axes) - len(shape)) :]
+    return "(" + ", ".join(f"{name} {size}" for name, size in zip(names, shape, strict=True)) + ")"
+
+
+def blocks(size: int, block: int) -> list[slice]:
+    """Consecutive slices of `block` that cover `size`; the last may be shorter.
+
+    >>> blocks(5, 2)
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    return [slice(start, min(start + block, size)) for start in range(0, size, block)]
+
+
+def as_slice(chosen: range) -> slice:
+    """The slice that picks what `chosen` lists; a range may run down to -1, where a slice needs None."""
+    stop = None if chosen.step < 0 and chosen.stop < 0 else chosen.stop
+    return slice(chosen.start, stop, chosen.step)

@@ -1,0 +1,48 @@
+"""The engines, fastest first; the choice among them, and its reasons."""
+
+import os
+from dataclasses import dataclass
+from importlib import import_module
+from typing import cast
+
+from clearhead.engines.base import Engine
+from clearhead.errors import EngineError, unknown
+from clearhead.problem import Problem
+
+NAMES = ("portable",)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which engine a call takes, and why each faster one can't."""
+
+    engine: str
+    reasons: dict[str, list[str]]
+
+    def __str__(self) -> str:
+        lines = [f"engine: {self.engine}"]
+        lines += [f"not {name}: {reason}" for name, reasons in self.reasons.items() for reason in reasons]
+        return "\n".join(lines)
+
+
+def get(name: str) -> Engine:
+    """The engine of that name, loaded when asked for."""
+    return cast(Engine, import_module(f"clearhead.engines.{name}"))
+
+
+def choose(problem: Problem, name: str | None = None) -> Plan:
+    """The first engine with no reason against it, or the named one; EngineError with every reason where none can.
+
+    CLEARHEAD_ENGINE names one for a whole process.
+    """
+    name = name or os.environ.get("CLEARHEAD_ENGINE") or None
+    if name is not None and name not in NAMES:
+        raise unknown("engine", name, NAMES)
+    reasons: dict[str, list[str]] = {}
+    for candidate in NAMES if name is None else (name,):
+        against = get(candidate).reasons_not(problem)
+        if not against:
+            return Plan(candidate, reasons)
+        reasons[candidate] = against
+    told = "; ".join(f"{engine}: {' '.join(against)}" for engine, against in reasons.items())
+    raise EngineError(f"no engine can run this problem. {told}", "leave `engine` out to let clearhead choose.")

@@ -1,0 +1,32 @@
+"""The few questions an engine answers. An engine is a module with these names; it imports nothing above it."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from clearhead.axes import Array
+from clearhead.observations import Wanted
+from clearhead.problem import Problem
+
+Answers = Mapping[str, Array]
+
+
+class Engine(Protocol):
+    """All arrays are (batch, heads, …); q, k and v come in any strides. Statistics are float32, float64 for float64."""
+
+    def reasons_not(self, problem: Problem) -> list[str]:
+        """Why this engine cannot run `problem`, one sentence each; empty when it can."""
+
+    def rows(self, problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) -> Answers:
+        """The output (batch, heads, queries, d_v) and the row statistics asked for; `top` as top_weights, top_indices.
+
+        v may have any number of heads that divides the query heads.
+        """
+
+    def columns(self, problem: Problem, q: Array, k: Array, logsumexp: Array, want: Wanted) -> Answers:
+        """The column statistics asked for, given the final log-sum-exp (batch, heads, queries)."""
+
+    def weights(self, problem: Problem, q: Array, k: Array, logsumexp: Array) -> Array:
+        """Every weight of this (small) problem, (batch, heads, queries, keys)."""
+
+    def transposed(self, problem: Problem, q: Array, k: Array, logsumexp: Array, g: Array) -> Array:
+        """Aᵀ·g: g (batch, heads or 1, queries, d) to (batch, heads, keys, d)."""

@@ -1,0 +1,232 @@
+"""The portable engine: NumPy, streaming over blocks of keys; memory O(n + m) beyond inputs and outputs.
+
+Everything is summed in float64, and every matrix product has the same shape whatever part of a matrix is asked for, so
+a row has the same bits alone as among others. The row pass is online softmax (Milakov & Gimelshein 2018; Rabe & Staats
+2021); the column pass computes the weights again, exactly, from the log-sum-exp.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from clearhead import visibility
+from clearhead.arrays import statistics_dtype
+from clearhead.axes import Array, blocks
+from clearhead.engines.running import Running, Values, mix
+from clearhead.observations import Wanted, areas
+from clearhead.problem import Problem
+
+QUERY_BLOCK, KEY_BLOCK = 64, 512
+
+_quiet = np.errstate(all="ignore")  # NaN and infinity are values here; what they mean is in the contract
+
+
+def reasons_not(problem: Problem) -> list[str]:
+    """None: this engine takes every problem."""
+    del problem
+    return []
+
+
+@_quiet
+def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) -> dict[str, Array]:
+    """The output and the row statistics, in one pass over the keys."""
+    found = _room_for_rows(problem, v, want)
+    for head in _heads(problem, k, v):
+        for at in blocks(problem.queries, QUERY_BLOCK):
+            queries = _padded(q[head.batch, head.index, at], QUERY_BLOCK)
+            running = Running(QUERY_BLOCK, want, head.d_v)
+            for cols in _key_blocks(problem, head.batch, at):
+                logits = _logits(problem, head, at, cols, queries)
+                if logits is not None:
+                    far = _distances(problem, head.batch, at, cols) if want.distance else None
+                    running.add(logits, cols.start, head.values(cols.start), far)
+            answers = running.finish(None if problem.sinks is None else problem.sinks[head.index])
+            for name, array in found.items():
+                array[head.batch, head.index, at] = answers[name][: at.stop - at.start]
+    return found
+
+
+@_quiet
+def columns(problem: Problem, q: Array, k: Array, logsumexp: Array, want: Wanted) -> dict[str, Array]:
+    """The column statistics, in one pass over the weights."""
+    found = _room_for_columns(problem, want)
+    for head in _heads(problem, k):
+        total = {name: array[head.batch, head.index] for name, array in found.items()}
+        for at, cols, padded in _weight_tiles(problem, head, q, logsumexp):
+            weights = padded[: at.stop - at.start, : cols.stop - cols.start]
+            if want.received:
+                total["received"][cols] += weights.sum(axis=0)
+            if want.peak:
+                np.fmax(total["peak"][cols], weights.max(axis=0), out=total["peak"][cols])
+            if want.image is not None:
+                high, tall = areas(want.image[0], problem.queries, at)
+                wide, broad = areas(want.image[1], problem.keys, cols)
+                total["image"][high, wide] += tall @ weights @ broad.T
+            if want.groups is not None:
+                labels = want.groups[0][head.batch, at], want.groups[1][head.batch, cols]
+                _add_groups(total["groups"], weights, *labels)
+    dtype = statistics_dtype(problem.dtype)
+    return {name: array.astype(dtype, copy=False) for name, array in found.items()}
+
+
+@_quiet
+def weights(problem: Problem, q: Array, k: Array, logsumexp: Array) -> Array:
+    """Every weight of this (small) problem: exp(logit - log-sum-exp)."""
+    shape = (problem.batch, problem.heads, problem.queries, problem.keys)
+    found = np.zeros(shape, statistics_dtype(problem.dtype))
+    for head in _heads(problem, k):
+        for at, cols, padded in _weight_tiles(problem, head, q, logsumexp):
+            found[head.batch, head.index, at, cols] = padded[: at.stop - at.start, : cols.stop - cols.start]
+    return found
+
+
+@_quiet
+def transposed(problem: Problem, q: Array, k: Array, logsumexp: Array, g: Array) -> Array:
+    """Aᵀ·g: g (batch, heads or 1, queries, d) to (batch, heads, keys, d)."""
+    found = np.zeros((problem.batch, problem.heads, problem.keys, g.shape[-1]), np.float64)
+    for head in _heads(problem, k):
+        given = g[head.batch, head.index if g.shape[1] > 1 else 0]
+        busy = [at for at in blocks(problem.queries, QUERY_BLOCK) if given[at].any()]  # rollout starts with one row
+        parts = {at.start: Values.of(_padded(given[at], QUERY_BLOCK)) for at in busy}
+        for at, cols, padded in _weight_tiles(problem, head, q, logsumexp, set(parts)):
+            product = mix(padded.T, padded.T != 0, parts[at.start])
+            found[head.batch, head.index, cols] += product[: cols.stop - cols.start]
+    return found.astype(statistics_dtype(problem.dtype), copy=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """One query head with its keys and values, packed in float64 blocks of one size, zeros at the end."""
+
+    batch: int
+    index: int
+    keys: Array  # (blocks, d_k, KEY_BLOCK)
+    packed: list[Values] | None
+    d_v: int | None
+
+    def values(self, start: int) -> Values | None:
+        return None if self.packed is None else self.packed[start // KEY_BLOCK]
+
+
+def _heads(problem: Problem, k: Array, v: Array | None = None) -> Iterator[_Head]:
+    """Every query head; keys and values are packed once for all the query heads that share them."""
+    for batch in range(problem.batch):
+        key_head = value_head = -1
+        keys, values = np.empty(0), None
+        for head in range(problem.heads):
+            if head * k.shape[1] // problem.heads != key_head:
+                key_head = head * k.shape[1] // problem.heads
+                keys = _packed(k[batch, key_head]).swapaxes(-1, -2).copy()
+            if v is not None and head * v.shape[1] // problem.heads != value_head:
+                value_head = head * v.shape[1] // problem.heads
+                values = [Values.of(block) for block in _packed(v[batch, value_head])]
+            yield _Head(batch, head, keys, values, None if v is None else v.shape[-1])
+
+
+def _packed(x: Array) -> Array:
+    count = -(-len(x) // KEY_BLOCK)
+    return _padded(x, count * KEY_BLOCK).reshape(count, KEY_BLOCK, x.shape[-1])
+
+
+def _padded(x: Array, length: int) -> Array:
+    full = np.zeros((length, x.shape[-1]))
+    full[: len(x)] = x
+    return full
+
+
+def _key_blocks(problem: Problem, batch: int, rows: slice) -> Iterator[slice]:
+    """The key blocks that some of these queries may see; blocks start at multiples of KEY_BLOCK always."""
+    span = visibility.key_span(problem, batch, rows)
+    for start in range(span.start - span.start % KEY_BLOCK, span.stop, KEY_BLOCK):
+        yield slice(start, min(start + KEY_BLOCK, problem.keys))
+
+
+def _logits(problem: Problem, head: _Head, rows: slice, cols: slice, queries: Array) -> Array | None:
+    """What the softmax sees, (QUERY_BLOCK, KEY_BLOCK), -inf where forbidden and past the end; None where all is."""
+    visible = visibility.tile(problem, head.batch, head.index, rows, cols)
+    if visible is False:
+        return None
+    height, width = rows.stop - rows.start, cols.stop - cols.start
+    logits: Array = queries @ head.keys[cols.start // KEY_BLOCK]
+    logits *= problem.scale
+    if problem.softcap is not None:
+        np.tanh(logits / problem.softcap, out=logits)
+        logits *= problem.softcap
+    if problem.bias is not None:
+        logits[:height, :width] += problem.bias[head.batch, head.index, rows, cols].astype(np.float64)
+    if problem.alibi_slopes is not None:
+        far = visibility.distances(problem, head.batch, rows, cols)
+        logits[:height, :width] -= problem.alibi_slopes[head.index] * far
+    if visible is not True:
+        logits[:height, :width][~visible] = -np.inf
+    logits[:, width:] = -np.inf
+    logits[height:] = -np.inf
+    return logits
+
+
+def _weight_tiles(
+    problem: Problem, head: _Head, q: Array, logsumexp: Array, only: set[int] | None = None
+) -> Iterator[tuple[slice, slice, Array]]:
+    """Every block of weights that is not forbidden, key block by key block, zeros past the end."""
+    lse = logsumexp[head.batch, head.index].astype(np.float64)
+    safe = _padded(np.where(np.isneginf(lse), 0.0, lse)[:, None], -(-problem.queries // QUERY_BLOCK) * QUERY_BLOCK)
+    own = _padded(q[head.batch, head.index], -(-problem.queries // QUERY_BLOCK) * QUERY_BLOCK)
+    for cols in blocks(problem.keys, KEY_BLOCK):
+        span = visibility.query_span(problem, head.batch, cols)
+        for start in range(span.start - span.start % QUERY_BLOCK, span.stop, QUERY_BLOCK):
+            if only is not None and start not in only:
+                continue
+            rows = slice(start, min(start + QUERY_BLOCK, problem.queries))
+            logits = _logits(problem, head, rows, cols, own[start : start + QUERY_BLOCK])
+            if logits is not None:
+                logits -= safe[start : start + QUERY_BLOCK]
+                yield rows, cols, np.exp(logits, out=logits)
+
+
+def _distances(problem: Problem, batch: int, rows: slice, cols: slice) -> Array:
+    far = np.zeros((QUERY_BLOCK, KEY_BLOCK))
+    far[: rows.stop - rows.start, : cols.stop - cols.start] = visibility.distances(problem, batch, rows, cols)
+    return far
+
+
+def _add_groups(total: Array, weights: Array, query_labels: Array, key_labels: Array) -> None:
+    """Add a block's mass to the groups it touches; labels below 0 belong to none."""
+    query_groups, left = _one_hot(query_labels)
+    key_groups, right = _one_hot(key_labels)
+    total[np.ix_(query_groups, key_groups)] += left @ weights @ right.T
+
+
+def _one_hot(labels: Array) -> tuple[Array, Array]:
+    present = np.unique(labels[labels >= 0])
+    return present, (present[:, None] == labels).astype(np.float64)
+
+
+def _room_for_rows(problem: Problem, v: Array | None, want: Wanted) -> dict[str, Array]:
+    shape = (problem.batch, problem.heads, problem.queries)
+    dtype = statistics_dtype(problem.dtype)
+    room: dict[str, Array] = {}
+    if want.output and v is not None:
+        room["output"] = np.empty((*shape, v.shape[-1]), problem.dtype)
+    for name in ("logsumexp", "max_logit", "entropy", "distance"):
+        if getattr(want, name):
+            room[name] = np.empty(shape, dtype)
+    if want.top is not None:
+        room["top_weights"] = np.empty((*shape, want.top), dtype)
+        room["top_indices"] = np.empty((*shape, want.top), np.int64)
+    return room
+
+
+def _room_for_columns(problem: Problem, want: Wanted) -> dict[str, Any]:
+    shape = (problem.batch, problem.heads)
+    sizes: dict[str, tuple[int, ...]] = {}
+    if want.received:
+        sizes["received"] = (problem.keys,)
+    if want.peak:
+        sizes["peak"] = (problem.keys,)
+    if want.image is not None:
+        sizes["image"] = want.image
+    if want.groups is not None:
+        sizes["groups"] = tuple(int(labels.max(initial=-1)) + 1 for labels in want.groups)
+    return {name: np.zeros(shape + size) for name, size in sizes.items()}

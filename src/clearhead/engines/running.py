@@ -1,0 +1,110 @@
+"""One block of queries on its way through the keys: online softmax with its statistics."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from clearhead.axes import Array
+from clearhead.observations import Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """A block of value rows, split so that what is NaN or infinite is only read where it may be seen."""
+
+    finite: Array  # (keys, d_v), zero where the value is not finite
+    poison: Array | None  # (keys, d_v), zero where the value is finite; None where all are
+
+    @staticmethod
+    def of(block: Array) -> "Values":
+        fine = np.isfinite(block)
+        if fine.all():
+            return Values(block, None)
+        return Values(np.where(fine, block, 0.0), np.where(fine, 0.0, block))
+
+
+def mix(weights: Array, visible: Array | None, values: Values) -> Array:
+    """weights·values; a value that may not be seen is not read, since 0·NaN is NaN."""
+    product: Array = weights @ values.finite
+    if values.poison is not None and visible is not None:
+        for key in np.flatnonzero((values.poison != 0).any(axis=-1)):
+            touched = visible[:, key, None] & (values.poison[key] != 0)
+            product += np.where(touched, weights[:, key, None] * values.poison[key], 0.0)
+    return product
+
+
+class Running:
+    """The state of a block of queries: maximum m, Σ exp(s - m), and every weighted sum, rescaled when m rises."""
+
+    def __init__(self, queries: int, want: Wanted, d_v: int | None) -> None:
+        self.want = want
+        self.maximum = np.full(queries, -np.inf)
+        self.total = np.zeros(queries)
+        self.output = None if d_v is None or not want.output else np.zeros((queries, d_v))
+        self.centred = np.zeros(queries) if want.entropy else None  # Σ exp(s - m)·(s - m)
+        self.far = np.zeros(queries) if want.distance else None
+        self.top_logits = np.full((queries, want.top or 0), -np.inf)
+        self.top_indices = np.full((queries, want.top or 0), -1, np.int64)
+
+    def add(self, logits: Array, first_key: int, values: Values | None, far: Array | None) -> None:
+        """Take in one block of logits (queries, keys); `far` holds |query position - key position|."""
+        if self.want.top is not None:
+            self._add_top(logits, first_key)
+        visible = None if values is None or values.poison is None else ~np.isneginf(logits)
+        maximum = np.maximum(self.maximum, logits.max(axis=-1))
+        safe = np.where(np.isneginf(maximum), 0.0, maximum)  # nothing seen yet: exp(-inf - 0) is 0
+        logits -= safe[:, None]
+        weights = np.exp(logits)
+        shrink = np.exp(self.maximum - safe)
+        if self.centred is not None:
+            drop = np.where(np.isneginf(self.maximum), 0.0, self.maximum - safe)
+            here = np.sum(weights * np.maximum(logits, -1e300), axis=-1)  # 0·(-inf) is NaN, 0·(-1e300) is 0
+            self.centred = shrink * (self.centred + self.total * drop) + here
+        self.total = self.total * shrink + weights.sum(axis=-1)
+        if self.far is not None and far is not None:
+            self.far = self.far * shrink + np.sum(weights * far, axis=-1)
+        if self.output is not None and values is not None:
+            product = mix(weights, visible, values)
+            self.output = self.output * shrink[:, None] + product
+        self.maximum = maximum
+
+    def finish(self, sink: float | None) -> dict[str, Array]:
+        """The answers, by name, with the sink in the denominator; a row that saw nothing is all zeros, lse -inf."""
+        empty = self.total == 0
+        total = np.where(empty, 1.0, self.total)
+        logsumexp = np.where(empty, -np.inf, self.maximum + np.log(total))
+        own = logsumexp
+        if sink is not None:
+            logsumexp = np.where(empty, -np.inf, np.logaddexp(own, sink))
+        share = np.where(empty, 0.0, np.exp(np.where(empty, 0.0, own) - np.where(empty, 0.0, logsumexp)))
+        safe = np.where(empty, 0.0, logsumexp)[:, None]
+        answers = {
+            "logsumexp": logsumexp,
+            "max_logit": self.maximum,
+            "top_weights": np.exp(self.top_logits - safe),
+            "top_indices": self.top_indices,
+        }
+        if self.output is not None:
+            answers["output"] = self.output * (share / total)[:, None]
+        if self.centred is not None:
+            rise = np.where(empty, 0.0, logsumexp) - np.where(empty, 0.0, own)
+            answers["entropy"] = share * (np.log(total) - self.centred / total + rise)
+        if self.far is not None:
+            answers["distance"] = self.far * share / total
+        return answers
+
+    def _add_top(self, logits: Array, first_key: int) -> None:
+        """Insert what is stronger than the weakest kept; of equals, the earlier key stays ahead."""
+        left = logits.copy()
+        while True:
+            best = left.argmax(axis=-1)
+            found = np.take_along_axis(left, best[:, None], axis=-1)[:, 0]
+            rows = np.flatnonzero(found > self.top_logits[:, -1])
+            if not len(rows):
+                return
+            logit = np.concatenate([self.top_logits[rows], found[rows, None]], axis=-1)
+            index = np.concatenate([self.top_indices[rows], best[rows, None] + first_key], axis=-1)
+            order = np.argsort(-logit, axis=-1, kind="stable")[:, :-1]
+            self.top_logits[rows] = np.take_along_axis(logit, order, axis=-1)
+            self.top_indices[rows] = np.take_along_axis(index, order, axis=-1)
+            left[rows, best[rows]] = -np.inf

@@ -1,0 +1,68 @@
+"""What can go wrong, and the one form in which it is said.
+
+ClearheadError
+├── ShapeError        (ValueError)    an array's shape does not fit
+├── DtypeError        (TypeError)     an array's dtype or kind does not fit
+├── RuleError         (ValueError)    a score rule's value makes no sense
+├── UnknownNameError  (TypeError)     a rule or option nobody knows
+├── SelectionError    (IndexError)    an index outside the matrix
+├── EngineError       (RuntimeError)  the engine asked for cannot run this problem
+├── FileError         (ValueError)    a file or checkpoint is missing or malformed
+└── MissingExtraError (ImportError)   an optional package is not installed
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class ClearheadError(Exception):
+    """Base of all errors; `what` says what is wrong, `hint` what to type instead."""
+
+    def __init__(self, what: str, hint: str = "") -> None:
+        self.what = what
+        self.hint = hint
+        super().__init__(f"{what}\n\nhint: {hint}" if hint else what)
+
+    def one_line(self) -> str:
+        """The same words on one line, for the command line."""
+        return " ".join(f"{self.what} hint: {self.hint}".split() if self.hint else self.what.split())
+
+
+class ShapeError(ClearheadError, ValueError):
+    """An array's shape does not fit."""
+
+
+class DtypeError(ClearheadError, TypeError):
+    """An array's dtype or kind does not fit."""
+
+
+class RuleError(ClearheadError, ValueError):
+    """A score rule's value makes no sense."""
+
+
+class UnknownNameError(ClearheadError, TypeError):
+    """A rule or option nobody knows."""
+
+
+class SelectionError(ClearheadError, IndexError):
+    """An index outside the matrix, or one of a kind it does not take."""
+
+
+class EngineError(ClearheadError, RuntimeError):
+    """The engine asked for cannot run this problem."""
+
+
+class FileError(ClearheadError, ValueError):
+    """A file or checkpoint is missing or malformed."""
+
+
+class MissingExtraError(ClearheadError, ImportError):
+    """An optional package is not installed."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
+    """The error for a name nobody knows, with the nearest known one."""
+    names = sorted(known)
+    near = get_close_matches(name, names, n=1)
+    guess = f"did you mean `{near[0]}`? " if near else ""
+    return UnknownNameError(f"unknown {kind} `{name}`.", f"{guess}Known: {', '.join(names)}.")

@@ -1,0 +1,349 @@
+"""The attention matrix as an object: exact, never stored; it can be indexed, reduced, multiplied and transposed.
+
+With q, k and each row's log-sum-exp L, every weight is available: a_ij = exp(logit_ij - L_i).
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from operator import index as as_index
+from typing import Any, Unpack
+
+import numpy as np
+
+from clearhead import engines
+from clearhead.arrays import FLOATS, adopt, statistics_dtype
+from clearhead.axes import WEIGHTS, Array, as_slice, named
+from clearhead.engines.base import Engine
+from clearhead.errors import DtypeError, SelectionError, ShapeError
+from clearhead.observations import Observation, Top, Wanted, wanted
+from clearhead.problem import Problem, Rules, describe
+
+
+class AttentionMatrix:
+    """The weights softmax(scale·q·kᵀ + …) as an array-like object, (…, heads, queries, keys), that is never stored.
+
+    q (…, heads, queries, d_k) and k (…, kv_heads, keys, d_k); 2-D is one head. Rules as in `attention`. Its elements
+    have the statistics' dtype: float32, or float64 for float64. Statistics come as the kind of array that q is.
+
+    Creating it computes nothing. The log-sum-exp is computed when first needed, once, and kept: O(queries) memory.
+    Raises what `attention` raises.
+
+    >>> import numpy as np, clearhead as ch
+    >>> A = ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True)
+    >>> A.shape, A[1].round(3)
+    ((3, 3), array([0.36, 0.64, 0.  ]))
+    """
+
+    __array_ufunc__ = None  # so that `array @ A` fails loudly instead of looping over elements
+
+    def __init__(self, q: Any, k: Any, *, engine: str | None = None, **rules: Unpack[Rules]) -> None:
+        given = describe(q, k, None, rules)
+        self._problem: Problem = given.problem
+        self._q, self._k, self._restore_kind = given.q, given.k, given.restore
+        self._engine: Engine = engines.get(engines.choose(given.problem, engine).engine)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(…, heads, queries, keys)."""
+        return self._problem.shape
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the weights: float32, or float64 for float64."""
+        return statistics_dtype(self._problem.dtype)
+
+    @property
+    def T(self) -> "TransposedMatrix":
+        """The last two axes swapped, for products from the keys' side: (…, heads, keys, queries)."""
+        return TransposedMatrix(self)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"AttentionMatrix{named(self.shape, WEIGHTS)} {self.dtype}, never stored"
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        if copy is False:
+            raise ValueError("the weights are computed when asked for: an array of them is always a copy.")
+        return np.asarray(adopt(self[...], "weights")[0], dtype=dtype)
+
+    def __getitem__(self, key: Any) -> Any:
+        """Exact weights: integers, slices with steps, Ellipsis, negative; only what is asked for is computed.
+
+        Raises SelectionError for anything else. O(rows·keys) time for the rows asked for, the first time.
+        """
+        return self._give(self._tile(key))
+
+    def __matmul__(self, v: Any) -> Any:
+        """A·v, the same bits as `attention`: v (…, kv_heads, keys, d_v), or (…, heads, keys, d_v), or (keys,), (keys, d_v)."""
+        array, restore = adopt(v, "v")
+        operand, vector = _operand(self._problem, array, "v", self.shape[-1], (self._problem.kv_heads, self._problem.heads))
+        output = self._engine.rows(self._problem, self._q, self._k, operand, Wanted(output=True))["output"]
+        whole = self._problem.restore(output)
+        return restore(whole[..., 0] if vector else whole)
+
+    def logsumexp(self) -> Any:
+        """L_i = ln(Σ_j exp(logit_ij) + exp(sink)), natural; (…, heads, queries). -inf where a query sees nothing."""
+        return self._give(self._problem.restore(self._logsumexp.copy()))
+
+    def max_logit(self) -> Any:
+        """The largest visible logit of each query, (…, heads, queries); -inf where it sees nothing."""
+        return self.observe(max_logit=True).max_logit
+
+    def entropy(self) -> Any:
+        """-Σ_j a_ij ln a_ij in nats, (…, heads, queries); 0 where a query sees nothing."""
+        return self.observe(entropy=True).entropy
+
+    def distance(self) -> Any:
+        """Σ_j a_ij·|position of query i - j|, the mean distance looked, (…, heads, queries)."""
+        return self.observe(distance=True).distance
+
+    def top(self, k: int) -> Top:
+        """The k strongest weights of each query and their keys, (…, heads, queries, k) each, strongest first.
+
+        Of equal weights the earlier key comes first; 0 and -1 fill up where fewer than k keys are visible.
+        """
+        top = self.observe(top=k).top
+        assert top is not None
+        return top
+
+    def received(self) -> Any:
+        """Σ_i a_ij, what each key receives, (…, heads, keys): H2O's accumulated attention score."""
+        return self.observe(received=True).received
+
+    def peak(self) -> Any:
+        """max_i a_ij, the most that any query gives each key, (…, heads, keys)."""
+        return self.observe(peak=True).peak
+
+    def image(self, height: int, width: int) -> Any:
+        """The whole matrix as a picture, (…, heads, height, width): each pixel the mean of the weights over its area."""
+        return self.observe(image=(height, width)).image
+
+    def groups(self, query_groups: Any, key_groups: Any) -> Any:
+        """Σ of a_ij between labelled spans, (…, heads, query groups, key groups).
+
+        query_groups (queries,) or (…, queries) and key_groups alike: whole numbers 0, 1, 2, …; below 0 is no group.
+        """
+        return self.observe(groups=(query_groups, key_groups)).groups
+
+    def observe(
+        self,
+        v: Any = None,
+        *,
+        logsumexp: bool = False,
+        max_logit: bool = False,
+        entropy: bool = False,
+        received: bool = False,
+        peak: bool = False,
+        top: int | None = None,
+        distance: bool = False,
+        image: tuple[int, int] | None = None,
+        groups: tuple[Any, Any] | None = None,
+        queries: slice = slice(None),
+    ) -> Observation:
+        """Everything asked for, together: one pass for the output and row statistics, one more for column statistics.
+
+        v (…, kv_heads, keys, d_v) asks for the output as well. `queries` restricts everything to some queries: row
+        statistics are theirs, column statistics are sums over them, groups' query labels are still one per query.
+        Returns an Observation; what was not asked for is None.
+        Raises RuleError, ShapeError or DtypeError before any work. Time O(queries·keys·(d_k + d_v)), memory
+        O(queries + keys), whatever is observed.
+
+        >>> import numpy as np, clearhead as ch
+        >>> seen = ch.AttentionMatrix(np.eye(3), np.eye(3)).observe(np.eye(3), entropy=True, received=True)
+        >>> seen.received, seen.peak is None
+        (array([1., 1., 1.]), True)
+        """
+        asked = {
+            "logsumexp": logsumexp,
+            "max_logit": max_logit,
+            "entropy": entropy,
+            "received": received,
+            "peak": peak,
+            "top": top,
+            "distance": distance,
+            "image": image,
+            "groups": groups,
+        }
+        want = wanted(self._problem, asked)
+        part, rows = self._rows(queries)
+        want = want.for_queries(rows)
+        operand = None
+        if v is not None:
+            array = adopt(v, "v")[0]
+            operand, _ = _operand(self._problem, array, "v", self.shape[-1], (self._problem.kv_heads,))
+        return part._observe(operand, want)
+
+    def _observe(self, v: Array | None, want: Wanted) -> Observation:
+        known = "_logsumexp" in self.__dict__
+        needed = want.logsumexp or want.columns()
+        first = replace(want, output=v is not None, logsumexp=needed and not known)
+        found: dict[str, Array] = {}
+        if first.rows():
+            found.update(self._engine.rows(self._problem, self._q, self._k, v, first))
+        if "logsumexp" in found:
+            self._logsumexp = found.pop("logsumexp")
+        if want.columns():
+            found.update(self._engine.columns(self._problem, self._q, self._k, self._logsumexp, want))
+        if want.logsumexp:
+            found["logsumexp"] = self._logsumexp.copy()
+        given = {name: self._give(self._problem.restore(array)) for name, array in found.items()}
+        if want.top is not None:
+            given["top"] = Top(given.pop("top_weights"), given.pop("top_indices"))
+        return Observation(**given, queries=self._problem.queries, keys=self._problem.keys)
+
+    @cached_property
+    def _logsumexp(self) -> Array:
+        """(batch, heads, queries), computed once."""
+        return self._engine.rows(self._problem, self._q, self._k, None, Wanted(logsumexp=True))["logsumexp"]
+
+    def _give(self, array: Array) -> Any:
+        return self._restore_kind(array)
+
+    def _part(self, problem: Problem, q: Array, k: Array) -> "AttentionMatrix":
+        part = object.__new__(AttentionMatrix)
+        part._problem, part._q, part._k = problem, q, k
+        part._restore_kind, part._engine = self._restore_kind, self._engine
+        return part
+
+    def _rows(self, queries: slice) -> tuple["AttentionMatrix", range]:
+        """The matrix of some queries only; its log-sum-exp is this one's where that is known."""
+        if not isinstance(queries, slice):
+            raise SelectionError(f"queries is {queries!r}: expected a slice.", "queries=slice(-64, None)")
+        rows = range(self._problem.queries)[queries]
+        if rows == range(self._problem.queries):
+            return self, rows
+        part = self._part(self._problem.take(queries=rows), self._q[:, :, queries], self._k)
+        if "_logsumexp" in self.__dict__:
+            part._logsumexp = self._logsumexp[:, :, queries]
+        return part, rows
+
+    def _tile(self, key: Any) -> Array:
+        picked = _expand(key, self.shape)
+        chosen = [range(p, p + 1) if isinstance(p, int) else p for p in picked]
+        rows, cols = chosen[-2:]
+        result_shape = tuple(len(p) for p in picked if not isinstance(p, int))
+        if 0 in result_shape:
+            return np.empty(result_shape, self.dtype)
+        part = self._heads(chosen[:-2])
+        part = part._rows(as_slice(rows))[0]
+        lse = part._logsumexp
+        small = part._problem.take(keys=cols)
+        weights = self._engine.weights(small, part._q, part._k[:, :, as_slice(cols)], lse)
+        return weights.reshape(result_shape)
+
+    def _heads(self, lead: Sequence[range]) -> "AttentionMatrix":
+        """The matrix of some batches and heads only."""
+        sizes = self.shape[:-2]
+        if all(len(p) == size for p, size in zip(lead, sizes, strict=True)) and all(p.step == 1 for p in lead):
+            return self
+        heads = lead[-1]
+        batches = np.arange(self._problem.batch).reshape(sizes[:-1])[np.ix_(*lead[:-1])].reshape(-1)
+        group = self._problem.heads // self._problem.kv_heads
+        problem = self._problem.take_heads(batches, heads)
+        q = self._q[batches][:, as_slice(heads)]
+        part = self._part(problem, q, self._k[batches][:, np.asarray(heads) // group])
+        if "_logsumexp" in self.__dict__:
+            part._logsumexp = self._logsumexp[batches][:, as_slice(heads)]
+        return part
+
+
+class TransposedMatrix:
+    """Aᵀ, (…, heads, keys, queries): products and weights from the keys' side; never stored."""
+
+    __array_ufunc__ = None
+
+    def __init__(self, matrix: AttentionMatrix) -> None:
+        self.T = matrix
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        *lead, queries, keys = self.T.shape
+        return (*lead, keys, queries)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.T.dtype
+
+    def __repr__(self) -> str:
+        return f"TransposedMatrix of {self.T!r}"
+
+    def __getitem__(self, key: Any) -> Any:
+        """Exact weights, as from the matrix with its last two axes swapped."""
+        picked = list(_expand(key, self.shape))
+        picked[-1], picked[-2] = picked[-2], picked[-1]
+        tile = self.T._tile(tuple(p if isinstance(p, int) else as_slice(p) for p in picked))
+        both = not isinstance(picked[-1], int) and not isinstance(picked[-2], int)
+        return self.T._give(tile.swapaxes(-1, -2) if both else tile)
+
+    def __matmul__(self, g: Any) -> Any:
+        """Aᵀ·g: g (…, heads, queries, d), or one for all heads (queries,), (queries, d); gives (…, heads, keys, d).
+
+        O(queries·keys·d) time, less where rows of g are all zero; O(queries + keys) memory.
+        """
+        problem = self.T._problem
+        array, restore = adopt(g, "g")
+        operand, vector = _operand(problem, array, "g", problem.queries, (problem.heads, 1))
+        found = self.T._engine.transposed(problem, self.T._q, self.T._k, self.T._logsumexp, operand)
+        whole = problem.restore(found)
+        return restore(whole[..., 0] if vector else whole)
+
+
+def _operand(problem: Problem, x: Array, name: str, length: int, heads: tuple[int, ...]) -> tuple[Array, bool]:
+    """Read the right side of a product as (batch, its heads, length, d), and whether it is a vector."""
+    if x.dtype not in FLOATS:
+        raise DtypeError(f"{name} is {x.dtype}: expected float64, float32, bfloat16 or float16.")
+    vector = x.ndim == 1
+    columns = x[:, None] if vector else x
+    lead = problem.prefix[:-1]
+    shared = columns.ndim == 2
+    fits = columns.ndim >= 2 and columns.shape[-2] == length
+    if not shared:
+        fits = fits and columns.shape[:-3] == lead and len(problem.prefix) > 0 and columns.shape[-3] in heads
+    if not fits:
+        axes = f"({', '.join(map(str, (*lead, heads[0])))}, {length}, d)" if problem.prefix else f"({length}, d)"
+        raise ShapeError(
+            f"{name} has shape {x.shape}: expected {axes}, or one for all heads, ({length},) or ({length}, d).",
+            f"the matrix is {named(problem.shape, WEIGHTS)}.",
+        )
+    if shared:
+        return np.broadcast_to(columns, (problem.batch, 1, *columns.shape)), vector
+    return columns.reshape(problem.batch, *columns.shape[-3:]), vector
+
+
+def _expand(key: Any, shape: tuple[int, ...]) -> list[int | range]:
+    """Basic indexing spelled out: one integer or range for every axis."""
+    parts = list(key) if isinstance(key, tuple) else [key]
+    dots = [at for at, part in enumerate(parts) if part is Ellipsis]
+    if len(dots) > 1:
+        raise SelectionError("an index can have only one Ellipsis (`...`).")
+    at = dots[0] if dots else len(parts)
+    given = len(parts) - len(dots)
+    if given > len(shape):
+        raise SelectionError(f"{given} indices for {len(shape)} axes: the matrix is {named(shape, WEIGHTS)}.")
+    parts[at : at + len(dots)] = [slice(None)] * (len(shape) - given)
+    return [_pick(part, axis, shape) for axis, part in enumerate(parts)]
+
+
+def _pick(part: Any, axis: int, shape: tuple[int, ...]) -> int | range:
+    size = shape[axis]
+    if isinstance(part, slice):
+        return range(size)[part]
+    try:
+        if isinstance(part, (bool, np.bool_)):
+            raise TypeError
+        place = as_index(part)
+    except TypeError:
+        raise SelectionError(
+            f"axis {axis} is indexed by {type(part).__name__}: expected integers, slices and `...`.",
+            "A[...][that] indexes a stored copy.",
+        ) from None
+    if not -size <= place < size:
+        raise SelectionError(f"index {place} is outside axis {axis}: the matrix is {named(shape, WEIGHTS)}.")
+    return place % size
