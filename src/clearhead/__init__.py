@@ -13,12 +13,20 @@ if TYPE_CHECKING:
     from clearhead.functional import plan as plan
     from clearhead.matrix import AttentionMatrix as AttentionMatrix
     from clearhead.observations import Observation as Observation
+    from clearhead.flow import rollout as rollout
+    from clearhead.steps import shapes as shapes
+    from clearhead.tracing import trace as trace
+    from clearhead.tracing import trace_layer as trace_layer
 
 _HOMES = {
     "AttentionMatrix": "matrix",
     "Observation": "observations",
     "attention": "functional",
     "plan": "functional",
+    "rollout": "flow",
+    "shapes": "steps",
+    "trace": "tracing",
+    "trace_layer": "tracing",
 }
 
 __all__ = sorted(_HOMES)

@@ -3,7 +3,7 @@
 No speed tricks: everything is stored, (batch, heads, queries, keys). All engines are tested against this file.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,17 @@ class Textbook:
 @np.errstate(invalid="ignore", over="ignore", divide="ignore")
 def attend(problem: Problem, q: Array, k: Array, v: Array | None = None) -> Textbook:
     """Attention in float64, with all that lies between its inputs and its output."""
-    q, k = q.astype(np.float64), _per_query_head(problem, k.astype(np.float64))
-    scores = q @ k.swapaxes(-1, -2)
+    k = _per_query_head(problem, k.astype(np.float64))
+    book = from_scores(problem, q.astype(np.float64) @ k.swapaxes(-1, -2))
+    if v is None:
+        return book
+    values = _per_query_head(problem, v.astype(np.float64))
+    return replace(book, output=_mix(book.weights, values, visibility.dense(problem)))
+
+
+@np.errstate(invalid="ignore", over="ignore", divide="ignore")
+def from_scores(problem: Problem, scores: Array) -> Textbook:
+    """All that follows from the scores q·kᵀ, up to the weights."""
     scaled = problem.scale * scores
     capped = scaled if problem.softcap is None else problem.softcap * np.tanh(scaled / problem.softcap)
     biased = capped
@@ -39,14 +48,10 @@ def attend(problem: Problem, q: Array, k: Array, v: Array | None = None) -> Text
         biased = biased + problem.bias.astype(np.float64)
     if problem.alibi_slopes is not None:
         biased = biased - problem.alibi_slopes[:, None, None] * _all_distances(problem)
-    visible = visibility.dense(problem)
-    masked = np.where(visible, biased, -np.inf)
+    masked = np.where(visibility.dense(problem), biased, -np.inf)
     logsumexp = _logsumexp(masked, problem.sinks)
     weights = np.where(np.isneginf(masked), 0.0, np.exp(masked - logsumexp[..., None]))
-    output = None
-    if v is not None:
-        output = _mix(weights, _per_query_head(problem, v.astype(np.float64)), visible)
-    return Textbook(scores, scaled, capped, biased, masked, logsumexp, weights, output)
+    return Textbook(scores, scaled, capped, biased, masked, logsumexp, weights, None)
 
 
 def max_logit(book: Textbook) -> Array:

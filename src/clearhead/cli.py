@@ -1,0 +1,157 @@
+"""The command line: explain a text, trace a file. Data goes to standard output, words about problems to standard error.
+
+Exit codes: 0 all is well, 1 a claim in a traced file is wrong, 2 bad input, 130 interrupted.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clearhead import __version__
+from clearhead.errors import ClearheadError, FileError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_EXPLAIN_EXAMPLES = """examples:
+  clearhead explain "humpty dumpty sat on"
+  clearhead explain "twinkle twinkle little star" --layer 0 --head 3 --token little
+  clearhead explain "jack and jill" --lang zh
+  clearhead explain "Attention is all" --model ./gpt2 --json attention.json
+"""
+_TRACE_EXAMPLES = """examples:
+  clearhead trace example.json
+  clearhead trace layer.npz --json steps.json
+
+a file holds q, k, v (or x, w_q, w_k, w_v, w_o, num_heads), any score rules, and, where it
+likes, the values it claims for scores, scaled, weights or output:
+  {"q": [[1, 3], [2, 0.5]], "k": [[0.5, 2], [1, 3]], "v": [[0, 4], [1, 2]], "causal": true,
+   "scores": [[6.5, 10], [2, 3.5]]}
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if given.command is None:
+        parser.print_help()
+        return 0
+    run: Callable[[argparse.Namespace], int] = given.run
+    try:
+        return run(given)
+    except ClearheadError as error:
+        print(f"clearhead {given.command}: {error.one_line()}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="clearhead", description="Exact attention, with weights that stay visible.")
+    parser.add_argument("--version", action="version", version=f"clearhead {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    explain = _command(commands, "explain", "show how one token's attention output came to be", _EXPLAIN_EXAMPLES, _explain)
+    explain.add_argument("text", metavar="TEXT", help="the text to run through the model")
+    explain.add_argument("--model", metavar="DIR", help="a directory in GPT-2 layout; default: the shipped nursery-rhyme model")
+    explain.add_argument("--layer", type=int, metavar="N", help="the layer, from 0; default: the one with the sharpest head")
+    explain.add_argument("--head", type=int, metavar="N", help="the head, from 0; default: the sharpest")
+    explain.add_argument("--token", metavar="N|WORD", help="whose output: a position or a word; default: the last token")
+    trace = _command(commands, "trace", "compute a file's attention step by step and check its claims", _TRACE_EXAMPLES, _trace)
+    trace.add_argument("file", metavar="FILE", help="a .json or .npz file")
+    for command in (explain, trace):
+        command.add_argument("--lang", choices=("en", "zh"), default="en", help="English or Chinese; default: en")
+        command.add_argument("--json", metavar="FILE", help="write every number to FILE as JSON; - is standard output")
+    return parser
+
+
+def _command(
+    commands: Any, name: str, about: str, examples: str, run: Callable[[argparse.Namespace], int]
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=about,
+        description=about[0].upper() + about[1:] + ".",
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _explain(given: argparse.Namespace) -> int:
+    from clearhead.explain import explain
+    from clearhead.model import load
+
+    if not given.text.strip():
+        raise FileError("the text is empty: there is no token to explain.", 'clearhead explain "humpty dumpty sat on"')
+    seen = explain(load(given.model), given.text, layer=given.layer, head=given.head, token=given.token)
+    if given.json is not None:
+        _write_json(given.json, seen.to_json())
+    if given.json != "-":
+        from clearhead.report import explained
+
+        explained.show(_console(), seen, given.lang)
+    return 0
+
+
+def _trace(given: argparse.Namespace) -> int:
+    from clearhead.claims import check_file
+
+    case = check_file(given.file)
+    if given.json is not None:
+        _write_json(given.json, case.to_json())
+    if given.json != "-":
+        from clearhead.report import traced
+
+        traced.show(_console(), case, given.lang)
+    return 0 if case.first_wrong is None else 1
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    if console.color_system == "standard":  # sixteen colours make no scale; terminals with only those are gone
+        console = Console(highlight=False, markup=False, emoji=False, color_system="256")
+    return console
+
+
+def _write_json(target: str, data: dict[str, Any]) -> None:
+    """Write the whole file or nothing: first beside its place, then moved there."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+        return
+    place = Path(target)
+    try:
+        handle, beside = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.chmod(beside, 0o666 & ~_umask())
+            os.replace(beside, place)
+        except BaseException:
+            os.unlink(beside)
+            raise
+    except OSError as error:
+        raise FileError(f"{target} cannot be written: {error.strerror}.") from None
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+if __name__ == "__main__":
+    sys.exit(main())

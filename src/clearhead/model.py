@@ -1,0 +1,318 @@
+"""A decoder in the GPT-2 checkpoint layout, run in NumPy through this library's own attention.
+
+A directory holds config.json, model.safetensors (or shards with model.safetensors.index.json) and tokenizer.json (or
+vocab.json and merges.txt). Weights load from safetensors only, never from a pickle. The layout is that of Radford et
+al. 2019 as Hugging Face stores it: linear weights are (d_in, d_out).
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from clearhead.arrays import bfloat16
+from clearhead.axes import Array
+from clearhead.errors import FileError, ShapeError
+from clearhead.functional import attention
+
+SHIPPED = "rhymes"
+
+_DTYPES = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": bfloat16}
+
+
+class Config(NamedTuple):
+    """The numbers of config.json that the computation needs."""
+
+    layers: int
+    heads: int
+    d_model: int
+    d_mlp: int
+    positions: int
+    vocabulary: int
+    epsilon: float
+    activation: str
+    tied: bool
+    scaled: bool
+    scaled_by_layer: bool
+
+
+class Token(NamedTuple):
+    """One token of a text: its id, its own text, and where it stands in the text."""
+
+    id: int
+    text: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LayerRun:
+    """What one layer's attention saw and said: x (tokens, d_model) after normalisation, q, k, v (heads, tokens, d_k)."""
+
+    x: Array
+    q: Array
+    k: Array
+    v: Array
+    heads: Array  # (heads, tokens, d_k)
+    output: Array  # (tokens, d_model), after W^O
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Run:
+    """One text through the model."""
+
+    layers: list[LayerRun]
+    logits: Array  # (tokens, vocabulary)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Model:
+    """A loaded checkpoint: its name, config, float32 weights by name, and tokenizer."""
+
+    name: str
+    config: Config
+    weights: Mapping[str, Array]
+    tokenizer: Any
+
+    def tokens(self, text: str) -> list[Token]:
+        """Cut `text` into tokens. Raises ShapeError when it is empty or longer than the model's positions."""
+        encoded = self.tokenizer.encode(text)
+        if not encoded.ids:
+            raise ShapeError("the text is empty: there is no token to explain.", 'clearhead explain "humpty dumpty sat on"')
+        if len(encoded.ids) > self.config.positions:
+            raise ShapeError(
+                f"the text has {len(encoded.ids)} tokens but the model has {self.config.positions} positions.",
+                "shorten the text, or give a model with more positions with --model DIR.",
+            )
+        top = max(encoded.ids)
+        if top >= self.config.vocabulary:
+            raise FileError(f"the tokenizer gives id {top} but the model's vocabulary has {self.config.vocabulary} tokens.")
+        return [Token(i, self.text(i), *span) for i, span in zip(encoded.ids, encoded.offsets, strict=True)]
+
+    def text(self, token: int) -> str:
+        """A token's own text; bytes that are no whole character keep the vocabulary's spelling."""
+        decoded: str = self.tokenizer.decode([token], skip_special_tokens=False)
+        return decoded if "\ufffd" not in decoded else str(self.tokenizer.id_to_token(token))
+
+    def scale(self, layer: int) -> float:
+        """What scores are multiplied with: 1/√d_k, unless the config says otherwise."""
+        width = self.config.d_model // self.config.heads
+        base = width**-0.5 if self.config.scaled else 1.0
+        return base / (layer + 1) if self.config.scaled_by_layer else base
+
+    def run(self, ids: list[int]) -> Run:
+        """The forward pass: (tokens, vocabulary) logits, and what each attention layer saw. float32."""
+        w, config = self.weights, self.config
+        hidden = w["wte.weight"][ids] + w["wpe.weight"][: len(ids)]
+        runs = []
+        for layer in range(config.layers):
+            name = f"h.{layer}."
+            x = _normalise(hidden, w[name + "ln_1.weight"], w[name + "ln_1.bias"], config.epsilon)
+            q, k, v = (
+                _split(x @ w[name + f"attn.w_{p}"] + w[name + f"attn.b_{p}"], config.heads) for p in ("q", "k", "v")
+            )
+            heads = attention(q, k, v, causal=True, scale=self.scale(layer))
+            joined = heads.swapaxes(0, 1).reshape(len(ids), -1)
+            output = joined @ w[name + "attn.c_proj.weight"] + w[name + "attn.c_proj.bias"]
+            runs.append(LayerRun(x, q, k, v, heads, output))
+            hidden = hidden + output
+            y = _normalise(hidden, w[name + "ln_2.weight"], w[name + "ln_2.bias"], config.epsilon)
+            inner = _ACTIVATIONS[config.activation](y @ w[name + "mlp.c_fc.weight"] + w[name + "mlp.c_fc.bias"])
+            hidden = hidden + inner @ w[name + "mlp.c_proj.weight"] + w[name + "mlp.c_proj.bias"]
+        final = _normalise(hidden, w["ln_f.weight"], w["ln_f.bias"], config.epsilon)
+        return Run(runs, final @ w["lm_head.weight"].T)
+
+
+def load(directory: str | Path | None = None) -> Model:
+    """Load a GPT-2-layout checkpoint, or the one that ships with the package.
+
+    Raises FileError when a file is missing, malformed, or does not hold a GPT-2: the sentence says which and why.
+    """
+    if directory is not None:
+        return _load(Path(directory), str(directory))
+    with as_file(files("clearhead") / "models" / SHIPPED) as place:
+        return _load(place, SHIPPED)
+
+
+def _load(place: Path, name: str) -> Model:
+    if not place.is_dir():
+        raise FileError(f"{place} is not a directory.", "a GPT-2 directory holds config.json, model.safetensors, tokenizer.json.")
+    config = _config(place / "config.json")
+    stored = _stored(place)
+    prefix = "transformer." if any(key.startswith("transformer.") for key in stored) else ""
+    weights: dict[str, Array] = {}
+    for key, shape in _expected(config).items():
+        source = key if key == "lm_head.weight" else prefix + key
+        if source not in stored:
+            raise FileError(f"{place.name}: the weights lack `{source}`, which a GPT-2 has.", "is this a GPT-2 checkpoint?")
+        if stored[source].shape != shape:
+            raise FileError(
+                f"{place.name}: `{source}` has shape {stored[source].shape}, but config.json makes it {shape}.",
+                "do config.json and the weights belong together?",
+            )
+        weights[key] = stored[source].astype(np.float32)
+    for layer in range(config.layers):  # c_attn holds W^Q, W^K and W^V side by side
+        for part, kind in (("weight", "w"), ("bias", "b")):
+            joined = weights.pop(f"h.{layer}.attn.c_attn.{part}")
+            for p, piece in zip("qkv", np.split(joined, 3, axis=-1), strict=True):
+                weights[f"h.{layer}.attn.{kind}_{p}"] = np.ascontiguousarray(piece)
+    if config.tied:
+        weights["lm_head.weight"] = weights["wte.weight"]
+    return Model(name, config, weights, _tokenizer(place))
+
+
+def _config(path: Path) -> Config:
+    data = _json(path)
+    kind = data.get("model_type")
+    if kind != "gpt2":
+        raise FileError(
+            f"{path} is for model_type {kind!r}, not 'gpt2'.", "only the GPT-2 layout loads here; its config says model_type gpt2."
+        )
+    sizes = {}
+    for key in ("n_layer", "n_head", "n_embd", "n_positions", "vocab_size"):
+        value = data.get(key)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise FileError(f"{path}: {key} is {value!r}: expected a whole number from 1 up.")
+        sizes[key] = value
+    if sizes["n_embd"] % sizes["n_head"]:
+        raise FileError(f"{path}: n_embd {sizes['n_embd']} is not a multiple of n_head {sizes['n_head']}.")
+    activation = data.get("activation_function", "gelu_new")
+    if activation not in _ACTIVATIONS:
+        raise FileError(f"{path}: activation_function {activation!r} is unknown: expected one of {', '.join(_ACTIVATIONS)}.")
+    if data.get("add_cross_attention"):
+        raise FileError(f"{path}: add_cross_attention is set, and only decoders without it load here.")
+    inner = data.get("n_inner") or 4 * sizes["n_embd"]
+    epsilon = data.get("layer_norm_epsilon", 1e-5)
+    if not isinstance(inner, int) or not isinstance(epsilon, (int, float)):
+        raise FileError(f"{path}: n_inner is {inner!r} and layer_norm_epsilon {epsilon!r}: expected numbers.")
+    return Config(
+        layers=sizes["n_layer"],
+        heads=sizes["n_head"],
+        d_model=sizes["n_embd"],
+        d_mlp=inner,
+        positions=sizes["n_positions"],
+        vocabulary=sizes["vocab_size"],
+        epsilon=float(epsilon),
+        activation=activation,
+        tied=bool(data.get("tie_word_embeddings", True)),
+        scaled=bool(data.get("scale_attn_weights", True)),
+        scaled_by_layer=bool(data.get("scale_attn_by_inverse_layer_idx", False)),
+    )
+
+
+def _expected(config: Config) -> dict[str, tuple[int, ...]]:
+    d, inner = config.d_model, config.d_mlp
+    shapes: dict[str, tuple[int, ...]] = {
+        "wte.weight": (config.vocabulary, d),
+        "wpe.weight": (config.positions, d),
+        "ln_f.weight": (d,),
+        "ln_f.bias": (d,),
+    }
+    for layer in range(config.layers):
+        linear = {"attn.c_attn": (d, 3 * d), "attn.c_proj": (d, d), "mlp.c_fc": (d, inner), "mlp.c_proj": (inner, d)}
+        for name, shape in linear.items():
+            shapes[f"h.{layer}.{name}.weight"], shapes[f"h.{layer}.{name}.bias"] = shape, shape[1:]
+        for name in ("ln_1", "ln_2"):
+            shapes[f"h.{layer}.{name}.weight"] = shapes[f"h.{layer}.{name}.bias"] = (d,)
+    if not config.tied:
+        shapes["lm_head.weight"] = (config.vocabulary, d)
+    return shapes
+
+
+def _stored(place: Path) -> dict[str, Array]:
+    single, index = place / "model.safetensors", place / "model.safetensors.index.json"
+    if single.is_file():
+        return _safetensors(single)
+    if index.is_file():
+        shards = _json(index).get("weight_map")
+        if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
+            raise FileError(f"{index} has no weight_map of tensor names to files.")
+        merged: dict[str, Array] = {}
+        for shard in sorted(set(shards.values())):
+            merged |= _safetensors(place / Path(shard).name)
+        return merged
+    pickles = [p.name for p in place.glob("*.bin")] + [p.name for p in place.glob("*.pt")]
+    why = f"{pickles[0]} is a pickle, which can run code: convert it to safetensors." if pickles else ""
+    raise FileError(f"{place} has no model.safetensors.", why)
+
+
+def _safetensors(path: Path) -> dict[str, Array]:
+    from safetensors import SafetensorError, deserialize
+
+    try:
+        entries = deserialize(path.read_bytes())
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror}.") from None
+    except SafetensorError as error:
+        raise FileError(f"{path} is not a whole safetensors file: {error}.", "was the download or copy cut off?") from None
+    found = {}
+    for name, entry in entries:
+        dtype = _DTYPES.get(str(entry["dtype"]))
+        if dtype is not None and len(entry["data"]) == prod(entry["shape"]) * dtype.itemsize:
+            found[name] = np.frombuffer(entry["data"], dtype).reshape(entry["shape"])
+    return found
+
+
+def _tokenizer(place: Path) -> Any:
+    from tokenizers import ByteLevelBPETokenizer, Tokenizer
+
+    whole, vocabulary, merges = place / "tokenizer.json", place / "vocab.json", place / "merges.txt"
+    try:
+        if whole.is_file():
+            return Tokenizer.from_file(str(whole))
+        if vocabulary.is_file() and merges.is_file():
+            return ByteLevelBPETokenizer(str(vocabulary), str(merges))
+    except Exception as error:  # the library raises bare Exception for a malformed file
+        raise FileError(f"{place}: the tokenizer cannot be read: {error}.") from None
+    raise FileError(f"{place} has no tokenizer.json, and no vocab.json with merges.txt.")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileError(f"{path} does not exist.") from None
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror}.") from None
+    except ValueError as error:
+        raise FileError(f"{path} is not valid JSON: {error}.") from None
+    if not isinstance(data, dict):
+        raise FileError(f"{path} holds a {type(data).__name__}: expected a JSON object.")
+    return data
+
+
+def _normalise(x: Array, weight: Array, bias: Array, epsilon: float) -> Array:
+    centred = x - x.mean(axis=-1, keepdims=True)
+    variance = np.square(centred).mean(axis=-1, keepdims=True)
+    return centred / np.sqrt(variance + np.float32(epsilon)) * weight + bias
+
+
+def _split(x: Array, heads: int) -> Array:
+    """(tokens, heads·d_k) to (heads, tokens, d_k)."""
+    return x.reshape(len(x), heads, -1).swapaxes(0, 1)
+
+
+def _gelu_tanh(x: Array) -> Array:
+    return 0.5 * x * (1 + np.tanh(np.float32((2 / np.pi) ** 0.5) * (x + np.float32(0.044715) * x**3)))
+
+
+def _gelu(x: Array) -> Array:
+    from math import erf
+
+    exact = np.frompyfunc(lambda value: 0.5 * value * (1 + erf(value / 2**0.5)), 1, 1)
+    return np.asarray(exact(x.astype(np.float64)), dtype=x.dtype)
+
+
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "gelu_new": _gelu_tanh,
+    "gelu_pytorch_tanh": _gelu_tanh,
+    "gelu": _gelu,
+    "relu": lambda x: np.maximum(x, 0),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "tanh": np.tanh,
+}

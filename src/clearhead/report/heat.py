@@ -1,0 +1,132 @@
+"""Matrices in a terminal: numbers on coloured cells up to a dozen columns, half-block pixels pooled to the width beyond.
+
+Colour is never the only carrier: without it the numbers stay, and pixels become a ramp of characters.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from rich.cells import cell_len, set_cell_size
+from rich.color import Color
+from rich.console import Console
+from rich.style import Style
+from rich.text import Text
+
+from clearhead.axes import Array
+from clearhead.observations import areas
+
+RAMP = " .:-=+*#%@"
+MASK = "·"
+MOST_NUMBERS = 12
+_STOPS = np.array([[26, 20, 40], [72, 44, 118], [128, 80, 182], [190, 140, 226], [248, 226, 255]], dtype=np.float64)
+_MASKED = (58, 58, 62)
+
+
+def colourful(console: Console) -> bool:
+    """Does this console show colour? NO_COLOR, FORCE_COLOR and pipes have been read by then."""
+    return console.color_system is not None and not console.no_color
+
+
+def label(text: str, width: int) -> str:
+    """A token's text cut or filled to `width` cells; spaces, newlines and control characters stay visible."""
+    shown = printable(text.strip(" ")) or "␣"
+    if cell_len(shown) > width:
+        shown = set_cell_size(shown, max(0, width - 1)) + "…"
+    return set_cell_size(shown, width)
+
+
+def printable(text: str) -> str:
+    """`text` without anything that could move the cursor: newlines as ⏎, other control characters escaped."""
+    return "".join("⏎" if c == "\n" else c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def numbers(console: Console, cells: Array, masked: Array, rows: Sequence[str], cols: Sequence[str]) -> list[Text]:
+    """A table with a number in every cell, coloured by the square root of the weight; masked cells marked."""
+    width = 7 if cells.size and np.abs(cells).max(initial=0) < 10 else 9
+    lead = max(4, min(12, console.width - width * len(cols) - 1, max((cell_len(printable(r.strip())) for r in rows), default=4)))
+    lines = [Text(" " * lead + " " + "".join(" " + label(c, width - 1) for c in cols))]
+    shades = shade(cells)
+    for i, row in enumerate(rows):
+        line = Text(label(row, lead) + " ")
+        for j in range(len(cols)):
+            if masked[i, j]:
+                line.append(MASK.rjust(width - 2) + "  ")
+            else:
+                line.append(f"{cells[i, j]:{width - 1}.3f} ", _ink(shades[i, j]) if colourful(console) else None)
+        lines.append(line)
+    return lines
+
+
+def pixels(console: Console, cells: Array, masked: Array, rows: Sequence[str], cols: Sequence[str]) -> tuple[list[Text], Array]:
+    """The matrix as pixels, two rows to a line, pooled to the console's width; returns the pooled cells too."""
+    lead = 9
+    width = min(len(cols), console.width - lead - 1)
+    height = min(len(rows), max(2, round(len(rows) * width / max(1, len(cols)))), 80)
+    pooled, hidden = pool(cells, height, width), pool(masked.astype(np.float64), height, width) > 1 - 1e-9
+    lines = [Text(" " * (lead + 1) + _ticks(cols, width))]
+    shades = shade(pooled)
+    step = 2 if colourful(console) else 1
+    for top in range(0, height, step):
+        line = Text(label(rows[int(top * len(rows) / height)], lead) + " ")
+        for column in range(width):
+            if step == 1:
+                line.append(MASK if hidden[top, column] else RAMP[round(float(shades[top, column]) * (len(RAMP) - 1))])
+            else:
+                line.append("▀", _half(shades, hidden, top, column))
+        lines.append(line)
+    return lines, pooled
+
+
+def pool(cells: Array, height: int, width: int) -> Array:
+    """The mean of the cells over each pixel's area."""
+    _, tall = areas(height, cells.shape[0], slice(0, cells.shape[0]))
+    _, broad = areas(width, cells.shape[1], slice(0, cells.shape[1]))
+    return np.asarray(tall @ cells @ broad.T)
+
+
+def shade(cells: Array) -> Array:
+    """0 to 1 by the square root of the weight: attention is heavy-tailed, and a linear scale shows one cell."""
+    high = float(cells.max(initial=0.0))
+    return np.sqrt(np.clip(cells, 0.0, None) / high) if high > 0 else np.zeros_like(cells)
+
+
+def bar(share: float, width: int) -> str:
+    """A bar of up to `width` cells, in eighths."""
+    eighths = round(max(0.0, min(1.0, share)) * width * 8)
+    return "█" * (eighths // 8) + ("" if eighths % 8 == 0 else " ▏▎▍▌▋▊▉"[eighths % 8])
+
+
+def _rgb(value: float) -> tuple[int, int, int]:
+    at = value * (len(_STOPS) - 1)
+    low = min(int(at), len(_STOPS) - 2)
+    red, green, blue = _STOPS[low] + (_STOPS[low + 1] - _STOPS[low]) * (at - low)
+    return round(red), round(green), round(blue)
+
+
+def _ink(value: float) -> Style:
+    """A cell's background with text that can be read on it."""
+    red, green, blue = _rgb(value)
+    dark = 0.299 * red + 0.587 * green + 0.114 * blue < 140
+    return Style(color=Color.from_rgb(*((255, 255, 255) if dark else (0, 0, 0))), bgcolor=Color.from_rgb(red, green, blue))
+
+
+def _half(shades: Array, hidden: Array, top: int, column: int) -> Style:
+    colours = [
+        _MASKED if hidden[row, column] else _rgb(float(shades[row, column])) for row in (top, top + 1) if row < len(shades)
+    ]
+    lower = Color.from_rgb(*colours[1]) if len(colours) == 2 else None
+    return Style(color=Color.from_rgb(*colours[0]), bgcolor=lower)
+
+
+def _ticks(cols: Sequence[str], width: int) -> str:
+    """Column tokens where there is room for them, each starting above its own column."""
+    line = ""
+    for column in range(width):
+        if cell_len(line) > column or (line and not line.endswith(" ") and cell_len(line) == column):
+            continue
+        name = printable(cols[int(column * len(cols) / width)].strip()) or "␣"
+        text = "╷" + (name if cell_len(name) <= 10 else set_cell_size(name, 9) + "…")
+        if column + cell_len(text) > width:
+            break
+        line += " " * (column - cell_len(line)) + text + " "
+    return line

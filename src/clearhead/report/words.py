@@ -1,0 +1,122 @@
+"""Every sentence the reports say, in English and in Chinese, in one place."""
+
+from typing import Literal
+
+Language = Literal["en", "zh"]
+
+_WORDS: dict[str, tuple[str, str]] = {
+    # what each step does
+    "x": ("each token's vector, layer-normalised: what enters the layer", "每个词元的向量（已做层归一化），即本层的输入"),
+    "context": ("the other sequence, which keys and values come from", "另一个序列，键和值由它而来"),
+    "q": ("queries: what each token looks for", "查询：每个词元在找什么"),
+    "k": ("keys: what each token can be found by", "键：每个词元凭什么被找到"),
+    "v": ("values: what each token hands on", "值：每个词元传递什么"),
+    "scores": ("how well each query matches each key: their dot product", "每个查询与每个键的匹配程度：点积"),
+    "scaled": ("kept small, so that the softmax stays soft", "缩小数值，使 softmax 不至于过尖"),
+    "capped": ("scores bent below a cap", "用双曲正切限制分数的大小"),
+    "biased": ("position or other knowledge added to the scores", "把位置等信息加到分数上"),
+    "masked": ("what may not be seen becomes -∞", "不允许看到的位置变为 -∞"),
+    "weights": ("every query's weights are positive and sum to 1", "每个查询的权重为正且总和为 1"),
+    "heads": ("each head: a weighted mean of value rows", "每个头：值行的加权平均"),
+    "concat": ("the heads side by side", "把各个头并排拼接"),
+    "output": ("a weighted mean of value rows", "值行的加权平均"),
+    "layer output": ("the heads mixed: what the layer adds to the token", "混合各头：本层加到词元上的内容"),
+    # explain
+    "model": (
+        "model {name}: {layers} layers, {heads} heads, d_model {d_model}",
+        "模型 {name}：{layers} 层，{heads} 个头，d_model {d_model}",
+    ),
+    "illustration": (
+        "a tiny model trained on nursery rhymes, for illustration",
+        "用英语童谣训练的小模型，仅供演示",
+    ),
+    "tokens": ("tokens", "词元"),
+    "next": ("most likely next", "最可能的下一个词元"),
+    "layer": ("layer {layer}, step by step (all {heads} heads)", "第 {layer} 层，逐步计算（共 {heads} 个头）"),
+    "head": ("head {head} of layer {layer}: A", "第 {layer} 层第 {head} 个头：A"),
+    "sharpest": (
+        "chosen for token {token}: entropy {entropy:.2f} of at most {most:.2f} nats, the sharpest",
+        "为词元 {token} 自动选择：熵 {entropy:.2f}（最大 {most:.2f}）奈特，最集中",
+    ),
+    "entropy": (
+        "token {token}'s row: entropy {entropy:.2f} of at most {most:.2f} nats",
+        "词元 {token} 的行：熵 {entropy:.2f}（最大 {most:.2f}）奈特",
+    ),
+    "axes": ("rows: queries, columns: keys", "行：查询，列：键"),
+    "axes columns": ("rows: keys, columns: queries", "行：键，列：查询"),
+    "legend": (
+        "min {low:.3g}  max {high:.3g}  colour by the square root of the weight",
+        "最小 {low:.3g}  最大 {high:.3g}  颜色按权重的平方根",
+    ),
+    "legend plain": ("min {low:.3g}  max {high:.3g}", "最小 {low:.3g}  最大 {high:.3g}"),
+    "legend ramp": (
+        "min {low:.3g}  max {high:.3g}  «{ramp}» by the square root of the weight",
+        "最小 {low:.3g}  最大 {high:.3g}  «{ramp}» 按权重的平方根",
+    ),
+    "pooled": ("each cell is the mean over {rows:.3g} × {cols:.3g} weights", "每格是 {rows:.3g} × {cols:.3g} 个权重的平均"),
+    "masked cell": ("· masked", "· 被遮蔽"),
+    "rows sum": ("rows sum to 1 (largest deviation {deviation:.1g})", "每行之和为 1（最大偏差 {deviation:.1g}）"),
+    "how": (
+        "how {token} came to be: o = Σ a·v, strongest first",
+        "{token} 的输出如何得来：o = Σ a·v，最强者在前",
+    ),
+    "key": ("key", "键"),
+    "weight": ("weight a", "权重 a"),
+    "contribution": ("a·v, first {count} of {width}", "a·v，前 {count}/{width} 维"),
+    "more": ("{count} more", "其余 {count} 个"),
+    "agree": (
+        "one token alone and the whole matrix agree: largest difference {difference:.1g}",
+        "单个词元的算法与矩阵算法一致：最大差 {difference:.1g}",
+    ),
+    "check": (
+        "the textbook and the {engine} engine agree: largest difference {difference:.1g}",
+        "教科书算法与 {engine} 引擎一致：最大差 {difference:.1g}",
+    ),
+    # trace
+    "head of": ("head {head} of {heads}; --json FILE writes all", "第 {head} 个头（共 {heads} 个）；--json FILE 写出全部"),
+    "cut": ("the first {rows} × {cols} of {all_rows} × {all_cols}", "前 {rows} × {cols}，共 {all_rows} × {all_cols}"),
+    "claim right": ("✓ the claimed {name} is right", "✓ 所声称的 {name} 正确"),
+    "claim wrong": (
+        "✗ the claimed {name} is wrong, by up to {difference:.4g}",
+        "✗ 所声称的 {name} 有误，最大相差 {difference:.4g}",
+    ),
+    "claimed": ("claimed", "声称"),
+    "right": ("right", "正确"),
+    "from own": ("from its own {source}", "由它自己的 {source} 应得"),
+    "follows": (
+        "  it does follow from the claimed {source}, so the mistake is made there",
+        "  它确由所声称的 {source} 得出，错误出在那里",
+    ),
+    "also off": (
+        "  nor does it follow from its own {source}: off by up to {difference:.4g}",
+        "  它也不能由自己的 {source} 得出：最大相差 {difference:.4g}",
+    ),
+    "first wrong": ("the first wrong step is {name}", "第一个出错的步骤是 {name}"),
+    "all right": ("every claimed step is right: {names}", "所声称的每一步都正确：{names}"),
+    "no claims": ("the file claims no values, so there is nothing to check", "文件没有声称任何数值，无需核对"),
+    # mistakes
+    "transpose missing": ("it is Q·K, not Q·Kᵀ: K is not transposed", "它是 Q·K 而不是 Q·Kᵀ：K 没有转置"),
+    "q and k swapped": ("it is K·Qᵀ: queries and keys are swapped", "它是 K·Qᵀ：查询与键颠倒了"),
+    "scores not scaled": ("it is S itself: the division by √d_k is missing", "它就是 S：缺少除以 √d_k"),
+    "scaled by 1/d_k": ("it is S/d_k: the square root is missing", "它是 S/d_k：缺少平方根"),
+    "softmax of unscaled scores": (
+        "it is softmax(S): the division by √d_k is missing",
+        "它是 softmax(S)：缺少除以 √d_k",
+    ),
+    "softmax over queries": (
+        "the softmax runs over the queries, not over each query's keys",
+        "softmax 沿查询方向计算，而不是对每个查询的键计算",
+    ),
+    "softmax over the whole matrix": (
+        "the softmax runs over the whole matrix, not row by row",
+        "softmax 对整个矩阵计算，而不是逐行计算",
+    ),
+    "mask missing": ("the mask is missing", "缺少掩码"),
+    "weights transposed": ("it is Aᵀ·V: the weights are transposed", "它是 Aᵀ·V：权重被转置了"),
+    "keys instead of values": ("it is A·K: keys in place of values", "它是 A·K：用键代替了值"),
+}
+
+
+def say(language: Language, key: str, **values: object) -> str:
+    """One sentence in the language asked for."""
+    return _WORDS[key][language == "zh"].format(**values)

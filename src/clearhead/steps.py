@@ -1,0 +1,292 @@
+"""The way of the shapes: every step from X to the output with its symbol, formula, axes and cost, before computing.
+
+The list of steps is written once, here; `trace` fills in the numbers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from clearhead.axes import Array, named
+from clearhead.errors import RuleError, ShapeError
+from clearhead.problem import check_shapes
+
+Convention = Literal["rows", "columns"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Step:
+    """One step of attention; `array` is None until it is computed."""
+
+    name: str
+    symbol: str
+    formula: str
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    multiply_adds: int
+    bytes: int
+    array: Any = None
+
+    def __str__(self) -> str:
+        return f"{self.formula:<34} {named(self.shape, self.axes)}"
+
+
+class Steps(tuple[Step, ...]):
+    """The steps in order; prints as a table of formula, shape and cost."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        width = max((len(step.formula) for step in self), default=0) + 2
+        shapes = [named(step.shape, step.axes) for step in self]
+        wide = max(map(len, shapes), default=0) + 2
+        rows = [
+            f"{step.formula:<{width}}{shape:<{wide}}{_cost(step.multiply_adds, step.bytes)}"
+            for step, shape in zip(self, shapes, strict=True)
+        ]
+        total = _cost(sum(step.multiply_adds for step in self), sum(step.bytes for step in self))
+        return "\n".join([*(row.rstrip() for row in rows), f"{'in all':<{width + wide}}{total}"])
+
+    def __repr__(self) -> str:
+        return f"Steps({', '.join(step.name for step in self)})"
+
+
+class Sizes(NamedTuple):
+    """The sizes behind one attention: lead (batch axes), then heads or None in 2-D, then the rest."""
+
+    lead: tuple[int, ...]
+    heads: int | None
+    kv_heads: int | None
+    queries: int
+    keys: int
+    d_k: int
+    d_v: int
+
+    @staticmethod
+    def of(q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> "Sizes":
+        many = len(q) > 2
+        return Sizes(tuple(q[:-3]), q[-3] if many else None, k[-3] if many else None, q[-2], k[-2], q[-1], v[-1])
+
+
+class Used(NamedTuple):
+    """Which rules are at work, for the formulas."""
+
+    scale: float | None = None  # None is the default, 1/√d_k
+    softcap: float | None = None
+    biased: tuple[str, ...] = ()
+    masked: tuple[str, ...] = ()
+    sinks: bool = False
+
+
+def shapes(
+    q: Any = None,
+    k: Any = None,
+    v: Any = None,
+    *,
+    x: Any = None,
+    w_q: Any = None,
+    w_k: Any = None,
+    w_v: Any = None,
+    w_o: Any = None,
+    num_heads: int = 1,
+    context: Any = None,
+    convention: Convention = "rows",
+) -> Steps:
+    """The way of the shapes, before anything is computed: give arrays, or only their shapes as tuples.
+
+    Either q (…, heads, queries, d_k), k (…, kv_heads, keys, d_k) and v (…, kv_heads, keys, d_v), or a layer's x
+    (…, queries, d_model), w_q, w_k, w_v, w_o, num_heads and context, as `trace_layer` takes them.
+    Returns the steps with name, symbol, formula, axes, shape, multiply-adds and bytes (float32 for bare shapes).
+    Raises ShapeError or RuleError where the shapes do not fit. O(1).
+
+    >>> import clearhead as ch
+    >>> [step.shape for step in ch.shapes((3, 2), (5, 2), (5, 4))]
+    [(3, 2), (5, 2), (5, 4), (3, 5), (3, 5), (3, 5), (3, 4)]
+    """
+    check_convention(convention)
+    turn = convention == "columns"
+    itemsize = next((int(a.itemsize) for a in (q, x) if hasattr(a, "itemsize")), 4)
+    if q is not None:
+        given = [_shape(name, value, turn) for name, value in (("q", q), ("k", k), ("v", v))]
+        check_shapes(*given)
+        return attention_steps(Sizes.of(*given), Used(), convention, itemsize)
+    weights = {name: _shape(name, w, turn) for name, w in (("w_q", w_q), ("w_k", w_k), ("w_v", w_v))}
+    own = _shape("x", x, turn)
+    other = own if context is None else _shape("context", context, turn)
+    out = None if w_o is None else _shape("w_o", w_o, turn)
+    sizes = layer_sizes(own, other, *weights.values(), out, num_heads, convention)
+    return layer_steps(sizes, own, other, out, Used(), frozenset(), context is not None, convention, itemsize)
+
+
+def check_convention(convention: str) -> None:
+    """Rows or columns, nothing else."""
+    if convention not in ("rows", "columns"):
+        raise RuleError(
+            f"convention is {convention!r}: expected 'rows' (tokens are rows, X·W) or 'columns' (tokens are columns, W·X)."
+        )
+
+
+def layer_sizes(
+    x: Sequence[int],
+    context: Sequence[int],
+    w_q: Sequence[int],
+    w_k: Sequence[int],
+    w_v: Sequence[int],
+    w_o: Sequence[int] | None,
+    num_heads: int,
+    convention: Convention,
+) -> Sizes:
+    """The sizes of a layer's attention, or a ShapeError that says which matrix does not fit; all in rows convention."""
+    if isinstance(num_heads, bool) or not isinstance(num_heads, (int, np.integer)) or num_heads < 1:
+        raise RuleError(f"num_heads is {num_heads!r}: expected a whole number from 1 up.")
+    other = "columns" if convention == "rows" else "rows"
+    for name, w, source, given in (("w_q", w_q, "x", x), ("w_k", w_k, "context", context), ("w_v", w_v, "context", context)):
+        if len(w) != 2 or w[0] != given[-1]:
+            label = "x" if context is x or tuple(context) == tuple(x) else source
+            swap = len(w) == 2 and w[1] == given[-1]
+            raise ShapeError(
+                f"{name} is {named(w, ('d_in', 'd_out'))} but {label} has d_model {given[-1]}: they must meet.",
+                f"it fits as its transpose: {name}.T, or convention='{other}' for all." if swap else "",
+            )
+    if tuple(x[:-2]) != tuple(context[:-2]):
+        raise ShapeError(f"context has batch {tuple(context[:-2])} but x has batch {tuple(x[:-2])}: they must be equal.")
+    d_k = _share("w_q", w_q[1], num_heads, f"num_heads {num_heads}")
+    kv_heads = _share("w_k", w_k[1], d_k, f"d_k {d_k}, the width of one query head")
+    if kv_heads == 0 or num_heads % kv_heads:
+        raise ShapeError(
+            f"w_k makes {kv_heads} key heads but num_heads is {num_heads}: query heads must be a multiple of key heads."
+        )
+    d_v = _share("w_v", w_v[1], kv_heads, f"{kv_heads} key heads")
+    if w_o is not None and (len(w_o) != 2 or w_o[0] != num_heads * d_v):
+        raise ShapeError(
+            f"w_o is {named(w_o, ('d_in', 'd_out'))} but the concatenated heads are {num_heads}·{d_v} = {num_heads * d_v} wide.",
+            "it fits as its transpose." if len(w_o) == 2 and w_o[1] == num_heads * d_v else "",
+        )
+    return Sizes(tuple(x[:-2]), num_heads, kv_heads, x[-2], context[-2], d_k, d_v)
+
+
+def attention_steps(sizes: Sizes, used: Used, convention: Convention, itemsize: int) -> Steps:
+    """From Q, K, V to A·V."""
+    rows = convention == "rows"
+    n, m, d_k, d_v = sizes.queries, sizes.keys, sizes.d_k, sizes.d_v
+    cells = prod(sizes.lead) * (1 if sizes.heads is None else sizes.heads) * n * m
+    write = _Writer(sizes, convention, itemsize)
+    q, k, v = ("queries", "d_k"), ("keys", "d_k"), ("keys", "d_v")
+    a = ("queries", "keys")
+    steps = [
+        write("q", "Q", "Q", q, (n, d_k), 0),
+        write("k", "K", "K", k, (m, d_k), 0, kv=True),
+        write("v", "V", "V", v, (m, d_v), 0, kv=True),
+        write("scores", "S", "S = Q·Kᵀ" if rows else "S = Kᵀ·Q", a, (n, m), cells * d_k),
+        write("scaled", "S'", "S' = S/√d_k" if used.scale is None else f"S' = {used.scale:.6g}·S", a, (n, m), cells),
+    ]
+    last = "S'"
+    if used.softcap is not None:
+        cap = f"{used.softcap:.6g}"
+        steps.append(write("capped", "C", f"C = {cap}·tanh({last}/{cap})", a, (n, m), 2 * cells))
+        last = "C"
+    if used.biased:
+        steps.append(write("biased", "B", f"B = {last} + {' + '.join(used.biased)}", a, (n, m), cells))
+        last = "B"
+    if used.masked:
+        steps.append(write("masked", "M", f"M = {last}, -∞ where forbidden ({', '.join(used.masked)})", a, (n, m), 0))
+        last = "M"
+    inside = f"[{last}, sink]" if used.sinks else last
+    per = "row" if rows else "column"
+    steps.append(write("weights", "A", f"A = softmax({inside}), each {per}", a, (n, m), cells))
+    steps.append(write("output", "O", "O = A·V" if rows else "O = V·A", ("queries", "d_v"), (n, d_v), cells * d_v))
+    return Steps(steps)
+
+
+def layer_steps(
+    sizes: Sizes,
+    x: Sequence[int],
+    context: Sequence[int],
+    w_o: Sequence[int] | None,
+    used: Used,
+    biases: frozenset[str],
+    cross: bool,
+    convention: Convention,
+    itemsize: int,
+) -> Steps:
+    """From X to U: projections, heads, attention, concatenation, output projection."""
+    rows = convention == "rows"
+    lead, heads, kv_heads = sizes.lead, sizes.heads or 1, sizes.kv_heads or 1
+    flat = _Writer(sizes._replace(heads=None, kv_heads=None), convention, itemsize)
+    many = prod(lead)
+    source = "C" if cross else "X"
+    n, m = sizes.queries, sizes.keys
+
+    def project(name: str, symbol: str, given: str, bias: str) -> str:
+        plus = f" + b^{symbol}" if bias in biases else ""
+        return f"{symbol} = {given}·W^{symbol}{plus}" if rows else f"{symbol} = W^{symbol}·{given}{plus}"
+
+    steps = [flat("x", "X", "X", ("queries", "d_model"), (n, x[-1]), 0)]
+    if cross:
+        steps.append(flat("context", "C", "C", ("keys", "d_model"), (m, context[-1]), 0))
+    inner = attention_steps(sizes, used, convention, itemsize)
+    made = {
+        "q": (project("q", "Q", "X", "b_q"), many * n * x[-1] * heads * sizes.d_k),
+        "k": (project("k", "K", source, "b_k"), many * m * context[-1] * kv_heads * sizes.d_k),
+        "v": (project("v", "V", source, "b_v"), many * m * context[-1] * kv_heads * sizes.d_v),
+    }
+    for step in inner:
+        formula, work = made.get(step.name, (step.formula, step.multiply_adds))
+        name = "heads" if step.name == "output" else step.name
+        steps.append(Step(name, step.symbol, formula, step.axes, step.shape, work, step.bytes))
+    wide = heads * sizes.d_v
+    together = f"concat(O_1 … O_{heads})" if heads > 1 else "O_1"
+    steps.append(flat("concat", "H", f"H = {together}", ("queries", "heads·d_v"), (n, wide), 0))
+    if w_o is None:
+        steps.append(flat("output", "U", "U = H", ("queries", "d_model"), (n, wide), 0))
+    else:
+        plus = " + b^O" if "b_o" in biases else ""
+        formula = f"U = H·W^O{plus}" if rows else f"U = W^O·H{plus}"
+        steps.append(flat("output", "U", formula, ("queries", "d_model"), (n, w_o[1]), many * n * wide * w_o[1]))
+    return Steps(steps)
+
+
+class _Writer:
+    """Writes one step's axes and shape with the leading axes, swapped in columns convention."""
+
+    def __init__(self, sizes: Sizes, convention: Convention, itemsize: int) -> None:
+        self.sizes, self.turn, self.itemsize = sizes, convention == "columns", itemsize
+
+    def __call__(
+        self, name: str, symbol: str, formula: str, axes: tuple[str, str], shape: tuple[int, int], work: int, kv: bool = False
+    ) -> Step:
+        count = self.sizes.kv_heads if kv else self.sizes.heads
+        lead_axes = ("batch",) * len(self.sizes.lead) + (() if count is None else ("kv_heads" if kv else "heads",))
+        lead = self.sizes.lead + (() if count is None else (count,))
+        if self.turn:
+            axes, shape = (axes[1], axes[0]), (shape[1], shape[0])
+        size = prod((*lead, *shape))
+        return Step(name, symbol, formula, (*lead_axes, *axes), (*lead, *shape), work, size * self.itemsize)
+
+
+def turned(array: Array, convention: Convention) -> Array:
+    """Rows to columns convention or back: the last two axes swapped."""
+    return array.swapaxes(-1, -2) if convention == "columns" and array.ndim >= 2 else array
+
+
+def _shape(name: str, value: Any, turn: bool) -> tuple[int, ...]:
+    if value is None:
+        raise ShapeError(f"{name} is missing.", "give q, k and v, or x, w_q, w_k and w_v: arrays or shapes.")
+    shape = tuple(int(size) for size in (value.shape if hasattr(value, "shape") else value))
+    if len(shape) < 2:
+        raise ShapeError(f"{name} has {len(shape)} axes: expected at least two.")
+    return (*shape[:-2], shape[-1], shape[-2]) if turn else shape
+
+
+def _share(name: str, width: int, parts: int, what: str) -> int:
+    if parts == 0 or width % parts:
+        raise ShapeError(f"{name} is {width} wide, which {what} does not divide.", f"{name} is (d_model, heads·width).")
+    return width // parts
+
+
+def _cost(multiply_adds: int, size: int) -> str:
+    work = f"{multiply_adds:,} multiply-adds" if multiply_adds else ""
+    return f"{work:<28}{size:,} bytes"

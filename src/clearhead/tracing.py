@@ -1,0 +1,309 @@
+"""The textbook, executed: every intermediate of attention kept, named, costed, and checked against the fast engine."""
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Unpack
+
+import numpy as np
+
+from clearhead import engines, reference
+from clearhead.arrays import adopt
+from clearhead.axes import Array
+from clearhead.errors import RuleError, SelectionError, ShapeError
+from clearhead.observations import Wanted
+from clearhead.problem import Described, Problem, Rules, check_names, describe
+from clearhead.steps import (
+    Convention,
+    Sizes,
+    Steps,
+    Used,
+    attention_steps,
+    check_convention,
+    layer_sizes,
+    layer_steps,
+    turned,
+)
+
+
+class Check(NamedTuple):
+    """How far the textbook's output and a fast engine's lie apart, on the inputs as given."""
+
+    engine: str
+    largest_difference: float
+
+
+class Geometry(NamedTuple):
+    """S_ij = ‖q_i‖·‖k_j‖·cos θ_ij: the norms and the cosine of every query with every key."""
+
+    query_norms: Any  # (…, heads, queries)
+    key_norms: Any  # (…, kv_heads, keys)
+    cosine: Any  # (…, heads, queries, keys), 0 where a norm is 0
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TokenTrace:
+    """One query, computed alone: q_i·k_j for each key, softmax, and the weighted sum of value rows."""
+
+    query: int
+    scores: Any  # (…, heads, keys)
+    masked: Any  # (…, heads, keys)
+    weights: Any  # (…, heads, keys)
+    contributions: Any  # (…, heads, keys, d_v): a_ij·v_j
+    output: Any  # (…, heads, d_v)
+    difference: float  # the largest difference from row i of the whole matrix and its output
+
+    def written_out(self, head: int = 0, count: int = 8) -> str:
+        """The weighted sum of one head in words, largest weights first: 0.92·v_1 + 0.08·v_0 = [0.92 2.16]."""
+        weights = np.asarray(self.weights).reshape(-1, np.shape(self.weights)[-1])[head]
+        output = np.asarray(self.output).reshape(-1, np.shape(self.output)[-1])[head]
+        strongest = [j for j in np.argsort(-weights, kind="stable") if weights[j] > 0]
+        terms = [f"{weights[j]:.4f}·v_{j}" for j in strongest[:count]]
+        if len(strongest) > count:
+            terms.append(f"({len(strongest) - count} more, {weights[strongest[count:]].sum():.4f} together)")
+        shown = np.array2string(output[:8], precision=4, suppress_small=True)
+        return f"{' + '.join(terms) or '0'} = {shown[:-1] + ' …]' if len(output) > 8 else shown}"
+
+
+class Trace:
+    """Every intermediate of one attention, in float64, as attributes and as an ordered list of `steps`.
+
+    scores, scaled, capped, biased, masked and weights are always there, each equal to the one before where its rule is
+    not used; `steps` lists those that do something, with symbol, formula, axes, shape and cost. In columns convention
+    the last two axes of every array are swapped.
+    """
+
+    scores: Any
+    scaled: Any
+    capped: Any
+    biased: Any
+    masked: Any
+    logsumexp: Any
+    weights: Any
+    output: Any
+
+    def __init__(
+        self, given: Described, book: reference.Textbook, steps: Steps, arrays: dict[str, Array], convention: Convention
+    ) -> None:
+        self.convention: Convention = convention
+        self.problem: Problem = given.problem
+        self._given, self._book = given, book
+        self.steps = Steps(replace(s, array=given.restore(turned(arrays[s.name], convention))) for s in steps)
+        for name, array in arrays.items():
+            setattr(self, name, given.restore(array if name == "logsumexp" else turned(array, convention)))
+        self.check = _check(given, book)
+
+    def __str__(self) -> str:
+        engine, difference = self.check
+        return f"{self.steps}\nlargest difference from the {engine} engine: {difference:.2g}"
+
+    def __repr__(self) -> str:
+        return f"Trace({', '.join(step.name for step in self.steps)})"
+
+    @property
+    def geometry(self) -> Geometry:
+        """Norms of queries and keys and the cosine of each pair; S_ij = ‖q_i‖·‖k_j‖·cos θ_ij."""
+        problem, restore = self.problem, self._given.restore
+        q, k = self._given.q.astype(np.float64), self._given.k.astype(np.float64)
+        query_norms, key_norms = np.linalg.norm(q, axis=-1), np.linalg.norm(k, axis=-1)
+        each = np.repeat(key_norms, problem.heads // max(1, problem.kv_heads), axis=1)
+        product = query_norms[..., :, None] * each[..., None, :]
+        cosine = np.divide(self._book.scores, product, out=np.zeros_like(product), where=product != 0)
+        keys = key_norms.reshape((*problem.prefix[:-1], *key_norms.shape[1:]) if problem.prefix else key_norms.shape[2:])
+        return Geometry(
+            restore(problem.restore(query_norms)), restore(keys), restore(turned(problem.restore(cosine), self.convention))
+        )
+
+    def token(self, query: int) -> TokenTrace:
+        """One query the one-token way, from q_i alone; it equals row i of the matrices, and says how closely.
+
+        Raises SelectionError when there is no such query. O(heads·keys·(d_k + d_v)).
+        """
+        problem, given = self.problem, self._given
+        if not -problem.queries <= query < problem.queries:
+            raise SelectionError(f"token {query} is outside 0..{problem.queries - 1}.")
+        at = query % problem.queries
+        alone = problem.take(queries=range(at, at + 1))
+        book = reference.attend(alone, given.q[:, :, at : at + 1], given.k, given.v)
+        assert given.v is not None
+        assert book.output is not None
+        assert self._book.output is not None
+        values = np.repeat(given.v.astype(np.float64), problem.heads // max(1, problem.kv_heads), axis=1)
+        visible = ~np.isneginf(book.masked[:, :, 0, :, None])
+        contributions = np.where(visible, book.weights[:, :, 0, :, None] * np.where(visible, values, 0.0), 0.0)
+        difference = max(
+            _largest(book.weights[:, :, 0], self._book.weights[:, :, at]),
+            _largest(book.output[:, :, 0], self._book.output[:, :, at]),
+        )
+        rows = (book.scores[:, :, 0], book.masked[:, :, 0], book.weights[:, :, 0], contributions, book.output[:, :, 0])
+        return TokenTrace(at, *(given.restore(problem.restore(row)) for row in rows), difference)
+
+
+def trace(q: Any, k: Any, v: Any, *, convention: Convention = "rows", **rules: Unpack[Rules]) -> Trace:
+    """Attention step by step, every intermediate kept in float64: S = Q·Kᵀ, S/√d_k, …, A = softmax, O = A·V.
+
+    q (…, heads, queries, d_k), k (…, kv_heads, keys, d_k), v (…, kv_heads, keys, d_v), or 2-D for one head; with
+    convention="columns" tokens are columns: (…, d_k, queries) and so on. Rules as in `attention`.
+    Returns a Trace; its `check` holds the largest difference from the fast engine on the same inputs.
+    Raises what `attention` raises. O(queries·keys·d_k) time and O(queries·keys) memory: made for looking, not for length.
+    Source: Vaswani et al. 2017, section 3.2.1.
+
+    >>> import numpy as np, clearhead as ch
+    >>> t = ch.trace(np.array([[1, 3], [2, 0.5]]), np.array([[0.5, 2], [1, 3]]), np.array([[0.0, 4], [1, 2]]))
+    >>> t.scores.tolist(), t.output.round(4).tolist()
+    ([[6.5, 10.0], [2.0, 3.5]], [[0.9223, 2.1554], [0.7428, 2.5144]])
+    """
+    check_convention(convention)
+    arrays = [_turn(x, name, convention) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
+    given = describe(*arrays, rules)
+    book = reference.attend(given.problem, given.q, given.k, given.v)
+    raw = {name: adopt(x, name)[0] for x, name in zip(arrays, "qkv", strict=True)}
+    steps = attention_steps(
+        Sizes.of(*(x.shape for x in raw.values())), _used(rules), convention, given.problem.dtype.itemsize
+    )
+    assert book.output is not None
+    output = given.problem.restore(book.output)
+    return Trace(given, book, steps, {**raw, **_intermediates(given.problem, book), "output": output}, convention)
+
+
+def trace_layer(
+    x: Any,
+    w_q: Any,
+    w_k: Any,
+    w_v: Any,
+    w_o: Any = None,
+    *,
+    num_heads: int = 1,
+    context: Any = None,
+    b_q: Any = None,
+    b_k: Any = None,
+    b_v: Any = None,
+    b_o: Any = None,
+    convention: Convention = "rows",
+    **rules: Unpack[Rules],
+) -> Trace:
+    """A whole attention layer step by step, from X to U: projections, heads, attention, concatenation, output projection.
+
+    x           (…, queries, d_model), tokens as rows (X·W), or (…, d_model, queries) with convention="columns" (W·X)
+    w_q, w_k    (d_model, heads·d_k), (d_model, kv_heads·d_k); in columns convention their transposes
+    w_v         (d_model, kv_heads·d_v)
+    w_o         (heads·d_v, d_out), or None: the concatenated heads are the output
+    num_heads   query heads; the number of key heads follows from w_k's width
+    context     (…, keys, d_context) for cross-attention; None is self-attention
+    b_q … b_o   biases, one number per output column
+
+    Returns a Trace with x, q, k, v (…, heads, tokens, width), the intermediates of `trace` per head, `heads`
+    (…, heads, queries, d_v), `concat` and `output`, which is U (…, queries, d_out). Raises as `trace`, naming the matrix.
+    Source: Vaswani et al. 2017, section 3.2.2.
+
+    >>> import numpy as np, clearhead as ch
+    >>> w = np.eye(4)
+    >>> ch.trace_layer(np.eye(3, 4), w, w, w, num_heads=2).output.shape
+    (3, 4)
+    """
+    check_convention(convention)
+    check_names(rules)
+    parts = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v}
+    read = {name: turned(_matrix(value, name), convention) for name, value in parts.items()}
+    source = read["x"] if context is None else turned(_matrix(context, "context"), convention)
+    out = None if w_o is None else turned(_matrix(w_o, "w_o"), convention)
+    if out is None and b_o is not None:
+        raise RuleError("b_o is given but w_o is not: a bias of the output projection needs one.")
+    own, other = read["x"], source
+    sizes = layer_sizes(
+        own.shape,
+        other.shape,
+        read["w_q"].shape,
+        read["w_k"].shape,
+        read["w_v"].shape,
+        None if out is None else out.shape,
+        num_heads,
+        convention,
+    )
+    exact = {name: array.astype(np.float64) for name, array in read.items()}
+    at = source.astype(np.float64)
+    q = _split(_project(exact["x"], exact["w_q"], b_q, "b_q"), num_heads)
+    k = _split(_project(at, exact["w_k"], b_k, "b_k"), sizes.kv_heads or 1)
+    v = _split(_project(at, exact["w_v"], b_v, "b_v"), sizes.kv_heads or 1)
+    given = replace(describe(q, k, v, rules), restore=adopt(x, "x")[1])
+    book = reference.attend(given.problem, given.q, given.k, given.v)
+    assert book.output is not None
+    heads = given.problem.restore(book.output)
+    concat = heads.swapaxes(-2, -3).reshape(*heads.shape[:-3], heads.shape[-2], -1)
+    output = concat if out is None else _project(concat, out.astype(np.float64), b_o, "b_o")
+    named_biases = frozenset(n for n, b in (("b_q", b_q), ("b_k", b_k), ("b_v", b_v), ("b_o", b_o)) if b is not None)
+    steps = layer_steps(
+        sizes,
+        own.shape,
+        other.shape,
+        None if out is None else out.shape,
+        _used(rules),
+        named_biases,
+        context is not None,
+        convention,
+        read["x"].itemsize,
+    )
+    arrays = {"x": read["x"], "q": q, "k": k, "v": v, **_intermediates(given.problem, book)}
+    arrays |= {"heads": heads, "concat": concat, "output": output, "context": source}
+    return Trace(given, book, steps, arrays, convention)
+
+
+def _intermediates(problem: Problem, book: reference.Textbook) -> dict[str, Array]:
+    names = ("scores", "scaled", "capped", "biased", "masked", "logsumexp", "weights")
+    return {name: problem.restore(getattr(book, name)) for name in names}
+
+
+def _used(rules: Rules) -> Used:
+    masked = ("causal", "window", "mask", "kv_lengths", "query_lengths", "query_segments")
+    names = {"query_segments": "segments", "kv_lengths": "key lengths", "query_lengths": "query lengths"}
+    active = tuple(names.get(name, name) for name in masked if rules.get(name) is not None and rules.get(name) is not False)
+    softcap, scale = rules.get("softcap"), rules.get("scale")
+    return Used(
+        scale=None if scale is None else float(scale),
+        softcap=None if softcap is None else float(softcap),
+        biased=tuple(
+            word for name, word in (("bias", "bias"), ("alibi_slopes", "ALiBi")) if rules.get(name) is not None
+        ),
+        masked=active,
+        sinks=rules.get("sinks") is not None,
+    )
+
+
+def _turn(x: Any, name: str, convention: Convention) -> Any:
+    if convention == "rows":
+        return x
+    array, restore = adopt(x, name)
+    return restore(turned(array, convention))
+
+
+def _matrix(x: Any, name: str) -> Array:
+    array: Array = adopt(x, name)[0]
+    if array.ndim < 2:
+        raise ShapeError(f"{name} has {array.ndim} axes: expected at least two.")
+    return array
+
+
+def _project(x: Array, w: Array, bias: Any, name: str) -> Array:
+    if bias is None:
+        return x @ w
+    b = adopt(bias, name)[0]
+    if b.shape != (w.shape[-1],):
+        raise ShapeError(f"{name} has shape {b.shape}: expected one number per output column, ({w.shape[-1]},).")
+    return x @ w + b.astype(np.float64)
+
+
+def _split(x: Array, heads: int) -> Array:
+    """(…, tokens, heads·width) to (…, heads, tokens, width)."""
+    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads).swapaxes(-2, -3)
+
+
+def _check(given: Described, book: reference.Textbook) -> Check:
+    name = engines.choose(given.problem).engine
+    found = engines.get(name).rows(given.problem, given.q, given.k, given.v, Wanted(output=True))["output"]
+    assert book.output is not None
+    return Check(name, _largest(found.astype(np.float64), book.output))
+
+
+def _largest(a: Array, b: Array) -> float:
+    """The largest difference; NaN in both is none."""
+    with np.errstate(invalid="ignore"):
+        return float(np.max(np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b)), initial=0.0))
+
