@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from clearhead.flow import rollout as rollout
     from clearhead.functional import attention as attention
     from clearhead.functional import plan as plan
+    from clearhead.layer import trace_layer as trace_layer
     from clearhead.matrix import AttentionMatrix as AttentionMatrix
     from clearhead.observations import Observation as Observation
-    from clearhead.flow import rollout as rollout
     from clearhead.steps import shapes as shapes
     from clearhead.tracing import trace as trace
-    from clearhead.tracing import trace_layer as trace_layer
 
+# A module must not be called like a public name: importing it would put the module in the name's place.
 _HOMES = {
     "AttentionMatrix": "matrix",
     "Observation": "observations",
@@ -26,7 +27,7 @@ _HOMES = {
     "rollout": "flow",
     "shapes": "steps",
     "trace": "tracing",
-    "trace_layer": "tracing",
+    "trace_layer": "layer",
 }
 
 __all__ = sorted(_HOMES)

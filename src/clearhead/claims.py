@@ -1,7 +1,7 @@
 """Somebody's worked example, checked: which claimed step first goes wrong, by how much, and what was done instead.
 
-A file (.json or .npz) holds q, k, v, or a layer's x, w_q, w_k, w_v, w_o, num_heads, context and biases; any score rules;
-and, where it likes, the values it claims for steps: scores, scaled, capped, biased, masked, weights, output.
+A file (.json or .npz) holds q, k, v, or a layer's x, w_q, w_k, w_v, w_o, num_heads, context and biases; any score
+rules; and, where it likes, the values it claims for steps: scores, scaled, capped, biased, masked, weights, output.
 """
 
 import json
@@ -17,9 +17,10 @@ import numpy as np
 from clearhead import reference
 from clearhead.axes import Array
 from clearhead.errors import FileError, unknown
+from clearhead.layer import trace_layer
 from clearhead.problem import Rules
 from clearhead.steps import turned
-from clearhead.tracing import Trace, trace, trace_layer
+from clearhead.tracing import Trace, listed, trace
 
 CLAIMABLE = ("scores", "scaled", "capped", "biased", "masked", "weights", "output")
 _INPUTS = ("q", "k", "v")
@@ -60,6 +61,27 @@ class Case:
     def first_wrong(self) -> Verdict | None:
         return next((verdict for verdict in self.verdicts if not verdict.right), None)
 
+    def to_json(self) -> dict[str, Any]:
+        """Every step's numbers and every verdict, as plain lists and words; -∞ is null."""
+        described = [
+            {"name": s.name, "symbol": s.symbol, "formula": s.formula, "axes": s.axes, "shape": s.shape}
+            | {"multiply_adds": s.multiply_adds, "bytes": s.bytes, "values": listed(s.array)}
+            for s in self.trace.steps
+        ]
+        judged = [
+            {"name": v.name, "right": v.right, "largest_difference": v.difference, "mistake": v.mistake}
+            | {"claimed": listed(v.claimed), "truth": listed(v.truth), "source": v.source}
+            | {"from_source": None if v.follows is None else listed(v.follows), "difference_from_source": v.off_source}
+            for v in self.verdicts
+        ]
+        first = None if self.first_wrong is None else self.first_wrong.name
+        return {
+            "steps": described,
+            "claims": judged,
+            "first_wrong": first,
+            "check": self.trace.check._asdict(),
+        }
+
 
 def check_file(path: str | Path) -> Case:
     """Trace a file's inputs and check what it claims.
@@ -81,13 +103,16 @@ def _trace(place: Path, values: dict[str, Any]) -> Trace:
     layer = [name for name in _LAYER if name in values]
     plain = [name for name in _INPUTS if name in values]
     if layer and plain:
-        raise FileError(f"{place.name} holds both {plain[0]} and {layer[0]}: give q, k, v, or a layer's x, w_q, w_k, w_v.")
+        raise FileError(
+            f"{place.name} holds both {plain[0]} and {layer[0]}: give q, k, v, or a layer's x, w_q, w_k, w_v."
+        )
     needed = ("x", "w_q", "w_k", "w_v") if layer else _INPUTS
     missing = [name for name in needed if name not in values]
     if missing:
         raise FileError(f"{place.name} lacks {', '.join(missing)}.", "it needs q, k, v, or a layer's x, w_q, w_k, w_v.")
     call: Callable[..., Trace] = trace_layer if layer else trace
-    return call(*(values.pop(name) for name in needed), **values)
+    inputs = [values.pop(name) for name in needed]
+    return call(*inputs, **values)
 
 
 def _verdicts(traced: Trace, claims: dict[str, Claim]) -> Iterator[Verdict]:
@@ -160,7 +185,10 @@ MISTAKES: dict[str, tuple[str, Callable[[Trace], Array | None]]] = {
     "softmax over queries": ("weights", lambda t: _softmax(t._book.masked, -2)),
     "softmax over the whole matrix": ("weights", lambda t: _softmax(t._book.masked, (-1, -2))),
     "mask missing": ("weights", lambda t: _softmax(t._book.biased, -1)),
-    "weights transposed": ("output", lambda t: None if t._given.v is None else _product(t._book.weights.swapaxes(-1, -2), t._given.v)),
+    "weights transposed": (
+        "output",
+        lambda t: None if t._given.v is None else _product(t._book.weights.swapaxes(-1, -2), t._given.v),
+    ),
     "keys instead of values": ("output", lambda t: _product(t._book.weights, t._given.k)),
 }
 
@@ -179,7 +207,9 @@ def _mistake(traced: Trace, name: str, claimed: Array, slack: float) -> str | No
 def _shaped(name: str, claimed: Array, truth: Array) -> Array:
     if claimed.shape == truth.shape:
         return claimed
-    if claimed.size == truth.size and tuple(s for s in claimed.shape if s != 1) == tuple(s for s in truth.shape if s != 1):
+    if claimed.size == truth.size and tuple(s for s in claimed.shape if s != 1) == tuple(
+        s for s in truth.shape if s != 1
+    ):
         return claimed.reshape(truth.shape)
     raise FileError(f"the claimed {name} has shape {claimed.shape}, but this step has shape {truth.shape}.")
 
@@ -200,7 +230,9 @@ def _read_json(place: Path) -> dict[str, Any]:
     except ValueError as error:
         raise FileError(f"{place} is not valid JSON: {error}.", "a .npz file needs that ending.") from None
     if not isinstance(data, dict):
-        raise FileError(f"{place} holds a {type(data).__name__}: expected an object.", '{"q": [[…]], "k": [[…]], "v": [[…]]}')
+        raise FileError(
+            f"{place} holds a {type(data).__name__}: expected an object.", '{"q": [[…]], "k": [[…]], "v": [[…]]}'
+        )
     lowered = {name.lower(): value for name, value in data.items()}
     if len(lowered) < len(data):
         raise FileError(f"{place} gives a name twice, in capitals and in small letters.")

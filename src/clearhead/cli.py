@@ -60,13 +60,23 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="clearhead", description="Exact attention, with weights that stay visible.")
     parser.add_argument("--version", action="version", version=f"clearhead {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    explain = _command(commands, "explain", "show how one token's attention output came to be", _EXPLAIN_EXAMPLES, _explain)
+    explain = _command(
+        commands, "explain", "show how one token's attention output came to be", _EXPLAIN_EXAMPLES, _explain
+    )
     explain.add_argument("text", metavar="TEXT", help="the text to run through the model")
-    explain.add_argument("--model", metavar="DIR", help="a directory in GPT-2 layout; default: the shipped nursery-rhyme model")
-    explain.add_argument("--layer", type=int, metavar="N", help="the layer, from 0; default: the one with the sharpest head")
+    explain.add_argument(
+        "--model", metavar="DIR", help="a directory in GPT-2 layout; default: the shipped nursery-rhyme model"
+    )
+    explain.add_argument(
+        "--layer", type=int, metavar="N", help="the layer, from 0; default: the one with the sharpest head"
+    )
     explain.add_argument("--head", type=int, metavar="N", help="the head, from 0; default: the sharpest")
-    explain.add_argument("--token", metavar="N|WORD", help="whose output: a position or a word; default: the last token")
-    trace = _command(commands, "trace", "compute a file's attention step by step and check its claims", _TRACE_EXAMPLES, _trace)
+    explain.add_argument(
+        "--token", metavar="N|WORD", help="whose output: a position or a word; default: the last token"
+    )
+    trace = _command(
+        commands, "trace", "compute a file's attention step by step and check its claims", _TRACE_EXAMPLES, _trace
+    )
     trace.add_argument("file", metavar="FILE", help="a .json or .npz file")
     for command in (explain, trace):
         command.add_argument("--lang", choices=("en", "zh"), default="en", help="English or Chinese; default: en")

@@ -3,6 +3,7 @@
 Everything here is data; `report` draws it. Every number comes from the run.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from clearhead.errors import SelectionError
 from clearhead.matrix import AttentionMatrix
 from clearhead.model import LayerRun, Model, Token
 from clearhead.steps import Sizes, Steps, Used, layer_steps
-from clearhead.tracing import TokenTrace, Trace, trace
+from clearhead.tracing import TokenTrace, Trace, listed, trace
 
 
 class Choice(NamedTuple):
@@ -53,21 +54,21 @@ class Explanation:
             "layer": self.layer,
             "head": self.head,
             "token": self.token,
-            "entropy": plain(self.entropy),
+            "entropy": listed(self.entropy),
             "layer_steps": [
                 {"name": s.name, "symbol": s.symbol, "formula": s.formula, "axes": s.axes, "shape": s.shape}
                 | {"multiply_adds": s.multiply_adds, "bytes": s.bytes}
                 for s in self.steps
             ],
-            "head_steps": {"x": plain(self.run.x), **{s.name: plain(s.array) for s in self.trace.steps}},
-            "logsumexp": plain(self.trace.logsumexp),
-            "layer_output": plain(self.run.output),
+            "head_steps": {"x": listed(self.run.x), **{s.name: listed(s.array) for s in self.trace.steps}},
+            "logsumexp": listed(self.trace.logsumexp),
+            "layer_output": listed(self.run.output),
             "token_arithmetic": {
-                "scores": plain(self.row.scores),
-                "masked": plain(self.row.masked),
-                "weights": plain(self.row.weights),
-                "contributions": plain(self.row.contributions),
-                "output": plain(self.row.output),
+                "scores": listed(self.row.scores),
+                "masked": listed(self.row.masked),
+                "weights": listed(self.row.weights),
+                "contributions": listed(self.row.contributions),
+                "output": listed(self.row.output),
                 "difference_from_the_matrix": self.row.difference,
             },
             "check": self.trace.check._asdict(),
@@ -75,7 +76,13 @@ class Explanation:
 
 
 def explain(
-    model: Model, text: str, *, layer: int | None = None, head: int | None = None, token: str | None = None, count: int = 5
+    model: Model,
+    text: str,
+    *,
+    layer: int | None = None,
+    head: int | None = None,
+    token: str | None = None,
+    count: int = 5,
 ) -> Explanation:
     """Run `text` and take one token's attention apart; what is not given is chosen: the last token, the sharpest head.
 
@@ -124,24 +131,17 @@ def find_token(tokens: list[Token], text: str, wanted: str | None) -> int:
         number = None
     if number is not None and -len(tokens) <= number < len(tokens):
         return number % len(tokens)
-    start = text.casefold().rfind(wanted.strip().casefold()) if wanted.strip() else -1
-    if start >= 0:
-        last = start + len(wanted.strip()) - 1
-        for place, token in enumerate(tokens):
-            if token.start <= last < token.stop:
-                return place
+    word = re.escape(wanted.strip())
+    for pattern in (rf"(?<!\w){word}(?!\w)", word):  # a whole word first, then any part of the text
+        ends = [found.end() for found in re.finditer(pattern, text, re.IGNORECASE)] if word else []
+        places = [place for place, token in enumerate(tokens) if ends and token.start < ends[-1] <= token.stop]
+        if places:
+            return places[-1]
     said = " ".join(token.text.strip() for token in tokens)
     raise SelectionError(
-        f"token {wanted!r} is neither a position 0..{len(tokens) - 1} nor a word of the text.", f"the tokens are: {said}"
+        f"token {wanted!r} is neither a position 0..{len(tokens) - 1} nor a word of the text.",
+        f"the tokens are: {said}",
     )
-
-
-def plain(x: Any) -> Any:
-    """Nested lists of plain numbers; -∞, ∞ and NaN, which JSON lacks, are null."""
-    array = np.asarray(x, dtype=np.float64)
-    if np.isfinite(array).all():
-        return array.tolist()
-    return np.where(np.isfinite(array), array.astype(object), None).tolist()
 
 
 def _row_entropy(model: Model, layer: int, run: LayerRun, token: int) -> Array:
@@ -172,7 +172,7 @@ def _layer_steps(model: Model, run: LayerRun, scale: float | None) -> Steps:
     sizes = Sizes((), model.config.heads, model.config.heads, n, n, d // model.config.heads, d // model.config.heads)
     used = Used(scale=scale, masked=("causal",))
     biases = frozenset(("b_q", "b_k", "b_v", "b_o"))
-    return layer_steps(sizes, (n, d), (n, d), (d, d), used, biases, False, "rows", run.x.itemsize)
+    return layer_steps(sizes, (n, d), (n, d), (d, d), used, biases, "rows", run.x.itemsize, cross=False)
 
 
 def _check_index(name: str, value: int | None, size: int) -> None:

@@ -20,7 +20,7 @@ def rollout(matrices: Sequence[AttentionMatrix], *, query: int, residual: float 
     query      the token to follow, negative counts from the end
     residual   the share that passes by on the residual connection, 0 to 1
 
-    Returns (…, n): how much of each input token arrives; it sums to 1 where all rows do. float32, or float64 for float64.
+    Returns (…, n): how much of each input token arrives; it sums to 1 where all rows do.
     Raises ShapeError, RuleError or SelectionError. O(layers·heads·n²·d_k) time, O(n) memory.
     Source: Abnar & Zuidema 2020, section 3.
 

@@ -58,7 +58,7 @@ class AttentionMatrix:
         return statistics_dtype(self._problem.dtype)
 
     @property
-    def T(self) -> "TransposedMatrix":
+    def T(self) -> "TransposedMatrix":  # noqa: N802  NumPy's name
         """The last two axes swapped, for products from the keys' side: (…, heads, keys, queries)."""
         return TransposedMatrix(self)
 
@@ -68,7 +68,7 @@ class AttentionMatrix:
     def __repr__(self) -> str:
         return f"AttentionMatrix{named(self.shape, WEIGHTS)} {self.dtype}, never stored"
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:  # noqa: FBT001  NumPy's protocol
         if copy is False:
             raise ValueError("the weights are computed when asked for: an array of them is always a copy.")
         return np.asarray(adopt(self[...], "weights")[0], dtype=dtype)
@@ -81,9 +81,14 @@ class AttentionMatrix:
         return self._give(self._tile(key))
 
     def __matmul__(self, v: Any) -> Any:
-        """A·v, the same bits as `attention`: v (…, kv_heads, keys, d_v), or (…, heads, keys, d_v), or (keys,), (keys, d_v)."""
+        """A·v, the same bits as `attention`.
+
+        v (…, kv_heads or heads, keys, d_v), or one for all heads, (keys,) or (keys, d_v).
+        """
         array, restore = adopt(v, "v")
-        operand, vector = _operand(self._problem, array, "v", self.shape[-1], (self._problem.kv_heads, self._problem.heads))
+        operand, vector = _operand(
+            self._problem, array, "v", self.shape[-1], (self._problem.kv_heads, self._problem.heads)
+        )
         output = self._engine.rows(self._problem, self._q, self._k, operand, Wanted(output=True))["output"]
         whole = self._problem.restore(output)
         return restore(whole[..., 0] if vector else whole)
@@ -122,7 +127,7 @@ class AttentionMatrix:
         return self.observe(peak=True).peak
 
     def image(self, height: int, width: int) -> Any:
-        """The whole matrix as a picture, (…, heads, height, width): each pixel the mean of the weights over its area."""
+        """The matrix as a picture, (…, heads, height, width): each pixel the mean of the weights over its area."""
         return self.observe(image=(height, width)).image
 
     def groups(self, query_groups: Any, key_groups: Any) -> Any:

@@ -52,7 +52,7 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LayerRun:
-    """What one layer's attention saw and said: x (tokens, d_model) after normalisation, q, k, v (heads, tokens, d_k)."""
+    """What one layer's attention saw and said: x (tokens, d_model), normalised; q, k, v (heads, tokens, d_k)."""
 
     x: Array
     q: Array
@@ -83,7 +83,9 @@ class Model:
         """Cut `text` into tokens. Raises ShapeError when it is empty or longer than the model's positions."""
         encoded = self.tokenizer.encode(text)
         if not encoded.ids:
-            raise ShapeError("the text is empty: there is no token to explain.", 'clearhead explain "humpty dumpty sat on"')
+            raise ShapeError(
+                "the text is empty: there is no token to explain.", 'clearhead explain "humpty dumpty sat on"'
+            )
         if len(encoded.ids) > self.config.positions:
             raise ShapeError(
                 f"the text has {len(encoded.ids)} tokens but the model has {self.config.positions} positions.",
@@ -91,7 +93,9 @@ class Model:
             )
         top = max(encoded.ids)
         if top >= self.config.vocabulary:
-            raise FileError(f"the tokenizer gives id {top} but the model's vocabulary has {self.config.vocabulary} tokens.")
+            raise FileError(
+                f"the tokenizer gives id {top} but the model's vocabulary has {self.config.vocabulary} tokens."
+            )
         return [Token(i, self.text(i), *span) for i, span in zip(encoded.ids, encoded.offsets, strict=True)]
 
     def text(self, token: int) -> str:
@@ -141,7 +145,9 @@ def load(directory: str | Path | None = None) -> Model:
 
 def _load(place: Path, name: str) -> Model:
     if not place.is_dir():
-        raise FileError(f"{place} is not a directory.", "a GPT-2 directory holds config.json, model.safetensors, tokenizer.json.")
+        raise FileError(
+            f"{place} is not a directory.", "a GPT-2 directory holds config.json, model.safetensors, tokenizer.json."
+        )
     config = _config(place / "config.json")
     stored = _stored(place)
     prefix = "transformer." if any(key.startswith("transformer.") for key in stored) else ""
@@ -149,7 +155,9 @@ def _load(place: Path, name: str) -> Model:
     for key, shape in _expected(config).items():
         source = key if key == "lm_head.weight" else prefix + key
         if source not in stored:
-            raise FileError(f"{place.name}: the weights lack `{source}`, which a GPT-2 has.", "is this a GPT-2 checkpoint?")
+            raise FileError(
+                f"{place.name}: the weights lack `{source}`, which a GPT-2 has.", "is this a GPT-2 checkpoint?"
+            )
         if stored[source].shape != shape:
             raise FileError(
                 f"{place.name}: `{source}` has shape {stored[source].shape}, but config.json makes it {shape}.",
@@ -171,7 +179,8 @@ def _config(path: Path) -> Config:
     kind = data.get("model_type")
     if kind != "gpt2":
         raise FileError(
-            f"{path} is for model_type {kind!r}, not 'gpt2'.", "only the GPT-2 layout loads here; its config says model_type gpt2."
+            f"{path} is for model_type {kind!r}, not 'gpt2'.",
+            "only the GPT-2 layout loads here; its config says model_type gpt2.",
         )
     sizes = {}
     for key in ("n_layer", "n_head", "n_embd", "n_positions", "vocab_size"):
@@ -183,7 +192,9 @@ def _config(path: Path) -> Config:
         raise FileError(f"{path}: n_embd {sizes['n_embd']} is not a multiple of n_head {sizes['n_head']}.")
     activation = data.get("activation_function", "gelu_new")
     if activation not in _ACTIVATIONS:
-        raise FileError(f"{path}: activation_function {activation!r} is unknown: expected one of {', '.join(_ACTIVATIONS)}.")
+        raise FileError(
+            f"{path}: activation_function {activation!r} is unknown: expected one of {', '.join(_ACTIVATIONS)}."
+        )
     if data.get("add_cross_attention"):
         raise FileError(f"{path}: add_cross_attention is set, and only decoders without it load here.")
     inner = data.get("n_inner") or 4 * sizes["n_embd"]
@@ -245,11 +256,13 @@ def _safetensors(path: Path) -> dict[str, Array]:
     from safetensors import SafetensorError, deserialize
 
     try:
-        entries = deserialize(path.read_bytes())
+        entries = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
     except OSError as error:
         raise FileError(f"{path} cannot be read: {error.strerror}.") from None
     except SafetensorError as error:
-        raise FileError(f"{path} is not a whole safetensors file: {error}.", "was the download or copy cut off?") from None
+        raise FileError(
+            f"{path} is not a whole safetensors file: {error}.", "was the download or copy cut off?"
+        ) from None
     found = {}
     for name, entry in entries:
         dtype = _DTYPES.get(str(entry["dtype"]))

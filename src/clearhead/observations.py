@@ -31,7 +31,7 @@ COLUMN_STATISTICS = ("received", "peak", "image", "groups")
 
 
 class Top(NamedTuple):
-    """The strongest weights of each query and the keys they fall on, strongest first; 0 and -1 where fewer are visible."""
+    """Each query's strongest weights and the keys they fall on, strongest first; 0 and -1 where fewer are visible."""
 
     weights: Any
     indices: Any
@@ -99,7 +99,9 @@ class Observation:
         """
         for part in (self, other):
             if part.logsumexp is None:
-                raise RuleError("a part has no logsumexp: parts over keys are weighed by it.", "observe(logsumexp=True)")
+                raise RuleError(
+                    "a part has no logsumexp: parts over keys are weighed by it.", "observe(logsumexp=True)"
+                )
             column = next((name for name in COLUMN_STATISTICS if getattr(part, name) is not None), None)
             if column:
                 raise RuleError(
@@ -125,7 +127,9 @@ class Observation:
         above the other where their pixels are equally high, and raise RuleError where not.
         """
         if self.keys != other.keys:
-            raise ShapeError(f"one part has {self.keys} keys, the other {other.keys}: parts over queries share all keys.")
+            raise ShapeError(
+                f"one part has {self.keys} keys, the other {other.keys}: parts over queries share all keys."
+            )
         if self.image is not None and other.image is not None:
             _check_pixels(self, other)
         joined: dict[str, Any] = {}

@@ -249,7 +249,7 @@ def _apply_rules(q: Sequence[int], k: Sequence[int], dtype: np.dtype[Any], rules
         query_segments=_segments("query_segments", segments[0], lead, n, "queries"),
         kv_segments=_segments("kv_segments", segments[1], lead, m, "keys"),
         sinks=_per_head("sinks", get("sinks"), heads, len(q)),
-        query_offset=_offset(get("query_offset"), lead, n, m, causal or window != (None, None)),
+        query_offset=_offset(get("query_offset"), lead, n, m, positional=causal or window != (None, None)),
     )
 
 
@@ -270,7 +270,9 @@ def _softcap(value: Any) -> float | None:
         return None
     cap = _number("softcap", value, 0.0)
     if cap <= 0:
-        raise RuleError(f"softcap is {cap}: expected a positive number c, for c·tanh(s/c).", "softcap=None turns it off.")
+        raise RuleError(
+            f"softcap is {cap}: expected a positive number c, for c·tanh(s/c).", "softcap=None turns it off."
+        )
     return cap
 
 
@@ -287,14 +289,14 @@ def _window(value: Any) -> Window:
     whole = all(s is None or (isinstance(s, (int, np.integer)) and not isinstance(s, bool) and s >= 0) for s in sides)
     if len(sides) != 2 or not whole:
         raise RuleError(
-            f"window is {value!r}: expected (left, right), each a whole number of keys from 0 up, or None for no limit.",
+            f"window is {value!r}: expected (left, right), each a whole number of keys from 0 up, or None.",
             "window=(255, 0) sees the last 256 keys, itself included.",
         )
     return (None if sides[0] is None else int(sides[0]), None if sides[1] is None else int(sides[1]))
 
 
 def _matrix(name: str, value: Any, shape: tuple[int, ...]) -> Array | None:
-    """bias and mask: broadcast to the weights' shape, as a view where NumPy can."""
+    """Bias and mask: broadcast to the weights' shape, as a view where NumPy can."""
     if value is None:
         return None
     array = plain(value, name)
@@ -355,11 +357,12 @@ def _segments(name: str, value: Any, lead: tuple[int, ...], size: int, axis: str
     return _whole(name, value, (*lead, size), ("batch", axis)).reshape(prod(lead), size)
 
 
-def _offset(value: Any, lead: tuple[int, ...], n: int, m: int, positional: bool) -> Array:
+def _offset(value: Any, lead: tuple[int, ...], n: int, m: int, *, positional: bool) -> Array:
     if value is None:
         if positional and n != m:
             raise RuleError(
-                f"causal and window need query_offset when queries ({n}) and keys ({m}) differ: peers disagree about it.",
+                f"causal and window need query_offset when queries ({n}) and keys ({m}) differ: "
+                "peers disagree about it.",
                 f"query_offset=0 aligns the first query with the first key (PyTorch, JAX); query_offset={m - n} aligns "
                 "the last query with the last key (FlashAttention, a key-value cache).",
             )

@@ -110,23 +110,21 @@ def shapes(
     turn = convention == "columns"
     itemsize = next((int(a.itemsize) for a in (q, x) if hasattr(a, "itemsize")), 4)
     if q is not None:
-        given = [_shape(name, value, turn) for name, value in (("q", q), ("k", k), ("v", v))]
+        given = [_shape(name, value, turn=turn) for name, value in (("q", q), ("k", k), ("v", v))]
         check_shapes(*given)
         return attention_steps(Sizes.of(*given), Used(), convention, itemsize)
-    weights = {name: _shape(name, w, turn) for name, w in (("w_q", w_q), ("w_k", w_k), ("w_v", w_v))}
-    own = _shape("x", x, turn)
-    other = own if context is None else _shape("context", context, turn)
-    out = None if w_o is None else _shape("w_o", w_o, turn)
-    sizes = layer_sizes(own, other, *weights.values(), out, num_heads, convention)
-    return layer_steps(sizes, own, other, out, Used(), frozenset(), context is not None, convention, itemsize)
+    weights = [_shape(name, w, turn=turn) for name, w in (("w_q", w_q), ("w_k", w_k), ("w_v", w_v))]
+    own = _shape("x", x, turn=turn)
+    other = own if context is None else _shape("context", context, turn=turn)
+    out = None if w_o is None else _shape("w_o", w_o, turn=turn)
+    sizes = layer_sizes(own, other, *weights, out, num_heads, convention)
+    return layer_steps(sizes, own, other, out, Used(), frozenset(), convention, itemsize, cross=context is not None)
 
 
 def check_convention(convention: str) -> None:
     """Rows or columns, nothing else."""
     if convention not in ("rows", "columns"):
-        raise RuleError(
-            f"convention is {convention!r}: expected 'rows' (tokens are rows, X·W) or 'columns' (tokens are columns, W·X)."
-        )
+        raise RuleError(f"convention is {convention!r}: expected 'rows' (X·W) or 'columns' (W·X).")
 
 
 def layer_sizes(
@@ -143,7 +141,11 @@ def layer_sizes(
     if isinstance(num_heads, bool) or not isinstance(num_heads, (int, np.integer)) or num_heads < 1:
         raise RuleError(f"num_heads is {num_heads!r}: expected a whole number from 1 up.")
     other = "columns" if convention == "rows" else "rows"
-    for name, w, source, given in (("w_q", w_q, "x", x), ("w_k", w_k, "context", context), ("w_v", w_v, "context", context)):
+    for name, w, source, given in (
+        ("w_q", w_q, "x", x),
+        ("w_k", w_k, "context", context),
+        ("w_v", w_v, "context", context),
+    ):
         if len(w) != 2 or w[0] != given[-1]:
             label = "x" if context is x or tuple(context) == tuple(x) else source
             swap = len(w) == 2 and w[1] == given[-1]
@@ -152,7 +154,9 @@ def layer_sizes(
                 f"it fits as its transpose: {name}.T, or convention='{other}' for all." if swap else "",
             )
     if tuple(x[:-2]) != tuple(context[:-2]):
-        raise ShapeError(f"context has batch {tuple(context[:-2])} but x has batch {tuple(x[:-2])}: they must be equal.")
+        raise ShapeError(
+            f"context has batch {tuple(context[:-2])} but x has batch {tuple(x[:-2])}: they must be equal."
+        )
     d_k = _share("w_q", w_q[1], num_heads, f"num_heads {num_heads}")
     kv_heads = _share("w_k", w_k[1], d_k, f"d_k {d_k}, the width of one query head")
     if kv_heads == 0 or num_heads % kv_heads:
@@ -162,7 +166,7 @@ def layer_sizes(
     d_v = _share("w_v", w_v[1], kv_heads, f"{kv_heads} key heads")
     if w_o is not None and (len(w_o) != 2 or w_o[0] != num_heads * d_v):
         raise ShapeError(
-            f"w_o is {named(w_o, ('d_in', 'd_out'))} but the concatenated heads are {num_heads}·{d_v} = {num_heads * d_v} wide.",
+            f"w_o is {named(w_o, ('d_in', 'd_out'))} but the heads are {num_heads}·{d_v} = {num_heads * d_v} wide.",
             "it fits as its transpose." if len(w_o) == 2 and w_o[1] == num_heads * d_v else "",
         )
     return Sizes(tuple(x[:-2]), num_heads, kv_heads, x[-2], context[-2], d_k, d_v)
@@ -208,9 +212,10 @@ def layer_steps(
     w_o: Sequence[int] | None,
     used: Used,
     biases: frozenset[str],
-    cross: bool,
     convention: Convention,
     itemsize: int,
+    *,
+    cross: bool,
 ) -> Steps:
     """From X to U: projections, heads, attention, concatenation, output projection."""
     rows = convention == "rows"
@@ -220,7 +225,7 @@ def layer_steps(
     source = "C" if cross else "X"
     n, m = sizes.queries, sizes.keys
 
-    def project(name: str, symbol: str, given: str, bias: str) -> str:
+    def project(symbol: str, given: str, bias: str) -> str:
         plus = f" + b^{symbol}" if bias in biases else ""
         return f"{symbol} = {given}·W^{symbol}{plus}" if rows else f"{symbol} = W^{symbol}·{given}{plus}"
 
@@ -229,9 +234,9 @@ def layer_steps(
         steps.append(flat("context", "C", "C", ("keys", "d_model"), (m, context[-1]), 0))
     inner = attention_steps(sizes, used, convention, itemsize)
     made = {
-        "q": (project("q", "Q", "X", "b_q"), many * n * x[-1] * heads * sizes.d_k),
-        "k": (project("k", "K", source, "b_k"), many * m * context[-1] * kv_heads * sizes.d_k),
-        "v": (project("v", "V", source, "b_v"), many * m * context[-1] * kv_heads * sizes.d_v),
+        "q": (project("Q", "X", "b_q"), many * n * x[-1] * heads * sizes.d_k),
+        "k": (project("K", source, "b_k"), many * m * context[-1] * kv_heads * sizes.d_k),
+        "v": (project("V", source, "b_v"), many * m * context[-1] * kv_heads * sizes.d_v),
     }
     for step in inner:
         formula, work = made.get(step.name, (step.formula, step.multiply_adds))
@@ -256,7 +261,15 @@ class _Writer:
         self.sizes, self.turn, self.itemsize = sizes, convention == "columns", itemsize
 
     def __call__(
-        self, name: str, symbol: str, formula: str, axes: tuple[str, str], shape: tuple[int, int], work: int, kv: bool = False
+        self,
+        name: str,
+        symbol: str,
+        formula: str,
+        axes: tuple[str, str],
+        shape: tuple[int, int],
+        work: int,
+        *,
+        kv: bool = False,
     ) -> Step:
         count = self.sizes.kv_heads if kv else self.sizes.heads
         lead_axes = ("batch",) * len(self.sizes.lead) + (() if count is None else ("kv_heads" if kv else "heads",))
@@ -272,7 +285,7 @@ def turned(array: Array, convention: Convention) -> Array:
     return array.swapaxes(-1, -2) if convention == "columns" and array.ndim >= 2 else array
 
 
-def _shape(name: str, value: Any, turn: bool) -> tuple[int, ...]:
+def _shape(name: str, value: Any, *, turn: bool) -> tuple[int, ...]:
     if value is None:
         raise ShapeError(f"{name} is missing.", "give q, k and v, or x, w_q, w_k and w_v: arrays or shapes.")
     shape = tuple(int(size) for size in (value.shape if hasattr(value, "shape") else value))

@@ -8,9 +8,9 @@ import numpy as np
 from clearhead import engines, reference
 from clearhead.arrays import adopt
 from clearhead.axes import Array
-from clearhead.errors import RuleError, SelectionError, ShapeError
+from clearhead.errors import SelectionError
 from clearhead.observations import Wanted
-from clearhead.problem import Described, Problem, Rules, check_names, describe
+from clearhead.problem import Described, Problem, Rules, describe
 from clearhead.steps import (
     Convention,
     Sizes,
@@ -18,8 +18,6 @@ from clearhead.steps import (
     Used,
     attention_steps,
     check_convention,
-    layer_sizes,
-    layer_steps,
     turned,
 )
 
@@ -71,6 +69,9 @@ class Trace:
     the last two axes of every array are swapped.
     """
 
+    q: Any
+    k: Any
+    v: Any
     scores: Any
     scaled: Any
     capped: Any
@@ -107,9 +108,13 @@ class Trace:
         each = np.repeat(key_norms, problem.heads // max(1, problem.kv_heads), axis=1)
         product = query_norms[..., :, None] * each[..., None, :]
         cosine = np.divide(self._book.scores, product, out=np.zeros_like(product), where=product != 0)
-        keys = key_norms.reshape((*problem.prefix[:-1], *key_norms.shape[1:]) if problem.prefix else key_norms.shape[2:])
+        keys = key_norms.reshape(
+            (*problem.prefix[:-1], *key_norms.shape[1:]) if problem.prefix else key_norms.shape[2:]
+        )
         return Geometry(
-            restore(problem.restore(query_norms)), restore(keys), restore(turned(problem.restore(cosine), self.convention))
+            restore(problem.restore(query_norms)),
+            restore(keys),
+            restore(turned(problem.restore(cosine), self.convention)),
         )
 
     def token(self, query: int) -> TokenTrace:
@@ -143,13 +148,13 @@ def trace(q: Any, k: Any, v: Any, *, convention: Convention = "rows", **rules: U
     q (…, heads, queries, d_k), k (…, kv_heads, keys, d_k), v (…, kv_heads, keys, d_v), or 2-D for one head; with
     convention="columns" tokens are columns: (…, d_k, queries) and so on. Rules as in `attention`.
     Returns a Trace; its `check` holds the largest difference from the fast engine on the same inputs.
-    Raises what `attention` raises. O(queries·keys·d_k) time and O(queries·keys) memory: made for looking, not for length.
+    Raises what `attention` raises. O(queries·keys·d_k) time and O(queries·keys) memory: for looking, not for length.
     Source: Vaswani et al. 2017, section 3.2.1.
 
     >>> import numpy as np, clearhead as ch
     >>> t = ch.trace(np.array([[1, 3], [2, 0.5]]), np.array([[0.5, 2], [1, 3]]), np.array([[0.0, 4], [1, 2]]))
     >>> t.scores.tolist(), t.output.round(4).tolist()
-    ([[6.5, 10.0], [2.0, 3.5]], [[0.9223, 2.1554], [0.7428, 2.5144]])
+    ([[6.5, 10.0], [2.0, 3.5]], [[0.9224, 2.1553], [0.7428, 2.5144]])
     """
     check_convention(convention)
     arrays = [_turn(x, name, convention) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
@@ -157,104 +162,34 @@ def trace(q: Any, k: Any, v: Any, *, convention: Convention = "rows", **rules: U
     book = reference.attend(given.problem, given.q, given.k, given.v)
     raw = {name: adopt(x, name)[0] for x, name in zip(arrays, "qkv", strict=True)}
     steps = attention_steps(
-        Sizes.of(*(x.shape for x in raw.values())), _used(rules), convention, given.problem.dtype.itemsize
+        Sizes.of(*(x.shape for x in raw.values())), used_rules(rules), convention, given.problem.dtype.itemsize
     )
     assert book.output is not None
     output = given.problem.restore(book.output)
-    return Trace(given, book, steps, {**raw, **_intermediates(given.problem, book), "output": output}, convention)
+    return Trace(given, book, steps, {**raw, **intermediates(given.problem, book), "output": output}, convention)
 
 
-def trace_layer(
-    x: Any,
-    w_q: Any,
-    w_k: Any,
-    w_v: Any,
-    w_o: Any = None,
-    *,
-    num_heads: int = 1,
-    context: Any = None,
-    b_q: Any = None,
-    b_k: Any = None,
-    b_v: Any = None,
-    b_o: Any = None,
-    convention: Convention = "rows",
-    **rules: Unpack[Rules],
-) -> Trace:
-    """A whole attention layer step by step, from X to U: projections, heads, attention, concatenation, output projection.
-
-    x           (…, queries, d_model), tokens as rows (X·W), or (…, d_model, queries) with convention="columns" (W·X)
-    w_q, w_k    (d_model, heads·d_k), (d_model, kv_heads·d_k); in columns convention their transposes
-    w_v         (d_model, kv_heads·d_v)
-    w_o         (heads·d_v, d_out), or None: the concatenated heads are the output
-    num_heads   query heads; the number of key heads follows from w_k's width
-    context     (…, keys, d_context) for cross-attention; None is self-attention
-    b_q … b_o   biases, one number per output column
-
-    Returns a Trace with x, q, k, v (…, heads, tokens, width), the intermediates of `trace` per head, `heads`
-    (…, heads, queries, d_v), `concat` and `output`, which is U (…, queries, d_out). Raises as `trace`, naming the matrix.
-    Source: Vaswani et al. 2017, section 3.2.2.
-
-    >>> import numpy as np, clearhead as ch
-    >>> w = np.eye(4)
-    >>> ch.trace_layer(np.eye(3, 4), w, w, w, num_heads=2).output.shape
-    (3, 4)
-    """
-    check_convention(convention)
-    check_names(rules)
-    parts = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v}
-    read = {name: turned(_matrix(value, name), convention) for name, value in parts.items()}
-    source = read["x"] if context is None else turned(_matrix(context, "context"), convention)
-    out = None if w_o is None else turned(_matrix(w_o, "w_o"), convention)
-    if out is None and b_o is not None:
-        raise RuleError("b_o is given but w_o is not: a bias of the output projection needs one.")
-    own, other = read["x"], source
-    sizes = layer_sizes(
-        own.shape,
-        other.shape,
-        read["w_q"].shape,
-        read["w_k"].shape,
-        read["w_v"].shape,
-        None if out is None else out.shape,
-        num_heads,
-        convention,
-    )
-    exact = {name: array.astype(np.float64) for name, array in read.items()}
-    at = source.astype(np.float64)
-    q = _split(_project(exact["x"], exact["w_q"], b_q, "b_q"), num_heads)
-    k = _split(_project(at, exact["w_k"], b_k, "b_k"), sizes.kv_heads or 1)
-    v = _split(_project(at, exact["w_v"], b_v, "b_v"), sizes.kv_heads or 1)
-    given = replace(describe(q, k, v, rules), restore=adopt(x, "x")[1])
-    book = reference.attend(given.problem, given.q, given.k, given.v)
-    assert book.output is not None
-    heads = given.problem.restore(book.output)
-    concat = heads.swapaxes(-2, -3).reshape(*heads.shape[:-3], heads.shape[-2], -1)
-    output = concat if out is None else _project(concat, out.astype(np.float64), b_o, "b_o")
-    named_biases = frozenset(n for n, b in (("b_q", b_q), ("b_k", b_k), ("b_v", b_v), ("b_o", b_o)) if b is not None)
-    steps = layer_steps(
-        sizes,
-        own.shape,
-        other.shape,
-        None if out is None else out.shape,
-        _used(rules),
-        named_biases,
-        context is not None,
-        convention,
-        read["x"].itemsize,
-    )
-    arrays = {"x": read["x"], "q": q, "k": k, "v": v, **_intermediates(given.problem, book)}
-    arrays |= {"heads": heads, "concat": concat, "output": output, "context": source}
-    return Trace(given, book, steps, arrays, convention)
+def listed(x: Any) -> Any:
+    """Nested lists of plain numbers; -∞, ∞ and NaN, which JSON lacks, are null."""
+    array = np.asarray(x, dtype=np.float64)
+    if np.isfinite(array).all():
+        return array.tolist()
+    return np.where(np.isfinite(array), array.astype(object), None).tolist()
 
 
-def _intermediates(problem: Problem, book: reference.Textbook) -> dict[str, Array]:
+def intermediates(problem: Problem, book: reference.Textbook) -> dict[str, Array]:
+    """Everything between the scores and the weights, by name, with the caller's own axes."""
     names = ("scores", "scaled", "capped", "biased", "masked", "logsumexp", "weights")
     return {name: problem.restore(getattr(book, name)) for name in names}
 
 
-def _used(rules: Rules) -> Used:
+def used_rules(rules: Rules) -> Used:
+    """Which rules are at work, for the formulas."""
     masked = ("causal", "window", "mask", "kv_lengths", "query_lengths", "query_segments")
     names = {"query_segments": "segments", "kv_lengths": "key lengths", "query_lengths": "query lengths"}
-    active = tuple(names.get(name, name) for name in masked if rules.get(name) is not None and rules.get(name) is not False)
+    active = tuple(
+        names.get(name, name) for name in masked if rules.get(name) is not None and rules.get(name) is not False
+    )
     softcap, scale = rules.get("softcap"), rules.get("scale")
     return Used(
         scale=None if scale is None else float(scale),
@@ -274,27 +209,6 @@ def _turn(x: Any, name: str, convention: Convention) -> Any:
     return restore(turned(array, convention))
 
 
-def _matrix(x: Any, name: str) -> Array:
-    array: Array = adopt(x, name)[0]
-    if array.ndim < 2:
-        raise ShapeError(f"{name} has {array.ndim} axes: expected at least two.")
-    return array
-
-
-def _project(x: Array, w: Array, bias: Any, name: str) -> Array:
-    if bias is None:
-        return x @ w
-    b = adopt(bias, name)[0]
-    if b.shape != (w.shape[-1],):
-        raise ShapeError(f"{name} has shape {b.shape}: expected one number per output column, ({w.shape[-1]},).")
-    return x @ w + b.astype(np.float64)
-
-
-def _split(x: Array, heads: int) -> Array:
-    """(…, tokens, heads·width) to (…, heads, tokens, width)."""
-    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads).swapaxes(-2, -3)
-
-
 def _check(given: Described, book: reference.Textbook) -> Check:
     name = engines.choose(given.problem).engine
     found = engines.get(name).rows(given.problem, given.q, given.k, given.v, Wanted(output=True))["output"]
@@ -306,4 +220,3 @@ def _largest(a: Array, b: Array) -> float:
     """The largest difference; NaN in both is none."""
     with np.errstate(invalid="ignore"):
         return float(np.max(np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b)), initial=0.0))
-

@@ -67,7 +67,9 @@ def matrix_lines(
 
 def _opening(console: Console, seen: Explanation, language: Language) -> Iterator[Text]:
     config = seen.model.config
-    about = say(language, "model", name=seen.model.name, layers=config.layers, heads=config.heads, d_model=config.d_model)
+    about = say(
+        language, "model", name=seen.model.name, layers=config.layers, heads=config.heads, d_model=config.d_model
+    )
     yield title(about)
     if seen.model.name == SHIPPED:
         yield Text(say(language, "illustration"), style="dim")
@@ -77,11 +79,11 @@ def _opening(console: Console, seen: Explanation, language: Language) -> Iterato
     lead = say(language, "next") + "  "
     for place, choice in enumerate(seen.next):
         text = Text(lead if place == 0 else " " * cell_len(lead))
-        text.append(f"{label(_spelled(choice.text), 12)} {choice.probability:7.2%}  {bar(choice.probability, 24)}")
+        text.append(f"{label(_spelled(choice.text), 12)} {_percent(choice.probability)}  {bar(choice.probability, 24)}")
         yield text
 
 
-def _layer(console: Console, seen: Explanation, language: Language) -> Iterator[Text]:
+def _layer(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:
     yield title(say(language, "layer", layer=seen.layer, heads=seen.model.config.heads))
     for step in seen.steps:
         shape = named(step.shape, step.axes)
@@ -91,7 +93,10 @@ def _layer(console: Console, seen: Explanation, language: Language) -> Iterator[
 
 
 def _weights(console: Console, seen: Explanation, language: Language) -> Iterator[Text]:
-    yield title(say(language, "head", head=seen.head, layer=seen.layer) + f"  {named(seen.trace.weights.shape, ('queries', 'keys'))}")
+    yield title(
+        say(language, "head", head=seen.head, layer=seen.layer)
+        + f"  {named(seen.trace.weights.shape, ('queries', 'keys'))}"
+    )
     facts = {
         "token": seen.token,
         "entropy": float(seen.entropy[seen.layer, seen.head]),
@@ -105,7 +110,7 @@ def _weights(console: Console, seen: Explanation, language: Language) -> Iterato
     yield Text(f"{say(language, 'axes')}; {say(language, 'rows sum', deviation=deviation)}", style="dim")
 
 
-def _arithmetic(console: Console, seen: Explanation, language: Language) -> Iterator[Text]:
+def _arithmetic(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:
     row, tokens = seen.row, seen.tokens
     name = f"{seen.token} {_spelled(tokens[seen.token].text)}"
     yield title(say(language, "how", token=name))
@@ -114,12 +119,14 @@ def _arithmetic(console: Console, seen: Explanation, language: Language) -> Iter
     d_k = seen.trace.q.shape[-1]
     scale = f"q·k/√{d_k}" if abs(seen.trace.problem.scale * d_k**0.5 - 1) < 1e-12 else "scale·q·k"
     head = say(language, "contribution", count=count, width=width)
-    yield Text(f"  {_fill(say(language, 'key'), 13)}{'q·k':>9}{scale:>10}{_fill(say(language, 'weight'), 10, True)}  {head}")
+    names = _fill(say(language, "key"), 13), _fill(say(language, "weight"), 10, right=True)
+    yield Text(f"  {names[0]}{'q·k':>9}{scale:>10}{names[1]}  {head}")
     visible = np.flatnonzero(~np.isneginf(row.masked))
     order = visible[np.argsort(-row.weights[visible], kind="stable")]
     for j in order[:_SHOWN_KEYS]:
-        lead = f"  {label(f'{j} {_spelled(tokens[j].text)}', 13)}{row.scores[j]:9.3f}{row.masked[j]:10.4f}{row.weights[j]:10.4f}"
-        yield Text(f"{lead}  {_values(row.contributions[j], count)}")
+        lead = label(f"{j} {_spelled(tokens[j].text)}", 13)
+        figures = f"{row.scores[j]:9.3f}{row.masked[j]:10.4f}{row.weights[j]:10.4f}"
+        yield Text(f"  {lead}{figures}  {_values(row.contributions[j], count)}")
     rest = order[_SHOWN_KEYS:]
     if len(rest):
         more = _fill("  " + say(language, "more", count=len(rest)), 34)
@@ -131,6 +138,10 @@ def _arithmetic(console: Console, seen: Explanation, language: Language) -> Iter
     yield Text(say(language, "check", engine=engine, difference=difference), style="dim")
 
 
+def _percent(share: float) -> str:
+    return f"{share:7.2%}" if share >= 5e-5 else "<0.01%".rjust(7)
+
+
 def _values(row: Array, count: int) -> str:
     return " ".join(f"{value:8.4f}" for value in row[:count])
 
@@ -140,6 +151,6 @@ def _spelled(text: str) -> str:
     return "␣" + printable(text[1:]) if text.startswith(" ") else printable(text)
 
 
-def _fill(text: str, width: int, right: bool = False) -> str:
+def _fill(text: str, width: int, *, right: bool = False) -> str:
     space = " " * max(0, width - cell_len(text))
     return space + text if right else text + space

@@ -1,4 +1,4 @@
-"""Matrices in a terminal: numbers on coloured cells up to a dozen columns, half-block pixels pooled to the width beyond.
+"""Matrices in a terminal: numbers on coloured cells up to a dozen columns, half-block pixels beyond.
 
 Colour is never the only carrier: without it the numbers stay, and pixels become a ramp of characters.
 """
@@ -43,21 +43,29 @@ def printable(text: str) -> str:
 def numbers(console: Console, cells: Array, masked: Array, rows: Sequence[str], cols: Sequence[str]) -> list[Text]:
     """A table with a number in every cell, coloured by the square root of the weight; masked cells marked."""
     width = 7 if cells.size and np.abs(cells).max(initial=0) < 10 else 9
-    lead = max(4, min(12, console.width - width * len(cols) - 1, max((cell_len(printable(r.strip())) for r in rows), default=4)))
-    lines = [Text(" " * lead + " " + "".join(" " + label(c, width - 1) for c in cols))]
+    lead = max(
+        4,
+        min(12, console.width - width * len(cols) - 1, max((cell_len(printable(r.strip())) for r in rows), default=4)),
+    )
+    heads = [label(name, width - 2).strip() for name in cols]
+    lines = [
+        Text(" " * (lead + 1) + "".join(" " * (width - 1 - cell_len(name)) + name + " " for name in heads).rstrip())
+    ]
     shades = shade(cells)
     for i, row in enumerate(rows):
         line = Text(label(row, lead) + " ")
         for j in range(len(cols)):
             if masked[i, j]:
-                line.append(MASK.rjust(width - 2) + "  ")
+                line.append(MASK.rjust(width - 1) + " ")
             else:
                 line.append(f"{cells[i, j]:{width - 1}.3f} ", _ink(shades[i, j]) if colourful(console) else None)
         lines.append(line)
     return lines
 
 
-def pixels(console: Console, cells: Array, masked: Array, rows: Sequence[str], cols: Sequence[str]) -> tuple[list[Text], Array]:
+def pixels(
+    console: Console, cells: Array, masked: Array, rows: Sequence[str], cols: Sequence[str]
+) -> tuple[list[Text], Array]:
     """The matrix as pixels, two rows to a line, pooled to the console's width; returns the pooled cells too."""
     lead = 9
     width = min(len(cols), console.width - lead - 1)
@@ -107,12 +115,16 @@ def _ink(value: float) -> Style:
     """A cell's background with text that can be read on it."""
     red, green, blue = _rgb(value)
     dark = 0.299 * red + 0.587 * green + 0.114 * blue < 140
-    return Style(color=Color.from_rgb(*((255, 255, 255) if dark else (0, 0, 0))), bgcolor=Color.from_rgb(red, green, blue))
+    return Style(
+        color=Color.from_rgb(*((255, 255, 255) if dark else (0, 0, 0))), bgcolor=Color.from_rgb(red, green, blue)
+    )
 
 
 def _half(shades: Array, hidden: Array, top: int, column: int) -> Style:
     colours = [
-        _MASKED if hidden[row, column] else _rgb(float(shades[row, column])) for row in (top, top + 1) if row < len(shades)
+        _MASKED if hidden[row, column] else _rgb(float(shades[row, column]))
+        for row in (top, top + 1)
+        if row < len(shades)
     ]
     lower = Color.from_rgb(*colours[1]) if len(colours) == 2 else None
     return Style(color=Color.from_rgb(*colours[0]), bgcolor=lower)

@@ -32,7 +32,9 @@ def _step(console: Console, case: Case, step: Step, verdict: Verdict | None, lan
     yield Text(f"  {say(language, 'layer output' if layer and step.name == 'output' else step.name)}", style="dim")
     array = np.asarray(step.array, dtype=np.float64)
     if step.name == "weights" and array.ndim == 2 and array.size:
-        rows, cols = ([f"{axis[0]}_{i}" for i in range(size)] for axis, size in zip(_letters(step), array.shape, strict=True))
+        rows, cols = (
+            [f"{axis[0]}_{i}" for i in range(size)] for axis, size in zip(_letters(step), array.shape, strict=True)
+        )
         masked = np.isneginf(np.asarray(case.trace.masked))
         yield from matrix_lines(console, array, masked, rows, cols, language)
     else:
@@ -96,3 +98,14 @@ def _closing(case: Case, language: Language) -> Iterator[Text]:
     else:
         mistake = f": {say(language, first.mistake)}" if first.mistake else ""
         yield Text(say(language, "first wrong", name=first.name) + mistake, style="bold red")
+        for verdict in case.verdicts:
+            if not verdict.right and verdict is not first:
+                yield Text(_also(verdict, language), style="red")
+
+
+def _also(verdict: Verdict, language: Language) -> str:
+    if verdict.source is None:
+        mistake = f": {say(language, verdict.mistake)}" if verdict.mistake else ""
+        return say(language, "wrong too", name=verdict.name, difference=verdict.difference) + mistake
+    key = "follows on" if follows(verdict) else "also wrong"
+    return say(language, key, name=verdict.name, source=verdict.source, difference=verdict.off_source)

@@ -6,7 +6,10 @@ Language = Literal["en", "zh"]
 
 _WORDS: dict[str, tuple[str, str]] = {
     # what each step does
-    "x": ("each token's vector, layer-normalised: what enters the layer", "每个词元的向量（已做层归一化），即本层的输入"),
+    "x": (
+        "each token's vector, layer-normalised: what enters the layer",
+        "每个词元的向量（已做层归一化），即本层的输入",
+    ),
     "context": ("the other sequence, which keys and values come from", "另一个序列，键和值由它而来"),
     "q": ("queries: what each token looks for", "查询：每个词元在找什么"),
     "k": ("keys: what each token can be found by", "键：每个词元凭什么被找到"),
@@ -53,7 +56,10 @@ _WORDS: dict[str, tuple[str, str]] = {
         "min {low:.3g}  max {high:.3g}  «{ramp}» by the square root of the weight",
         "最小 {low:.3g}  最大 {high:.3g}  «{ramp}» 按权重的平方根",
     ),
-    "pooled": ("each cell is the mean over {rows:.3g} × {cols:.3g} weights", "每格是 {rows:.3g} × {cols:.3g} 个权重的平均"),
+    "pooled": (
+        "each cell is the mean over {rows:.3g} × {cols:.3g} weights",
+        "每格是 {rows:.3g} × {cols:.3g} 个权重的平均",
+    ),
     "masked cell": ("· masked", "· 被遮蔽"),
     "rows sum": ("rows sum to 1 (largest deviation {deviation:.1g})", "每行之和为 1（最大偏差 {deviation:.1g}）"),
     "how": (
@@ -73,12 +79,15 @@ _WORDS: dict[str, tuple[str, str]] = {
         "教科书算法与 {engine} 引擎一致：最大差 {difference:.1g}",
     ),
     # trace
-    "head of": ("head {head} of {heads}; --json FILE writes all", "第 {head} 个头（共 {heads} 个）；--json FILE 写出全部"),
+    "head of": (
+        "head {head} of {heads}; --json FILE writes all",
+        "第 {head} 个头（共 {heads} 个）；--json FILE 写出全部",
+    ),
     "cut": ("the first {rows} × {cols} of {all_rows} × {all_cols}", "前 {rows} × {cols}，共 {all_rows} × {all_cols}"),
-    "claim right": ("✓ the claimed {name} is right", "✓ 所声称的 {name} 正确"),
+    "claim right": ("✓ claimed {name}: right", "✓ 所声称的 {name}：正确"),
     "claim wrong": (
-        "✗ the claimed {name} is wrong, by up to {difference:.4g}",
-        "✗ 所声称的 {name} 有误，最大相差 {difference:.4g}",
+        "✗ claimed {name}: wrong, by up to {difference:.4g}",
+        "✗ 所声称的 {name}：有误，最大相差 {difference:.4g}",
     ),
     "claimed": ("claimed", "声称"),
     "right": ("right", "正确"),
@@ -88,10 +97,16 @@ _WORDS: dict[str, tuple[str, str]] = {
         "  它确由所声称的 {source} 得出，错误出在那里",
     ),
     "also off": (
-        "  nor does it follow from its own {source}: off by up to {difference:.4g}",
+        "  and not even its own {source} give it: off by up to {difference:.4g}",
         "  它也不能由自己的 {source} 得出：最大相差 {difference:.4g}",
     ),
     "first wrong": ("the first wrong step is {name}", "第一个出错的步骤是 {name}"),
+    "also wrong": (
+        "{name}: wrong too, and off from its own {source} by up to {difference:.4g}",
+        "{name}：同样有误，且与它自己的 {source} 相差最大 {difference:.4g}",
+    ),
+    "follows on": ("{name}: wrong only because {source} is", "{name}：仅因 {source} 有误而错"),
+    "wrong too": ("{name}: wrong too, by up to {difference:.4g}", "{name}：同样有误，最大相差 {difference:.4g}"),
     "all right": ("every claimed step is right: {names}", "所声称的每一步都正确：{names}"),
     "no claims": ("the file claims no values, so there is nothing to check", "文件没有声称任何数值，无需核对"),
     # mistakes

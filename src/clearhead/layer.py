@@ -1,0 +1,99 @@
+"""A whole attention layer, executed: from X to U, heads and all."""
+
+from dataclasses import replace
+from typing import Any, Unpack
+
+import numpy as np
+
+from clearhead import reference
+from clearhead.arrays import adopt
+from clearhead.axes import Array
+from clearhead.errors import RuleError, ShapeError
+from clearhead.problem import Rules, check_names, describe
+from clearhead.steps import Convention, check_convention, layer_sizes, layer_steps, turned
+from clearhead.tracing import Trace, intermediates, used_rules
+
+
+def trace_layer(
+    x: Any,
+    w_q: Any,
+    w_k: Any,
+    w_v: Any,
+    w_o: Any = None,
+    *,
+    num_heads: int = 1,
+    context: Any = None,
+    b_q: Any = None,
+    b_k: Any = None,
+    b_v: Any = None,
+    b_o: Any = None,
+    convention: Convention = "rows",
+    **rules: Unpack[Rules],
+) -> Trace:
+    """A whole attention layer step by step, from X to U: projections, heads, attention, joining, output projection.
+
+    x           (…, queries, d_model), tokens as rows (X·W), or (…, d_model, queries) with convention="columns" (W·X)
+    w_q, w_k    (d_model, heads·d_k), (d_model, kv_heads·d_k); in columns convention their transposes
+    w_v         (d_model, kv_heads·d_v)
+    w_o         (heads·d_v, d_out), or None: the concatenated heads are the output
+    num_heads   query heads; the number of key heads follows from w_k's width
+    context     (…, keys, d_context) for cross-attention; None is self-attention
+    b_q … b_o   biases, one number per output column
+
+    Returns a Trace with x, q, k, v (…, heads, tokens, width), the intermediates of `trace` per head, `heads`
+    (…, heads, queries, d_v), `concat` and `output`, which is U (…, queries, d_out).
+    Raises as `trace`, naming the matrix. In columns convention rules keep their axes, (queries, keys).
+    Source: Vaswani et al. 2017, section 3.2.2.
+
+    >>> import numpy as np, clearhead as ch
+    >>> w = np.eye(4)
+    >>> ch.trace_layer(np.eye(3, 4), w, w, w, num_heads=2).output.shape
+    (3, 4)
+    """
+    check_convention(convention)
+    check_names(rules)
+    if w_o is None and b_o is not None:
+        raise RuleError("b_o is given but w_o is not: a bias of the output projection needs one.")
+    parts = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v, "w_o": w_o, "context": context}
+    read = {name: turned(_matrix(value, name), convention) for name, value in parts.items() if value is not None}
+    own, out = read["x"], read.get("w_o")
+    source = read.get("context", own)
+    shapes = [array.shape for array in (own, source, read["w_q"], read["w_k"], read["w_v"])]
+    out_shape = None if out is None else out.shape
+    sizes = layer_sizes(*shapes, out_shape, num_heads, convention)
+    q = _split(_project(own, read["w_q"], b_q, "b_q"), num_heads)
+    k = _split(_project(source, read["w_k"], b_k, "b_k"), sizes.kv_heads or 1)
+    v = _split(_project(source, read["w_v"], b_v, "b_v"), sizes.kv_heads or 1)
+    given = replace(describe(q, k, v, rules), restore=adopt(x, "x")[1])
+    book = reference.attend(given.problem, given.q, given.k, given.v)
+    assert book.output is not None
+    heads = given.problem.restore(book.output)
+    concat = heads.swapaxes(-2, -3).reshape(*heads.shape[:-3], heads.shape[-2], -1)
+    output = concat if out is None else _project(concat, out, b_o, "b_o")
+    biases = frozenset(n for n, b in (("b_q", b_q), ("b_k", b_k), ("b_v", b_v), ("b_o", b_o)) if b is not None)
+    used, cross = used_rules(rules), context is not None
+    steps = layer_steps(sizes, own.shape, source.shape, out_shape, used, biases, convention, own.itemsize, cross=cross)
+    arrays = {"x": own, "context": source, "q": q, "k": k, "v": v, **intermediates(given.problem, book)}
+    return Trace(given, book, steps, {**arrays, "heads": heads, "concat": concat, "output": output}, convention)
+
+
+def _matrix(x: Any, name: str) -> Array:
+    array: Array = adopt(x, name)[0]
+    if array.ndim < 2:
+        raise ShapeError(f"{name} has {array.ndim} axes: expected at least two.")
+    return array
+
+
+def _project(x: Array, w: Array, bias: Any, name: str) -> Array:
+    product = x.astype(np.float64) @ w.astype(np.float64)
+    if bias is None:
+        return product
+    b = adopt(bias, name)[0]
+    if b.shape != (w.shape[-1],):
+        raise ShapeError(f"{name} has shape {b.shape}: expected one number per output column, ({w.shape[-1]},).")
+    return product + b.astype(np.float64)
+
+
+def _split(x: Array, heads: int) -> Array:
+    """(…, tokens, heads·width) to (…, heads, tokens, width)."""
+    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads).swapaxes(-2, -3)
