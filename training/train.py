@@ -63,18 +63,27 @@ EXPECTED = {
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Train the nursery-rhyme model that ships with Clearhead.",
-        epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", type=Path, default=ROOT / "training" / "rhymes.txt",
-                        help="rhymes, separated by blank lines (default: training/rhymes.txt)")
-    parser.add_argument("--output", type=Path, default=ROOT / "src/clearhead/models/rhymes",
-                        help="folder to write (default: src/clearhead/models/rhymes)")
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--text",
+        type=Path,
+        default=ROOT / "training" / "rhymes.txt",
+        help="rhymes, separated by blank lines (default: training/rhymes.txt)",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=ROOT / "src/clearhead/models/rhymes",
+        help="folder to write (default: src/clearhead/models/rhymes)",
+    )
     parser.add_argument("--steps", type=int, default=1200, help="training steps (default: 1200)")
     parser.add_argument("--learning-rate", type=float, default=1e-3, help="peak rate (default: 0.001)")
     parser.add_argument("--dropout", type=float, default=0.1, help="dropout (default: 0.1)")
     parser.add_argument("--vocabulary", type=int, default=2400, help="largest vocabulary (default: 2400)")
     parser.add_argument("--seed", type=int, default=1, help="random seed (default: 1)")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1,
-                        help="CPU threads (default: all cores)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="CPU threads (default: all cores)")
     return parser.parse_args()
 
 
@@ -95,7 +104,10 @@ def train_tokenizer(rhymes: list[str], vocabulary: int) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, min_frequency=2, special_tokens=[END], show_progress=False,
+        vocab_size=vocabulary,
+        min_frequency=2,
+        special_tokens=[END],
+        show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),  # every byte, so any text tokenizes
     )
     tokenizer.train_from_iterator((text for rhyme in rhymes for text in spellings(rhyme)), trainer)
@@ -125,8 +137,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows, length, width = x.shape
-        q, k, v = (part.view(rows, length, self.heads, -1).transpose(1, 2)
-                   for part in self.c_attn(x).split(width, dim=2))
+        q, k, v = (
+            part.view(rows, length, self.heads, -1).transpose(1, 2) for part in self.c_attn(x).split(width, dim=2)
+        )
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
         return self.c_proj(mixed.transpose(1, 2).reshape(rows, length, width))
@@ -154,12 +167,14 @@ class Decoder(nn.Module):
     def __init__(self, config: dict) -> None:
         super().__init__()
         width = config["n_embd"]
-        self.transformer = nn.ModuleDict({
-            "wte": nn.Embedding(config["vocab_size"], width),
-            "wpe": nn.Embedding(config["n_positions"], width),
-            "h": nn.ModuleList(Block(config) for _ in range(config["n_layer"])),
-            "ln_f": nn.LayerNorm(width, eps=config["layer_norm_epsilon"]),
-        })
+        self.transformer = nn.ModuleDict(
+            {
+                "wte": nn.Embedding(config["vocab_size"], width),
+                "wpe": nn.Embedding(config["n_positions"], width),
+                "h": nn.ModuleList(Block(config) for _ in range(config["n_layer"])),
+                "ln_f": nn.LayerNorm(width, eps=config["layer_norm_epsilon"]),
+            }
+        )
         self.dropout = nn.Dropout(config["embd_pdrop"])
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
@@ -178,15 +193,22 @@ class Decoder(nn.Module):
 def make_config(tokenizer: Tokenizer, dropout: float) -> dict:
     end = tokenizer.token_to_id(END)
     return {
-        "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
         "activation_function": "gelu_new",
         **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), dropout),
-        "bos_token_id": end, "eos_token_id": end,
+        "bos_token_id": end,
+        "eos_token_id": end,
         "initializer_range": 0.02,
         "layer_norm_epsilon": 1e-5,
-        "n_layer": 2, "n_head": 8, "n_embd": 512, "n_inner": 256,
-        "n_ctx": CONTEXT, "n_positions": CONTEXT,
-        "scale_attn_weights": True, "tie_word_embeddings": True,
+        "n_layer": 2,
+        "n_head": 8,
+        "n_embd": 512,
+        "n_inner": 256,
+        "n_ctx": CONTEXT,
+        "n_positions": CONTEXT,
+        "scale_attn_weights": True,
+        "tie_word_embeddings": True,
         "torch_dtype": "float16",
         "vocab_size": tokenizer.get_vocab_size(),
     }
@@ -198,7 +220,7 @@ def make_row(encoded: Spellings, length: int, rng: random.Random) -> list[int]:
     while len(row) < length:
         tokens = rng.choices(rng.choice(encoded), SPELLING_WEIGHTS)[0]
         inside = not row and rng.random() < 0.5
-        row += tokens[rng.randrange(len(tokens)) if inside else 0:]
+        row += tokens[rng.randrange(len(tokens)) if inside else 0 :]
     return row[:length]
 
 

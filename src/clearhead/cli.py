@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from clearhead import __version__
 from clearhead.errors import ClearheadError, FileError
@@ -56,8 +56,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Say on one line what is wrong, where argparse would print the usage before it."""
+        self.exit(2, f"{self.prog}: {message}. hint: {self.prog} --help shows examples.\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="clearhead", description="Exact attention, with weights that stay visible.")
+    parser = _Parser(prog="clearhead", description="Exact attention, with weights that stay visible.")
     parser.add_argument("--version", action="version", version=f"clearhead {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     explain = _command(
@@ -101,10 +107,12 @@ def _command(
 def _explain(given: argparse.Namespace) -> int:
     from clearhead.explain import explain
     from clearhead.model import load
+    from clearhead.report.progress import progress
 
     if not given.text.strip():
         raise FileError("the text is empty: there is no token to explain.", 'clearhead explain "humpty dumpty sat on"')
-    seen = explain(load(given.model), given.text, layer=given.layer, head=given.head, token=given.token)
+    chosen = {"layer": given.layer, "head": given.head, "token": given.token}
+    seen = explain(load(given.model), given.text, **chosen, each=lambda layers: progress(layers, "layers"))
     if given.json is not None:
         _write_json(given.json, seen.to_json())
     if given.json != "-":

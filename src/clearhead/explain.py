@@ -4,6 +4,7 @@ Everything here is data; `report` draws it. Every number comes from the run.
 """
 
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -83,19 +84,21 @@ def explain(
     head: int | None = None,
     token: str | None = None,
     count: int = 5,
+    each: Callable[[range], Iterable[int]] = iter,
 ) -> Explanation:
     """Run `text` and take one token's attention apart; what is not given is chosen: the last token, the sharpest head.
 
     layer, head   from 0; None takes the one whose row for the token has the least entropy
     token         a position (negative counts from the end) or a word of the text; None is the last
     count         how many next tokens to list
+    each          walks the model's layers; a progress bar goes there
     Raises SelectionError when there is no such layer, head or token, ShapeError when the text does not fit.
     """
     tokens = model.tokens(text)
     at = find_token(tokens, text, token)
     _check_index("layer", layer, model.config.layers)
     _check_index("head", head, model.config.heads)
-    run = model.run([t.id for t in tokens])
+    run = model.run([t.id for t in tokens], each)
     entropy = np.stack([_row_entropy(model, number, part, at) for number, part in enumerate(run.layers)])
     picked_layer, picked_head = _sharpest(entropy, layer, head)
     part = run.layers[picked_layer]

@@ -58,9 +58,9 @@ def trace_layer(
     read = {name: turned(_matrix(value, name), convention) for name, value in parts.items() if value is not None}
     own, out = read["x"], read.get("w_o")
     source = read.get("context", own)
-    shapes = [array.shape for array in (own, source, read["w_q"], read["w_k"], read["w_v"])]
     out_shape = None if out is None else out.shape
-    sizes = layer_sizes(*shapes, out_shape, num_heads, convention)
+    w_shapes = (read["w_q"].shape, read["w_k"].shape, read["w_v"].shape)
+    sizes = layer_sizes(own.shape, source.shape, w_shapes, out_shape, num_heads, convention)
     q = _split(_project(own, read["w_q"], b_q, "b_q"), num_heads)
     k = _split(_project(source, read["w_k"], b_k, "b_k"), sizes.kv_heads or 1)
     v = _split(_project(source, read["w_v"], b_v, "b_v"), sizes.kv_heads or 1)

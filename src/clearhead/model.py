@@ -6,10 +6,9 @@ al. 2019 as Hugging Face stores it: linear weights are (d_in, d_out).
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.resources import as_file, files
-from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,12 +108,15 @@ class Model:
         base = width**-0.5 if self.config.scaled else 1.0
         return base / (layer + 1) if self.config.scaled_by_layer else base
 
-    def run(self, ids: list[int]) -> Run:
-        """The forward pass: (tokens, vocabulary) logits, and what each attention layer saw. float32."""
+    def run(self, ids: list[int], each: Callable[[range], Iterable[int]] = iter) -> Run:
+        """The forward pass: (tokens, vocabulary) logits, and what each attention layer saw. float32.
+
+        `each` walks the layers; a progress bar goes there.
+        """
         w, config = self.weights, self.config
         hidden = w["wte.weight"][ids] + w["wpe.weight"][: len(ids)]
         runs = []
-        for layer in range(config.layers):
+        for layer in each(range(config.layers)):
             name = f"h.{layer}."
             x = _normalise(hidden, w[name + "ln_1.weight"], w[name + "ln_1.bias"], config.epsilon)
             q, k, v = (
@@ -266,7 +268,7 @@ def _safetensors(path: Path) -> dict[str, Array]:
     found = {}
     for name, entry in entries:
         dtype = _DTYPES.get(str(entry["dtype"]))
-        if dtype is not None and len(entry["data"]) == prod(entry["shape"]) * dtype.itemsize:
+        if dtype is not None:
             found[name] = np.frombuffer(entry["data"], dtype).reshape(entry["shape"])
     return found
 

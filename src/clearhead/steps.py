@@ -113,11 +113,11 @@ def shapes(
         given = [_shape(name, value, turn=turn) for name, value in (("q", q), ("k", k), ("v", v))]
         check_shapes(*given)
         return attention_steps(Sizes.of(*given), Used(), convention, itemsize)
-    weights = [_shape(name, w, turn=turn) for name, w in (("w_q", w_q), ("w_k", w_k), ("w_v", w_v))]
+    weights = (_shape("w_q", w_q, turn=turn), _shape("w_k", w_k, turn=turn), _shape("w_v", w_v, turn=turn))
     own = _shape("x", x, turn=turn)
     other = own if context is None else _shape("context", context, turn=turn)
     out = None if w_o is None else _shape("w_o", w_o, turn=turn)
-    sizes = layer_sizes(own, other, *weights, out, num_heads, convention)
+    sizes = layer_sizes(own, other, weights, out, num_heads, convention)
     return layer_steps(sizes, own, other, out, Used(), frozenset(), convention, itemsize, cross=context is not None)
 
 
@@ -130,9 +130,7 @@ def check_convention(convention: str) -> None:
 def layer_sizes(
     x: Sequence[int],
     context: Sequence[int],
-    w_q: Sequence[int],
-    w_k: Sequence[int],
-    w_v: Sequence[int],
+    w_qkv: tuple[Sequence[int], Sequence[int], Sequence[int]],
     w_o: Sequence[int] | None,
     num_heads: int,
     convention: Convention,
@@ -141,6 +139,7 @@ def layer_sizes(
     if isinstance(num_heads, bool) or not isinstance(num_heads, (int, np.integer)) or num_heads < 1:
         raise RuleError(f"num_heads is {num_heads!r}: expected a whole number from 1 up.")
     other = "columns" if convention == "rows" else "rows"
+    w_q, w_k, w_v = w_qkv
     for name, w, source, given in (
         ("w_q", w_q, "x", x),
         ("w_k", w_k, "context", context),

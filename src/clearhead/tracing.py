@@ -138,8 +138,19 @@ class Trace:
             _largest(book.weights[:, :, 0], self._book.weights[:, :, at]),
             _largest(book.output[:, :, 0], self._book.output[:, :, at]),
         )
-        rows = (book.scores[:, :, 0], book.masked[:, :, 0], book.weights[:, :, 0], contributions, book.output[:, :, 0])
-        return TokenTrace(at, *(given.restore(problem.restore(row)) for row in rows), difference)
+
+        def give(row: Array) -> Any:
+            return given.restore(problem.restore(row))
+
+        return TokenTrace(
+            query=at,
+            scores=give(book.scores[:, :, 0]),
+            masked=give(book.masked[:, :, 0]),
+            weights=give(book.weights[:, :, 0]),
+            contributions=give(contributions),
+            output=give(book.output[:, :, 0]),
+            difference=difference,
+        )
 
 
 def trace(q: Any, k: Any, v: Any, *, convention: Convention = "rows", **rules: Unpack[Rules]) -> Trace:
@@ -157,10 +168,10 @@ def trace(q: Any, k: Any, v: Any, *, convention: Convention = "rows", **rules: U
     ([[6.5, 10.0], [2.0, 3.5]], [[0.9224, 2.1553], [0.7428, 2.5144]])
     """
     check_convention(convention)
-    arrays = [_turn(x, name, convention) for x, name in ((q, "q"), (k, "k"), (v, "v"))]
-    given = describe(*arrays, rules)
+    q, k, v = (_turn(x, name, convention) for x, name in ((q, "q"), (k, "k"), (v, "v")))
+    given = describe(q, k, v, rules)
     book = reference.attend(given.problem, given.q, given.k, given.v)
-    raw = {name: adopt(x, name)[0] for x, name in zip(arrays, "qkv", strict=True)}
+    raw = {name: adopt(x, name)[0] for name, x in (("q", q), ("k", k), ("v", v))}
     steps = attention_steps(
         Sizes.of(*(x.shape for x in raw.values())), used_rules(rules), convention, given.problem.dtype.itemsize
     )
@@ -174,7 +185,9 @@ def listed(x: Any) -> Any:
     array = np.asarray(x, dtype=np.float64)
     if np.isfinite(array).all():
         return array.tolist()
-    return np.where(np.isfinite(array), array.astype(object), None).tolist()
+    cells = array.astype(object)
+    cells[~np.isfinite(array)] = None
+    return cells.tolist()
 
 
 def intermediates(problem: Problem, book: reference.Textbook) -> dict[str, Array]:

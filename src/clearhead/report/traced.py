@@ -97,7 +97,9 @@ def _closing(case: Case, language: Language) -> Iterator[Text]:
         yield Text(say(language, "all right", names=", ".join(v.name for v in case.verdicts)), style="bold green")
     else:
         mistake = f": {say(language, first.mistake)}" if first.mistake else ""
-        yield Text(say(language, "first wrong", name=first.name) + mistake, style="bold red")
+        yield Text(
+            say(language, "first wrong", name=first.name, difference=first.difference) + mistake, style="bold red"
+        )
         for verdict in case.verdicts:
             if not verdict.right and verdict is not first:
                 yield Text(_also(verdict, language), style="red")

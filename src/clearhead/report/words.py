@@ -100,7 +100,10 @@ _WORDS: dict[str, tuple[str, str]] = {
         "  and not even its own {source} give it: off by up to {difference:.4g}",
         "  它也不能由自己的 {source} 得出：最大相差 {difference:.4g}",
     ),
-    "first wrong": ("the first wrong step is {name}", "第一个出错的步骤是 {name}"),
+    "first wrong": (
+        "the first wrong step is {name}, by up to {difference:.4g}",
+        "第一个出错的步骤是 {name}，最大相差 {difference:.4g}",
+    ),
     "also wrong": (
         "{name}: wrong too, and off from its own {source} by up to {difference:.4g}",
         "{name}：同样有误，且与它自己的 {source} 相差最大 {difference:.4g}",
