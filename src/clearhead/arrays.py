@@ -62,11 +62,16 @@ def _from_torch(torch: Any, x: Any, name: str) -> Array:
             f"{name} requires grad, and no engine here has gradients yet.",
             f"{name}.detach(), or `with torch.no_grad():` around the call.",
         )
+    if x.layout != torch.strided:
+        raise DtypeError(f"{name} has layout {x.layout}: expected a dense tensor.", f"{name}.to_dense() makes one.")
     x = x.detach()
     if x.dtype == torch.bfloat16:  # NumPy has no such type of its own: read the same bits
         bits: Array = x.view(torch.int16).numpy()
         return bits.view(bfloat16)
-    array: Array = x.resolve_conj().resolve_neg().numpy()
+    try:
+        array: Array = x.resolve_conj().resolve_neg().numpy()
+    except TypeError:
+        raise DtypeError(f"{name} is {x.dtype}, which NumPy does not have.", f"{name}.float() converts it.") from None
     return array
 
 

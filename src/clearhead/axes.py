@@ -37,6 +37,25 @@ def blocks(size: int, block: int) -> list[slice]:
 
 
 def as_slice(chosen: range) -> slice:
-    """The slice that picks what `chosen` lists; a range may run down to -1, where a slice needs None."""
+    """The slice that picks what `chosen` lists; a range may run down to -1, where a slice needs None.
+
+    >>> as_slice(range(3, -1, -1)), as_slice(range(-1, 2, -1))
+    (slice(3, None, -1), slice(0, 0, None))
+    """
+    if not chosen:
+        return slice(0, 0)
     stop = None if chosen.step < 0 and chosen.stop < 0 else chosen.stop
     return slice(chosen.start, stop, chosen.step)
+
+
+def as_places(chosen: Array) -> slice | Array:
+    """What picks the places in `chosen`: a slice where they are evenly spaced, since that copies nothing.
+
+    >>> as_places(np.array([2, 4, 6])), as_places(np.array([0, 1, 6]))
+    (slice(2, 7, 2), array([0, 1, 6]))
+    """
+    steps = np.unique(np.diff(chosen)) if len(chosen) > 1 else np.ones(1, np.int64)
+    if not len(chosen) or len(steps) > 1 or steps[0] == 0:
+        return chosen
+    step = int(steps[0])
+    return as_slice(range(int(chosen[0]), int(chosen[-1]) + (1 if step > 0 else -1), step))

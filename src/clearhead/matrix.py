@@ -13,7 +13,7 @@ import numpy as np
 
 from clearhead import engines
 from clearhead.arrays import FLOATS, adopt, statistics_dtype
-from clearhead.axes import WEIGHTS, Array, as_slice, named
+from clearhead.axes import WEIGHTS, Array, as_places, as_slice, named
 from clearhead.engines.base import Engine
 from clearhead.errors import DtypeError, SelectionError, ShapeError
 from clearhead.observations import Observation, Top, Wanted, wanted
@@ -236,8 +236,7 @@ class AttentionMatrix:
         result_shape = tuple(len(p) for p in picked if not isinstance(p, int))
         if 0 in result_shape:
             return np.empty(result_shape, self.dtype)
-        part = self._heads(chosen[:-2])
-        part = part._rows(as_slice(rows))[0]
+        part = self._rows(as_slice(rows))[0]._heads(chosen[:-2])
         lse = part._logsumexp
         small = part._problem.take(keys=cols)
         weights = self._engine.weights(small, part._q, part._k[:, :, as_slice(cols)], lse)
@@ -252,10 +251,11 @@ class AttentionMatrix:
         batches = np.arange(self._problem.batch).reshape(sizes[:-1])[np.ix_(*lead[:-1])].reshape(-1)
         group = self._problem.heads // self._problem.kv_heads
         problem = self._problem.take_heads(batches, heads)
-        q = self._q[batches][:, as_slice(heads)]
-        part = self._part(problem, q, self._k[batches][:, np.asarray(heads) // group])
+        places = as_places(batches)
+        q, k = self._q[:, as_slice(heads)][places], self._k[:, as_places(np.asarray(heads) // group)][places]
+        part = self._part(problem, q, k)
         if "_logsumexp" in self.__dict__:
-            part._logsumexp = self._logsumexp[batches][:, as_slice(heads)]
+            part._logsumexp = self._logsumexp[:, as_slice(heads)][places]
         return part
 
 

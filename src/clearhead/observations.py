@@ -24,7 +24,7 @@ import numpy as np
 from clearhead.arrays import adopt, plain
 from clearhead.axes import Array, as_slice
 from clearhead.errors import DtypeError, RuleError, ShapeError
-from clearhead.problem import Problem
+from clearhead.problem import Problem, one_per_head
 
 ROW_STATISTICS = ("logsumexp", "max_logit", "entropy", "distance", "top")
 COLUMN_STATISTICS = ("received", "peak", "image", "groups")
@@ -35,6 +35,14 @@ class Top(NamedTuple):
 
     weights: Any
     indices: Any
+
+
+class Groups(NamedTuple):
+    """Which span each query and each key belongs to, and how many spans there are."""
+
+    queries: Array  # labels, (batch, queries)
+    keys: Array  # (batch, keys)
+    counts: tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -50,7 +58,7 @@ class Wanted:
     received: bool = False
     peak: bool = False
     image: tuple[int, int] | None = None
-    groups: tuple[Array, Array] | None = None  # labels (batch, queries) and (batch, keys)
+    groups: Groups | None = None
 
     def rows(self) -> bool:
         """Is the output or any row statistic asked for?"""
@@ -64,7 +72,7 @@ class Wanted:
         """The same request for some queries only: their labels go with them."""
         if self.groups is None:
             return self
-        return replace(self, groups=(self.groups[0][:, as_slice(queries)], self.groups[1]))
+        return replace(self, groups=self.groups._replace(queries=self.groups.queries[:, as_slice(queries)]))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -98,24 +106,21 @@ class Observation:
         True
         """
         for part in (self, other):
-            if part.logsumexp is None:
-                raise RuleError(
-                    "a part has no logsumexp: parts over keys are weighed by it.", "observe(logsumexp=True)"
-                )
-            column = next((name for name in COLUMN_STATISTICS if getattr(part, name) is not None), None)
-            if column:
-                raise RuleError(
-                    f"{column} over some keys only cannot be merged: a column statistic needs the final log-sum-exp.",
-                    "observe it from the whole matrix, or over disjoint queries and merge_queries.",
-                )
+            _check_weighable(part)
         return _merge(self, other)
 
     def with_sinks(self, sinks: Any) -> "Observation":
-        """The same answer with one extra logit per head, (heads,), in each row's denominator."""
-        if self.logsumexp is None:
-            raise RuleError("this observation has no logsumexp: a sink is weighed by it.", "observe(logsumexp=True)")
+        """The same answer with one extra logit per head, (heads,), in each row's denominator.
+
+        Raises RuleError as `merge_keys` does, and what `attention` raises for sinks.
+        """
+        _check_weighable(self)
         lse, restore = adopt(self.logsumexp, "logsumexp")
-        extra = np.broadcast_to(plain(sinks, "sinks").astype(lse.dtype)[..., None], lse.shape)
+        heads = lse.shape[-2] if lse.ndim > 1 else 1
+        logits = one_per_head("sinks", sinks, heads, lse.ndim + 1)
+        if logits is None:
+            return self
+        extra = np.broadcast_to(logits[:, None] if lse.ndim > 1 else logits, lse.shape)
         kept = restore(np.where(np.isneginf(lse), -np.inf, extra).astype(lse.dtype))
         empty = Observation(logsumexp=kept, queries=self.queries, keys=0)
         return _merge(self, empty)
@@ -143,6 +148,8 @@ class Observation:
                 joined[name] = _stack(a, b, -1)
             elif name in ("output", "image"):
                 joined[name] = _stack(a, b, -2)
+            elif name == "groups":
+                joined[name] = _add_groups(a, b)
             else:
                 joined[name] = _combine(a, b, np.maximum if name == "peak" else np.add)
         return Observation(**joined, queries=self.queries + other.queries, keys=self.keys)
@@ -176,6 +183,7 @@ def areas(pixels: int, size: int, chosen: slice) -> tuple[slice, Array]:
     return slice(first, last), np.maximum(overlap, 0.0) / step
 
 
+@np.errstate(invalid="ignore")  # -inf - -inf where neither part sees a key
 def _merge(a: Observation, b: Observation) -> Observation:
     """The (log-sum-exp, weighted sums) algebra; what a part lacks counts as nothing where it saw no key."""
     lse_a, restore = adopt(a.logsumexp, "logsumexp")
@@ -251,6 +259,29 @@ def _stack(a: Any, b: Any, axis: int) -> Any:
     return restore(np.concatenate([left, adopt(b, "part")[0]], axis=axis))
 
 
+def _add_groups(a: Any, b: Any) -> Any:
+    """The sum of two tables (…, query groups, key groups); a query group that one part has not got adds nothing."""
+    (left, restore), (right, _) = adopt(a, "groups"), adopt(b, "groups")
+    if left.shape[-1] != right.shape[-1]:
+        raise ShapeError(f"one part has {left.shape[-1]} key groups, the other {right.shape[-1]}: they share all keys.")
+    total = np.zeros((*left.shape[:-2], max(left.shape[-2], right.shape[-2]), left.shape[-1]), left.dtype)
+    for part in (left, right):
+        total[..., : part.shape[-2], :] += part
+    return restore(total)
+
+
+def _check_weighable(part: Observation) -> None:
+    """Can this answer be weighed against another by its log-sum-exp?"""
+    if part.logsumexp is None:
+        raise RuleError("a part has no logsumexp: parts over keys are weighed by it.", "observe(logsumexp=True)")
+    column = next((name for name in COLUMN_STATISTICS if getattr(part, name) is not None), None)
+    if column:
+        raise RuleError(
+            f"{column} over some keys only cannot be merged: a column statistic needs the final log-sum-exp.",
+            "observe it from the whole matrix, or over disjoint queries and merge_queries.",
+        )
+
+
 def _check_pixels(a: Observation, b: Observation) -> None:
     high_a, high_b = a.image.shape[-2], b.image.shape[-2]
     if a.queries * high_b != b.queries * high_a or a.image.shape[-1] != b.image.shape[-1]:
@@ -277,14 +308,14 @@ def _size(value: Any) -> tuple[int, int] | None:
     return None if height is None or width is None else (height, width)
 
 
-def _labels(problem: Problem, value: Any) -> tuple[Array, Array] | None:
+def _labels(problem: Problem, value: Any) -> Groups | None:
     if value is None:
         return None
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise RuleError(f"groups is {type(value).__name__}: expected (query_groups, key_groups).")
     sides = (("query_groups", value[0], problem.queries), ("key_groups", value[1], problem.keys))
-    query_labels, key_labels = (_label_row(problem, name, labels, size) for name, labels, size in sides)
-    return query_labels, key_labels
+    queries, keys = (_label_row(problem, name, labels, size) for name, labels, size in sides)
+    return Groups(queries, keys, (int(queries.max(initial=-1)) + 1, int(keys.max(initial=-1)) + 1))
 
 
 def _label_row(problem: Problem, name: str, value: Any, size: int) -> Array:

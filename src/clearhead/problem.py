@@ -12,10 +12,11 @@ from typing import Any, TypedDict
 import numpy as np
 
 from clearhead.arrays import FLOATS, Restore, adopt, plain
-from clearhead.axes import KEY, QUERY, VALUE, WEIGHTS, Array, as_slice, named
+from clearhead.axes import KEY, QUERY, VALUE, WEIGHTS, Array, as_places, as_slice, named
 from clearhead.errors import DtypeError, RuleError, ShapeError, unknown
 
 Window = tuple[int | None, int | None]
+FAR = 2**53  # positions beyond this are no use to anybody, and would overflow
 
 
 class Rules(TypedDict, total=False):
@@ -95,16 +96,16 @@ class Problem:
 
     def take_heads(self, batches: Array, heads: range) -> "Problem":
         """The same problem for some batches and heads only, one key head for each query head."""
-        chosen = as_slice(heads)
+        chosen, places = as_slice(heads), as_places(batches)
 
         def per_batch(x: Array | None) -> Array | None:
-            return None if x is None else x[batches]
+            return None if x is None else x[places]
 
         def per_head(x: Array | None) -> Array | None:
             return None if x is None else x[chosen]
 
         def both(x: Array | None) -> Array | None:
-            return None if x is None else x[batches][:, chosen]
+            return None if x is None else x[:, chosen][places]
 
         return replace(
             self,
@@ -120,7 +121,7 @@ class Problem:
             query_lengths=per_batch(self.query_lengths),
             query_segments=per_batch(self.query_segments),
             kv_segments=per_batch(self.kv_segments),
-            query_offset=self.query_offset[batches],
+            query_offset=self.query_offset[places],
         )
 
 
@@ -240,7 +241,7 @@ def _apply_rules(q: Sequence[int], k: Sequence[int], dtype: np.dtype[Any], rules
         scale=_number("scale", get("scale"), default=1 / d_k**0.5 if d_k else 1.0),
         softcap=_softcap(get("softcap")),
         bias=_matrix("bias", get("bias"), (*prefix, n, m)),
-        alibi_slopes=_per_head("alibi_slopes", get("alibi_slopes"), heads, len(q)),
+        alibi_slopes=one_per_head("alibi_slopes", get("alibi_slopes"), heads, len(q)),
         causal=causal,
         window=window,
         mask=_matrix("mask", get("mask"), (*prefix, n, m)),
@@ -248,7 +249,7 @@ def _apply_rules(q: Sequence[int], k: Sequence[int], dtype: np.dtype[Any], rules
         query_lengths=_lengths("query_lengths", get("query_lengths"), lead, n, "queries"),
         query_segments=_segments("query_segments", segments[0], lead, n, "queries"),
         kv_segments=_segments("kv_segments", segments[1], lead, m, "keys"),
-        sinks=_per_head("sinks", get("sinks"), heads, len(q)),
+        sinks=one_per_head("sinks", get("sinks"), heads, len(q)),
         query_offset=_offset(get("query_offset"), lead, n, m, positional=causal or window != (None, None)),
     )
 
@@ -292,7 +293,8 @@ def _window(value: Any) -> Window:
             f"window is {value!r}: expected (left, right), each a whole number of keys from 0 up, or None.",
             "window=(255, 0) sees the last 256 keys, itself included.",
         )
-    return (None if sides[0] is None else int(sides[0]), None if sides[1] is None else int(sides[1]))
+    left, right = (None if side is None else min(int(side), 4 * FAR) for side in sides)
+    return left, right
 
 
 def _matrix(name: str, value: Any, shape: tuple[int, ...]) -> Array | None:
@@ -308,16 +310,20 @@ def _matrix(name: str, value: Any, shape: tuple[int, ...]) -> Array | None:
     if name == "bias" and array.dtype not in FLOATS:
         raise DtypeError(f"bias is {array.dtype}: expected a float dtype.", "True/False per position goes in `mask`.")
     try:
-        full = np.broadcast_to(array, shape)
+        np.broadcast_to(array, shape)
     except ValueError:
         raise ShapeError(
             f"{name} has shape {array.shape}, which does not broadcast to {named(shape, WEIGHTS)}.",
             f"one {name} per batch is {name}[:, None, None, :] for keys alone.",
         ) from None
-    return heads_first(full)
+    own = array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
+    lead = shape[:-3]  # joining the batch axes may copy: before the other axes are broadcast, it copies little
+    joined = heads_first(np.broadcast_to(own, lead + own.shape[len(lead) :]))
+    return np.broadcast_to(joined, (prod(lead), *(1, *shape)[-3:]))
 
 
-def _per_head(name: str, value: Any, heads: int, ndim: int) -> Array | None:
+def one_per_head(name: str, value: Any, heads: int, ndim: int) -> Array | None:
+    """Validate one number per query head, (heads,) in float64; for inputs of 2 axes a single number will do."""
     if value is None:
         return None
     array = plain(value, name)
@@ -326,8 +332,9 @@ def _per_head(name: str, value: Any, heads: int, ndim: int) -> Array | None:
     if array.dtype.kind not in "iuf" and array.dtype not in FLOATS:
         raise DtypeError(f"{name} is {array.dtype}: expected a float dtype.")
     numbers = array.reshape(heads).astype(np.float64)
-    if np.isnan(numbers).any() or np.isposinf(numbers).any():
-        raise RuleError(f"{name} holds NaN or +inf: expected numbers below infinity.")
+    none = np.isneginf(numbers) & (name == "sinks")  # a sink of -inf adds nothing
+    if not (np.isfinite(numbers) | none).all():
+        raise RuleError(f"{name} is {numbers.tolist()}: expected finite numbers.")
     return numbers
 
 
@@ -367,7 +374,10 @@ def _offset(value: Any, lead: tuple[int, ...], n: int, m: int, *, positional: bo
                 "the last query with the last key (FlashAttention, a key-value cache).",
             )
         value = 0
-    return _whole("query_offset", value, lead, ("batch",)).reshape(-1)
+    offset = _whole("query_offset", value, lead, ("batch",)).reshape(-1)
+    if (offset > FAR).any() or (offset < -FAR).any():
+        raise RuleError(f"query_offset is {value}: expected positions between -2^53 and 2^53.")
+    return offset
 
 
 def _all(size: int) -> slice:

@@ -1,8 +1,9 @@
 """The portable engine: NumPy, streaming over blocks of keys; memory O(n + m) beyond inputs and outputs.
 
 Everything is summed in float64, and every matrix product has the same shape whatever part of a matrix is asked for, so
-a row has the same bits alone as among others. The row pass is online softmax (Milakov & Gimelshein 2018; Rabe & Staats
-2021); the column pass computes the weights again, exactly, from the log-sum-exp.
+a row has the same bits alone as among others; products.py keeps them the same on any number of threads. The row pass is
+online softmax (Milakov & Gimelshein 2018; Rabe & Staats 2021); the column pass computes the weights again from the
+log-sum-exp.
 """
 
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import numpy as np
 from clearhead import visibility
 from clearhead.arrays import statistics_dtype
 from clearhead.axes import Array, blocks
+from clearhead.engines.products import pieces, product
 from clearhead.engines.running import Running, Values, mix
 from clearhead.observations import Wanted, areas
 from clearhead.problem import Problem
@@ -59,11 +61,11 @@ def columns(problem: Problem, q: Array, k: Array, logsumexp: Array, want: Wanted
             if want.received:
                 total["received"][cols] += weights.sum(axis=0)
             if want.peak:
-                np.fmax(total["peak"][cols], weights.max(axis=0), out=total["peak"][cols])
+                np.maximum(total["peak"][cols], weights.max(axis=0), out=total["peak"][cols])
             if want.image is not None:
                 high, tall = areas(want.image[0], problem.queries, at)
                 wide, broad = areas(want.image[1], problem.keys, cols)
-                total["image"][high, wide] += tall @ weights @ broad.T
+                total["image"][high, wide] += _sandwich(tall, weights, broad)
             if want.groups is not None:
                 labels = want.groups[0][head.batch, at], want.groups[1][head.batch, cols]
                 _add_groups(total["groups"], weights, *labels)
@@ -91,8 +93,8 @@ def transposed(problem: Problem, q: Array, k: Array, logsumexp: Array, g: Array)
         busy = [at for at in blocks(problem.queries, QUERY_BLOCK) if given[at].any()]  # rollout starts with one row
         parts = {at.start: Values.of(_padded(given[at], QUERY_BLOCK)) for at in busy}
         for at, cols, padded in _weight_tiles(problem, head, q, logsumexp, set(parts)):
-            product = mix(padded.T, padded.T != 0, parts[at.start])
-            found[head.batch, head.index, cols] += product[: cols.stop - cols.start]
+            mixed = mix(padded.T, padded.T != 0, parts[at.start])
+            found[head.batch, head.index, cols] += mixed[: cols.stop - cols.start]
     return found.astype(statistics_dtype(problem.dtype), copy=False)
 
 
@@ -102,7 +104,7 @@ class _Head:
 
     batch: int
     index: int
-    keys: Array  # (blocks, d_k, KEY_BLOCK)
+    keys: list[Array]  # for each block, the pieces of (d_k, KEY_BLOCK)
     packed: list[Values] | None
     d_v: int | None
 
@@ -114,11 +116,12 @@ def _heads(problem: Problem, k: Array, v: Array | None = None) -> Iterator[_Head
     """Every query head; keys and values are packed once for all the query heads that share them."""
     for batch in range(problem.batch):
         key_head = value_head = -1
-        keys, values = np.empty(0), None
+        keys: list[Array] = []
+        values = None
         for head in range(problem.heads):
             if head * k.shape[1] // problem.heads != key_head:
                 key_head = head * k.shape[1] // problem.heads
-                keys = _packed(k[batch, key_head]).swapaxes(-1, -2).copy()
+                keys = [pieces(block.T) for block in _packed(k[batch, key_head])]
             if v is not None and head * v.shape[1] // problem.heads != value_head:
                 value_head = head * v.shape[1] // problem.heads
                 values = [Values.of(block) for block in _packed(v[batch, value_head])]
@@ -149,7 +152,7 @@ def _logits(problem: Problem, head: _Head, rows: slice, cols: slice, queries: Ar
     if visible is False:
         return None
     height, width = rows.stop - rows.start, cols.stop - cols.start
-    logits: Array = queries @ head.keys[cols.start // KEY_BLOCK]
+    logits = product(queries, head.keys[cols.start // KEY_BLOCK], KEY_BLOCK)
     logits *= problem.scale
     if problem.softcap is not None:
         np.tanh(logits / problem.softcap, out=logits)
@@ -181,7 +184,11 @@ def _weight_tiles(
             rows = slice(start, min(start + QUERY_BLOCK, problem.queries))
             logits = _logits(problem, head, rows, cols, own[start : start + QUERY_BLOCK])
             if logits is not None:
-                logits -= safe[start : start + QUERY_BLOCK]
+                final = safe[start : start + QUERY_BLOCK]
+                hidden = None if np.isfinite(final).all() else np.isneginf(logits)
+                logits -= final
+                if hidden is not None:  # a row that sees NaN gives none to the keys it may not see
+                    logits[hidden] = -np.inf
                 yield rows, cols, np.exp(logits, out=logits)
 
 
@@ -195,7 +202,12 @@ def _add_groups(total: Array, weights: Array, query_labels: Array, key_labels: A
     """Add a block's mass to the groups it touches; labels below 0 belong to none."""
     query_groups, left = _one_hot(query_labels)
     key_groups, right = _one_hot(key_labels)
-    total[np.ix_(query_groups, key_groups)] += left @ weights @ right.T
+    total[np.ix_(query_groups, key_groups)] += _sandwich(left, weights, right)
+
+
+def _sandwich(left: Array, weights: Array, right: Array) -> Array:
+    """left·weights·rightᵀ."""
+    return product(product(left, pieces(weights), weights.shape[1]), pieces(right.T), len(right))
 
 
 def _one_hot(labels: Array) -> tuple[Array, Array]:
@@ -228,5 +240,5 @@ def _room_for_columns(problem: Problem, want: Wanted) -> dict[str, Any]:
     if want.image is not None:
         sizes["image"] = want.image
     if want.groups is not None:
-        sizes["groups"] = tuple(int(labels.max(initial=-1)) + 1 for labels in want.groups)
+        sizes["groups"] = want.groups.counts
     return {name: np.zeros(shape + size) for name, size in sizes.items()}

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clearhead.axes import Array
+from clearhead.engines.products import pieces, product
 from clearhead.observations import Wanted
 
 
@@ -12,25 +13,26 @@ from clearhead.observations import Wanted
 class Values:
     """A block of value rows, split so that what is NaN or infinite is only read where it may be seen."""
 
-    finite: Array  # (keys, d_v), zero where the value is not finite
+    finite: Array  # the pieces of (keys, d_v), zero where the value is not finite
     poison: Array | None  # (keys, d_v), zero where the value is finite; None where all are
+    d_v: int
 
     @staticmethod
     def of(block: Array) -> "Values":
         fine = np.isfinite(block)
         if fine.all():
-            return Values(block, None)
-        return Values(np.where(fine, block, 0.0), np.where(fine, 0.0, block))
+            return Values(pieces(block), None, block.shape[-1])
+        return Values(pieces(np.where(fine, block, 0.0)), np.where(fine, 0.0, block), block.shape[-1])
 
 
 def mix(weights: Array, visible: Array | None, values: Values) -> Array:
     """weights·values; a value that may not be seen is not read, since 0·NaN is NaN."""
-    product: Array = weights @ values.finite
+    total = product(weights, values.finite, values.d_v)
     if values.poison is not None and visible is not None:
         for key in np.flatnonzero((values.poison != 0).any(axis=-1)):
             touched = visible[:, key, None] & (values.poison[key] != 0)
-            product += np.where(touched, weights[:, key, None] * values.poison[key], 0.0)
-    return product
+            total += np.where(touched, weights[:, key, None] * values.poison[key], 0.0)
+    return total
 
 
 class Running:
@@ -64,8 +66,7 @@ class Running:
         if self.far is not None and far is not None:
             self.far = self.far * shrink + np.sum(weights * far, axis=-1)
         if self.output is not None and values is not None:
-            product = mix(weights, visible, values)
-            self.output = self.output * shrink[:, None] + product
+            self.output = self.output * shrink[:, None] + mix(weights, visible, values)
         self.maximum = maximum
 
     def finish(self, sink: float | None) -> dict[str, Array]:

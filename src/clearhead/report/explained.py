@@ -119,19 +119,19 @@ def _arithmetic(_: Console, seen: Explanation, language: Language) -> Iterator[T
     d_k = seen.trace.q.shape[-1]
     scale = f"q·k/√{d_k}" if abs(seen.trace.problem.scale * d_k**0.5 - 1) < 1e-12 else "scale·q·k"
     head = say(language, "contribution", count=count, width=width)
-    names = _fill(say(language, "key"), 13), _fill(say(language, "weight"), 10, right=True)
+    names = _fill(say(language, "key"), 12), _fill(say(language, "weight"), 10, right=True)
     yield Text(f"  {names[0]}{'q·k':>9}{scale:>10}{names[1]}  {head}")
     visible = np.flatnonzero(~np.isneginf(row.masked))
     order = visible[np.argsort(-row.weights[visible], kind="stable")]
     for j in order[:_SHOWN_KEYS]:
-        lead = label(f"{j} {_spelled(tokens[j].text)}", 13)
+        lead = label(f"{j} {_spelled(tokens[j].text)}", 12)
         figures = f"{row.scores[j]:9.3f}{row.masked[j]:10.4f}{row.weights[j]:10.4f}"
         yield Text(f"  {lead}{figures}  {_values(row.contributions[j], count)}")
     rest = order[_SHOWN_KEYS:]
     if len(rest):
-        more = _fill("  " + say(language, "more", count=len(rest)), 34)
+        more = _fill("  " + say(language, "more", count=len(rest)), 33)
         yield Text(f"{more}{row.weights[rest].sum():10.4f}  {_values(row.contributions[rest].sum(axis=0), count)}")
-    total = _fill("  Σ = o", 34)
+    total = _fill("  Σ = o", 33)
     yield Text(f"{total}{row.weights.sum():10.4f}  {_values(row.output, count)}", style="bold")
     yield Text(say(language, "agree", difference=row.difference), style="dim")
     engine, difference = seen.trace.check

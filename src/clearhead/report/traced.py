@@ -60,7 +60,7 @@ def _table(array: Array, language: Language) -> Iterator[Text]:
     shown = array[:_ROWS, :_COLS]
     decimals = 4 if np.abs(shown[np.isfinite(shown)]).max(initial=0) < 100 else 2
     for row in shown:
-        yield Text("  " + " ".join(f"{'-∞' if value == -np.inf else f'{value:.{decimals}f}':>9}" for value in row))
+        yield Text("  " + " ".join(f"{'-∞' if value == -np.inf else f'{value:.{decimals}f}':>8}" for value in row))
     if shown.shape != array.shape:
         size = dict(zip(("rows", "cols", "all_rows", "all_cols"), (*shown.shape, *array.shape), strict=True))
         yield Text("  " + say(language, "cut", **size), style="dim")

@@ -1,0 +1,128 @@
+"""Traces, shapes and rollout against code written here, over random problems."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import clearhead as ch
+from clearhead.errors import RuleError, SelectionError, ShapeError, UnknownNameError
+
+sizes = st.integers(1, 6)
+
+
+@given(n=sizes, m=sizes, d_k=sizes, d_v=sizes, heads=st.sampled_from([None, 1, 2]), seed=st.integers(0, 2**32 - 1))
+def test_every_intermediate_is_there_and_follows_from_the_one_before(n, m, d_k, d_v, heads, seed):
+    rng = np.random.default_rng(seed)
+    lead = () if heads is None else (heads,)
+    q, k, v = (rng.standard_normal((*lead, *shape)) for shape in ((n, d_k), (m, d_k), (m, d_v)))
+    bias, mask = rng.standard_normal((n, m)), rng.random((n, m)) < 0.7
+    t = ch.trace(q, k, v, softcap=2.0, bias=bias, mask=mask, scale=0.5)
+    np.testing.assert_allclose(t.scores, q @ k.swapaxes(-1, -2))
+    np.testing.assert_allclose(t.scaled, 0.5 * t.scores)
+    np.testing.assert_allclose(t.capped, 2 * np.tanh(t.scaled / 2))
+    np.testing.assert_allclose(t.biased, t.capped + bias)
+    np.testing.assert_array_equal(t.masked, np.where(mask, t.biased, -np.inf))
+    safe = np.where(np.isneginf(t.logsumexp), 0, t.logsumexp)[..., None]
+    np.testing.assert_allclose(t.weights, np.exp(t.masked - safe), atol=1e-15)
+    np.testing.assert_allclose(t.output, t.weights @ v, atol=1e-13)
+    assert t.check.largest_difference <= 1e-12
+    assert [s.name for s in t.steps] == [
+        "q", "k", "v", "scores", "scaled", "capped", "biased", "masked", "weights", "output",
+    ]  # fmt: skip
+    for step in t.steps:
+        assert step.array.shape == step.shape
+        assert len(step.axes) == len(step.shape)
+
+
+def test_unused_rules_leave_an_intermediate_as_it_was():
+    x = np.random.default_rng().standard_normal((4, 3))
+    t = ch.trace(x, x, x)
+    assert t.masked is not None
+    for later in (t.capped, t.biased, t.masked):
+        np.testing.assert_array_equal(later, t.scaled)
+    assert [s.name for s in t.steps] == ["q", "k", "v", "scores", "scaled", "weights", "output"]
+
+
+def test_shapes_are_known_before_computing_and_agree_with_the_trace():
+    rng = np.random.default_rng()
+    x, context = rng.standard_normal((2, 5, 8)), rng.standard_normal((2, 7, 6))
+    w_q, w_k, w_v = rng.standard_normal((8, 8)), rng.standard_normal((6, 4)), rng.standard_normal((6, 4))
+    w_o = rng.standard_normal((8, 3))
+    given_arrays = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v, "w_o": w_o}
+    t = ch.trace_layer(*given_arrays.values(), num_heads=4, context=context)
+    before = ch.shapes(**given_arrays, num_heads=4, context=context)
+    only_shapes = ch.shapes(**{n: a.shape for n, a in given_arrays.items()}, num_heads=4, context=context.shape)
+    for a, b, c in zip(t.steps, before, only_shapes, strict=True):
+        assert (a.name, a.formula, a.axes, a.shape, a.multiply_adds) == (
+            b.name,
+            b.formula,
+            b.axes,
+            b.shape,
+            b.multiply_adds,
+        )
+        assert a.shape == c.shape
+        assert a.bytes == b.bytes == 2 * c.bytes == a.array.size * 8
+    assert "(batch 2, heads 4, queries 5, keys 7)" in str(before)
+
+
+@given(n=st.integers(1, 40), heads=st.integers(1, 3), layers=st.integers(1, 4), seed=st.integers(0, 2**32 - 1))
+def test_rollout_is_a_row_of_the_product_of_layers(n, heads, layers, seed):
+    rng = np.random.default_rng(seed)
+    matrices = [
+        ch.AttentionMatrix(rng.standard_normal((2, heads, n, 4)), rng.standard_normal((2, heads, n, 4)), causal=True)
+        for _ in range(layers)
+    ]
+    product = np.broadcast_to(np.eye(n), (2, n, n))
+    for matrix in matrices:  # later layers multiply from the left
+        product = (0.3 * np.eye(n) + 0.7 * matrix[...].mean(axis=1)) @ product
+    query = int(rng.integers(-n, n))
+    found = ch.rollout(matrices, query=query, residual=0.3)
+    np.testing.assert_allclose(found, product[:, query], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(found.sum(axis=-1), 1, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda x: ch.trace(x, x, x, casual=True), UnknownNameError, "did you mean `causal`?"),
+        (lambda x: ch.trace(x, x, x, convention="cols"), RuleError, "expected 'rows' (X·W) or 'columns' (W·X)"),
+        (lambda x: ch.trace(x, x, x).token(9), SelectionError, "token 9 is outside 0..3"),
+        (lambda x: ch.trace_layer(x, x.T, x, x), ShapeError, "but x has d_model 3: they must meet"),
+        (lambda x: ch.trace_layer(x, *[np.eye(4, 3)] * 3), ShapeError, "it fits as its transpose: w_q.T"),
+        (lambda x: ch.trace_layer(x, *[np.eye(3)] * 3, num_heads=2), ShapeError, "w_q is 3 wide, which num_heads 2"),
+        (lambda x: ch.trace_layer(x, *[np.eye(3)] * 3, np.eye(4)), ShapeError, "the heads are 1·3 = 3 wide"),
+        (lambda x: ch.trace_layer(x, *[np.eye(3)] * 3, b_o=np.ones(3)), RuleError, "b_o is given but w_o is not"),
+        (lambda x: ch.trace_layer(x, *[np.eye(3)] * 3, b_q=np.ones(2)), ShapeError, "b_q has shape (2,)"),
+        (lambda x: ch.trace_layer(x, *[np.eye(3)] * 3, num_heads=0), RuleError, "num_heads is 0"),
+        (
+            lambda x: ch.trace_layer(x, np.eye(3, 6), np.eye(3, 4), x.T, num_heads=3),
+            ShapeError,
+            "2 key heads but num_heads",
+        ),
+        (lambda x: ch.shapes(x), ShapeError, "k is missing"),
+        (lambda x: ch.shapes((2, 3), (2, 4), (2, 4)), ShapeError, "q has d_k 3 but k has d_k 4"),
+        (lambda x: ch.rollout([], query=0), ShapeError, "at least one matrix"),
+        (lambda x: ch.rollout([ch.AttentionMatrix(x, x)], query=4), SelectionError, "query 4 is outside 0..3"),
+        (lambda x: ch.rollout([ch.AttentionMatrix(x, x)], query=0, residual=2), RuleError, "between 0 and 1"),
+        (
+            lambda x: ch.rollout([ch.AttentionMatrix(x, x[:2])], query=0),
+            ShapeError,
+            "the same tokens as queries and keys",
+        ),
+    ],
+)
+def test_errors_say_what_is_wrong(call, error, words):
+    x = np.random.default_rng().standard_normal((4, 3))
+    with pytest.raises(error) as caught:
+        call(x)
+    assert words in str(caught.value)
+
+
+def test_tensors_come_back_as_tensors():
+    torch = pytest.importorskip("torch")
+    x = torch.randn(4, 3)
+    t = ch.trace(x, x, x)
+    assert isinstance(t.weights, torch.Tensor)
+    assert isinstance(t.token(1).output, torch.Tensor)
+    assert isinstance(ch.rollout([ch.AttentionMatrix(x, x)], query=1), torch.Tensor)

@@ -1,0 +1,151 @@
+"""What the tutorials say, with real numbers."""
+
+import numpy as np
+import pytest
+
+import clearhead as ch
+
+RNG = np.random.default_rng()
+
+
+def softmax_rows(scores):
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+def test_the_worked_example_as_it_should_be():
+    q, k, v = np.array([[1, 3], [2, 0.5]]), np.array([[0.5, 2], [1, 3]]), np.array([[0.0, 4], [1, 2]])
+    t = ch.trace(q, k, v)
+    np.testing.assert_allclose(t.scores, [[6.5, 10], [2, 3.5]], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(t.scaled, [[4.596, 7.071], [1.414, 2.475]], rtol=0, atol=5e-4)
+    np.testing.assert_allclose(t.weights, [[0.0777, 0.9223], [0.2572, 0.7428]], rtol=0, atol=2e-4)
+    np.testing.assert_allclose(t.output, [[0.9223, 2.1554], [0.7428, 2.5144]], rtol=0, atol=2e-4)
+
+
+def test_rows_sum_to_one_and_outputs_are_convex_combinations_of_values():
+    q, k, v = (RNG.standard_normal((7, 4)) for _ in range(3))
+    t = ch.trace(q, k, v)
+    np.testing.assert_allclose(t.weights.sum(axis=-1), 1, rtol=1e-14)
+    assert (t.weights >= 0).all()
+    np.testing.assert_allclose(t.output, sum(t.weights[:, [j]] * v[j] for j in range(7)), rtol=1e-12)
+
+
+def test_softmax_is_by_row_and_not_over_the_whole_matrix():
+    q, k, v = (RNG.standard_normal((5, 3)) for _ in range(3))
+    t = ch.trace(q, k, v)
+    np.testing.assert_allclose(t.weights, softmax_rows(q @ k.T / np.sqrt(3)), rtol=1e-12)
+    assert t.weights.sum() == pytest.approx(5)
+
+
+def test_the_output_has_the_queries_length_and_the_values_width():
+    t = ch.trace(RNG.standard_normal((3, 4)), RNG.standard_normal((6, 4)), RNG.standard_normal((6, 9)))
+    assert t.weights.shape == (3, 6)
+    assert t.output.shape == (3, 9)
+
+
+def test_a_score_is_norms_times_cosine():
+    q, k = RNG.standard_normal((2, 4, 5)), RNG.standard_normal((1, 6, 5))
+    t = ch.trace(q, k, RNG.standard_normal((1, 6, 2)))
+    g = t.geometry
+    assert g.query_norms.shape == (2, 4)
+    assert g.key_norms.shape == (1, 6)
+    np.testing.assert_allclose(g.query_norms[..., None] * g.key_norms[:, None] * g.cosine, t.scores, rtol=1e-10)
+    assert (np.abs(g.cosine) <= 1 + 1e-12).all()
+
+
+def test_decoding_sees_only_what_came_before():
+    x = RNG.standard_normal((6, 4))
+    full = ch.trace(x, x, x, causal=True)
+    assert np.isneginf(full.masked[np.triu_indices(6, 1)]).all()
+    for t in range(6):
+        alone = ch.attention(x[t : t + 1], x[: t + 1], x[: t + 1], causal=True, query_offset=t)
+        np.testing.assert_allclose(alone[0], full.output[t], rtol=1e-12, atol=1e-14)
+
+
+def test_one_token_and_all_tokens_agree():
+    q, k, v = (RNG.standard_normal((2, 9, 8)) for _ in range(3))
+    t = ch.trace(q, k, v, causal=True)
+    for i in (0, 4, -1):
+        row = t.token(i)
+        assert row.difference <= 1e-13
+        np.testing.assert_allclose(row.weights, t.weights[:, i], rtol=1e-12, atol=1e-15)
+        np.testing.assert_allclose(row.contributions.sum(axis=-2), t.output[:, i], rtol=1e-11, atol=1e-13)
+        np.testing.assert_allclose(row.scores, np.einsum("hd,hkd->hk", q[:, i], k), rtol=1e-11, atol=1e-13)
+
+
+def test_token_writes_its_sum_out():
+    v = np.array([[0.0, 4], [1, 2]])
+    t = ch.trace(np.array([[1, 3], [2, 0.5]]), np.array([[0.5, 2], [1, 3]]), v)
+    assert t.token(0).written_out() == "0.9224·v_1 + 0.0776·v_0 = [0.9224 2.1553]"
+
+
+def test_cost_grows_with_the_square_of_the_length():
+    def work(n: int) -> int:
+        return next(s.multiply_adds for s in ch.shapes((n, 64), (n, 64), (n, 64)) if s.name == "scores")
+
+    assert work(2048) == 4 * work(1024) == 2048 * 2048 * 64
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4])
+@pytest.mark.parametrize("with_output_projection", [True, False])
+def test_multi_head_is_heads_side_by_side(heads, with_output_projection):
+    x, (w_q, w_k, w_v, w_o) = RNG.standard_normal((5, 8)), RNG.standard_normal((4, 8, 8))
+    t = ch.trace_layer(x, w_q, w_k, w_v, w_o if with_output_projection else None, num_heads=heads)
+    width = 8 // heads
+    parts = []
+    for h in range(heads):
+        own = slice(h * width, (h + 1) * width)
+        a = softmax_rows((x @ w_q[:, own]) @ (x @ w_k[:, own]).T / np.sqrt(width))
+        np.testing.assert_allclose(t.weights[h], a, rtol=1e-9, atol=1e-12)
+        parts.append(a @ (x @ w_v[:, own]))
+    joined = np.concatenate(parts, axis=-1)
+    np.testing.assert_allclose(t.concat, joined, rtol=1e-9, atol=1e-12)
+    expected = joined @ w_o if with_output_projection else joined
+    np.testing.assert_allclose(t.output, expected, rtol=1e-9, atol=1e-11)
+    assert t.output.shape == x.shape
+
+
+def test_one_head_is_the_single_head_bit_for_bit():
+    q, k, v = (RNG.standard_normal((6, 4)).astype(np.float32) for _ in range(3))
+    assert np.array_equal(ch.attention(q[None], k[None], v[None])[0], ch.attention(q, k, v))
+    assert np.array_equal(ch.trace(q[None], k[None], v[None]).output[0], ch.trace(q, k, v).output)
+    eye = np.eye(4, dtype=np.float32)
+    assert np.array_equal(ch.trace_layer(q, eye, eye, eye).output, ch.trace(q, q, q).output)
+
+
+def test_both_conventions_are_the_same_computation():
+    x, context = RNG.standard_normal((5, 6)), RNG.standard_normal((7, 4))
+    w_q, w_o = RNG.standard_normal((6, 8)), RNG.standard_normal((6, 6))
+    w_k, w_v = RNG.standard_normal((4, 8)), RNG.standard_normal((4, 6))
+    rows = ch.trace_layer(x, w_q, w_k, w_v, w_o, num_heads=2, context=context)
+    columns = ch.trace_layer(x.T, w_q.T, w_k.T, w_v.T, w_o.T, num_heads=2, context=context.T, convention="columns")
+    np.testing.assert_allclose(columns.output.T, rows.output, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(columns.weights.swapaxes(-1, -2), rows.weights, rtol=1e-10, atol=1e-14)
+    np.testing.assert_allclose(columns.weights.sum(axis=-2), 1, rtol=1e-12)
+    assert [s.formula for s in rows.steps][2:4] == ["Q = X·W^Q", "K = C·W^K"]
+    assert [s.formula for s in columns.steps][2:4] == ["Q = W^Q·X", "K = W^K·C"]
+    plain = ch.trace(x, x, x), ch.trace(x.T, x.T, x.T, convention="columns")
+    np.testing.assert_array_equal(plain[0].output, plain[1].output.T)
+
+
+def test_grouped_heads_follow_from_the_widths():
+    x = RNG.standard_normal((3, 5, 8))
+    t = ch.trace_layer(
+        x, RNG.standard_normal((8, 8)), RNG.standard_normal((8, 4)), RNG.standard_normal((8, 6)), num_heads=4
+    )
+    assert t.q.shape == (3, 4, 5, 2)
+    assert t.k.shape == (3, 2, 5, 2)
+    assert t.v.shape == (3, 2, 5, 3)
+    assert t.output.shape == (3, 5, 12)
+
+
+def test_projection_biases_are_added():
+    x, (w_q, w_k, w_v, w_o), b = (
+        RNG.standard_normal((5, 4)),
+        RNG.standard_normal((4, 4, 4)),
+        RNG.standard_normal((4, 4)),
+    )
+    t = ch.trace_layer(x, w_q, w_k, w_v, w_o, num_heads=2, b_q=b[0], b_k=b[1], b_v=b[2], b_o=b[3])
+    q, k, v = ((x @ w + bias).reshape(5, 2, 2).swapaxes(0, 1) for w, bias in ((w_q, b[0]), (w_k, b[1]), (w_v, b[2])))
+    joined = ch.attention(q, k, v).swapaxes(0, 1).reshape(5, 4)
+    np.testing.assert_allclose(t.output, joined @ w_o + b[3], rtol=1e-10, atol=1e-12)
