@@ -1,4 +1,4 @@
-"""Draw the README's pictures from real runs: python docs/pictures.py writes them, --check says whether they are current."""
+"""Draw the README's pictures from real runs: python docs/pictures.py writes them, --check compares."""
 
 import argparse
 import io
@@ -17,7 +17,9 @@ from clearhead.report import explained
 HERE = Path(__file__).parent
 PICTURES = {
     "explain.svg": "humpty dumpty sat on",
-    "explain-long.svg": "humpty dumpty sat on a wall,\nhumpty dumpty had a great fall;\nall the king's horses and all the king's men\n"
+    "explain-long.svg": "humpty dumpty sat on a wall,\n"
+    "humpty dumpty had a great fall;\n"
+    "all the king's horses and all the king's men\n"
     "couldn't put humpty together again.",
 }
 

@@ -1,4 +1,4 @@
-"""Run the README's console blocks: python docs/transcripts.py writes their output anew, --check says whether it is current.
+"""Run the README's console blocks: python docs/transcripts.py writes their output anew, --check compares.
 
 A block is ```console; each line that starts with "$ " is run by the shell as written, at 80 columns and without colour.
 """
@@ -21,7 +21,13 @@ def run(command: str) -> str:
     plain = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "COLORTERM")}
     plain |= {"COLUMNS": "80", "PATH": f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ.get('PATH', '')}"}
     done = subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, encoding="utf-8", env=plain, cwd=README.parent, check=False
+        ["bash", "-c", command],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        env=plain,
+        cwd=README.parent,
+        check=False,
     )
     return "".join(line.rstrip() + "\n" for line in (done.stdout + done.stderr).splitlines())
 

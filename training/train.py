@@ -21,12 +21,13 @@ import statistics
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from safetensors.torch import save as to_safetensors
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -127,7 +128,7 @@ class Conv1D(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, config: dict) -> None:
+    def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
         width = config["n_embd"]
         self.heads = config["n_head"]
@@ -141,12 +142,12 @@ class Attention(nn.Module):
             part.view(rows, length, self.heads, -1).transpose(1, 2) for part in self.c_attn(x).split(width, dim=2)
         )
         dropout = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        mixed = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
         return self.c_proj(mixed.transpose(1, 2).reshape(rows, length, width))
 
 
 class Block(nn.Module):
-    def __init__(self, config: dict) -> None:
+    def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
         width, inner = config["n_embd"], config["n_inner"]
         self.ln_1 = nn.LayerNorm(width, eps=config["layer_norm_epsilon"])
@@ -157,14 +158,14 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.dropout(self.attn(self.ln_1(x)))
-        hidden = F.gelu(self.mlp["c_fc"](self.ln_2(x)), approximate="tanh")
+        hidden = functional.gelu(self.mlp["c_fc"](self.ln_2(x)), approximate="tanh")
         return x + self.dropout(self.mlp["c_proj"](hidden))
 
 
 class Decoder(nn.Module):
     """Parameter names follow the GPT-2 checkpoint, so the state dict is saved as it is."""
 
-    def __init__(self, config: dict) -> None:
+    def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
         width = config["n_embd"]
         self.transformer = nn.ModuleDict(
@@ -185,12 +186,12 @@ class Decoder(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         part = self.transformer
         x = self.dropout(part["wte"](tokens) + part["wpe"](torch.arange(tokens.shape[1])))
-        for block in part["h"]:
+        for block in cast("nn.ModuleList", part["h"]):
             x = block(x)
         return part["ln_f"](x) @ part["wte"].weight.T
 
 
-def make_config(tokenizer: Tokenizer, dropout: float) -> dict:
+def make_config(tokenizer: Tokenizer, dropout: float) -> dict[str, Any]:
     end = tokenizer.token_to_id(END)
     return {
         "architectures": ["GPT2LMHeadModel"],
@@ -245,9 +246,9 @@ def train(model: Decoder, encoded: Spellings, steps: int, peak: float, seed: int
         batch = torch.tensor([make_row(encoded, length + 1, rng) for _ in range(TOKENS_PER_STEP // length)])
         for group in optimizer.param_groups:
             group["lr"] = rate_at(step, steps, peak)
-        loss = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+        loss = functional.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         losses.append(loss.item())
@@ -264,7 +265,7 @@ def passes_checks(model: Decoder, tokenizer: Tokenizer) -> bool:
         logits = model(torch.tensor([tokenizer.encode(prompt).ids]))[0, -1]
         top = logits.softmax(dim=-1).topk(5)
         words = [tokenizer.decode([token]) for token in top.indices.tolist()]
-        listed = ", ".join(f"{word!r} {share:.3f}" for word, share in zip(words, top.values.tolist()))
+        listed = ", ".join(f"{word!r} {share:.3f}" for word, share in zip(words, top.values.tolist(), strict=True))
         right = words[0] == expected
         passed = passed and right
         print(f"{'ok   ' if right else 'WRONG'} {prompt!r} -> {listed}")

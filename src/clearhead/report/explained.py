@@ -48,17 +48,18 @@ def matrix_lines(
     """A weight matrix with tokens on both axes and its legend."""
     if len(cols) <= MOST_NUMBERS and len(rows) <= 2 * MOST_NUMBERS:
         yield from numbers(console, weights, masked, rows, cols)
-        pooled, ramp = weights, ""
+        pooled, ramp, drawn = weights, "", False
     else:
         lines, pooled = pixels(console, weights, masked, rows, cols)
         yield from lines
-        ramp = "" if colourful(console) else RAMP
+        drawn = colourful(console)
+        ramp = "" if drawn else RAMP
     visible = weights[~masked]
     low, high = (float(visible.min()), float(visible.max())) if visible.size else (0.0, 0.0)
     kind = "legend ramp" if ramp else "legend" if colourful(console) else "legend plain"
     legend = [say(language, kind, low=low, high=high, ramp=ramp)]
     if masked.any():
-        legend.append(say(language, "masked cell"))
+        legend.append(say(language, "masked pixel" if drawn else "masked cell"))
     yield Text("  ".join(legend), style="dim")
     if pooled.shape != weights.shape:
         ratio = {"rows": weights.shape[0] / pooled.shape[0], "cols": weights.shape[1] / pooled.shape[1]}

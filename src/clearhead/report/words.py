@@ -61,6 +61,7 @@ _WORDS: dict[str, tuple[str, str]] = {
         "每格是 {rows:.3g} × {cols:.3g} 个权重的平均",
     ),
     "masked cell": ("· masked", "· 被遮蔽"),
+    "masked pixel": ("grey: masked", "灰色：被遮蔽"),
     "rows sum": ("rows sum to 1 (largest deviation {deviation:.1g})", "每行之和为 1（最大偏差 {deviation:.1g}）"),
     "how": (
         "how {token} came to be: o = Σ a·v, strongest first",
