@@ -41,7 +41,7 @@ def test_explain_prints_the_whole_story():
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
-@pytest.mark.parametrize("text", ["humpty dumpty sat on", LONG, "你好，世界 🙂", "a"])
+@pytest.mark.parametrize("text", ["humpty dumpty sat on", LONG, f"{LONG} {LONG} {LONG}", "你好，世界 🙂", "a"])
 @pytest.mark.parametrize("colour", [{}, {"FORCE_COLOR": "1", "COLORTERM": "truecolor", "TERM": "xterm-256color"}])
 def test_eighty_columns_hold_every_line(language, text, colour):
     done = run("explain", text, "--lang", language, COLUMNS="80", **colour)
@@ -51,7 +51,7 @@ def test_eighty_columns_hold_every_line(language, text, colour):
 
 def test_colour_follows_the_environment():
     assert "\x1b" not in run("explain", LONG).stdout
-    full = run("explain", LONG, FORCE_COLOR="1", COLORTERM="truecolor", TERM="xterm-256color").stdout
+    full = run("explain", f"{LONG} {LONG} {LONG}", FORCE_COLOR="1", COLORTERM="truecolor", TERM="xterm-256color").stdout
     assert "▀" in full
     assert "\x1b[38;2;" in full
     limited = run("explain", LONG, FORCE_COLOR="1", TERM="xterm-256color").stdout

@@ -18,6 +18,7 @@ from clearhead.observations import areas
 RAMP = " .:-=+*#%@"
 MASK = "·"
 MOST_NUMBERS = 12
+_LEAD = 9  # the width of a row's token
 _STOPS = np.array([[26, 20, 40], [72, 44, 118], [128, 80, 182], [190, 140, 226], [248, 226, 255]], dtype=np.float64)
 _MASKED = (58, 58, 62)
 
@@ -66,19 +67,31 @@ def numbers(console: Console, cells: Array, masked: Array, rows: Sequence[str], 
 def pixels(
     console: Console, cells: Array, masked: Array, rows: Sequence[str], cols: Sequence[str]
 ) -> tuple[list[Text], Array]:
-    """The matrix as pixels, two rows to a line, pooled to the console's width; returns the pooled cells too."""
-    lead = 9
-    width = min(len(cols), console.width - lead - 1)
+    """The matrix as pixels, and the cells they show.
+
+    Two characters to a cell and every row named where there is room; else two rows to a line, pooled to the width.
+    """
+    room = console.width - _LEAD - 1
+    if 2 * len(cols) <= room and len(rows) <= room:
+        shades = shade(cells)
+        lines = [Text(" " * (_LEAD + 1) + _ticks(cols, len(cols), 2, room))]
+        for i, row in enumerate(rows):
+            line = Text(label(row, _LEAD) + " ")
+            for j in range(len(cols)):
+                line.append(*_cell(console, float(shades[i, j]), hidden=bool(masked[i, j])))
+            lines.append(line)
+        return lines, cells
+    width = min(len(cols), room)
     height = min(len(rows), max(2, round(len(rows) * width / max(1, len(cols)))), 80)
     pooled, hidden = pool(cells, height, width), pool(masked.astype(np.float64), height, width) > 1 - 1e-9
-    lines = [Text(" " * (lead + 1) + _ticks(cols, width))]
+    lines = [Text(" " * (_LEAD + 1) + _ticks(cols, width, 1, room))]
     shades = shade(pooled)
     step = 2 if colourful(console) else 1
     for top in range(0, height, step):
-        line = Text(label(rows[int(top * len(rows) / height)], lead) + " ")
+        line = Text(label(rows[int(top * len(rows) / height)], _LEAD) + " ")
         for column in range(width):
             if step == 1:
-                line.append(MASK if hidden[top, column] else RAMP[round(float(shades[top, column]) * (len(RAMP) - 1))])
+                line.append(MASK if hidden[top, column] else _ramp(float(shades[top, column])))
             else:
                 line.append("▀", _half(shades, hidden, top, column))
         lines.append(line)
@@ -120,6 +133,17 @@ def _ink(value: float) -> Style:
     )
 
 
+def _ramp(value: float) -> str:
+    return RAMP[round(value * (len(RAMP) - 1))]
+
+
+def _cell(console: Console, value: float, *, hidden: bool) -> tuple[str, Style | None]:
+    """A weight as a square, two characters wide."""
+    if not colourful(console):
+        return (MASK + " " if hidden else 2 * _ramp(value)), None
+    return "  ", Style(bgcolor=Color.from_rgb(*(_MASKED if hidden else _rgb(value))))
+
+
 def _half(shades: Array, hidden: Array, top: int, column: int) -> Style:
     colours = [
         _MASKED if hidden[row, column] else _rgb(float(shades[row, column]))
@@ -130,15 +154,16 @@ def _half(shades: Array, hidden: Array, top: int, column: int) -> Style:
     return Style(color=Color.from_rgb(*colours[0]), bgcolor=lower)
 
 
-def _ticks(cols: Sequence[str], width: int) -> str:
+def _ticks(cols: Sequence[str], width: int, cell: int, room: int) -> str:
     """Column tokens where there is room for them, each starting above its own column."""
     line = ""
     for column in range(width):
-        if cell_len(line) > column or (line and not line.endswith(" ") and cell_len(line) == column):
+        at = column * cell
+        if cell_len(line) > at:
             continue
         name = printable(cols[int(column * len(cols) / width)].strip()) or "␣"
         text = "╷" + (name if cell_len(name) <= 10 else set_cell_size(name, 9) + "…")
-        if column + cell_len(text) > width:
+        if at + cell_len(text) > room:
             break
-        line += " " * (column - cell_len(line)) + text + " "
+        line += " " * (at - cell_len(line)) + text + " "
     return line

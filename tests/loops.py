@@ -1,0 +1,92 @@
+"""Attention written a second time, as plain loops over numbers: it shares no line with the package it is held against."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from clearhead.axes import Array
+from problems import Case
+
+
+def weights_by_loops(case: Case) -> tuple[Array, Array]:
+    """The weights and the log-sum-exp in the caller's axes, one number at a time."""
+    q, k = case.q.astype(np.float64), case.k.astype(np.float64)
+    lead, n, m = q.shape[:-2], q.shape[-2], k.shape[-2]
+    weights, lse = np.zeros((*lead, n, m)), np.full((*lead, n), -np.inf)
+    for at in np.ndindex(lead):
+        queries, keys = q[at], k[_key_head(at, q, k)]
+        for i in range(n):
+            logits = [_logit(case.rules, at, i, j, queries[i], keys[j], (*lead, n, m)) for j in range(m)]
+            shares, lse[(*at, i)] = _softmax(logits, _sink(case.rules, at))
+            weights[(*at, i)] = shares
+    return weights, lse
+
+
+def output_by_loops(case: Case, weights: Array) -> Array:
+    v = case.v.astype(np.float64)
+    output = np.zeros((*weights.shape[:-1], v.shape[-1]))
+    for at in np.ndindex(weights.shape[:-2]):
+        values = v[_key_head(at, weights, v)]
+        for i, j in np.ndindex(weights.shape[-2:]):
+            for c in range(v.shape[-1]):
+                output[(*at, i, c)] += weights[(*at, i, j)] * values[j, c]
+    return output
+
+
+def _key_head(at: tuple[int, ...], q: Array, k: Array) -> tuple[int, ...]:
+    return at if not at else (*at[:-1], at[-1] // (q.shape[-3] // k.shape[-3]))
+
+
+def _softmax(logits: list[float | None], sink: float | None) -> tuple[list[float], float]:
+    seen = [x for x in logits if x is not None]
+    if not seen:
+        return [0.0] * len(logits), -math.inf
+    shift = max([*seen, -math.inf if sink is None else sink])
+    total = math.fsum(math.exp(x - shift) for x in seen) + (0.0 if sink is None else math.exp(sink - shift))
+    return [0.0 if x is None else math.exp(x - shift) / total for x in logits], shift + math.log(total)
+
+
+def _sink(rules: dict[str, Any], at: tuple[int, ...]) -> float | None:
+    return None if rules.get("sinks") is None else float(np.ravel(rules["sinks"])[at[-1] if at else 0])
+
+
+def _logit(
+    rules: dict[str, Any], at: tuple[int, ...], i: int, j: int, q: Array, k: Array, full: tuple[int, ...]
+) -> float | None:
+    """One score under every rule; None where the query may not see the key."""
+    batch = at[:-1]
+    position = i + _of_batch(rules.get("query_offset", 0), batch)
+    if not _allowed(rules, batch, i, j, position):
+        return None
+    if rules.get("mask") is not None and not np.broadcast_to(rules["mask"], full)[(*at, i, j)]:
+        return None
+    scale = rules.get("scale")
+    logit = (1 / math.sqrt(len(q)) if scale is None else scale) * math.fsum(a * b for a, b in zip(q, k, strict=True))
+    if rules.get("softcap") is not None:
+        logit = rules["softcap"] * math.tanh(logit / rules["softcap"])
+    if rules.get("bias") is not None:
+        logit += float(np.broadcast_to(rules["bias"], full)[(*at, i, j)])
+    if rules.get("alibi_slopes") is not None:
+        logit -= float(np.ravel(rules["alibi_slopes"])[at[-1] if at else 0]) * abs(position - j)
+    return None if logit == -math.inf else logit
+
+
+def _allowed(rules: dict[str, Any], batch: tuple[int, ...], i: int, j: int, position: int) -> bool:
+    if rules.get("causal") and j > position:
+        return False
+    left, right = rules.get("window") or (None, None)
+    if (left is not None and j < position - left) or (right is not None and j > position + right):
+        return False
+    if "kv_lengths" in rules and j >= _of_batch(rules["kv_lengths"], batch):
+        return False
+    if "query_lengths" in rules and i >= _of_batch(rules["query_lengths"], batch):
+        return False
+    if "query_segments" in rules:
+        mine, theirs = rules["query_segments"], rules["kv_segments"]
+        return bool(mine[batch][i] == theirs[batch][j] if mine.ndim > 1 else mine[i] == theirs[j])
+    return True
+
+
+def _of_batch(value: Any, batch: tuple[int, ...]) -> int:
+    return int(value[batch]) if isinstance(value, np.ndarray) and value.ndim else int(value)

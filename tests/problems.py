@@ -1,0 +1,254 @@
+"""Whole attention problems, drawn by hypothesis: shapes, dtypes, strides, score rules. The numbers come from a drawn seed."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+import clearhead as ch
+from clearhead import reference
+from clearhead.arrays import FLOATS
+from clearhead.axes import Array
+from clearhead.problem import Described, Problem, describe
+
+RULES = (
+    "scale",
+    "softcap",
+    "bias",
+    "alibi_slopes",
+    "causal",
+    "window",
+    "mask",
+    "kv_lengths",
+    "query_lengths",
+    "segments",
+    "sinks",
+    "query_offset",
+)
+SHORT = st.one_of(st.sampled_from((0, 1, 2, 3)), st.integers(4, 40))
+LONG = st.sampled_from((63, 64, 65, 127, 150, 511, 512, 513, 600))  # around the engine's blocks of 64 and 512
+WIDTHS = st.sampled_from((1, 2, 3, 5, 8, 16, 33, 64, 70))
+MOST_WEIGHTS = 120_000  # of one problem: batch · heads · queries · keys
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    lead: tuple[int, ...]  # the axes before heads
+    heads: int | None  # None in 2-D
+    kv_heads: int | None
+    queries: int
+    keys: int
+    d_k: int
+    d_v: int
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        return () if self.heads is None else (*self.lead, self.heads)
+
+    @property
+    def weights(self) -> tuple[int, ...]:
+        return (*self.prefix, self.queries, self.keys)
+
+    def kv(self, width: int) -> tuple[int, ...]:
+        return (*(() if self.kv_heads is None else (*self.lead, self.kv_heads)), self.keys, width)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem as a user would write it, with the truth about it."""
+
+    q: Array
+    k: Array
+    v: Array
+    rules: dict[str, Any]
+    seed: int
+
+    @cached_property
+    def given(self) -> Described:
+        return describe(self.q, self.k, self.v, self.rules)
+
+    @property
+    def problem(self) -> Problem:
+        return self.given.problem
+
+    @cached_property
+    def book(self) -> reference.Textbook:
+        return reference.attend(self.problem, self.given.q, self.given.k, self.given.v)
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """For what a test draws beyond the problem; the same each time."""
+        return np.random.default_rng(self.seed + 1)
+
+    def matrix(self, **changes: Any) -> ch.AttentionMatrix:
+        return ch.AttentionMatrix(self.q, self.k, **{**self.rules, **changes})
+
+    def attention(self, **changes: Any) -> Array:
+        return ch.attention(self.q, self.k, self.v, **{**self.rules, **changes})
+
+    def restore(self, array: Array) -> Array:
+        """What the reference computed, (batch, heads, …), with the caller's own leading axes."""
+        return self.problem.restore(array)
+
+    def labels(self) -> tuple[Array, Array]:
+        """Groups of queries and of keys; -1 is none."""
+        lead = self.problem.prefix[:-1]
+        return self.rng.integers(-1, 3, (*lead, self.problem.queries)), self.rng.integers(-1, 4, self.problem.keys)
+
+
+@st.composite
+def shapes(draw: st.DrawFn, axes: tuple[int, ...] = (2, 3, 4, 5), most: int = MOST_WEIGHTS) -> Shape:
+    ndim = draw(st.sampled_from(axes))
+    lengths = SHORT if most < 10_000 else st.one_of(SHORT, SHORT, LONG)
+    queries, keys = draw(lengths), draw(lengths)
+    if queries * keys > most:
+        queries = most // keys
+    room = max(1, most // max(1, queries * keys))
+    lead = tuple(draw(st.integers(0 if draw(st.integers(0, 19)) == 0 else 1, min(3, room))) for _ in range(ndim - 3))
+    kv_heads = draw(st.integers(1, max(1, min(3, room // max(1, prod(lead))))))
+    group = draw(st.integers(1, max(1, min(4, room // max(1, prod(lead) * kv_heads)))))
+    heads = None if ndim == 2 else kv_heads * group
+    return Shape(lead, heads, None if ndim == 2 else kv_heads, queries, keys, draw(WIDTHS), draw(WIDTHS))
+
+
+@st.composite
+def cases(
+    draw: st.DrawFn,
+    *,
+    rules: tuple[str, ...] = RULES,
+    dtypes: tuple[np.dtype[Any], ...] = FLOATS,
+    axes: tuple[int, ...] = (2, 3, 4, 5),
+    most: int = MOST_WEIGHTS,
+) -> Case:
+    """A problem under any combination of `rules`."""
+    shape = draw(shapes(axes, most))
+    seed = draw(st.integers(0, 2**32 - 1))
+    rng, dtype = np.random.default_rng(seed), draw(st.sampled_from(dtypes))
+    size = draw(st.sampled_from((0.3, 1.0, 3.0)))
+    full_shapes = ((*shape.prefix, shape.queries, shape.d_k), shape.kv(shape.d_k), shape.kv(shape.d_v))
+    q, k, v = (draw_layout(draw, (rng.standard_normal(full) * size).astype(dtype)) for full in full_shapes)
+    chosen = draw(st.sets(st.sampled_from(rules))) if rules else set()
+    values: dict[str, Any] = {}
+    for name in (name for name in RULES if name in chosen):
+        values.update(_RULES[name](draw, rng, shape))
+    positional = values.get("causal") or values.get("window", (None, None)) != (None, None)
+    if positional and shape.queries != shape.keys and "query_offset" not in values:
+        values.update(_offset(draw, rng, shape))
+    return Case(q, k, v, values, seed)
+
+
+def draw_layout(draw: st.DrawFn, x: Array) -> Array:
+    """The same numbers with other strides in memory."""
+    return LAYOUTS[draw(st.sampled_from(sorted(LAYOUTS)))](x)
+
+
+def _swapped(x: Array) -> Array:
+    """(…, length, heads, d) in memory, as most models hold it."""
+    return x.swapaxes(-3, -2).copy().swapaxes(-3, -2) if x.ndim > 2 else x
+
+
+def _reversed(x: Array) -> Array:
+    return x[..., ::-1, ::-1].copy()[..., ::-1, ::-1]
+
+
+def _stepped(x: Array) -> Array:
+    roomy = np.full((*x.shape[:-2], 2 * x.shape[-2], 3 * x.shape[-1]), np.nan, x.dtype)
+    roomy[..., ::2, 1::3] = x
+    return roomy[..., ::2, 1::3]
+
+
+def _transposed(x: Array) -> Array:
+    return x.swapaxes(-1, -2).copy().swapaxes(-1, -2)
+
+
+def _read_only(x: Array) -> Array:
+    x = x.copy()
+    x.flags.writeable = False
+    return x
+
+
+LAYOUTS = {
+    "contiguous": np.ascontiguousarray,
+    "fortran": np.asfortranarray,
+    "read-only": _read_only,
+    "reversed": _reversed,
+    "stepped": _stepped,
+    "swapped": _swapped,
+    "transposed": _transposed,
+}
+
+
+def _broadcasting(draw: st.DrawFn, full: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape that broadcasts to `full`."""
+    kept = full[draw(st.integers(0, len(full))) :]
+    return tuple(size if draw(st.booleans()) else 1 for size in kept)
+
+
+def _bias(draw: st.DrawFn, rng: np.random.Generator, shape: Shape) -> dict[str, Any]:
+    bias = rng.standard_normal(_broadcasting(draw, shape.weights)) * 2
+    if draw(st.booleans()):
+        bias = np.where(rng.random(bias.shape) < 0.2, -np.inf, bias)
+    return {"bias": np.asarray(bias).astype(draw(st.sampled_from(FLOATS)))}
+
+
+def _mask(draw: st.DrawFn, rng: np.random.Generator, shape: Shape) -> dict[str, Any]:
+    mask = np.asarray(rng.random(_broadcasting(draw, shape.weights)) < draw(st.sampled_from((0.1, 0.5, 0.9))))
+    if mask.ndim > 1 and draw(st.booleans()):
+        mask = mask & (rng.random((*mask.shape[:-1], 1)) < 0.8)  # rows that see nothing
+    return {"mask": mask}
+
+
+def _window(draw: st.DrawFn, rng: np.random.Generator, shape: Shape) -> dict[str, Any]:
+    side = st.one_of(st.none(), st.integers(0, 5), st.integers(0, shape.keys + 2))
+    return {"window": (draw(side), draw(side))}
+
+
+def _lengths(name: str, most: int, draw: st.DrawFn, rng: np.random.Generator, shape: Shape) -> dict[str, Any]:
+    if draw(st.booleans()):
+        return {name: draw(st.integers(0, most))}
+    return {name: rng.integers(0, most + 1, shape.lead)}
+
+
+def _segments(draw: st.DrawFn, rng: np.random.Generator, shape: Shape) -> dict[str, Any]:
+    lead = shape.lead if draw(st.booleans()) else ()
+    count = draw(st.integers(1, 4))
+    sides = (rng.integers(0, count, (*lead, size)) for size in (shape.queries, shape.keys))
+    if draw(st.booleans()):  # documents packed one after the other
+        sides = (np.sort(side) for side in sides)
+    queries, keys = sides
+    return {"query_segments": queries, "kv_segments": keys}
+
+
+def _per_head(name: str, draw: st.DrawFn, rng: np.random.Generator, shape: Shape) -> dict[str, Any]:
+    if shape.heads is None and draw(st.booleans()):
+        return {name: float(rng.standard_normal())}
+    numbers = rng.standard_normal(shape.heads or 1)
+    if name == "sinks" and draw(st.booleans()):
+        numbers[0] = -np.inf
+    return {name: numbers}
+
+
+def _offset(draw: st.DrawFn, rng: np.random.Generator, shape: Shape) -> dict[str, Any]:
+    low, high = -shape.queries - 2, shape.keys + 2
+    if draw(st.booleans()):
+        return {"query_offset": draw(st.integers(low, high))}
+    return {"query_offset": rng.integers(low, high + 1, shape.lead)}
+
+
+_RULES: dict[str, Any] = {
+    "scale": lambda draw, rng, shape: {"scale": draw(st.sampled_from((0.0, 0.1, 1.0, -0.5, None)))},
+    "softcap": lambda draw, rng, shape: {"softcap": draw(st.sampled_from((0.5, 5.0, 50.0)))},
+    "bias": _bias,
+    "alibi_slopes": lambda draw, rng, shape: _per_head("alibi_slopes", draw, rng, shape),
+    "causal": lambda draw, rng, shape: {"causal": True},
+    "window": _window,
+    "mask": _mask,
+    "kv_lengths": lambda draw, rng, shape: _lengths("kv_lengths", shape.keys, draw, rng, shape),
+    "query_lengths": lambda draw, rng, shape: _lengths("query_lengths", shape.queries, draw, rng, shape),
+    "segments": _segments,
+    "sinks": lambda draw, rng, shape: _per_head("sinks", draw, rng, shape),
+    "query_offset": _offset,
+}

@@ -1,0 +1,80 @@
+"""How far an answer may lie from the truth: never an invented number.
+
+A naive run in the statistics' dtype gets each logit wrong by about eps times the size of what is added up in it, and so
+each weight by that much relative to itself. Everything else is a sum of weights, times what multiplies them. FACTOR is
+the one number allowed on top.
+"""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from clearhead import reference, visibility
+from clearhead.arrays import statistics_dtype
+from clearhead.axes import Array
+from clearhead.problem import Problem
+from problems import Case
+
+FACTOR = 4.0
+
+
+class Slack:
+    """The allowed error of every answer about one problem, in the reference's axes (batch, heads, …)."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.book, problem = case, case.book, case.problem
+        self.eps = FACTOR * float(np.finfo(statistics_dtype(problem.dtype)).eps)
+        self.tiny = float(np.finfo(statistics_dtype(problem.dtype)).smallest_subnormal)
+        self.logit = self.eps * (1 + _size(case))  # (batch, heads, queries): of each logit; relative, of each weight
+        self.weights = self.logit[..., None] * self.book.weights + self.tiny
+
+    def output(self, output_dtype: np.dtype[Any]) -> Array:
+        values = np.abs(self.case.given.v.astype(np.float64))
+        spread = np.repeat(values, self.case.problem.heads // max(1, values.shape[1]), axis=1)
+        narrow = ml_dtypes.finfo(output_dtype)
+        rounding = float(narrow.eps) * np.abs(self.book.output) + float(narrow.smallest_subnormal)
+        return self.weights @ spread + rounding
+
+    def row(self, name: str) -> Array:
+        if name in ("logsumexp", "max_logit"):
+            return self.logit
+        if name == "entropy":
+            return self.logit * (1 + reference.entropy(self.book))
+        return self.logit * reference.distance(self.case.problem, self.book) + self.tiny
+
+    def image(self, weights: Array, height: int, width: int) -> Array:
+        """An image's edges are rounded too: by eps times where they lie."""
+        largest = weights.max(axis=(-1, -2), initial=0)[..., None, None]
+        slack = reference.Textbook(**{**vars(self.book), "weights": self.logit.max(initial=0) * weights})
+        return reference.image(slack, height, width) + self.eps * sum(weights.shape[-2:]) * largest + self.tiny
+
+
+def _size(case: Case) -> Array:
+    """The largest sum of magnitudes behind any visible logit of a row, (batch, heads, queries)."""
+    problem, given = case.problem, case.given
+    keys = np.repeat(np.abs(given.k.astype(np.float64)), problem.heads // max(1, given.k.shape[1]), axis=1)
+    size = abs(problem.scale) * (np.abs(given.q.astype(np.float64)) @ keys.swapaxes(-1, -2))
+    size = size + np.abs(case.book.biased - case.book.capped)  # bias and ALiBi
+    seen = np.where(visibility.dense(problem), size, 0.0)
+    lse = np.where(np.isneginf(case.book.logsumexp), 0.0, np.abs(case.book.logsumexp))
+    return np.asarray(np.maximum(seen.max(axis=-1, initial=0.0), lse))
+
+
+def assert_close(actual: Array, expected: Array, allowed: Array, what: str = "") -> None:
+    """Equal up to `allowed`; infinities and NaN must match exactly."""
+    actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    assert actual.shape == expected.shape, what
+    same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
+    with np.errstate(invalid="ignore"):
+        close = same | (np.abs(actual - expected) <= np.broadcast_to(allowed, actual.shape))
+    if not close.all():
+        worst = np.unravel_index(np.argmin(close), close.shape)
+        raise AssertionError(
+            f"{what}: {(~close).sum()} of {close.size} differ; at {tuple(map(int, worst))} "
+            f"{actual[worst]!r} instead of {expected[worst]!r}, allowed {np.broadcast_to(allowed, actual.shape)[worst]!r}"
+        )
+
+
+def dtype_of_statistics(problem: Problem) -> np.dtype[Any]:
+    return statistics_dtype(problem.dtype)

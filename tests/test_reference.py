@@ -1,0 +1,173 @@
+"""The float64 reference is right: numbers worked by hand, code that others wrote, and plain loops."""
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from onnx import TensorProto, helper
+from onnxruntime import InferenceSession
+from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as gemma2_attention
+from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as gpt_oss_attention
+
+from clearhead import reference
+from clearhead.axes import Array
+from clearhead.problem import describe
+from loops import output_by_loops, weights_by_loops
+from problems import Case, cases
+
+FLOAT64 = (np.dtype(np.float64),)
+EXACT = {"rtol": 1e-12, "atol": 1e-13}  # a few thousand eps: sums of at most some hundred float64 numbers
+
+
+def book_of(q: Array, k: Array, v: Array, **rules: Any) -> reference.Textbook:
+    given = describe(q, k, v, rules)
+    return reference.attend(given.problem, given.q, given.k, given.v)
+
+
+def normal(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng((seed, *shape)).standard_normal(shape)
+
+
+def test_the_tutorials_example_worked_by_hand():
+    q, k = np.array([[1.0, 3.0], [2.0, 0.5]]), np.array([[0.5, 2.0], [1.0, 3.0]])
+    v = np.array([[0.0, 4.0], [1.0, 2.0]])
+    book = book_of(q, k, v)
+    np.testing.assert_array_equal(book.scores[0, 0], [[6.5, 10.0], [2.0, 3.5]])
+    np.testing.assert_allclose(book.scaled[0, 0], [[4.596, 7.071], [1.414, 2.475]], atol=5e-4)
+    np.testing.assert_allclose(book.weights[0, 0], [[0.0777, 0.9223], [0.2572, 0.7428]], atol=5e-5)
+    assert book.output is not None
+    np.testing.assert_allclose(book.output[0, 0], [[0.9223, 2.1554], [0.7428, 2.5144]], atol=5e-5)
+
+
+def test_two_equal_keys_share_evenly_and_every_statistic_is_known():
+    q, k, v = np.ones((2, 1)), np.zeros((4, 1)), np.array([[0.0], [2.0], [4.0], [6.0]])
+    given = describe(q, k, v, {})
+    book = reference.attend(given.problem, given.q, given.k, given.v)
+    assert book.output is not None
+    np.testing.assert_allclose(book.output, np.full((1, 1, 2, 1), 3.0), **EXACT)
+    np.testing.assert_allclose(book.logsumexp, np.full((1, 1, 2), math.log(4)), **EXACT)
+    np.testing.assert_array_equal(reference.max_logit(book), np.zeros((1, 1, 2)))
+    np.testing.assert_allclose(reference.entropy(book), np.full((1, 1, 2), math.log(4)), **EXACT)
+    np.testing.assert_allclose(reference.distance(given.problem, book), [[[1.5, 1.0]]], **EXACT)
+    np.testing.assert_allclose(reference.received(book), np.full((1, 1, 4), 0.5), **EXACT)
+    np.testing.assert_allclose(reference.peak(book), np.full((1, 1, 4), 0.25), **EXACT)
+    np.testing.assert_allclose(reference.image(book, 1, 3), np.full((1, 1, 1, 3), 0.25), **EXACT)
+    weights, indices = reference.top(book, 3)
+    np.testing.assert_array_equal(indices, np.broadcast_to([0, 1, 2], (1, 1, 2, 3)))
+    np.testing.assert_allclose(weights, np.full((1, 1, 2, 3), 0.25), **EXACT)
+    labels = np.array([[0, 1]]), np.array([[1, 1, -1, 0]])
+    np.testing.assert_allclose(reference.groups(book, *labels), np.array([[[[0.25, 0.5], [0.25, 0.5]]]]), **EXACT)
+
+
+def test_each_rule_acts_in_its_turn():
+    q, k, v = np.array([[2.0]]), np.array([[3.0], [1.0]]), np.eye(2)
+    rules = {"scale": 0.5, "softcap": 2.0, "bias": np.array([[1.0, -1.0]]), "alibi_slopes": 0.25, "query_offset": 2}
+    book = book_of(q, k, v, sinks=0.5, **rules)
+    capped = [2 * math.tanh(3 / 2), 2 * math.tanh(1 / 2)]
+    logits = [capped[0] + 1 - 0.25 * 2, capped[1] - 1 - 0.25 * 1]
+    total = math.exp(logits[0]) + math.exp(logits[1]) + math.exp(0.5)
+    np.testing.assert_array_equal(book.scores.ravel(), [6.0, 2.0])
+    np.testing.assert_array_equal(book.scaled.ravel(), [3.0, 1.0])
+    np.testing.assert_allclose(book.capped.ravel(), capped, **EXACT)
+    np.testing.assert_allclose(book.masked.ravel(), logits, **EXACT)
+    np.testing.assert_allclose(book.logsumexp.ravel(), [math.log(total)], **EXACT)
+    np.testing.assert_allclose(book.weights.ravel(), [math.exp(x) / total for x in logits], **EXACT)
+
+
+def test_an_image_counts_a_cut_cell_in_part():
+    book = book_of(np.zeros((1, 1)), np.array([[0.0], [0.0], [math.log(2)]]), np.zeros((3, 1)), bias=[0.0, 0.0, 1.0])
+    a = book.weights[0, 0, 0]
+    expected = [[(a[0] + a[1] / 2) / 1.5, (a[1] / 2 + a[2]) / 1.5]]
+    np.testing.assert_allclose(reference.image(book, 1, 2)[0, 0], expected, **EXACT)
+    np.testing.assert_allclose(reference.image(book, 1, 6)[0, 0], [np.repeat(a, 2)], **EXACT)
+
+
+@given(case=cases(dtypes=FLOAT64, most=150))
+def test_plain_loops_give_the_same(case: Case):
+    weights, lse = weights_by_loops(case)
+    np.testing.assert_allclose(case.restore(case.book.weights), weights, **EXACT)
+    np.testing.assert_allclose(case.restore(case.book.logsumexp), lse, **EXACT)
+    assert case.book.output is not None
+    np.testing.assert_allclose(case.restore(case.book.output), output_by_loops(case, weights), **EXACT)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("rule", ["none", "causal", "mask", "bias", "scale"])
+def test_pytorch_gives_the_same(rule: str, kv_heads: int):
+    n, m = 7, 7 if rule == "causal" else 9
+    q, k, v = normal(2, 4, n, 5), normal(2, kv_heads, m, 5, seed=1), normal(2, kv_heads, m, 3, seed=2)
+    mask, bias = normal(2, 1, n, m, seed=3) < 1, normal(2, 4, n, m, seed=4)
+    ours: dict[str, Any] = {"causal": {"causal": True}, "mask": {"mask": mask}, "bias": {"bias": bias}}.get(rule, {})
+    theirs: dict[str, Any] = {"causal": {"is_causal": True}, "scale": {"scale": 0.3}}.get(rule, {})
+    added = {"mask": mask, "bias": bias}.get(rule)
+    if rule == "scale":
+        ours = {"scale": 0.3}
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *map(torch.from_numpy, (q, k, v)),
+        attn_mask=None if added is None else torch.from_numpy(added),
+        enable_gqa=kv_heads < 4,
+        **theirs,
+    )
+    np.testing.assert_allclose(book_of(q, k, v, **ours).output, expected.numpy(), **EXACT)
+
+
+def test_pytorch_aligns_causal_to_the_first_key():
+    q, k, v = normal(1, 2, 3, 4), normal(1, 2, 6, 4), normal(1, 2, 6, 4, seed=1)
+    expected = torch.nn.functional.scaled_dot_product_attention(*map(torch.from_numpy, (q, k, v)), is_causal=True)
+    np.testing.assert_allclose(book_of(q, k, v, causal=True, query_offset=0).output, expected.numpy(), **EXACT)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ({}, {}),
+        ({"is_causal": 1}, {"causal": True}),
+        ({"softcap": 2.0}, {"softcap": 2.0}),
+        ({"scale": 0.7}, {"scale": 0.7}),
+    ],
+)
+@pytest.mark.parametrize("mask", [None, "bool", "float"])
+def test_onnxruntime_gives_the_same(theirs: dict[str, Any], ours: dict[str, Any], mask: str | None):
+    q, k, v = (x.astype(np.float32) for x in (normal(2, 4, 6, 8), normal(2, 2, 6, 8), normal(2, 2, 6, 8, seed=1)))
+    added = {"bool": normal(6, 6, seed=2) < 1, "float": normal(6, 6, seed=2).astype(np.float32)}.get(mask or "")
+    inputs = {"Q": q, "K": k, "V": v} | ({} if added is None else {"attn_mask": added})
+    (expected,) = onnx_attention(inputs, **theirs)
+    rules = dict(ours) if added is None else {**ours, "mask" if mask == "bool" else "bias": added}
+    expected = np.asarray(expected, np.float64)
+    np.testing.assert_allclose(book_of(q, k, v, **rules).output, expected, rtol=1e-5, atol=1e-6)  # float32
+
+
+def onnx_attention(inputs: dict[str, Array], **attributes: Any) -> list[Any]:
+    kinds = {np.dtype(np.float32): TensorProto.FLOAT, np.dtype(np.bool_): TensorProto.BOOL}
+    declared = [helper.make_tensor_value_info(name, kinds[x.dtype], x.shape) for name, x in inputs.items()]
+    node = helper.make_node("Attention", list(inputs), ["Y"], **attributes)
+    graph = helper.make_graph([node], "g", declared, [helper.make_tensor_value_info("Y", TensorProto.FLOAT, None)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
+    return list(InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, inputs))
+
+
+def test_gemma_caps_scores_the_same():
+    q, k, v = normal(1, 4, 6, 8), normal(1, 2, 6, 8, seed=1), normal(1, 2, 6, 8, seed=2)
+    hidden = np.triu(np.full((6, 6), -np.inf), 1)
+    module = SimpleNamespace(num_key_value_groups=2, training=False, head_dim=8)
+    tensors = [torch.from_numpy(x) for x in (q, k, v, hidden)]
+    output, weights = gemma2_attention(module, *tensors, scaling=0.4, softcap=1.5)
+    book = book_of(q, k, v, scale=0.4, softcap=1.5, causal=True)
+    np.testing.assert_allclose(book.weights, weights.numpy(), atol=1e-7)  # Gemma's softmax is float32
+    np.testing.assert_allclose(book.output, output.transpose(1, 2).numpy(), atol=1e-6)
+
+
+def test_gpt_oss_has_the_same_sinks_and_window():
+    q, k, v, sinks = normal(2, 4, 6, 8), normal(2, 2, 6, 8, seed=1), normal(2, 2, 6, 8, seed=2), normal(4)
+    i, j = np.ogrid[:6, :6]
+    hidden = np.where((j <= i) & (j > i - 3), 0.0, -np.inf)
+    module = SimpleNamespace(num_key_value_groups=2, training=False, sinks=torch.from_numpy(sinks))
+    tensors = [torch.from_numpy(x) for x in (q, k, v, hidden)]
+    output, weights = gpt_oss_attention(module, *tensors, scaling=0.3)
+    book = book_of(q, k, v, scale=0.3, sinks=sinks, causal=True, window=(2, None))
+    np.testing.assert_allclose(book.weights, weights.numpy(), **EXACT)
+    np.testing.assert_allclose(book.output, output.transpose(1, 2).numpy(), **EXACT)
