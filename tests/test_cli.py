@@ -54,7 +54,7 @@ def test_colour_follows_the_environment():
     full = run("explain", f"{LONG} {LONG} {LONG}", FORCE_COLOR="1", COLORTERM="truecolor", TERM="xterm-256color").stdout
     assert "▀" in full
     assert "\x1b[38;2;" in full
-    limited = run("explain", LONG, FORCE_COLOR="1", TERM="xterm-256color").stdout
+    limited = run("explain", f"{LONG} {LONG} {LONG}", FORCE_COLOR="1", TERM="xterm-256color").stdout
     assert "38;5;" in limited
     assert "38;2;" not in limited
     none = run("explain", LONG, FORCE_COLOR="1", NO_COLOR="1", TERM="xterm-256color").stdout

@@ -166,4 +166,4 @@ def _ticks(cols: Sequence[str], width: int, cell: int, room: int) -> str:
         if at + cell_len(text) > room:
             break
         line += " " * (at - cell_len(line)) + text + " "
-    return line
+    return line.rstrip()
