@@ -49,6 +49,14 @@ def test_eighty_columns_hold_every_line(language, text, colour):
     assert max(cell_len(ESCAPE.sub("", line)) for line in done.stdout.splitlines()) <= 80
 
 
+def test_chinese_is_chinese_throughout():
+    done = run("explain", "humpty dumpty sat on", "--lang", "zh")
+    for words in ("逐步计算", "M = S'，禁止处为 -∞ (causal)", "A = softmax(M)，逐行", "被遮蔽", "最大偏差"):
+        assert words in done.stdout
+    for english in ("forbidden", "each row", "largest", "chosen"):
+        assert english not in done.stdout
+
+
 def test_colour_follows_the_environment():
     assert "\x1b" not in run("explain", LONG).stdout
     full = run("explain", f"{LONG} {LONG} {LONG}", FORCE_COLOR="1", COLORTERM="truecolor", TERM="xterm-256color").stdout

@@ -11,7 +11,7 @@ from clearhead.axes import Array, named
 from clearhead.explain import Explanation
 from clearhead.model import SHIPPED
 from clearhead.report.heat import MOST_NUMBERS, RAMP, bar, colourful, label, numbers, pixels, printable
-from clearhead.report.words import Language, say
+from clearhead.report.words import Language, formula, say
 
 _SHOWN_VALUES = 4
 _SHOWN_KEYS = 8
@@ -88,7 +88,7 @@ def _layer(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:
     yield title(say(language, "layer", layer=seen.layer, heads=seen.model.config.heads))
     for step in seen.steps:
         shape = named(step.shape, step.axes)
-        yield Text(f"  {step.formula:<38}{shape}")
+        yield Text(f"  {_fill(formula(language, step.formula), 38)}{shape}")
         key = "layer output" if step.name == "output" else step.name
         yield Text(f"      {say(language, key)}", style="dim")
 

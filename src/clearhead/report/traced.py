@@ -9,7 +9,7 @@ from rich.text import Text
 from clearhead.axes import Array, named
 from clearhead.claims import Case, Verdict, follows
 from clearhead.report.explained import matrix_lines, title
-from clearhead.report.words import Language, say
+from clearhead.report.words import Language, formula, say
 from clearhead.steps import Step
 
 _ROWS, _COLS = 8, 8
@@ -27,7 +27,7 @@ def show(console: Console, case: Case, language: Language) -> None:
 
 
 def _step(console: Console, case: Case, step: Step, verdict: Verdict | None, language: Language) -> Iterator[Text]:
-    yield title(f"{step.formula}   {named(step.shape, step.axes)}")
+    yield title(f"{formula(language, step.formula)}   {named(step.shape, step.axes)}")
     layer = hasattr(case.trace, "concat")
     yield Text(f"  {say(language, 'layer output' if layer and step.name == 'output' else step.name)}", style="dim")
     array = np.asarray(step.array, dtype=np.float64)

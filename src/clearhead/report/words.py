@@ -136,6 +136,22 @@ _WORDS: dict[str, tuple[str, str]] = {
 }
 
 
+_IN_FORMULAS = {
+    ", -∞ where forbidden": "，禁止处为 -∞",
+    ", each row": "，逐行",
+    ", each column": "，逐列",
+    "sink": "汇点",
+}
+
+
+def formula(language: Language, text: str) -> str:
+    """A step's formula; the few words in it in the language asked for."""
+    if language == "zh":
+        for english, chinese in _IN_FORMULAS.items():
+            text = text.replace(english, chinese)
+    return text
+
+
 def say(language: Language, key: str, **values: object) -> str:
     """One sentence in the language asked for."""
     return _WORDS[key][language == "zh"].format(**values)
