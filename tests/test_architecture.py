@@ -23,7 +23,7 @@ FLOORS = (  # from the ground up; a folder is one entry
     ("functional", "matrix", "flow", "cache"),
     ("torch_op", "nn", "watch", "distributed"),
     ("steps", "tracing", "layer", "claims", "diagnose", "model", "explain"),
-    ("cli", "report", "bench", "view"),
+    ("cli", "__main__", "report", "bench", "view"),
 )
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
