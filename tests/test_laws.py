@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import clearhead as ch
-from clearhead import visibility
+from clearhead import engines, visibility
 from clearhead.axes import Array
 from problems import RULES, Case, cases
 from slack import Slack, assert_close, rounding
@@ -182,3 +182,25 @@ def test_one_head_is_the_two_dimensional_call_bit_for_bit(rules: dict[str, Any])
     for lead in ((1,), (1, 1), (1, 1, 1)):
         heads = ch.attention(*(x.reshape(*lead, *x.shape) for x in (q, k, v)), **rules)
         np.testing.assert_array_equal(heads, flat.reshape(*lead, *flat.shape), strict=True)
+
+
+def test_everything_asked_for_takes_two_passes_and_a_known_log_sum_exp_none(monkeypatch: pytest.MonkeyPatch):
+    engine, passes = engines.get(ch.plan(normal(2, 2), normal(2, 2)).engine), []
+
+    def count(name: str) -> None:
+        work = getattr(engine, name)
+
+        def counted(*args: Any) -> Any:
+            passes.append(name)
+            return work(*args)
+
+        monkeypatch.setattr(engine, name, counted)
+
+    count("rows")
+    count("columns")
+    matrix, v = ch.AttentionMatrix(normal(5, 4), normal(6, 4)), normal(6, 2)
+    matrix.observe(v, logsumexp=True, entropy=True, top=2, received=True, peak=True, image=(2, 2))
+    assert passes == ["rows", "columns"]
+    matrix.observe(received=True, logsumexp=True)
+    matrix.logsumexp()
+    assert passes == ["rows", "columns", "columns"]

@@ -57,6 +57,13 @@ def test_poison_in_forbidden_positions_changes_no_bit(case: Case, poison: float)
         np.testing.assert_array_equal(array, clean[name], err_msg=name)
 
 
+@given(case=cases(), poison=POISON)
+def test_poison_from_a_row_that_sees_nothing_reaches_no_key(case: Case, poison: float):
+    g = case.rng.standard_normal((*case.problem.prefix, case.problem.queries, 2))
+    dirty = poisoned(g, ~visibility.dense(case.problem).any(axis=-1), poison)
+    np.testing.assert_array_equal(case.matrix().T @ dirty, case.matrix().T @ g)
+
+
 @given(case=cases(rules=tuple(rule for rule in RULES if rule != "bias")), poison=POISON)
 def test_poison_in_a_forbidden_bias_changes_no_bit(case: Case, poison: float):
     bias = case.rng.standard_normal(case.matrix().shape)
