@@ -35,6 +35,13 @@ likes, the values it claims for scores, scaled, weights or output:
 """
 
 
+_BENCH_EXAMPLES = """examples:
+  clearhead bench --quick
+  clearhead bench --peers torch --only full,causal
+  clearhead bench --save benchmarks/results/today
+"""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     parser = _parser()
@@ -84,6 +91,14 @@ def _parser() -> argparse.ArgumentParser:
         commands, "trace", "compute a file's attention step by step and check its claims", _TRACE_EXAMPLES, _trace
     )
     trace.add_argument("file", metavar="FILE", help="a .json or .npz file")
+    bench = _command(commands, "bench", "time the engine beside its peers, in turn, as ratios", _BENCH_EXAMPLES, _bench)
+    bench.add_argument("--quick", action="store_true", help="fewer cases and rounds: about a minute")
+    bench.add_argument("--peers", metavar="A,B", help="only these peers; default: all that are installed")
+    bench.add_argument("--only", metavar="A,B", help="only these groups of cases")
+    bench.add_argument("--threads", type=int, metavar="N", help="threads for everybody; default: all cores")
+    bench.add_argument("--save", metavar="DIR", help="write bench.json, bench.csv, bench.md and bench.svg there")
+    info = _command(commands, "info", "say what is installed and which engine runs", "", _info)
+    info.add_argument("--json", action="store_true", help="as JSON")
     for command in (explain, trace):
         command.add_argument("--lang", choices=("en", "zh"), default="en", help="English or Chinese; default: en")
         command.add_argument("--json", metavar="FILE", help="write every number to FILE as JSON; - is standard output")
@@ -133,6 +148,25 @@ def _trace(given: argparse.Namespace) -> int:
 
         traced.show(_console(), case, given.lang)
     return 0 if case.first_wrong is None else 1
+
+
+def _bench(given: argparse.Namespace) -> int:
+    from clearhead.bench.command import bench
+
+    threads = given.threads or ch.get_num_threads()
+    bench(quick=given.quick, chosen=given.peers, only=given.only, save=given.save, threads=threads)
+    return 0
+
+
+def _info(given: argparse.Namespace) -> int:
+    facts = {"clearhead": __version__, **engines.facts(), "threads": ch.get_num_threads()}
+    for package in ("numpy", "torch", "triton", "transformers", "onnxruntime", "jax", "matplotlib"):
+        facts[package] = _version(package)
+    if given.json:
+        print(json.dumps(facts))
+    else:
+        print("\n".join(f"{name:<16} {value}" for name, value in facts.items()))
+    return 0
 
 
 def _console() -> "Console":
