@@ -1,4 +1,4 @@
-"""Attention written a second time, as plain loops over numbers: it shares no line with the package it is held against."""
+"""Attention written a second time, as plain loops over numbers, sharing no line with the package."""
 
 import math
 from typing import Any

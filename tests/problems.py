@@ -1,4 +1,4 @@
-"""Whole attention problems, drawn by hypothesis: shapes, dtypes, strides, score rules. The numbers come from a drawn seed."""
+"""Whole attention problems, drawn by hypothesis: shapes, dtypes, strides, score rules; numbers from a drawn seed."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -66,6 +66,12 @@ class Case:
     rules: dict[str, Any]
     seed: int
 
+    def __repr__(self) -> str:
+        arrays = ", ".join(
+            f"{n} {x.shape} strides {x.strides}" for n, x in zip("qkv", (self.q, self.k, self.v), strict=True)
+        )
+        return f"Case({self.q.dtype} {arrays}, rules={self.rules}, seed={self.seed})"
+
     @cached_property
     def given(self) -> Described:
         return describe(self.q, self.k, self.v, self.rules)
@@ -130,7 +136,8 @@ def cases(
     size = draw(st.sampled_from((0.3, 1.0, 3.0)))
     full_shapes = ((*shape.prefix, shape.queries, shape.d_k), shape.kv(shape.d_k), shape.kv(shape.d_v))
     q, k, v = (draw_layout(draw, (rng.standard_normal(full) * size).astype(dtype)) for full in full_shapes)
-    chosen = draw(st.sets(st.sampled_from(rules))) if rules else set()
+    count = min(len(rules), draw(st.sampled_from((0, 1, 2, 3, 5, len(RULES)))))
+    chosen = draw(st.sets(st.sampled_from(rules), min_size=count, max_size=count)) if count else set()
     values: dict[str, Any] = {}
     for name in (name for name in RULES if name in chosen):
         values.update(_RULES[name](draw, rng, shape))
@@ -195,7 +202,7 @@ def _bias(draw: st.DrawFn, rng: np.random.Generator, shape: Shape) -> dict[str, 
 
 
 def _mask(draw: st.DrawFn, rng: np.random.Generator, shape: Shape) -> dict[str, Any]:
-    mask = np.asarray(rng.random(_broadcasting(draw, shape.weights)) < draw(st.sampled_from((0.1, 0.5, 0.9))))
+    mask = np.asarray(rng.random(_broadcasting(draw, shape.weights)) < draw(st.sampled_from((0.2, 0.6, 0.95))))
     if mask.ndim > 1 and draw(st.booleans()):
         mask = mask & (rng.random((*mask.shape[:-1], 1)) < 0.8)  # rows that see nothing
     return {"mask": mask}
@@ -207,9 +214,10 @@ def _window(draw: st.DrawFn, rng: np.random.Generator, shape: Shape) -> dict[str
 
 
 def _lengths(name: str, most: int, draw: st.DrawFn, rng: np.random.Generator, shape: Shape) -> dict[str, Any]:
+    least = draw(st.sampled_from((0, most // 2, most)))
     if draw(st.booleans()):
-        return {name: draw(st.integers(0, most))}
-    return {name: rng.integers(0, most + 1, shape.lead)}
+        return {name: draw(st.integers(least, most))}
+    return {name: rng.integers(least, most + 1, shape.lead)}
 
 
 def _segments(draw: st.DrawFn, rng: np.random.Generator, shape: Shape) -> dict[str, Any]:
@@ -232,7 +240,7 @@ def _per_head(name: str, draw: st.DrawFn, rng: np.random.Generator, shape: Shape
 
 
 def _offset(draw: st.DrawFn, rng: np.random.Generator, shape: Shape) -> dict[str, Any]:
-    low, high = -shape.queries - 2, shape.keys + 2
+    low, high = draw(st.sampled_from(((0, shape.keys), (-shape.queries - 2, shape.keys + 2))))
     if draw(st.booleans()):
         return {"query_offset": draw(st.integers(low, high))}
     return {"query_offset": rng.integers(low, high + 1, shape.lead)}

@@ -25,16 +25,14 @@ class Slack:
     def __init__(self, case: Case) -> None:
         self.case, self.book, problem = case, case.book, case.problem
         self.eps = FACTOR * float(np.finfo(statistics_dtype(problem.dtype)).eps)
-        self.tiny = float(np.finfo(statistics_dtype(problem.dtype)).smallest_subnormal)
+        self.tiny = float(np.finfo(statistics_dtype(problem.dtype)).tiny)  # an engine may flush what is smaller to zero
         self.logit = self.eps * (1 + _size(case))  # (batch, heads, queries): of each logit; relative, of each weight
         self.weights = self.logit[..., None] * self.book.weights + self.tiny
 
     def output(self, output_dtype: np.dtype[Any]) -> Array:
         values = np.abs(self.case.given.v.astype(np.float64))
         spread = np.repeat(values, self.case.problem.heads // max(1, values.shape[1]), axis=1)
-        narrow = ml_dtypes.finfo(output_dtype)
-        rounding = float(narrow.eps) * np.abs(self.book.output) + float(narrow.smallest_subnormal)
-        return self.weights @ spread + rounding
+        return self.weights @ spread + rounding(self.book.output, output_dtype)
 
     def row(self, name: str) -> Array:
         if name in ("logsumexp", "max_logit"):
@@ -48,6 +46,12 @@ class Slack:
         largest = weights.max(axis=(-1, -2), initial=0)[..., None, None]
         slack = reference.Textbook(**{**vars(self.book), "weights": self.logit.max(initial=0) * weights})
         return reference.image(slack, height, width) + self.eps * sum(weights.shape[-2:]) * largest + self.tiny
+
+
+def rounding(x: Array, dtype: np.dtype[Any]) -> Array:
+    """What rounding x to `dtype` may cost."""
+    narrow = ml_dtypes.finfo(dtype)
+    return float(narrow.eps) * np.abs(x) + float(narrow.smallest_subnormal)
 
 
 def _size(case: Case) -> Array:
@@ -69,10 +73,11 @@ def assert_close(actual: Array, expected: Array, allowed: Array, what: str = "")
     with np.errstate(invalid="ignore"):
         close = same | (np.abs(actual - expected) <= np.broadcast_to(allowed, actual.shape))
     if not close.all():
-        worst = np.unravel_index(np.argmin(close), close.shape)
+        worst = tuple(map(int, np.unravel_index(np.argmin(close), close.shape)))
+        limit = np.broadcast_to(allowed, actual.shape)[worst]
         raise AssertionError(
-            f"{what}: {(~close).sum()} of {close.size} differ; at {tuple(map(int, worst))} "
-            f"{actual[worst]!r} instead of {expected[worst]!r}, allowed {np.broadcast_to(allowed, actual.shape)[worst]!r}"
+            f"{what}: {(~close).sum()} of {close.size} differ, at {worst} {actual[worst]!r} instead of "
+            f"{expected[worst]!r}, where {limit!r} is allowed"
         )
 
 

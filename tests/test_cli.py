@@ -18,7 +18,7 @@ ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def run(*arguments, **environment):
-    command = [sys.executable, "-m", "clearhead.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "clearhead", *map(str, arguments)]
     return subprocess.run(
         command, capture_output=True, text=True, encoding="utf-8", env={**PLAIN, **environment}, timeout=60, check=False
     )
@@ -204,7 +204,7 @@ def test_help_shows_examples(command):
 
 
 def test_a_closed_pipe_is_no_error():
-    command = f'"{sys.executable}" -m clearhead.cli explain "{LONG}" | head -n 1'
+    command = f'"{sys.executable}" -m clearhead explain "{LONG}" | head -n 1'
     done = subprocess.run(command, shell=True, capture_output=True, text=True, env=PLAIN, timeout=60, check=False)
     assert done.stderr == ""
 

@@ -14,8 +14,8 @@ from clearhead import engines, reference
 from clearhead.arrays import FLOATS
 from clearhead.axes import Array
 from clearhead.errors import EngineError
-from problems import Case, cases
-from slack import Slack, assert_close, dtype_of_statistics
+from problems import Case, cases, draw_layout
+from slack import Slack, assert_close, dtype_of_statistics, rounding
 
 every_engine = pytest.mark.parametrize("engine", engines.NAMES)
 
@@ -143,26 +143,50 @@ def test_indexing_is_that_of_a_numpy_array(engine: str, case: Case, data: st.Dat
 
 @every_engine
 @given(case=cases(), data=st.data())
-def test_products_from_the_right_and_from_the_keys_side(engine: str, case: Case, data: st.DataObject):
+def test_products_from_the_right(engine: str, case: Case, data: st.DataObject):
     if refused(engine, case):
         return
-    matrix, weights, allowed = case.matrix(engine=engine), case.book.weights, Slack(case).weights
-    rng, problem = case.rng, case.problem
-    dtype = data.draw(st.sampled_from(FLOATS))
-    ours, theirs = (_operand(data, rng, problem.prefix, size, dtype) for size in (problem.keys, problem.queries))
-    for product, right, left, size in (
-        (matrix @ ours, ours, weights, problem.keys),
-        (matrix.T @ theirs, theirs, weights.swapaxes(-1, -2), problem.queries),
-    ):
-        spread = right.astype(np.float64)
-        spread = np.broadcast_to(spread[:, None] if spread.ndim == 1 else spread, (*problem.prefix, *spread.shape[-2:] if spread.ndim > 1 else (size, 1)))
-        spread = spread.reshape(problem.batch, problem.heads, *spread.shape[-2:])
-        slack = (allowed if left is weights else allowed.swapaxes(-1, -2)) @ np.abs(spread)
-        truth = left @ spread
-        if left is weights:
-            import ml_dtypes
-            slack = slack + float(ml_dtypes.finfo(case.q.dtype).eps) * np.abs(truth) + float(ml_dtypes.finfo(case.q.dtype).smallest_subnormal)
-        truth, slack = (problem.restore(x) for x in (truth, slack))
-        if right.ndim == 1:
-            truth, slack = truth[..., 0], slack[..., 0]
-        assert_close(product, truth, slack, "product")
+    right = draw_operand(data, case, case.problem.keys, (case.problem.heads, case.problem.kv_heads))
+    spread, restore = spread_over_heads(case, right), case.restore
+    truth = case.book.weights @ spread
+    allowed = Slack(case).weights @ np.abs(spread) + rounding(truth, case.q.dtype)
+    truth, allowed = (restore(x)[..., 0] if right.ndim == 1 else restore(x) for x in (truth, allowed))
+    product = case.matrix(engine=engine) @ right
+    assert_close(product, truth, allowed, "A @ v")
+    assert product.dtype == case.q.dtype
+
+
+@every_engine
+@given(case=cases(), data=st.data())
+def test_products_from_the_keys_side(engine: str, case: Case, data: st.DataObject):
+    if refused(engine, case):
+        return
+    right = draw_operand(data, case, case.problem.queries, (case.problem.heads,))
+    if data.draw(st.booleans()):
+        right = right * (np.arange(case.problem.queries) == 1).reshape(-1, *(1,) * (right.ndim > 1)).astype(right.dtype)
+    spread, restore, matrix = spread_over_heads(case, right), case.restore, case.matrix(engine=engine)
+    truth = case.book.weights.swapaxes(-1, -2) @ spread
+    allowed = Slack(case).weights.swapaxes(-1, -2) @ np.abs(spread) + rounding(truth, dtype_of_statistics(case.problem))
+    truth, allowed = (restore(x)[..., 0] if right.ndim == 1 else restore(x) for x in (truth, allowed))
+    assert_close(matrix.T @ right, truth, allowed, "A.T @ g")
+    ones = np.ones(case.problem.queries)
+    mass = restore(reference.received(replace(case.book, weights=Slack(case).weights)))
+    assert_close(matrix.T @ ones, matrix.received(), mass, "A.T @ ones")
+
+
+def draw_operand(data: st.DataObject, case: Case, length: int, heads: tuple[int, ...]) -> Array:
+    """What a product takes: one vector or matrix for all heads, or a matrix for each."""
+    lead = case.problem.prefix and (*case.problem.prefix[:-1], data.draw(st.sampled_from(heads)))
+    width = data.draw(st.sampled_from((1, 2, 5, 65)))
+    shape = data.draw(st.sampled_from(((length,), (length, width), (*lead, length, width))))
+    numbers = case.rng.standard_normal(shape).astype(data.draw(st.sampled_from(FLOATS)))
+    return numbers if numbers.ndim == 1 else draw_layout(data.draw, numbers)
+
+
+def spread_over_heads(case: Case, right: Array) -> Array:
+    """The operand in float64 as (batch, heads, length, d)."""
+    columns = (right[:, None] if right.ndim == 1 else right).astype(np.float64)
+    if columns.ndim == 2:
+        return np.broadcast_to(columns, (case.problem.batch, case.problem.heads, *columns.shape))
+    each = columns.reshape(case.problem.batch, *columns.shape[-3:])
+    return np.repeat(each, case.problem.heads // each.shape[1], axis=1)

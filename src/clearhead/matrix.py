@@ -13,7 +13,7 @@ import numpy as np
 
 from clearhead import engines
 from clearhead.arrays import FLOATS, adopt, statistics_dtype
-from clearhead.axes import WEIGHTS, Array, as_places, as_slice, named
+from clearhead.axes import TRANSPOSED, WEIGHTS, Array, as_places, as_slice, named
 from clearhead.engines.base import Engine
 from clearhead.errors import DtypeError, SelectionError, ShapeError
 from clearhead.observations import Observation, Top, Wanted, wanted
@@ -230,7 +230,7 @@ class AttentionMatrix:
         return part, rows
 
     def _tile(self, key: Any) -> Array:
-        picked = _expand(key, self.shape)
+        picked = _expand(key, self.shape, WEIGHTS)
         chosen = [range(p, p + 1) if isinstance(p, int) else p for p in picked]
         rows, cols = chosen[-2:]
         result_shape = tuple(len(p) for p in picked if not isinstance(p, int))
@@ -281,7 +281,7 @@ class TransposedMatrix:
 
     def __getitem__(self, key: Any) -> Any:
         """Exact weights, as from the matrix with its last two axes swapped."""
-        picked = list(_expand(key, self.shape))
+        picked = _expand(key, self.shape, TRANSPOSED)
         picked[-1], picked[-2] = picked[-2], picked[-1]
         tile = self.T._tile(tuple(p if isinstance(p, int) else as_slice(p) for p in picked))
         both = not isinstance(picked[-1], int) and not isinstance(picked[-2], int)
@@ -322,7 +322,7 @@ def _operand(problem: Problem, x: Array, name: str, length: int, heads: tuple[in
     return columns.reshape(problem.batch, *columns.shape[-3:]), vector
 
 
-def _expand(key: Any, shape: tuple[int, ...]) -> list[int | range]:
+def _expand(key: Any, shape: tuple[int, ...], axes: Sequence[str]) -> list[int | range]:
     """Basic indexing spelled out: one integer or range for every axis."""
     parts = list(key) if isinstance(key, tuple) else [key]
     dots = [at for at, part in enumerate(parts) if part is Ellipsis]
@@ -331,12 +331,12 @@ def _expand(key: Any, shape: tuple[int, ...]) -> list[int | range]:
     at = dots[0] if dots else len(parts)
     given = len(parts) - len(dots)
     if given > len(shape):
-        raise SelectionError(f"{given} indices for {len(shape)} axes: the matrix is {named(shape, WEIGHTS)}.")
+        raise SelectionError(f"{given} indices for {len(shape)} axes: the matrix is {named(shape, axes)}.")
     parts[at : at + len(dots)] = [slice(None)] * (len(shape) - given)
-    return [_pick(part, axis, shape) for axis, part in enumerate(parts)]
+    return [_pick(part, axis, shape, axes) for axis, part in enumerate(parts)]
 
 
-def _pick(part: Any, axis: int, shape: tuple[int, ...]) -> int | range:
+def _pick(part: Any, axis: int, shape: tuple[int, ...], axes: Sequence[str]) -> int | range:
     size = shape[axis]
     if isinstance(part, slice):
         return range(size)[part]
@@ -350,5 +350,5 @@ def _pick(part: Any, axis: int, shape: tuple[int, ...]) -> int | range:
             "A[...][that] indexes a stored copy.",
         ) from None
     if not -size <= place < size:
-        raise SelectionError(f"index {place} is outside axis {axis}: the matrix is {named(shape, WEIGHTS)}.")
+        raise SelectionError(f"index {place} is outside axis {axis}: the matrix is {named(shape, axes)}.")
     return place % size

@@ -77,7 +77,13 @@ class Wanted:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Observation:
-    """Everything that was asked for, together; None where it was not."""
+    """Everything that was asked for, together; None where it was not. Made by `AttentionMatrix.observe`.
+
+    >>> import numpy as np, clearhead as ch
+    >>> seen = ch.AttentionMatrix(np.eye(2), np.eye(2), causal=True).observe(received=True)
+    >>> seen.received.round(2), seen.entropy
+    (array([1.33, 0.67]), None)
+    """
 
     output: Any = None
     logsumexp: Any = None

@@ -1,0 +1,51 @@
+"""Parts of a problem as problems of their own: some queries, some keys, one batch."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from problems import Case
+
+
+def only_queries(case: Case, start: int, stop: int) -> Case:
+    """The case for queries start … stop alone, as a user would call it."""
+    rules = _cut(case, (slice(start, stop), slice(None)))
+    if "query_segments" in rules:
+        rules["query_segments"] = rules["query_segments"][..., start:stop]
+    if "query_lengths" in rules:
+        rules["query_lengths"] = np.clip(np.asarray(rules["query_lengths"]) - start, 0, stop - start)
+    rules["query_offset"] = np.asarray(rules.get("query_offset", 0)) + start
+    return replace(case, q=case.q[..., start:stop, :], rules=rules)
+
+
+def only_keys(case: Case, start: int, stop: int) -> Case:
+    """The case for keys start … stop alone: what one machine of several holds."""
+    rules = _cut(case, (slice(None), slice(start, stop)))
+    if "kv_segments" in rules:
+        rules["kv_segments"] = rules["kv_segments"][..., start:stop]
+    if "kv_lengths" in rules:
+        rules["kv_lengths"] = np.clip(np.asarray(rules["kv_lengths"]) - start, 0, stop - start)
+    rules["query_offset"] = np.asarray(rules.get("query_offset", 0)) - start
+    return replace(case, k=case.k[..., start:stop, :], v=case.v[..., start:stop, :], rules=rules)
+
+
+def only_batch(case: Case, at: int) -> Case:
+    """One item of the first batch axis; the axis is kept."""
+    rules = _cut(case, (slice(at, at + 1), *(slice(None),) * (case.q.ndim - 1)))
+    for name in ("kv_lengths", "query_lengths", "query_offset", "query_segments", "kv_segments"):
+        value = np.asarray(rules.get(name, 0))
+        if value.ndim > (1 if "segments" in name else 0):
+            rules[name] = value[at : at + 1]
+    q, k, v = (x[at : at + 1] for x in (case.q, case.k, case.v))
+    return replace(case, q=q, k=k, v=v, rules=rules)
+
+
+def _cut(case: Case, where: tuple[slice, ...]) -> dict[str, Any]:
+    """The rules, with mask and bias in full and cut on their last axes."""
+    rules = dict(case.rules)
+    for name in ("mask", "bias"):
+        if name in rules:
+            full = np.broadcast_to(rules[name], case.matrix().shape)
+            rules[name] = full[(..., *where)]
+    return rules

@@ -1,0 +1,130 @@
+"""The same bits every time: alone or among others, whatever the neighbours, the strides, the number of threads."""
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from threadpoolctl import threadpool_limits
+
+import clearhead as ch
+from clearhead.axes import Array
+from parts import only_batch, only_queries
+from problems import Case, cases
+
+ROWS: dict[str, Any] = {"logsumexp": True, "max_logit": True, "entropy": True, "distance": True}
+COLUMNS: dict[str, Any] = {"received": True, "peak": True, "image": (9, 70)}
+
+
+def answers(case: Case, **wanted: Any) -> dict[str, Array]:
+    """What is asked for and the output, by name."""
+    seen = case.matrix().observe(case.v, **wanted)
+    return {name: getattr(seen, name) for name in (*wanted, "output")}
+
+
+def assert_same_bits(actual: dict[str, Array], expected: dict[str, Array]) -> None:
+    for name, array in expected.items():
+        np.testing.assert_array_equal(actual[name], array, err_msg=name, strict=True)
+
+
+@given(case=cases(), data=st.data())
+def test_it_does_not_matter_what_else_is_asked(case: Case, data: st.DataObject):
+    together = answers(case, **ROWS, **COLUMNS)
+    one = data.draw(st.sampled_from((*ROWS, *COLUMNS)))
+    assert_same_bits(together, answers(case, **{one: {**ROWS, **COLUMNS}[one]}))
+    np.testing.assert_array_equal(case.attention(), together["output"], strict=True)
+    np.testing.assert_array_equal(case.matrix() @ case.v, together["output"], strict=True)
+    np.testing.assert_array_equal(case.matrix().logsumexp(), together["logsumexp"], strict=True)
+
+
+@given(case=cases())
+def test_a_second_run_gives_the_same(case: Case):
+    matrix = case.matrix()
+    first = matrix.observe(case.v, **ROWS, **COLUMNS)
+    again = matrix.observe(case.v, **ROWS, **COLUMNS)
+    for name in (*ROWS, *COLUMNS, "output"):
+        np.testing.assert_array_equal(getattr(first, name), getattr(again, name), strict=True)
+
+
+@given(case=cases())
+def test_strides_do_not_matter(case: Case):
+    plain = Case(*(np.ascontiguousarray(x) for x in (case.q, case.k, case.v)), case.rules, case.seed)
+    assert_same_bits(answers(plain, **ROWS, **COLUMNS), answers(case, **ROWS, **COLUMNS))
+
+
+@given(case=cases(), data=st.data())
+def test_rows_alone_are_the_rows_among_others(case: Case, data: st.DataObject):
+    start, stop = sorted(data.draw(st.tuples(*[st.integers(0, case.problem.queries)] * 2)))
+    whole = answers(case, **ROWS)
+    expected = {name: x[..., start:stop, :] if name == "output" else x[..., start:stop] for name, x in whole.items()}
+    assert_same_bits(answers(only_queries(case, start, stop), **ROWS), expected)
+
+
+@given(case=cases(axes=(4, 5)), data=st.data())
+def test_one_batch_alone_is_the_same_as_with_its_neighbours(case: Case, data: st.DataObject):
+    assume(case.q.shape[0])
+    at = data.draw(st.integers(0, case.q.shape[0] - 1))
+    whole = answers(case, **ROWS, **COLUMNS)
+    alone = answers(only_batch(case, at), **ROWS, **COLUMNS)
+    assert_same_bits(alone, {name: x[at : at + 1] for name, x in whole.items()})
+
+
+@given(case=cases(axes=(3, 4)), data=st.data())
+def test_a_query_head_alone_is_the_same_as_in_its_group(case: Case, data: st.DataObject):
+    head = data.draw(st.integers(0, case.problem.heads - 1))
+    dense = np.asarray(case.matrix())
+    np.testing.assert_array_equal(case.matrix()[..., head, :, :], dense[..., head, :, :])
+
+
+@given(case=cases(dtypes=(np.dtype(np.float64), np.dtype(np.float32))), threads=st.sampled_from((2, 3, 5, 7, 16)))
+def test_the_number_of_threads_does_not_matter(case: Case, threads: int):
+    found = []
+    for count in (1, threads):
+        with threadpool_limits(count):
+            found.append(
+                {**answers(case, **ROWS, **COLUMNS), "back": case.matrix().T @ np.ones((case.q.shape[-2], 65))}
+            )
+    assert_same_bits(*found)
+
+
+@pytest.mark.parametrize("shape", [(130, 700, 64, 64), (64, 512, 130, 200), (3, 1100, 33, 1)])
+def test_the_number_of_threads_does_not_matter_where_blas_would_use_them(shape: tuple[int, int, int, int]):
+    rng, (n, m, d_k, d_v) = np.random.default_rng(0), shape
+    case = Case(rng.standard_normal((n, d_k)), rng.standard_normal((m, d_k)), rng.standard_normal((m, d_v)), {}, 0)
+    g, found = rng.standard_normal((n, 65)), []
+    for count in (1, 2, 3, 5, 7, 16):
+        with threadpool_limits(count):
+            found.append({**answers(case, **ROWS, **COLUMNS), "back": case.matrix().T @ g})
+    for other in found[1:]:
+        assert_same_bits(other, found[0])
+
+
+PROGRAM = """
+import hashlib, numpy as np, clearhead as ch
+rng = np.random.default_rng(0)
+q, k, v = (rng.standard_normal((2, 200, 64)).astype(np.float32) for _ in range(3))
+seen = ch.AttentionMatrix(q, k, causal=True).observe(v, entropy=True, received=True, image=(64, 64))
+print(hashlib.sha256(b"".join(x.tobytes() for x in (seen.output, seen.entropy, seen.received, seen.image))).hexdigest())
+"""
+
+
+def test_a_fresh_process_with_other_threads_gives_the_same():
+    digests = set()
+    for threads in ("1", "2"):
+        env = {**os.environ, "OPENBLAS_NUM_THREADS": threads, "OMP_NUM_THREADS": threads}
+        done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, check=True)
+        digests.add(done.stdout)
+    assert len(digests) == 1
+
+
+def test_inputs_are_left_as_they_were():
+    rng = np.random.default_rng(0)
+    q, k, v, bias = (rng.standard_normal(shape) for shape in ((5, 4), (7, 4), (7, 3), (5, 7)))
+    before = [x.copy() for x in (q, k, v, bias)]
+    ch.AttentionMatrix(q, k, bias=bias, softcap=2.0).observe(v, **ROWS, **COLUMNS)
+    for x, y in zip((q, k, v, bias), before, strict=True):
+        np.testing.assert_array_equal(x, y)

@@ -1,0 +1,295 @@
+"""What is said of bad arrays and rules, word for word: the argument, its shape in named axes, what would be right."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead import engines
+from clearhead.errors import EngineError, RuleError, unknown
+from words import Wrong, assert_words
+
+Q, K, V = np.ones((2, 4, 6, 8)), np.ones((2, 2, 5, 8)), np.ones((2, 2, 5, 3))
+FLAT = np.ones((3, 4))
+SEGMENT = np.zeros((2, 6), int)
+
+
+def attention(q: Any = Q, k: Any = K, v: Any = V, **rules: Any) -> Callable[[], Any]:
+    return lambda: ch.attention(q, k, v, **rules)
+
+
+def flat(**rules: Any) -> Callable[[], Any]:
+    return lambda: ch.attention(FLAT, FLAT, FLAT, **rules)
+
+
+HEADS = "q is (batch 2, heads 4, queries 6, d_k 8). If yours is (batch, length, heads, d), swap axes 1 and 2."
+ARRAYS: dict[str, Wrong] = {
+    "a list": (
+        attention(q=[[1.0]]),
+        TypeError,
+        "q is a list: expected a NumPy array, a PyTorch tensor or an array that speaks DLPack.\n\n"
+        "hint: np.asarray(q, dtype=np.float64) makes one from numbers in a list.",
+    ),
+    "another device": (
+        attention(q=torch.ones(2, 2, device="meta")),
+        TypeError,
+        "q is on device meta: no engine here runs there.\n\nhint: q.cpu() moves it.",
+    ),
+    "gradients": (
+        attention(v=torch.ones(2, 2, 5, 3, requires_grad=True)),
+        TypeError,
+        "v requires grad, and no engine here has gradients yet.\n\n"
+        "hint: v.detach(), or `with torch.no_grad():` around the call.",
+    ),
+    "a sparse tensor": (
+        attention(k=torch.ones(2, 2).to_sparse()),
+        TypeError,
+        "k has layout torch.sparse_coo: expected a dense tensor.\n\nhint: k.to_dense() makes one.",
+    ),
+    "a dtype NumPy lacks": (
+        attention(k=torch.ones(2, 2).to(torch.float8_e4m3fn)),
+        TypeError,
+        "k is torch.float8_e4m3fn, which NumPy does not have.\n\nhint: k.float() converts it.",
+    ),
+    "whole numbers": (
+        attention(q=Q.astype(int)),
+        TypeError,
+        "q is int64: expected float64, float32, bfloat16 or float16.\n\n"
+        "hint: q.astype(np.float32), or q.float() for a tensor.",
+    ),
+    "two dtypes": (
+        attention(v=V.astype(np.float32)),
+        TypeError,
+        "v is float32 but q is float64: q, k and v must have one dtype.",
+    ),
+    "one axis": (
+        attention(q=np.ones(8)),
+        ValueError,
+        "q has 1 axes: expected at least two, (queries, d_k).\n\nhint: q[None, :] makes one row of a vector.",
+    ),
+    "axes that differ in number": (
+        attention(k=FLAT),
+        ValueError,
+        "k is (keys 3, d_k 4) but q is (batch 2, heads 4, queries 6, d_k 8): all need the same number of axes.",
+    ),
+    "d_k": (
+        attention(k=K[..., :5]),
+        ValueError,
+        "q has d_k 8 but k has d_k 5: the last axes must agree for q·kᵀ.\n\nhint: "
+        "q is (batch 2, heads 4, queries 6, d_k 8) and k is (batch 2, kv_heads 2, keys 5, d_k 5).",
+    ),
+    "batch": (
+        attention(k=K[:1]),
+        ValueError,
+        "k has batch (1,) but q has batch (2,): they must be equal.\n\nhint: "
+        "q is (batch 2, heads 4, queries 6, d_k 8) and k is (batch 1, kv_heads 2, keys 5, d_k 8).",
+    ),
+    "keys without values": (
+        attention(v=V[:, :, :4]),
+        ValueError,
+        "v has 4 keys but k has 5: each key needs its value.\n\nhint: "
+        "k is (batch 2, kv_heads 2, keys 5, d_k 8) and v is (batch 2, kv_heads 2, keys 4, d_v 3).",
+    ),
+    "heads that do not divide": (
+        attention(k=np.ones((2, 3, 5, 8)), v=np.ones((2, 3, 5, 3))),
+        ValueError,
+        f"k has 3 heads but q has 4: query heads must be a multiple of key heads.\n\nhint: {HEADS}",
+    ),
+    "no key heads": (
+        attention(k=np.ones((2, 0, 5, 8)), v=np.ones((2, 0, 5, 3))),
+        ValueError,
+        f"k has 0 heads but q has 4: query heads must be a multiple of key heads.\n\nhint: {HEADS}",
+    ),
+    "value heads": (
+        attention(v=V[:, :1]),
+        ValueError,
+        f"v has 1 heads but k has 2: each key head needs its value head.\n\nhint: {HEADS}",
+    ),
+}
+LEAVE_SCALE = "hint: leave scale out for its default."
+RULES: dict[str, Wrong] = {
+    "an unknown rule": (
+        attention(casual=True),
+        TypeError,
+        "unknown rule `casual`.\n\nhint: did you mean `causal`? Known: alibi_slopes, bias, causal, kv_lengths, "
+        "kv_segments, mask, query_lengths, query_offset, query_segments, scale, sinks, softcap, window.",
+    ),
+    "scale of words": (attention(scale="big"), ValueError, "scale is 'big': expected a number."),
+    "scale NaN": (
+        attention(scale=float("nan")),
+        ValueError,
+        f"scale is nan: expected a finite number.\n\n{LEAVE_SCALE}",
+    ),
+    "scale infinite": (
+        attention(scale=np.inf),
+        ValueError,
+        f"scale is inf: expected a finite number.\n\n{LEAVE_SCALE}",
+    ),
+    "softcap 0": (
+        attention(softcap=0),
+        ValueError,
+        "softcap is 0.0: expected a positive number c, for c·tanh(s/c).\n\nhint: softcap=None turns it off.",
+    ),
+    "causal 1": (attention(causal=1), ValueError, "causal is 1: expected True or False."),
+    "window of one side": (
+        flat(window=3),
+        ValueError,
+        "window is 3: expected (left, right), each a whole number of keys from 0 up, or None.\n\n"
+        "hint: window=(255, 0) sees the last 256 keys, itself included.",
+    ),
+    "window below 0": (
+        flat(window=(-1, 0)),
+        ValueError,
+        "window is (-1, 0): expected (left, right), each a whole number of keys from 0 up, or None.\n\n"
+        "hint: window=(255, 0) sees the last 256 keys, itself included.",
+    ),
+    "no offset": (
+        attention(causal=True),
+        ValueError,
+        "causal and window need query_offset when queries (6) and keys (5) differ: peers disagree about it.\n\n"
+        "hint: query_offset=0 aligns the first query with the first key (PyTorch, JAX); query_offset=-1 aligns "
+        "the last query with the last key (FlashAttention, a key-value cache).",
+    ),
+    "an offset out of this world": (
+        flat(query_offset=2**60),
+        ValueError,
+        "query_offset is 1152921504606846976: expected positions between -2^53 and 2^53.",
+    ),
+    "an offset in parts": (flat(query_offset=0.5), TypeError, "query_offset is float64: expected whole numbers."),
+    "too many offsets": (
+        attention(query_offset=[1, 2, 3]),
+        ValueError,
+        "query_offset has shape (3,): expected (batch 2).",
+    ),
+    "mask of numbers": (
+        attention(mask=np.ones((6, 5))),
+        TypeError,
+        "mask is float64: expected bool, True = may attend.\n\n"
+        "hint: numbers to add to the scores go in `bias`; mask.astype(bool) makes 1/0 a mask.",
+    ),
+    "bias of truths": (
+        attention(bias=np.ones((6, 5), bool)),
+        TypeError,
+        "bias is bool: expected a float dtype.\n\nhint: True/False per position goes in `mask`.",
+    ),
+    "a mask that does not fit": (
+        attention(mask=np.ones((2, 5), bool)),
+        ValueError,
+        "mask has shape (2, 5), which does not broadcast to (batch 2, heads 4, queries 6, keys 5).\n\n"
+        "hint: one mask per batch is mask[:, None, None, :] for keys alone.",
+    ),
+    "a ragged bias": (
+        attention(bias=[[1.0, 2.0], [3.0]]),
+        TypeError,
+        "bias is a ragged list: its rows differ in length.",
+    ),
+    "slopes for other heads": (
+        attention(alibi_slopes=[0.5, 0.5]),
+        ValueError,
+        "alibi_slopes has shape (2,): expected one number per query head, (heads 4,).",
+    ),
+    "slopes of words": (
+        attention(alibi_slopes=list("abcd")),
+        TypeError,
+        "alibi_slopes is <U1: expected a float dtype.",
+    ),
+    "an infinite slope": (flat(alibi_slopes=-np.inf), ValueError, "alibi_slopes is [-inf]: expected finite numbers."),
+    "a NaN sink": (flat(sinks=[np.nan]), ValueError, "sinks is [nan]: expected finite numbers."),
+    "an infinite sink": (flat(sinks=np.inf), ValueError, "sinks is [inf]: expected finite numbers."),
+    "lengths beyond the keys": (
+        attention(kv_lengths=[5, 6]),
+        ValueError,
+        "kv_lengths is [5, 6]: each must lie between 0 and the number of keys, 5.",
+    ),
+    "lengths below 0": (
+        attention(query_lengths=[-1, 6]),
+        ValueError,
+        "query_lengths is [-1, 6]: each must lie between 0 and the number of queries, 6.",
+    ),
+    "lengths for other batches": (
+        attention(kv_lengths=[1, 2, 3]),
+        ValueError,
+        "kv_lengths has shape (3,): expected (batch 2).",
+    ),
+    "a list of lengths for one head": (
+        flat(kv_lengths=[1, 2]),
+        ValueError,
+        "kv_lengths has shape (2,): expected a single number.",
+    ),
+    "segments of one side": (
+        attention(query_segments=SEGMENT),
+        ValueError,
+        "query_segments is given but kv_segments is not: a segment needs both sides.\n\n"
+        "hint: kv_segments=query_segments?",
+    ),
+    "segments of the other side": (
+        attention(kv_segments=SEGMENT[:, :5]),
+        ValueError,
+        "kv_segments is given but query_segments is not: a segment needs both sides.\n\n"
+        "hint: query_segments=kv_segments?",
+    ),
+    "segments of another length": (
+        attention(query_segments=SEGMENT, kv_segments=SEGMENT),
+        ValueError,
+        "kv_segments has shape (2, 6): expected (batch 2, keys 5).",
+    ),
+    "segments in parts": (
+        attention(query_segments=SEGMENT * 0.5, kv_segments=SEGMENT),
+        TypeError,
+        "query_segments is float64: expected whole numbers.",
+    ),
+    "an unknown engine": (
+        attention(engine="warp"),
+        TypeError,
+        f"unknown engine `warp`.\n\nhint: Known: {', '.join(sorted(engines.NAMES))}.",
+    ),
+}
+CASES = {**ARRAYS, **RULES}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_words(name: str, monkeypatch: pytest.MonkeyPatch):
+    assert_words(*CASES[name], monkeypatch)
+
+
+def test_the_hint_for_offsets_works():
+    with pytest.raises(RuleError) as error:
+        ch.attention(Q, K, V, causal=True)
+    assert "query_offset=-1" in error.value.hint
+    for offset in (0, -1):
+        ch.attention(Q, K, V, causal=True, query_offset=offset)
+
+
+def test_an_unknown_engine_in_the_environment_fails(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CLEARHEAD_ENGINE", "warp")
+    for call in (flat(), lambda: ch.plan(FLAT, FLAT), lambda: ch.AttentionMatrix(FLAT, FLAT)):
+        with pytest.raises(TypeError, match=r"^unknown engine `warp`\."):
+            call()
+
+
+def test_the_environment_names_the_engine(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CLEARHEAD_ENGINE", "portable")
+    assert ch.plan(FLAT, FLAT).engine == "portable"
+
+
+def test_an_engine_that_cannot_says_all_its_reasons(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(engines.get("portable"), "reasons_not", lambda problem: ["No bias.", "No sinks."])
+    for name in (None, "portable"):
+        with pytest.raises(EngineError) as error:
+            ch.attention(FLAT, FLAT, FLAT, engine=name)
+        assert "portable: No bias. No sinks." in str(error.value)
+
+
+def test_a_plan_prints_its_reasons():
+    plan = engines.Plan("slow", {"fast": ["No bias.", "No sinks."]})
+    assert str(plan) == "engine: slow\nnot fast: No bias.\nnot fast: No sinks."
+    assert ch.plan(FLAT, FLAT, FLAT).reasons == {}
+
+
+def test_one_line_keeps_every_word():
+    error = unknown("rule", "masc", ["mask", "bias"])
+    assert error.one_line() == "unknown rule `masc`. hint: did you mean `mask`? Known: bias, mask."
+    assert RuleError("scale is\n  nan.").one_line() == "scale is nan."

@@ -1,0 +1,166 @@
+"""Arrays of any library: what comes back is of the kind that went in, and nothing is copied on the way."""
+
+from typing import Any
+
+import array_api_strict
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead.arrays import adopt
+from clearhead.axes import Array
+from clearhead.errors import DtypeError
+
+TORCH_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def normal(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng((seed, *shape)).standard_normal(shape)
+
+
+@pytest.mark.parametrize("dtype", TORCH_DTYPES)
+def test_tensors_give_tensors_with_the_numbers_of_arrays(dtype: torch.dtype):
+    tensors = [torch.from_numpy(normal(2, 4, 6, 8, seed=i)).to(dtype) for i in range(3)]
+    narrow = ml_dtypes.bfloat16 if dtype == torch.bfloat16 else str(dtype).removeprefix("torch.")
+    arrays = [t.double().numpy().astype(narrow) for t in tensors]
+    output = ch.attention(*tensors, causal=True)
+    assert isinstance(output, torch.Tensor)
+    assert output.dtype == dtype
+    expected = ch.attention(*arrays, causal=True)
+    np.testing.assert_array_equal(output.double().numpy(), expected.astype(np.float64))
+    dense = ch.AttentionMatrix(*tensors[:2])[...]
+    assert dense.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    np.testing.assert_array_equal(dense.numpy(), ch.AttentionMatrix(*arrays[:2])[...])
+
+
+@pytest.mark.parametrize("dtype", TORCH_DTYPES)
+def test_tensors_of_any_strides(dtype: torch.dtype):
+    q, k, v = (torch.from_numpy(normal(2, 6, 4, 8, seed=i)).to(dtype).transpose(1, 2) for i in range(3))
+    assert not q.is_contiguous()
+    expected = ch.attention(q.contiguous(), k.contiguous(), v.contiguous())
+    assert torch.equal(ch.attention(q, k, v), expected)
+    assert torch.equal(ch.attention(q, k, v.expand(2, 4, 6, 8)[..., ::2]), expected[..., ::2])
+
+
+def test_rules_may_be_tensors_too():
+    q, k, v = (torch.from_numpy(normal(2, 2, 5, 4, seed=i)) for i in range(3))
+    rules = {
+        "mask": torch.ones(5, 5, dtype=torch.bool).tril(),
+        "bias": torch.from_numpy(normal(5, 5)).to(torch.bfloat16),
+        "kv_lengths": torch.tensor([5, 3]),
+        "sinks": torch.tensor([0.1, 0.2]),
+        "query_offset": torch.tensor(1),
+    }
+    plain = {name: x.double().numpy() if name in ("bias", "sinks") else x.numpy() for name, x in rules.items()}
+    expected = ch.attention(q.numpy(), k.numpy(), v.numpy(), **plain)
+    np.testing.assert_array_equal(ch.attention(q, k, v, **rules).numpy(), expected)
+
+
+def test_everything_observed_is_a_tensor_and_so_is_what_it_merges_into():
+    q, k, v = (torch.from_numpy(normal(6, 4, seed=i)) for i in range(3))
+    wanted: dict[str, Any] = {"logsumexp": True, "max_logit": True, "entropy": True, "distance": True, "top": 2}
+    parts = [ch.AttentionMatrix(q, k[s]).observe(v[s], **wanted) for s in (np.s_[:2], np.s_[2:])]
+    over_queries = ch.AttentionMatrix(q, k).observe(received=True, peak=True, image=(2, 3), groups=([0] * 6, [1] * 6))
+    for seen in (*parts, parts[0].merge_keys(parts[1]).with_sinks(0.5), over_queries.merge_queries(over_queries)):
+        fields = [getattr(seen, name) for name in seen.__dataclass_fields__ if name not in ("queries", "keys", "top")]
+        assert all(isinstance(x, torch.Tensor) for x in (*fields, *(seen.top or ())) if x is not None)
+    assert parts[0].top is not None
+    assert parts[0].top.indices.dtype == torch.int64
+
+
+def test_a_product_is_of_its_operands_kind():
+    q, k, v = normal(3, 4), normal(5, 4), normal(5, 2)
+    matrix = ch.AttentionMatrix(torch.from_numpy(q), torch.from_numpy(k))
+    assert isinstance(matrix @ v, np.ndarray)
+    assert isinstance(matrix @ torch.from_numpy(v), torch.Tensor)
+    assert isinstance(matrix.T @ np.ones(3), np.ndarray)
+    assert isinstance(ch.attention(q, torch.from_numpy(k), torch.from_numpy(v)), np.ndarray)
+
+
+def test_what_asks_for_gradients_is_refused_and_without_them_it_runs():
+    q, k, v = (torch.from_numpy(normal(3, 4, seed=i)) for i in range(3))
+    expected = ch.attention(q, k, v)
+    with pytest.raises(DtypeError, match=r"^k requires grad, and no engine here has gradients yet\."):
+        ch.attention(q, k.requires_grad_(), v)
+    with torch.no_grad():
+        assert torch.equal(ch.attention(q, k, v), expected)
+    assert torch.equal(ch.attention(q, k.detach(), v), expected)
+
+
+def test_views_that_torch_only_marks_as_negative():
+    z = torch.complex(torch.from_numpy(normal(3, 4)), torch.from_numpy(normal(3, 4, seed=1)))
+    x = z.conj().imag  # a view with its sign bit pending
+    assert x.is_neg()
+    assert torch.equal(ch.attention(x, x, x), ch.attention(x.clone(), x.clone(), x.clone()))
+
+
+def test_dlpack_arrays_give_arrays_of_their_library():
+    q, k, v = (array_api_strict.asarray(normal(2, 5, 4, seed=i)) for i in range(3))
+    matrix = ch.AttentionMatrix(q, k, causal=True)
+    for found in (ch.attention(q, k, v, causal=True), matrix[0], matrix.entropy(), matrix.top(2).indices, matrix @ v):
+        assert type(found) is type(q)
+    expected = ch.attention(*(np.asarray(x) for x in (q, k, v)), causal=True)
+    np.testing.assert_array_equal(np.asarray(ch.attention(q, k, v, causal=True)), expected)
+
+
+class Library:
+    """The least that an array library is."""
+
+    @staticmethod
+    def asarray(array: Array) -> "Foreign":
+        return Foreign(array)
+
+
+class Elsewhere:
+    """An array that its library's DLPack does not give to NumPy."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+
+    def __array_namespace__(self) -> type[Library]:
+        return Library
+
+    def __dlpack__(self, **options: Any) -> Any:
+        raise BufferError("unknown dtype")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
+class Foreign(Elsewhere):
+    """The same, readable as an array: so it is with JAX's bfloat16, which NumPy's DLPack reader does not know."""
+
+    def __array__(self, dtype=None, copy=None) -> Array:
+        return self.array
+
+
+def test_bfloat16_of_other_libraries_is_read_as_an_array():
+    x = normal(3, 4).astype(ml_dtypes.bfloat16)
+    output = ch.attention(Foreign(x), Foreign(x), Foreign(x))
+    assert isinstance(output, Foreign)
+    np.testing.assert_array_equal(output.array, ch.attention(x, x, x))
+
+
+def test_what_dlpack_cannot_read_is_named():
+    with pytest.raises(DtypeError, match=r"^q could not be read through DLPack: unknown dtype\."):
+        ch.attention(Elsewhere(normal(3, 4)), normal(3, 4), normal(3, 4))
+
+
+@pytest.mark.parametrize("x", [normal(4, 3), torch.from_numpy(normal(4, 3)), torch.ones(4, 3, dtype=torch.bfloat16).T])
+def test_nothing_is_copied_on_the_way_in(x: Any):
+    array, restore = adopt(x, "x")
+    pointer = x.data_ptr() if isinstance(x, torch.Tensor) else x.__array_interface__["data"][0]
+    assert array.__array_interface__["data"][0] == pointer
+    assert type(restore(array)) is type(x)
+
+
+def test_read_only_arrays_are_read():
+    q, k, v, mask = normal(3, 4), normal(5, 4), normal(5, 2), normal(3, 5) < 1
+    expected = ch.attention(q, k, v, mask=mask)
+    for x in (q, k, v, mask):
+        x.flags.writeable = False
+    np.testing.assert_array_equal(ch.attention(q, k, v, mask=mask), expected)
+    output = ch.attention(q, k, v)
+    assert output.flags.writeable

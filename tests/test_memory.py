@@ -1,0 +1,70 @@
+"""Promise 3: memory O(queries + keys) beyond inputs and outputs, whatever is observed; measured in a fresh process."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+MEASURE = """
+import json, sys, tracemalloc
+import numpy as np, clearhead as ch
+import clearhead.engines.portable
+
+n, width, form = int(sys.argv[1]), 64 if int(sys.argv[1]) > 20_000 else 16, sys.argv[2]
+rng = np.random.default_rng(0)
+q, k, v = (rng.standard_normal((n, width), dtype=np.float32) for _ in range(3))
+g = np.ones(n, np.float32)
+labels = np.arange(n) * 10 // n
+warm = ch.AttentionMatrix(q[:9], k[:9]).observe(v[:9], top=2, received=True)
+tracemalloc.start()
+before = tracemalloc.get_traced_memory()[0]
+answer = eval(form, {"ch": ch, "q": q, "k": k, "v": v, "g": g, "np": np, "labels": labels, "n": n,
+                     "A": lambda **rules: ch.AttentionMatrix(q, k, **rules)})
+print(json.dumps(tracemalloc.get_traced_memory()[1] - before))
+"""
+EVERYTHING = "A().observe(v, logsumexp=True, entropy=True, received=True, top=8, image=(256, 256))"
+FORMS = [
+    "ch.attention(q, k, v)",
+    "ch.attention(q, k, v, causal=True)",
+    "A() @ v",
+    "A().T @ g",
+    "A().logsumexp()",
+    "A().max_logit()",
+    "A().entropy()",
+    "A().distance()",
+    "A().received()",
+    "A().peak()",
+    "A().top(8)",
+    "A().image(64, 64)",
+    "A().groups(labels, labels)",
+    "A(window=(100, 100), sinks=[0.5]).observe(v, entropy=True)",
+    "A(bias=np.zeros(n, np.float32)).received()",
+    "A(mask=np.ones((n, 1), bool)).received()",
+    "A(bias=np.zeros((1, n), np.float32))[n // 2]",
+    "A()[:, 5]",
+    "A().T[7]",
+]
+
+
+def peak_of(form: str, n: int) -> int:
+    """Bytes at the highest point, beyond the inputs."""
+    command = [sys.executable, "-c", MEASURE, str(n), form]
+    return int(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_twice_the_length_takes_at_most_twice_the_memory(form: str):
+    short, long = peak_of(form, 2048), peak_of(form, 4096)
+    assert long <= 2 * short, f"{short} bytes, then {long}"
+
+
+def test_sixty_five_thousand_tokens_fit_in_300_megabytes():
+    assert peak_of(EVERYTHING, 65_536) < 300e6
+
+
+def test_a_bias_that_broadcasts_is_never_written_out():
+    """Nine batches share one bias of 17 MB; a row of three of them needs three rows of it."""
+    inputs = "(np.zeros((3, 3, 1, 2048, 4), np.float32), np.zeros((2048, 2048), np.float32))"
+    row = f"(lambda q, bias: ch.AttentionMatrix(q, q, bias=bias)[1, ::2, 0, 3])(*{inputs})"
+    assert peak_of(row, 9) < peak_of(inputs, 9) + 5e6

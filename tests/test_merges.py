@@ -1,0 +1,142 @@
+"""Answers over some keys or some queries join into the answer about all."""
+
+from functools import reduce
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import clearhead as ch
+from clearhead import reference
+from clearhead.axes import Array
+from parts import only_keys, only_queries
+from problems import RULES, Case, cases
+from slack import Slack, assert_close
+
+FLOATS = (np.dtype(np.float64), np.dtype(np.float32))  # narrower ones round each part's output once more
+NO_SINKS = tuple(rule for rule in RULES if rule != "sinks")
+EACH_PART = 3.0  # two parts and their joining may each be as wrong as the whole
+
+
+def draw_cuts(data: st.DataObject, size: int) -> list[tuple[int, int]]:
+    """Up to four consecutive parts of `size`, empty ones among them."""
+    cuts = sorted(data.draw(st.lists(st.integers(0, size), max_size=3)))
+    return list(zip([0, *cuts], [*cuts, size], strict=True))
+
+
+def rows_of(case: Case) -> ch.Observation:
+    return case.matrix().observe(case.v, logsumexp=True, max_logit=True, entropy=True, distance=True, top=3)
+
+
+def assert_rows(case: Case, seen: ch.Observation) -> None:
+    slack, book, restore = Slack(case), case.book, case.restore
+    assert book.output is not None
+    assert seen.top is not None
+    truths = {
+        "logsumexp": book.logsumexp,
+        "max_logit": reference.max_logit(book),
+        "entropy": reference.entropy(book),
+        "distance": reference.distance(case.problem, book),
+    }
+    for name, truth in truths.items():
+        assert_close(getattr(seen, name), restore(truth), EACH_PART * restore(slack.row(name)), name)
+    assert_close(seen.output, restore(book.output), EACH_PART * restore(slack.output(case.q.dtype)), "output")
+    weights, indices = reference.top(book, 3)
+    assert_close(seen.top.weights, restore(weights), EACH_PART * restore(slack.logit)[..., None], "top")
+    np.testing.assert_array_equal(seen.top.indices < 0, restore(indices) < 0)
+    assert (seen.queries, seen.keys) == (case.problem.queries, case.problem.keys)
+
+
+@given(case=cases(rules=NO_SINKS, dtypes=FLOATS), data=st.data())
+def test_parts_over_keys_make_the_whole(case: Case, data: st.DataObject):
+    parts = [rows_of(only_keys(case, *cut)) for cut in draw_cuts(data, case.problem.keys)]
+    merged = reduce(ch.Observation.merge_keys, parts)
+    assert_rows(case, merged)
+    sinks = case.rng.standard_normal(case.problem.heads)
+    with_sinks = Case(case.q, case.k, case.v, {**case.rules, "sinks": sinks}, case.seed)
+    assert_rows(with_sinks, merged.with_sinks(sinks))
+    assert merged.with_sinks(None) is merged
+
+
+@given(case=cases(rules=NO_SINKS, dtypes=FLOATS), data=st.data())
+def test_it_does_not_matter_in_which_order_parts_are_merged(case: Case, data: st.DataObject):
+    parts = [rows_of(only_keys(case, *cut)) for cut in draw_cuts(data, case.problem.keys)]
+    while len(parts) > 1:
+        at = data.draw(st.integers(0, len(parts) - 2))
+        parts[at : at + 2] = [parts[at].merge_keys(parts[at + 1])]
+    assert_rows(case, parts[0])
+
+
+@given(case=cases(dtypes=FLOATS), data=st.data())
+def test_parts_over_queries_make_the_whole(case: Case, data: st.DataObject):
+    query_groups, key_groups = case.labels()
+    parts = []
+    for start, stop in draw_cuts(data, case.problem.queries):
+        part, labels = only_queries(case, start, stop), (query_groups[..., start:stop], key_groups)
+        parts.append(
+            part.matrix().observe(part.v, logsumexp=True, entropy=True, top=2, received=True, peak=True, groups=labels)
+        )
+    merged = reduce(ch.Observation.merge_queries, parts)
+    whole = case.matrix().observe(
+        case.v, logsumexp=True, entropy=True, top=2, received=True, peak=True, groups=(query_groups, key_groups)
+    )
+    assert merged.top is not None
+    assert whole.top is not None
+    for name in ("output", "logsumexp", "entropy"):
+        np.testing.assert_array_equal(getattr(merged, name), getattr(whole, name), err_msg=name, strict=True)
+    np.testing.assert_array_equal(merged.top.indices, whole.top.indices)
+    np.testing.assert_array_equal(merged.top.weights, whole.top.weights)
+    np.testing.assert_array_equal(merged.peak, whole.peak)
+    total = case.restore(Slack(case).weights.sum(axis=-2))
+    assert_close(merged.received, whole.received, total, "received")
+    assert_close(merged.groups, whole.groups, total.sum(axis=-1)[..., None, None], "groups")
+    assert (merged.queries, merged.keys) == (case.problem.queries, case.problem.keys)
+
+
+def normal(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng((seed, *shape)).standard_normal(shape)
+
+
+def test_statistics_of_query_slices_merge_too():
+    matrix, labels = ch.AttentionMatrix(normal(9, 4), normal(6, 4)), (np.repeat([0, 1, 2], 3), np.arange(6) % 2)
+    first, last = (matrix.observe(received=True, groups=labels, queries=s) for s in (np.s_[:4], np.s_[4:]))
+    merged = first.merge_queries(last)
+    np.testing.assert_allclose(merged.groups, matrix.groups(*labels), rtol=1e-14)
+    np.testing.assert_allclose(merged.received, matrix.received(), rtol=1e-14)
+
+
+def test_a_slice_of_the_queries_keeps_every_group():
+    matrix, labels = ch.AttentionMatrix(normal(3, 4), normal(2, 4)), ([0, 1, 2], [0, 1])
+    some = matrix.observe(groups=labels, queries=slice(0, 1)).groups
+    np.testing.assert_array_equal(some, [matrix[0], [0, 0], [0, 0]])
+
+
+def test_images_of_equal_pixels_stand_one_above_the_other():
+    matrix = ch.AttentionMatrix(normal(12, 4), normal(8, 4))
+    upper, lower = (matrix.observe(image=size, queries=s) for size, s in (((4, 3), np.s_[:8]), ((2, 3), np.s_[8:])))
+    np.testing.assert_allclose(upper.merge_queries(lower).image, matrix.image(6, 3), rtol=1e-13)
+
+
+def test_what_one_part_lacks_the_joined_answer_lacks():
+    q, k, v = normal(3, 4), normal(6, 4), normal(6, 2)
+    one = ch.AttentionMatrix(q, k[:3]).observe(v[:3], logsumexp=True, entropy=True)
+    other = ch.AttentionMatrix(q, k[3:]).observe(logsumexp=True, top=2)
+    merged = one.merge_keys(other)
+    assert (merged.output, merged.entropy, merged.top, merged.max_logit) == (None, None, None, None)
+    np.testing.assert_allclose(merged.logsumexp, ch.AttentionMatrix(q, k).logsumexp(), rtol=1e-14)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_rows_that_neither_part_sees_stay_empty(rows: int):
+    q, k, v, sight = normal(rows, 4), normal(6, 4), normal(6, 2), np.zeros((rows, 6), bool)
+    parts = [
+        ch.AttentionMatrix(q, k[s], mask=sight[:, s]).observe(v[s], logsumexp=True, entropy=True, top=2)
+        for s in (np.s_[:2], np.s_[2:])
+    ]
+    for merged in (parts[0].merge_keys(parts[1]), parts[0].merge_keys(parts[1]).with_sinks(0.5)):
+        assert (merged.output == 0).all()
+        assert (merged.entropy == 0).all()
+        assert np.isneginf(merged.logsumexp).all()
+        assert merged.top is not None
+        assert (merged.top.indices == -1).all()

@@ -1,0 +1,181 @@
+"""What is said of wrong indices, products, wishes and merges, word for word."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import clearhead as ch
+from clearhead.errors import RuleError
+from words import Wrong, assert_words
+
+Q, K, FLAT = np.ones((2, 4, 6, 8)), np.ones((2, 2, 5, 8)), np.ones((3, 4))
+
+
+def observe(**wanted: Any) -> Callable[[], Any]:
+    return lambda: ch.AttentionMatrix(Q, K).observe(**wanted)
+
+
+def part(keys: int = 3, queries: int = 3, **wanted: Any) -> ch.Observation:
+    return ch.AttentionMatrix(np.ones((queries, 4)), np.ones((keys, 4))).observe(**wanted)
+
+
+MATRIX = "the matrix is (batch 2, heads 4, queries 6, keys 5)."
+OBJECT: dict[str, Wrong] = {
+    "two ellipses": (
+        lambda: ch.AttentionMatrix(Q, K)[..., 0, ...],
+        IndexError,
+        "an index can have only one Ellipsis (`...`).",
+    ),
+    "too many indices": (
+        lambda: ch.AttentionMatrix(Q, K)[0, 0, 0, 0, 0],
+        IndexError,
+        f"5 indices for 4 axes: {MATRIX}",
+    ),
+    "outside": (
+        lambda: ch.AttentionMatrix(Q, K)[0, 4],
+        IndexError,
+        f"index 4 is outside axis 1: {MATRIX}",
+    ),
+    "outside from the end": (
+        lambda: ch.AttentionMatrix(Q, K).T[..., -7],
+        IndexError,
+        "index -7 is outside axis 3: the matrix is (batch 2, heads 4, keys 5, queries 6).",
+    ),
+    "an index array": (
+        lambda: ch.AttentionMatrix(Q, K)[[0, 1]],
+        IndexError,
+        "axis 0 is indexed by list: expected integers, slices and `...`.\n\nhint: A[...][that] indexes a stored copy.",
+    ),
+    "a truth": (
+        lambda: ch.AttentionMatrix(Q, K)[:, True],
+        IndexError,
+        "axis 1 is indexed by bool: expected integers, slices and `...`.\n\nhint: A[...][that] indexes a stored copy.",
+    ),
+    "queries that are no slice": (
+        observe(entropy=True, queries=3),
+        IndexError,
+        "queries is 3: expected a slice.\n\nhint: queries=slice(-64, None)",
+    ),
+    "a product of whole numbers": (
+        lambda: ch.AttentionMatrix(Q, K) @ np.ones(5, int),
+        TypeError,
+        "v is int64: expected float64, float32, bfloat16 or float16.",
+    ),
+    "a product of another length": (
+        lambda: ch.AttentionMatrix(Q, K) @ np.ones(6),
+        ValueError,
+        f"v has shape (6,): expected (2, 2, 5, d), or one for all heads, (5,) or (5, d).\n\nhint: {MATRIX}",
+    ),
+    "a product of other heads": (
+        lambda: ch.AttentionMatrix(Q, K).T @ np.ones((2, 2, 6, 3)),
+        ValueError,
+        f"g has shape (2, 2, 6, 3): expected (2, 4, 6, d), or one for all heads, (6,) or (6, d).\n\nhint: {MATRIX}",
+    ),
+    "a product of more axes": (
+        lambda: ch.AttentionMatrix(FLAT, FLAT) @ np.ones((1, 3, 2)),
+        ValueError,
+        "v has shape (1, 3, 2): expected (3, d), or one for all heads, (3,) or (3, d).\n\n"
+        "hint: the matrix is (queries 3, keys 3).",
+    ),
+    "a statistic of 1": (observe(entropy=1), ValueError, "entropy is 1: expected True or False."),
+    "top 0": (observe(top=0), ValueError, "top is 0: expected a whole number from 1 up.\n\nhint: top=8"),
+    "top True": (observe(top=True), ValueError, "top is True: expected a whole number from 1 up.\n\nhint: top=8"),
+    "an image of one side": (
+        observe(image=64),
+        ValueError,
+        "image is 64: expected (height, width) in pixels.\n\nhint: image=(256, 256)",
+    ),
+    "groups of one side": (observe(groups={}), ValueError, "groups is dict: expected (query_groups, key_groups)."),
+    "labels in parts": (
+        observe(groups=(np.zeros(6), np.zeros(5, int))),
+        TypeError,
+        "query_groups is float64: expected whole numbers, one label per token, below 0 for none.",
+    ),
+    "labels of another length": (
+        observe(groups=(np.zeros(6, int), np.zeros(6, int))),
+        ValueError,
+        "key_groups has shape (6,): expected (5,), one label per token.",
+    ),
+    "labels that are no count": (
+        observe(groups=([2**21] * 6, [0] * 5)),
+        ValueError,
+        "query_groups goes up to 2097152: labels are 0, 1, 2, …, one per group.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OBJECT)
+def test_the_words(name: str, monkeypatch: pytest.MonkeyPatch):
+    assert_words(*OBJECT[name], monkeypatch)
+
+
+def test_an_array_of_the_weights_is_always_a_copy():
+    with pytest.raises(ValueError, match="an array of them is always a copy"):
+        np.asarray(ch.AttentionMatrix(FLAT, FLAT), copy=False)
+
+
+def test_an_image_of_no_pixels():
+    with pytest.raises(RuleError, match=r"^image is 0: expected a whole number from 1 up\."):
+        ch.AttentionMatrix(FLAT, FLAT).image(0, 5)
+
+
+MERGES: dict[str, Wrong] = {
+    "no weight": (
+        lambda: part(entropy=True).merge_keys(part(logsumexp=True)),
+        ValueError,
+        "a part has no logsumexp: parts over keys are weighed by it.\n\nhint: observe(logsumexp=True)",
+    ),
+    "no weight for a sink": (
+        lambda: part(entropy=True).with_sinks(0.5),
+        ValueError,
+        "a part has no logsumexp: parts over keys are weighed by it.\n\nhint: observe(logsumexp=True)",
+    ),
+    "columns over keys": (
+        lambda: part(logsumexp=True).merge_keys(part(logsumexp=True, peak=True)),
+        ValueError,
+        "peak over some keys only cannot be merged: a column statistic needs the final log-sum-exp.\n\n"
+        "hint: observe it from the whole matrix, or over disjoint queries and merge_queries.",
+    ),
+    "columns before the sink": (
+        lambda: part(logsumexp=True, received=True).with_sinks(0.5),
+        ValueError,
+        "received over some keys only cannot be merged: a column statistic needs the final log-sum-exp.\n\n"
+        "hint: observe it from the whole matrix, or over disjoint queries and merge_queries.",
+    ),
+    "a sink too many": (
+        lambda: part(logsumexp=True).with_sinks([0.5, 0.5]),
+        ValueError,
+        "sinks has shape (2,): expected one number per query head, (heads 1,).",
+    ),
+    "other queries": (
+        lambda: part(logsumexp=True).merge_keys(part(queries=2, logsumexp=True)),
+        ValueError,
+        "the parts have log-sum-exp (3,) and (2,): they must be the same queries.",
+    ),
+    "other keys": (
+        lambda: part(received=True).merge_queries(part(keys=4, received=True)),
+        ValueError,
+        "one part has 3 keys, the other 4: parts over queries share all keys.",
+    ),
+    "other pixels": (
+        lambda: part(image=(3, 2)).merge_queries(part(image=(1, 2))),
+        ValueError,
+        "the images' pixels differ: 3 queries on 3 rows and 3 on 1.\n\n"
+        "hint: choose heights so that each pixel covers equally many queries, and one width.",
+    ),
+    "other key groups": (
+        lambda: part(groups=([0] * 3, [0] * 3)).merge_queries(part(groups=([0] * 3, [0, 1, 1]))),
+        ValueError,
+        "one part has 1 key groups, the other 2: they share all keys.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MERGES)
+def test_the_words_about_parts(name: str):
+    call, kind, words = MERGES[name]
+    with pytest.raises(kind) as error:
+        call()
+    assert str(error.value) == words
