@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from clearhead.observations import Observation as Observation
     from clearhead.flow import rollout as rollout
     from clearhead.steps import shapes as shapes
+    from clearhead.threads import get_num_threads as get_num_threads
+    from clearhead.threads import set_num_threads as set_num_threads
     from clearhead.tracing import trace as trace
     from clearhead.tracing import trace_layer as trace_layer
 
@@ -22,8 +24,10 @@ _HOMES = {
     "AttentionMatrix": "matrix",
     "Observation": "observations",
     "attention": "functional",
+    "get_num_threads": "threads",
     "plan": "functional",
     "rollout": "flow",
+    "set_num_threads": "threads",
     "shapes": "steps",
     "trace": "tracing",
     "trace_layer": "tracing",
