@@ -9,7 +9,7 @@ from clearhead.engines.base import Engine
 from clearhead.errors import EngineError, unknown
 from clearhead.problem import Problem
 
-NAMES = ("portable",)
+NAMES = ("native", "portable")
 
 
 @dataclass(frozen=True, slots=True)
