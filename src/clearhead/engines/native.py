@@ -92,8 +92,8 @@ def columns(problem: Problem, q: Array, k: Array, logsumexp: Array, want: Wanted
     if want.image is not None:
         found["image"] = np.zeros(shape + want.image)
     if want.groups is not None:
-        labels = [np.ascontiguousarray(side, np.int64) for side in want.groups]
-        found["groups"] = np.zeros(shape + tuple(int(side.max(initial=-1)) + 1 for side in want.groups))
+        labels = [np.ascontiguousarray(side, np.int64) for side in (want.groups.queries, want.groups.keys)]
+        found["groups"] = np.zeros(shape + want.groups.counts)
     _columns(problem, q, k, logsumexp, found, labels)
     dtype = statistics_dtype(problem.dtype)
     return {name: array.astype(dtype, copy=False) for name, array in found.items()}
