@@ -1,6 +1,13 @@
-"""How hard the property tests try: `pytest --hypothesis-profile=thorough` draws many more examples."""
+"""How the tests run: `pytest --hypothesis-profile=thorough` draws many more examples.
+
+One BLAS thread, unless a test asks for more: the tests' own products are small, and pytest runs several processes.
+"""
+
+import os
 
 from hypothesis import HealthCheck, settings
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when NumPy loads, which is later
 
 QUIET = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.differing_executors)
 

@@ -83,3 +83,18 @@ def assert_close(actual: Array, expected: Array, allowed: Array, what: str = "")
 
 def dtype_of_statistics(problem: Problem) -> np.dtype[Any]:
     return statistics_dtype(problem.dtype)
+
+
+def assert_top(case: Case, top: Any, count: int, times: float = 1.0) -> None:
+    """Weights as the reference's; the keys are different ones, visible, and hold those weights."""
+    book, slack = case.book, times * Slack(case).weights
+    weights, indices = reference.top(book, count)
+    found, places = (x.reshape(weights.shape) for x in top)
+    allowed = np.take_along_axis(slack, np.maximum(indices, 0), -1) if book.weights.shape[-1] else 0
+    assert_close(found, weights, allowed, "top weights")
+    np.testing.assert_array_equal(places < 0, indices < 0)
+    if book.weights.shape[-1]:
+        held = np.where(places < 0, 0, np.take_along_axis(book.weights, np.maximum(places, 0), -1))
+        assert_close(held, weights, allowed, "what lies at the top's keys")
+    chosen = np.sort(places, axis=-1)
+    assert not ((chosen[..., 1:] == chosen[..., :-1]) & (chosen[..., 1:] >= 0)).any()

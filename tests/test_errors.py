@@ -87,6 +87,12 @@ ARRAYS: dict[str, Wrong] = {
         "k has batch (1,) but q has batch (2,): they must be equal.\n\nhint: "
         "q is (batch 2, heads 4, queries 6, d_k 8) and k is (batch 1, kv_heads 2, keys 5, d_k 8).",
     ),
+    "batch of the values": (
+        attention(v=V[:1]),
+        ValueError,
+        "v has batch (1,) but q has batch (2,): they must be equal.\n\nhint: "
+        "q is (batch 2, heads 4, queries 6, d_k 8) and v is (batch 1, kv_heads 2, keys 5, d_v 3).",
+    ),
     "keys without values": (
         attention(v=V[:, :, :4]),
         ValueError,

@@ -12,7 +12,7 @@ from clearhead import reference
 from clearhead.axes import Array
 from parts import only_keys, only_queries
 from problems import RULES, Case, cases
-from slack import Slack, assert_close
+from slack import Slack, assert_close, assert_top
 
 FLOATS = (np.dtype(np.float64), np.dtype(np.float32))  # narrower ones round each part's output once more
 NO_SINKS = tuple(rule for rule in RULES if rule != "sinks")
@@ -42,9 +42,7 @@ def assert_rows(case: Case, seen: ch.Observation) -> None:
     for name, truth in truths.items():
         assert_close(getattr(seen, name), restore(truth), EACH_PART * restore(slack.row(name)), name)
     assert_close(seen.output, restore(book.output), EACH_PART * restore(slack.output(case.q.dtype)), "output")
-    weights, indices = reference.top(book, 3)
-    assert_close(seen.top.weights, restore(weights), EACH_PART * restore(slack.logit)[..., None], "top")
-    np.testing.assert_array_equal(seen.top.indices < 0, restore(indices) < 0)
+    assert_top(case, seen.top, 3, EACH_PART)
     assert (seen.queries, seen.keys) == (case.problem.queries, case.problem.keys)
 
 

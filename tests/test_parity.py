@@ -1,7 +1,7 @@
 """Every engine against the float64 reference: the same meaning, or a refusal that `reasons_not` announced."""
 
 from dataclasses import replace
-from typing import Any
+from itertools import product
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from clearhead.arrays import FLOATS
 from clearhead.axes import Array
 from clearhead.errors import EngineError
 from problems import Case, cases, draw_layout
-from slack import Slack, assert_close, dtype_of_statistics, rounding
+from slack import Slack, assert_close, assert_top, dtype_of_statistics, rounding
 
 every_engine = pytest.mark.parametrize("engine", engines.NAMES)
 
@@ -53,22 +53,6 @@ def test_output_and_row_statistics(engine: str, case: Case, top: int):
     assert seen.output.dtype == case.q.dtype
     assert (seen.received, seen.peak, seen.image, seen.groups) == (None, None, None, None)
     assert_top(case, seen.top, top)
-
-
-def assert_top(case: Case, top: Any, count: int) -> None:
-    """Weights as the reference's; the keys are different ones, visible, and hold those weights."""
-    book, slack = case.book, Slack(case)
-    weights, indices = reference.top(book, count)
-    found, places = (x.reshape(weights.shape) for x in top)
-    at = np.maximum(indices, 0)
-    allowed = np.take_along_axis(slack.weights, at, -1) if book.weights.shape[-1] else 0
-    assert_close(found, weights, allowed, "top weights")
-    np.testing.assert_array_equal(places < 0, indices < 0)
-    if book.weights.shape[-1]:
-        held = np.where(places < 0, 0, np.take_along_axis(book.weights, np.maximum(places, 0), -1))
-        assert_close(held, weights, allowed, "what lies at the top's keys")
-    chosen = np.sort(places, axis=-1)
-    assert not ((chosen[..., 1:] == chosen[..., :-1]) & (chosen[..., 1:] >= 0)).any()
 
 
 @every_engine
@@ -142,6 +126,57 @@ def test_indexing_is_that_of_a_numpy_array(engine: str, case: Case, data: st.Dat
 
 
 @every_engine
+def test_each_batch_and_head_alone_has_its_own_rules(engine: str):
+    """Five axes, and every rule with a value of its own for each batch or head."""
+    rng, lead, heads, n, m = np.random.default_rng(0), (3, 3), 4, 5, 7
+    rules = {
+        "bias": rng.standard_normal((*lead, heads, n, m)),
+        "mask": rng.random((*lead, heads, n, m)) < 0.8,
+        "alibi_slopes": rng.random(heads),
+        "kv_lengths": rng.integers(1, m + 1, lead),
+        "query_lengths": rng.integers(1, n + 1, lead),
+        "query_segments": rng.integers(0, 2, (*lead, n)),
+        "kv_segments": rng.integers(0, 2, (*lead, m)),
+        "sinks": rng.standard_normal(heads),
+        "query_offset": rng.integers(0, 3, lead),
+        "causal": True,
+    }
+    q, k = rng.standard_normal((*lead, heads, n, 8)), rng.standard_normal((*lead, 2, m, 8))
+    case = Case(q, k, k, rules, 0)
+    if refused(engine, case):
+        return
+    matrix = case.matrix(engine=engine)
+    dense = np.asarray(matrix)
+    assert_close(dense, case.restore(case.book.weights), case.restore(Slack(case).weights))
+    some = (
+        0,
+        2,
+        -1,
+        slice(None),
+        slice(1, None),
+        slice(None, 2),
+        slice(None, None, -1),
+        slice(None, None, 2),
+        slice(3, 3),
+    )
+    for index in product(some, some, (1, slice(None), slice(1, 3), slice(None, None, -3))):
+        np.testing.assert_array_equal(matrix[index], dense[index], err_msg=str(index), strict=True)
+        np.testing.assert_array_equal(matrix[(*index, 2, slice(1, 4))], dense[(*index, 2, slice(1, 4))], strict=True)
+
+
+@every_engine
+def test_slices_beyond_the_ends_are_cut_as_numpy_cuts_them(engine: str):
+    rng = np.random.default_rng(0)
+    matrix = ch.AttentionMatrix(rng.standard_normal((4, 2)), rng.standard_normal((5, 2)), engine=engine)
+    dense, ends = np.asarray(matrix), (None, -9, -5, -1, 0, 2, 9)
+    for part in (slice(start, stop, step) for start, stop, step in product(ends, ends, (None, -3, -1, 2, 9))):
+        np.testing.assert_array_equal(matrix[part], dense[part], err_msg=str(part), strict=True)
+        np.testing.assert_array_equal(matrix.T[part, part], dense.T[part, part], err_msg=str(part), strict=True)
+        seen = matrix.observe(entropy=True, queries=part)
+        np.testing.assert_array_equal(seen.entropy, matrix.entropy()[part], err_msg=str(part))
+
+
+@every_engine
 @given(case=cases(), data=st.data())
 def test_products_from_the_right(engine: str, case: Case, data: st.DataObject):
     if refused(engine, case):
@@ -151,9 +186,9 @@ def test_products_from_the_right(engine: str, case: Case, data: st.DataObject):
     truth = case.book.weights @ spread
     allowed = Slack(case).weights @ np.abs(spread) + rounding(truth, case.q.dtype)
     truth, allowed = (restore(x)[..., 0] if right.ndim == 1 else restore(x) for x in (truth, allowed))
-    product = case.matrix(engine=engine) @ right
-    assert_close(product, truth, allowed, "A @ v")
-    assert product.dtype == case.q.dtype
+    found = case.matrix(engine=engine) @ right
+    assert_close(found, truth, allowed, "A @ v")
+    assert found.dtype == case.q.dtype
 
 
 @every_engine
