@@ -133,7 +133,7 @@ template <class M> struct RowTask {
             block_keys = reinterpret_cast<const Cell*>(job.packed_keys + (key_head - job.first_key_head) * packed_key_bytes<M>(job)) + j0 * depth;
         else if (own_keys != j0) {
             for (int64_t j = first / kPanel<T> * kPanel<T>; j < last; j += kPanel<T>)
-                pack_panel<M>(p.k, p.type, batch, key_head % p.kv_heads, j, p.keys, p.d_k, room, keys + (j - j0) * depth);
+                pack_panel<M>(p.k, p.type, batch, key_head % p.kv_heads, j, p.keys, p.d_k, room, keys + (j - j0) * depth, soon(j));
             block_keys = keys;
             own_keys = j0;
         }
@@ -152,6 +152,18 @@ template <class M> struct RowTask {
             block_values = values;
             own_values = j0;
         }
+    }
+
+    // Few rows are bound by memory: while keys are packed, ask for the next block's keys and this block's values.
+    Soon soon(int64_t j) const {
+        if (count > kStrip) return {};
+        const int64_t size = bytes_of(p.type);
+        Soon s{row_of(p.k, p.type, batch, key_head % p.kv_heads, j + kBlock), nullptr, p.k.row * size, 0, 0};
+        if (!mixes) return s;
+        s.other = row_of(p.v, p.type, batch, value_head % p.v_heads, j);
+        s.other_pitch = p.v.row * size;
+        s.other_bytes = p.d_v * size;
+        return s;
     }
 
     // Values that are NaN or infinite become 0 here and are listed, so that only rows that see them meet them.
@@ -222,16 +234,16 @@ template <class M> struct RowTask {
 
     // Row r's scores of columns first … last become weights; the running sums follow the maximum.
     void soften(int64_t n, int r, Sight sight, int64_t j0, int first, int last, Found<T>& part) {
-        constexpr int lanes_here = kLanes<T>;
+        constexpr int side = kLanes<T>;
         T* x = scores + r * pitch;
         rules.forbid(rows[n], r, sight, j0, first, last, x);
         if (careful)
             for (int j = first; j < last; ++j) visible[r * kBlock + j] = !(x[j] == -kInfinity<T>);
         if (job.rows.top) enter_top(n, j0, first, last, x, part);
         Vec<T> high_a = spread<T>(part.highest[n]), high_b = high_a;
-        for (int j = first; j < last; j += 2 * lanes_here) {
+        for (int j = first; j < last; j += 2 * side) {
             high_a = larger(load(x + j), high_a);
-            high_b = larger(load(x + j + lanes_here), high_b);
+            high_b = larger(load(x + j + side), high_b);
         }
         const T highest = largest_of<T>(larger(high_a, high_b));
         const T old = part.reference[n];
@@ -245,20 +257,32 @@ template <class M> struct RowTask {
         }
         shrink[r] = less;
         const Vec<T> origin = spread<T>(reference == -kInfinity<T> ? T(0) : -reference);
-        const Vec<T> factor = spread<T>(rules.factor);
-        Vec<T> sum_a = {}, sum_b = {};
-        const bool looks = job.rows.entropy || job.rows.distance;
-        if (looks) {
-            look_at(n, j0, first, last, x, origin);
-        }
-        for (int j = first; j < last; j += 2 * lanes_here) {
-            const Vec<T> a = power_of_two<T>(fma(load(x + j), factor, origin));
-            const Vec<T> b = power_of_two<T>(fma(load(x + j + lanes_here), factor, origin));
+        if (job.rows.entropy || job.rows.distance)
+            weigh<true>(n, j0, first, last, x, origin);
+        else
+            weigh<false>(n, j0, first, last, x, origin);
+    }
+
+    // Scores become weights, 2^(score·factor + origin), and are summed lane by lane; some are also looked at.
+    template <bool LOOKS> void weigh(int64_t n, int64_t j0, int first, int last, T* x, Vec<T> origin) {
+        constexpr int side = kLanes<T>;
+        const Vec<T> factor = spread<T>(rules.factor), lowest = spread<T>(T(-1e30));
+        Vec<T> sum_a = {}, sum_b = {}, centred_a = {}, centred_b = {};
+        for (int j = first; j < last; j += 2 * side) {
+            const Vec<T> t = fma(load(x + j), factor, origin), u = fma(load(x + j + side), factor, origin);
+            const Vec<T> a = power_of_two<T>(t), b = power_of_two<T>(u);
             sum_a = sum_a + a;
             sum_b = sum_b + b;
+            if constexpr (LOOKS) {
+                centred_a = fma(a, larger(lowest, t), centred_a);  // 0·(-infinity) is NaN
+                centred_b = fma(b, larger(lowest, u), centred_b);
+                if (job.rows.distance)
+                    far[n] = fma(a, rules.distance(rows[n], j0 + j), fma(b, rules.distance(rows[n], j0 + j + side), far[n]));
+            }
             M::store_weights(x, j, a, b);
         }
         sums[n] = sums[n] + (sum_a + sum_b);
+        if constexpr (LOOKS) centred[n] = centred[n] + (centred_a + centred_b);
     }
 
     // The sums so far were taken from `old`; from now on they are taken from `reference`.
@@ -268,16 +292,6 @@ template <class M> struct RowTask {
         if (job.rows.entropy) centred[n] = (centred[n] + sums[n] * spread<T>(old - reference)) * by;
         if (job.rows.distance) far[n] = far[n] * by;
         sums[n] = sums[n] * by;
-    }
-
-    void look_at(int64_t n, int64_t j0, int first, int last, const T* x, Vec<T> origin) {
-        const Vec<T> factor = spread<T>(rules.factor), lowest = spread<T>(T(-1e30));
-        for (int j = first; j < last; j += kLanes<T>) {
-            const Vec<T> t = fma(load(x + j), factor, origin);
-            const Vec<T> w = power_of_two<T>(t);
-            if (job.rows.entropy) centred[n] = fma(w, larger(lowest, t), centred[n]);  // 0·(-infinity) is NaN
-            if (job.rows.distance) far[n] = fma(w, rules.distance(rows[n], j0 + j), far[n]);
-        }
     }
 
     void enter_top(int64_t n, int64_t j0, int first, int last, const T* x, Found<T>& part) {
@@ -349,7 +363,7 @@ template <class M> struct RowTask {
                 write(job.rows.top_weights, at * job.rows.top + i, empty ? 0 : exp(double(score) * double(rules.natural) - lse));
                 job.rows.top_indices[at * job.rows.top + i] = found.top_key[r * job.rows.top + i];
             }
-            if (mixes) fine &= write_output(found.out + r * columns, T(mass), at);
+            if (mixes) fine &= write_output(found.out + r * columns, mass, at);
         }
         return fine || careful;
     }
@@ -358,11 +372,10 @@ template <class M> struct RowTask {
         if (to) static_cast<T*>(to)[at] = T(x);
     }
 
-    bool write_output(T* out, T mass, int64_t at) const {
-        const T zero = 0;
+    bool write_output(T* out, double mass, int64_t at) const {
         T bad = 0;
         for (int64_t c = 0; c < columns; ++c) {
-            out[c] = out[c] * mass + zero;  // no -0
+            out[c] = T(double(out[c]) * mass) + T(0);  // no -0
             bad += out[c] - out[c];
         }
         char* to = static_cast<char*>(job.rows.output) + at * p.d_v * bytes_of(p.type);

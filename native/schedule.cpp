@@ -90,6 +90,8 @@ void columns(const void* context, int64_t task, void* scratch) {
 int64_t rows_of_task(const Job& job, const Kernel& kernel) {
     int64_t rows = 8 * kernel.strip_rows;
     while (rows > 2 * kernel.strip_rows && job.runs * parts(job.run_rows, rows) < 6 * threads()) rows /= 2;
+    // A run that fits one task packs its own keys, just in time.
+    if (job.run_rows <= 2 * rows && job.runs >= 6 * threads()) rows = job.run_rows;
     return job.run_rows < rows ? job.run_rows : rows;
 }
 

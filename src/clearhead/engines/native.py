@@ -43,8 +43,7 @@ def reasons_not(problem: Problem) -> list[str]:
     if not _native.level():
         asked = os.environ.get("CLEARHEAD_ISA", "")
         return [f"CLEARHEAD_ISA is {asked!r}, but this processor and this build have {', '.join(levels()) or 'none'}."]
-    reach = [abs(int(offset)) for offset in (problem.query_offset.min(initial=0), problem.query_offset.max(initial=0))]
-    if max(*reach, *(abs(side or 0) for side in problem.window)) > _FARTHEST:
+    if max(0, *map(abs, problem.query_offset.tolist()), *(side or 0 for side in problem.window)) > _FARTHEST:
         return ["a query_offset or window is beyond 2^60, and the kernel counts in 64 bits."]
     return []
 
