@@ -52,6 +52,8 @@ template <class T> void insert(T* top, int64_t* key, int64_t k, T score, int64_t
     top[at] = score, key[at] = j;
 }
 
+CLEARHEAD_INLINE int64_t key_blocks(const Problem& p) { return (p.keys + kBlock - 1) / kBlock; }
+
 template <class M> struct RowTask {
     using T = typename M::T;
     using Cell = typename M::Cell;
@@ -69,6 +71,8 @@ template <class M> struct RowTask {
     int strip_count;
     Cell* queries;  // (strip, depth, kStrip)
     T* scores;      // (kStrip, pitch), then the weights in the same place
+    T* kept;        // (strip, block, kStrip, pitch): all scores, where column sums follow; else null
+    T* logits;      // the scores of this strip and block: in `kept`, or in `scores`
     Cell* keys;     // a block of packed keys, where the job has none
     Cell* values;   // a block of packed values, where the job has none, and in careful mode
     Cell* room;
@@ -96,6 +100,7 @@ template <class M> struct RowTask {
         strips = arena.take<Strip>(job.block_rows);
         queries = arena.take<Cell>(up_to_multiple(job.block_rows, kStrip) * depth);
         scores = arena.take<T>(kStrip * pitch);
+        kept = job.segment_sums ? arena.take<T>(kept_numbers(job)) : nullptr;
         const int64_t padded = up_to_multiple(depth, kLanes<T>);
         room = arena.take<Cell>(kPanel<T> * padded);
         keys = job.packed ? nullptr : arena.take<Cell>(kBlock * depth);
@@ -113,6 +118,10 @@ template <class M> struct RowTask {
         for (int s = 0; s < strip_count; ++s)
             strips[s] = strip_of(rows + s * kStrip, int(least(kStrip, count - s * kStrip)));
         pack_queries();
+    }
+
+    static int64_t kept_numbers(const Job& job) {
+        return up_to_multiple(job.block_rows, kStrip) * key_blocks(job.problem) * pitch;
     }
 
     void pack_queries() {
@@ -218,8 +227,9 @@ template <class M> struct RowTask {
         if (sight == Sight::nobody) return;
         const int from = int(first - j0) / kPanel<T>, to = int(last - j0 + kPanel<T> - 1) / kPanel<T>;
         const Cell* strip_queries = queries + s * kStrip * depth;
-        with_rows(strip.rows, [&]<int R>() { score_panels<M, R>(strip_queries, block_keys, depth, from, to, scores); });
-        rules.apply(own, strip.rows, j0, from * kPanel<T>, to * kPanel<T>, scores);
+        logits = kept ? kept + (s * key_blocks(p) + j0 / kBlock) * kStrip * pitch : scores;
+        with_rows(strip.rows, [&]<int R>() { score_panels<M, R>(strip_queries, block_keys, depth, from, to, logits); });
+        rules.apply(own, strip.rows, j0, from * kPanel<T>, to * kPanel<T>, logits);
         for (int r = 0; r < strip.rows; ++r) soften(s * kStrip + r, r, sight, j0, from * kPanel<T>, to * kPanel<T>, part);
         if (!mixes) return;
         const int64_t begin = (first - j0) / M::per_cell, depth_here = (last - j0 + M::per_cell - 1) / M::per_cell - begin;
@@ -235,7 +245,7 @@ template <class M> struct RowTask {
     // Row r's scores of columns first … last become weights; the running sums follow the maximum.
     void soften(int64_t n, int r, Sight sight, int64_t j0, int first, int last, Found<T>& part) {
         constexpr int side = kLanes<T>;
-        T* x = scores + r * pitch;
+        T* x = logits + r * pitch;
         rules.forbid(rows[n], r, sight, j0, first, last, x);
         if (careful)
             for (int j = first; j < last; ++j) visible[r * kBlock + j] = !(x[j] == -kInfinity<T>);
@@ -258,13 +268,13 @@ template <class M> struct RowTask {
         shrink[r] = less;
         const Vec<T> origin = spread<T>(reference == -kInfinity<T> ? T(0) : -reference);
         if (job.rows.entropy || job.rows.distance)
-            weigh<true>(n, j0, first, last, x, origin);
+            weigh<true>(n, j0, first, last, x, scores + r * pitch, origin);
         else
-            weigh<false>(n, j0, first, last, x, origin);
+            weigh<false>(n, j0, first, last, x, scores + r * pitch, origin);
     }
 
     // Scores become weights, 2^(score·factor + origin), and are summed lane by lane; some are also looked at.
-    template <bool LOOKS> void weigh(int64_t n, int64_t j0, int first, int last, T* x, Vec<T> origin) {
+    template <bool LOOKS> void weigh(int64_t n, int64_t j0, int first, int last, const T* x, T* weights, Vec<T> origin) {
         constexpr int side = kLanes<T>;
         const Vec<T> factor = spread<T>(rules.factor), lowest = spread<T>(T(-1e30));
         Vec<T> sum_a = {}, sum_b = {}, centred_a = {}, centred_b = {};
@@ -279,7 +289,7 @@ template <class M> struct RowTask {
                 if (job.rows.distance)
                     far[n] = fma(a, rules.distance(rows[n], j0 + j), fma(b, rules.distance(rows[n], j0 + j + side), far[n]));
             }
-            M::store_weights(x, j, a, b);
+            M::store_weights(weights, j, a, b);
         }
         sums[n] = sums[n] + (sum_a + sum_b);
         if constexpr (LOOKS) centred[n] = centred[n] + (centred_a + centred_b);
@@ -299,9 +309,10 @@ template <class M> struct RowTask {
         T* top = part.top + n * k;
         int64_t* key = part.top_key + n * k;
         for (int j = first; j < last; j += kLanes<T>) {
-            if (!any_above<T>(load(x + j), top[k - 1])) continue;
-            for (int i = j; i < j + kLanes<T>; ++i)
+            for (uint32_t above = lanes_above<T>(load(x + j), top[k - 1]); above; above &= above - 1) {
+                const int i = j + __builtin_ctz(above);
                 if (x[i] > top[k - 1]) insert(top, key, k, x[i], j0 + i);
+            }
         }
     }
 
@@ -425,7 +436,7 @@ template <class M> int64_t row_scratch_bytes(const Job& job) {
     const int64_t columns = job.rows.output ? value_columns<M>(job.problem) : 0;
     return 2 * part_bytes<M>(job) + n * int64_t(sizeof(Row) + sizeof(Strip) + 3 * sizeof(Vec<T>)) +
            (n + kStrip + kBlock + kPanel<T>) * depth * 8 + kStrip * kPitch<T> * 8 + kStrip * kBlock * 16 +
-           kBlock * columns * 24 + 64 * 64;
+           kBlock * columns * 24 + 64 * 64 + (job.segment_sums ? RowTask<M>::kept_numbers(job) * int64_t(sizeof(T)) : 0);
 }
 
 template <class M> void rows(const Job& job, int64_t run, int64_t block, int64_t span, void* scratch) {

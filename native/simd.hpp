@@ -207,18 +207,27 @@ template <class T> CLEARHEAD_INLINE T largest_of(Vec<T> v) {
 #endif
 }
 
-// Is any lane of x above `least`?
-template <class T> CLEARHEAD_INLINE bool any_above(Vec<T> x, T least) {
+// One bit for each lane of x above `least`.
+template <class T> CLEARHEAD_INLINE uint32_t lanes_above(Vec<T> x, T least) {
 #if defined(__AVX512F__)
     if constexpr (sizeof(T) == 4)
-        return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(least), _CMP_GT_OQ) != 0;
+        return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(least), _CMP_GT_OQ);
     else
-        return _mm512_cmp_pd_mask((__m512d)x, _mm512_set1_pd(least), _CMP_GT_OQ) != 0;
+        return _mm512_cmp_pd_mask((__m512d)x, _mm512_set1_pd(least), _CMP_GT_OQ);
+#elif defined(__AVX2__)
+    if constexpr (sizeof(T) == 4)
+        return uint32_t(_mm256_movemask_ps((__m256)(x > spread<T>(least))));
+    else
+        return uint32_t(_mm256_movemask_pd((__m256d)(x > spread<T>(least))));
+#elif defined(__x86_64__)
+    if constexpr (sizeof(T) == 4)
+        return uint32_t(_mm_movemask_ps((__m128)(x > spread<T>(least))));
+    else
+        return uint32_t(_mm_movemask_pd((__m128d)(x > spread<T>(least))));
 #else
-    IntVec<T> above = x > spread<T>(least);
-    typename Simd<T>::Int any = 0;
-    for (int i = 0; i < kLanes<T>; ++i) any |= above[i];
-    return any != 0;
+    uint32_t bits = 0;
+    for (int i = 0; i < kLanes<T>; ++i) bits |= uint32_t(x[i] > least) << i;
+    return bits;
 #endif
 }
 

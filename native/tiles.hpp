@@ -42,6 +42,7 @@ struct Paired {
 #endif
 
 constexpr int kStrip = kRegisters == 32 ? 14 : 6;  // rows of the widest tile
+constexpr int kTile = 8 * kStrip;                  // queries whose weights are kept side by side
 constexpr int kBlock = 256;                        // keys between two looks at the maximum; blocks start at its multiples
 constexpr int kSpan = 2048;                        // keys summed on their own before they join the rest
 template <class T> constexpr int kPanel = 2 * kLanes<T>;                     // keys side by side in packed panels
@@ -127,10 +128,12 @@ __attribute__((noinline)) void mix_rows(const typename M::Cell* weights, const t
                                         int64_t depth, const typename M::T* shrink, typename M::T* out,
                                         int64_t out_pitch, int64_t columns) {
     using T = typename M::T;
-    constexpr int wide = R <= 2 ? 4 : kRegisters == 32 && R <= 4 ? 4 : 2;  // few rows: more columns, so that enough chains are under way
+    constexpr int wide = kRegisters < 32 ? 2 : R <= 2 ? 8 : R <= 4 ? 4 : 2;  // few rows: more columns, so that enough chains are under way
     int64_t c = 0;
     for (; c + wide * kLanes<T> <= columns; c += wide * kLanes<T>)
         mix_columns<M, R, wide, ROW, STEP>(weights, values + c, pitch, depth, shrink, out + c, out_pitch);
+    for (; c + 2 * kLanes<T> <= columns; c += 2 * kLanes<T>)
+        mix_columns<M, R, 2, ROW, STEP>(weights, values + c, pitch, depth, shrink, out + c, out_pitch);
     for (; c < columns; c += kLanes<T>)
         mix_columns<M, R, 1, ROW, STEP>(weights, values + c, pitch, depth, shrink, out + c, out_pitch);
 }
