@@ -107,14 +107,12 @@ void pack_panel(const View& x, Type type, int64_t batch, int64_t head, int64_t f
     for (int side = 0; side < 2; ++side)
         for (int64_t k = 0; k < last_whole; k += n) {
             Vec<T> square[n];
-#pragma GCC unroll 16
-            for (int j = 0; j < n; ++j) square[j] = load(row[side * n + j] + k);
+            load_columns<T>(row + side * n, k, square);
             if (soon.next)
                 for (int64_t j = side * n, at = k * int64_t(sizeof(T)); j < side * n + n; ++j) {
                     __builtin_prefetch(soon.next + j * soon.next_pitch + at, 0, 2);
                     if (at < soon.other_bytes) __builtin_prefetch(soon.other + j * soon.other_pitch + at, 0, 2);
                 }
-            transpose<T>(square);
 #pragma GCC unroll 16
             for (int i = 0; i < n; ++i) store(panel + (k + i) * wide + side * n, square[i]);
         }

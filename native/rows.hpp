@@ -165,7 +165,7 @@ template <class M> struct RowTask {
 
     // Few rows are bound by memory: while keys are packed, ask for the next block's keys and this block's values.
     Soon soon(int64_t j) const {
-        if (count > kStrip) return {};
+        if (count > kStrip || j + kBlock + kPanel<T> > p.keys) return {};
         const int64_t size = bytes_of(p.type);
         Soon s{row_of(p.k, p.type, batch, key_head % p.kv_heads, j + kBlock), nullptr, p.k.row * size, 0, 0};
         if (!mixes) return s;
@@ -260,7 +260,7 @@ template <class M> struct RowTask {
         T reference = old, less = 1;
         if (highest != part.highest[n]) {
             reference = highest * rules.factor;
-            less = exp2_of(old - reference);
+            less = old == -kInfinity<T> ? T(0) : exp2_of(old - reference);
             move_reference(n, old, reference, less);
             part.highest[n] = highest;
             part.reference[n] = reference;
@@ -332,7 +332,7 @@ template <class M> struct RowTask {
             const T reference = part.highest[r] > total.highest[r] ? part.reference[r] : total.reference[r];
             const double down = total.reference[r] == -kInfinity<T> ? 0 : double(total.reference[r]) - double(reference);
             const double fall = part.reference[r] == -kInfinity<T> ? 0 : double(part.reference[r]) - double(reference);
-            const double a = total.reference[r] == -kInfinity<T> ? 0 : exp2(down), b = exp2(fall);
+            const double a = total.reference[r] == -kInfinity<T> ? 0 : exp2_of(down), b = fall == 0 ? 1 : exp2_of(fall);
             total.centred[r] = a * (total.centred[r] + total.sum[r] * down) + b * (part.centred[r] + part.sum[r] * fall);
             total.sum[r] = a * total.sum[r] + b * part.sum[r];
             total.far[r] = a * total.far[r] + b * part.far[r];
@@ -406,7 +406,10 @@ template <class M> struct RowTask {
         const Strip whole = strip_of(rows, int(count));
         for (;;) {
             total.clear(job, count, columns);
-            for (int64_t span = whole.low / kSpan; span * kSpan < whole.high; ++span) {
+            const int64_t first = whole.low / kSpan;
+            const bool single = whole.low < whole.high && whole.high <= (first + 1) * kSpan;
+            if (single) add_span(first, total);  // to merge one span with nothing changes no bit
+            for (int64_t span = first; !single && span * kSpan < whole.high; ++span) {
                 part.clear(job, count, columns);
                 add_span(span, part);
                 merge(total, part);

@@ -258,6 +258,36 @@ template <class T> CLEARHEAD_INLINE void transpose(Vec<T> (&x)[kLanes<T>]) {
     }
 }
 
+// Columns k, k + 1, … of a square of rows: x[c][r] = row[r][k + c].
+template <class T> CLEARHEAD_INLINE void load_columns(const T* const* row, int64_t k, Vec<T> (&x)[kLanes<T>]) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4) {  // quarters go to their lanes as they are loaded, which leaves half of the shuffles
+#pragma GCC unroll 4
+        for (int a = 0; a < 4; ++a) {
+            __m512 t[4];
+#pragma GCC unroll 4
+            for (int s = 0; s < 4; ++s) {
+                const int64_t at = k + 4 * a;
+                t[s] = _mm512_zextps128_ps512(_mm_loadu_ps(row[s] + at));
+                t[s] = _mm512_mask_broadcast_f32x4(t[s], 0x00f0, _mm_loadu_ps(row[4 + s] + at));
+                t[s] = _mm512_mask_broadcast_f32x4(t[s], 0x0f00, _mm_loadu_ps(row[8 + s] + at));
+                t[s] = _mm512_mask_broadcast_f32x4(t[s], 0xf000, _mm_loadu_ps(row[12 + s] + at));
+            }
+            const __m512d low01 = (__m512d)_mm512_unpacklo_ps(t[0], t[1]), high01 = (__m512d)_mm512_unpackhi_ps(t[0], t[1]);
+            const __m512d low23 = (__m512d)_mm512_unpacklo_ps(t[2], t[3]), high23 = (__m512d)_mm512_unpackhi_ps(t[2], t[3]);
+            x[4 * a] = (Vec<T>)_mm512_unpacklo_pd(low01, low23);
+            x[4 * a + 1] = (Vec<T>)_mm512_unpackhi_pd(low01, low23);
+            x[4 * a + 2] = (Vec<T>)_mm512_unpacklo_pd(high01, high23);
+            x[4 * a + 3] = (Vec<T>)_mm512_unpackhi_pd(high01, high23);
+        }
+        return;
+    }
+#endif
+#pragma GCC unroll 16
+    for (int r = 0; r < kLanes<T>; ++r) x[r] = load(row[r] + k);
+    transpose<T>(x);
+}
+
 // Halves and brain floats, one by one; the compiler makes vectors of the latter.
 CLEARHEAD_INLINE float from_bf16(uint16_t bits) {
     const uint32_t wide = uint32_t(bits) << 16;
