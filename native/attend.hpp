@@ -43,6 +43,7 @@ struct RowAnswers {
     void* top_weights = nullptr;
     int64_t* top_indices = nullptr;
     int64_t top = 0;
+    double* received = nullptr;  // (batch, heads, keys): the one column statistic that the row pass can finish itself
 };
 
 // Answers that need the final log-sum-exp, (batch, heads, queries) contiguous in the statistics' type.
@@ -85,11 +86,13 @@ struct Job {
     char* packed_keys = nullptr;
     char* packed_values = nullptr;
     int64_t key_chunk = 0, key_chunks = 0;  // tasks of the column pass
+    int64_t segment_rows = 0;       // queries whose column sums are taken together before they join the others'
+    double* segment_sums = nullptr;  // (batch·heads, segments, keys), when the row pass takes them
 };
 
 // What one instruction set offers for one way of computing.
 struct Kernel {
-    int64_t strip_rows, block_keys, span_keys, vector_bytes;
+    int64_t strip_rows, tile_rows, block_keys, span_keys, vector_bytes;
     int64_t (*packed_key_bytes)(const Job&);    // one key head
     int64_t (*packed_value_bytes)(const Job&);  // one value head
     bool (*values_in_place)(const Job&);
@@ -100,6 +103,7 @@ struct Kernel {
     void (*rows)(const Job&, int64_t run, int64_t block, int64_t span, void* scratch);
     void (*merge)(const Job&, int64_t run, int64_t block, void* scratch);
     void (*columns)(const Job&, int64_t head, int64_t chunk, void* scratch);
+    void (*rows_and_received)(const Job&, int64_t head, int64_t segment, void* scratch);
 };
 
 // The three ways of computing of one instruction set.

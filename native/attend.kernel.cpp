@@ -1,6 +1,7 @@
 // The kernel, compiled once per instruction set: CMakeLists.txt sets the flags and CLEARHEAD_LEVEL, the level's name.
 // Read in this order: simd, exponential, tiles, packing, rules, rows, columns.
 #include "columns.hpp"
+#include "received.hpp"
 #include "rows.hpp"
 
 #define CLEARHEAD_JOIN_(a, b) a##b
@@ -17,6 +18,7 @@ template <class M> int64_t scratch_bytes(const Job& job) {
 
 template <class M> void fill(Kernel& kernel) {
     kernel.strip_rows = kStrip;
+    kernel.tile_rows = kTile;
     kernel.block_keys = kBlock;
     kernel.span_keys = kSpan;
     kernel.vector_bytes = kVectorBytes;
@@ -30,6 +32,7 @@ template <class M> void fill(Kernel& kernel) {
     kernel.rows = rows<M>;
     kernel.merge = merge<M>;
     kernel.columns = columns<M>;
+    kernel.rows_and_received = rows_and_received<M>;
 }
 
 }  // namespace

@@ -108,7 +108,7 @@ void work(bool (*how)(Job, bool (*)()), const Job& job) {
 
 void rows(const Described& d, std::optional<Given> v, std::optional<Taken> output, std::optional<Taken> logsumexp,
           std::optional<Taken> max_logit, std::optional<Taken> entropy, std::optional<Taken> distance,
-          std::optional<Taken> top_weights, std::optional<Taken> top_indices, int64_t top) {
+          std::optional<Taken> top_weights, std::optional<Taken> top_indices, int64_t top, std::optional<Taken> received) {
     Job job;
     job.problem = d.p;
     Problem& p = job.problem;
@@ -128,7 +128,9 @@ void rows(const Described& d, std::optional<Given> v, std::optional<Taken> outpu
                 room(distance, n, wide, "distance"),
                 room(top_weights, n * top, wide, "top_weights"),
                 static_cast<int64_t*>(room(top_indices, n * top, 8, "top_indices")),
-                top};
+                top,
+                static_cast<double*>(room(received, p.batch * p.heads * p.keys, 8, "received"))};
+    check(!received || logsumexp, "received needs logsumexp");
     work(attend, job);
 }
 

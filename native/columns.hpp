@@ -7,8 +7,6 @@
 namespace clearhead {
 namespace {
 
-constexpr int kTile = 8 * kStrip;  // queries whose weights are kept side by side
-
 template <class M> struct ColumnTask {
     using T = typename M::T;
     using Cell = typename M::Cell;
@@ -26,6 +24,7 @@ template <class M> struct ColumnTask {
     Cell* room;
     T* weights;        // (kTile, pitch)
     T* line;           // (kBlock,)
+    double* segment;   // (chunk,): what these keys received from the queries of one segment
     T* g;              // (kTile, g_columns)
     T* product;        // (chunk, g_columns)
     T* poison;         // (kTile, g_columns): what of g is not finite, in careful mode
@@ -42,6 +41,7 @@ template <class M> struct ColumnTask {
         room = arena.take<Cell>(kPanel<T> * up_to_multiple(depth, kLanes<T>));
         weights = arena.take<T>(kTile * pitch);
         line = arena.take<T>(kBlock);
+        segment = arena.take<double>(job.key_chunk);
         g = arena.take<T>(kTile * g_columns);
         product = arena.take<T>((job.key_chunk + kStrip) * g_columns);
         poison = arena.take<T>(kTile * g_columns);
@@ -63,7 +63,9 @@ template <class M> struct ColumnTask {
 
     void pass(int64_t first, int64_t last) {
         for (int64_t i = 0; i < (last - first) * g_columns; ++i) product[i] = 0;
+        for (int64_t j = 0; j < last - first; ++j) segment[j] = 0;
         for (int64_t i = 0; i < p.queries; i += kTile) {
+            if (want.received && i && i % job.segment_rows == 0) close_segment(first, last);
             const int count = int(least(kTile, p.queries - i));
             for (int r = 0; r < count; ++r) rows[r] = row_at(p, batch, head, i + r);
             const Strip whole = strip_of(rows, count);
@@ -75,6 +77,12 @@ template <class M> struct ColumnTask {
                 if (weigh(i, count, j0, end, keys + (j0 - first) * depth)) spend(i, count, j0, end, first);
             }
         }
+        if (want.received) close_segment(first, last);
+    }
+
+    void close_segment(int64_t first, int64_t last) {
+        double* received = want.received + head_index * p.keys + first;
+        for (int64_t j = 0; j < last - first; ++j) received[j] += segment[j], segment[j] = 0;
     }
 
     // The weights of queries i … i + count and keys j0 … end; false when all are 0.
@@ -109,17 +117,12 @@ template <class M> struct ColumnTask {
             pack_query<M>(p.q, p.type, batch, head, i + r, p.d_k, rules.negated, room, queries, r);
     }
 
-    // exp(logit - log-sum-exp), the latter in two parts so that its rounding to log₂ units adds no error.
     void normalise(int n, int r, Sight sight, int64_t j0, int first, int last, int width) {
         T* x = weights + n * pitch;
         rules.forbid(rows[n], r, sight, j0, first, last, x);
-        const double lse = double(static_cast<const T*>(want.logsumexp)[head_index * p.queries + rows[n].query]);
-        const double exact = lse == -kInfinity<double> ? 0 : lse * kLog2e;
-        const T high = T(exact), low = exact - exact == 0 ? T(exact - double(high)) : T(0);
-        const Vec<T> factor = spread<T>(rules.factor), origin = spread<T>(-high), rest = spread<T>(low);
+        const Normal<T> normal(static_cast<const T*>(want.logsumexp)[head_index * p.queries + rows[n].query], rules.factor);
         for (int j = 0; j < first; ++j) x[j] = 0;
-        for (int j = first; j < last; j += kLanes<T>)
-            store(x + j, power_of_two<T>(fma(load(x + j), factor, origin) - rest));
+        for (int j = first; j < last; j += kLanes<T>) store(x + j, normal.weight(load(x + j)));
         for (int j = last; j < width; ++j) x[j] = 0;
     }
 
@@ -130,7 +133,7 @@ template <class M> struct ColumnTask {
             for (int r = 0; r < count; ++r)
                 std::memcpy(static_cast<T*>(want.weights) + (head_index * p.queries + i + r) * p.keys + j0, weights + r * pitch,
                             width * sizeof(T));
-        if (want.received) receive(count, want.received + head_index * p.keys + j0, width);
+        if (want.received) receive(count, segment + (j0 - first), width);
         if (want.peak) {
             double* peak = want.peak + head_index * p.keys + j0;
             for (int r = 0; r < count; ++r)
@@ -255,7 +258,7 @@ template <class M> int64_t column_scratch_bytes(const Job& job) {
     const int64_t depth = up_to_multiple(depth_of<M>(job.problem.d_k), kLanes<T>);
     const int64_t g_columns = job.columns.transposed ? up_to_multiple(job.columns.g_columns, kLanes<T>) : 0;
     return kTile * int64_t(sizeof(Row)) + (kStrip + job.key_chunk + kPanel<T>) * depth * 8 + kTile * kPitch<T> * 8 +
-           (2 * kTile + job.key_chunk + kStrip) * g_columns * 8 + kStrip * kBlock * 16 + kBlock * 8 + 64 * 64;
+           (2 * kTile + job.key_chunk + kStrip) * g_columns * 8 + kStrip * kBlock * 16 + kBlock * 8 + job.key_chunk * 8 + 64 * 64;
 }
 
 // One chunk of keys of one head, or all chunks where pictures and groups are shared among them.

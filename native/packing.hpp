@@ -77,10 +77,17 @@ template <class M> CLEARHEAD_INLINE bool in_cells(const View& x, Type type, int6
     return M::per_cell == 2 ? type == Type::bf16 : bytes_of(type) == int64_t(sizeof(typename M::T));
 }
 
+// What will be read soon, row by row beside the rows that are packed now: null or (row, bytes).
+struct Soon {
+    const char* next = nullptr;   // the same rows of the next block
+    const char* other = nullptr;  // the values of these keys
+    int64_t next_pitch = 0, other_pitch = 0, other_bytes = 0;
+};
+
 // Rows first … first + kPanel of a matrix become one panel; `room` holds kPanel rows of cells.
 template <class M>
 void pack_panel(const View& x, Type type, int64_t batch, int64_t head, int64_t first, int64_t rows, int64_t d,
-                typename M::Cell* room, typename M::Cell* panel) {
+                typename M::Cell* room, typename M::Cell* panel, const Soon& soon = {}) {
     using T = typename M::T;
     constexpr int n = kLanes<T>, wide = kPanel<T>;
     const int64_t depth = depth_of<M>(d), pitch = up_to_multiple(depth, n);
@@ -100,14 +107,34 @@ void pack_panel(const View& x, Type type, int64_t batch, int64_t head, int64_t f
     for (int side = 0; side < 2; ++side)
         for (int64_t k = 0; k < last_whole; k += n) {
             Vec<T> square[n];
-#pragma GCC unroll 16
-            for (int j = 0; j < n; ++j) square[j] = load(row[side * n + j] + k);
-            transpose<T>(square);
+            load_columns<T>(row + side * n, k, square);
+            if (soon.next)
+                for (int64_t j = side * n, at = k * int64_t(sizeof(T)); j < side * n + n; ++j) {
+                    __builtin_prefetch(soon.next + j * soon.next_pitch + at, 0, 2);
+                    if (at < soon.other_bytes) __builtin_prefetch(soon.other + j * soon.other_pitch + at, 0, 2);
+                }
 #pragma GCC unroll 16
             for (int i = 0; i < n; ++i) store(panel + (k + i) * wide + side * n, square[i]);
         }
     for (int64_t k = last_whole; k < depth; ++k)
         for (int j = 0; j < wide; ++j) std::memcpy(panel + k * wide + j, row[j] + k, sizeof(T));
+}
+
+// Two rows of brain floats as pairs, as many whole vectors as there are; returns how many columns that was.
+CLEARHEAD_INLINE int64_t zip_rows(const uint16_t* a, const uint16_t* b, int64_t d, void* to) {
+    typedef uint16_t Halves __attribute__((vector_size(kVectorBytes)));
+    constexpr int n = kVectorBytes / 2;
+    using Order = std::make_integer_sequence<int, n>;
+    int64_t c = 0;
+    for (; c + n <= d; c += n) {
+        Halves x, y;
+        std::memcpy(&x, a + c, sizeof x);
+        std::memcpy(&y, b + c, sizeof y);
+        const Halves low = zip_low(x, y, Order{}), high = zip_high(x, y, Order{});
+        std::memcpy(static_cast<char*>(to) + 4 * c, &low, sizeof low);
+        std::memcpy(static_cast<char*>(to) + 4 * c + kVectorBytes, &high, sizeof high);
+    }
+    return c;
 }
 
 // Value rows first … last as cells; `columns` is a multiple of the lanes. A pair holds two keys, the odd one out a zero.
@@ -124,12 +151,11 @@ void pack_value_rows(const View& x, Type type, int64_t batch, int64_t head, int6
             const uint16_t* a = reinterpret_cast<const uint16_t*>(row_of(x, type, batch, head, j));
             const uint16_t* b = reinterpret_cast<const uint16_t*>(row_of(x, type, batch, head, j + 1));
             uint32_t* pair = reinterpret_cast<uint32_t*>(to);
-            if (j + 1 < last && x.column == 1)
-                for (int64_t c = 0; c < d; ++c) pair[c] = uint32_t(a[c]) | uint32_t(b[c]) << 16;
-            else
-                for (int64_t c = 0; c < d; ++c)
-                    pair[c] = uint32_t(a[c * x.column]) | (j + 1 < last ? uint32_t(b[c * x.column]) << 16 : 0);
-            for (int64_t c = d; c < columns; ++c) pair[c] = 0;
+            int64_t c = 0;
+            if (j + 1 < last && x.column == 1) c = zip_rows(a, b, d, to);
+            for (; c < d; ++c)
+                pair[c] = uint32_t(a[c * x.column]) | (j + 1 < last ? uint32_t(b[c * x.column]) << 16 : 0);
+            for (; c < columns; ++c) pair[c] = 0;
         }
     }
 }

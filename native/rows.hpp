@@ -52,6 +52,8 @@ template <class T> void insert(T* top, int64_t* key, int64_t k, T score, int64_t
     top[at] = score, key[at] = j;
 }
 
+CLEARHEAD_INLINE int64_t key_blocks(const Problem& p) { return (p.keys + kBlock - 1) / kBlock; }
+
 template <class M> struct RowTask {
     using T = typename M::T;
     using Cell = typename M::Cell;
@@ -69,6 +71,8 @@ template <class M> struct RowTask {
     int strip_count;
     Cell* queries;  // (strip, depth, kStrip)
     T* scores;      // (kStrip, pitch), then the weights in the same place
+    T* kept;        // (strip, block, kStrip, pitch): all scores, where column sums follow; else null
+    T* logits;      // the scores of this strip and block: in `kept`, or in `scores`
     Cell* keys;     // a block of packed keys, where the job has none
     Cell* values;   // a block of packed values, where the job has none, and in careful mode
     Cell* room;
@@ -96,6 +100,7 @@ template <class M> struct RowTask {
         strips = arena.take<Strip>(job.block_rows);
         queries = arena.take<Cell>(up_to_multiple(job.block_rows, kStrip) * depth);
         scores = arena.take<T>(kStrip * pitch);
+        kept = job.segment_sums ? arena.take<T>(kept_numbers(job)) : nullptr;
         const int64_t padded = up_to_multiple(depth, kLanes<T>);
         room = arena.take<Cell>(kPanel<T> * padded);
         keys = job.packed ? nullptr : arena.take<Cell>(kBlock * depth);
@@ -113,6 +118,10 @@ template <class M> struct RowTask {
         for (int s = 0; s < strip_count; ++s)
             strips[s] = strip_of(rows + s * kStrip, int(least(kStrip, count - s * kStrip)));
         pack_queries();
+    }
+
+    static int64_t kept_numbers(const Job& job) {
+        return up_to_multiple(job.block_rows, kStrip) * key_blocks(job.problem) * pitch;
     }
 
     void pack_queries() {
@@ -133,7 +142,7 @@ template <class M> struct RowTask {
             block_keys = reinterpret_cast<const Cell*>(job.packed_keys + (key_head - job.first_key_head) * packed_key_bytes<M>(job)) + j0 * depth;
         else if (own_keys != j0) {
             for (int64_t j = first / kPanel<T> * kPanel<T>; j < last; j += kPanel<T>)
-                pack_panel<M>(p.k, p.type, batch, key_head % p.kv_heads, j, p.keys, p.d_k, room, keys + (j - j0) * depth);
+                pack_panel<M>(p.k, p.type, batch, key_head % p.kv_heads, j, p.keys, p.d_k, room, keys + (j - j0) * depth, soon(j));
             block_keys = keys;
             own_keys = j0;
         }
@@ -152,6 +161,18 @@ template <class M> struct RowTask {
             block_values = values;
             own_values = j0;
         }
+    }
+
+    // Few rows are bound by memory: while keys are packed, ask for the next block's keys and this block's values.
+    Soon soon(int64_t j) const {
+        if (count > kStrip || j + kBlock + kPanel<T> > p.keys) return {};
+        const int64_t size = bytes_of(p.type);
+        Soon s{row_of(p.k, p.type, batch, key_head % p.kv_heads, j + kBlock), nullptr, p.k.row * size, 0, 0};
+        if (!mixes) return s;
+        s.other = row_of(p.v, p.type, batch, value_head % p.v_heads, j);
+        s.other_pitch = p.v.row * size;
+        s.other_bytes = p.d_v * size;
+        return s;
     }
 
     // Values that are NaN or infinite become 0 here and are listed, so that only rows that see them meet them.
@@ -206,8 +227,9 @@ template <class M> struct RowTask {
         if (sight == Sight::nobody) return;
         const int from = int(first - j0) / kPanel<T>, to = int(last - j0 + kPanel<T> - 1) / kPanel<T>;
         const Cell* strip_queries = queries + s * kStrip * depth;
-        with_rows(strip.rows, [&]<int R>() { score_panels<M, R>(strip_queries, block_keys, depth, from, to, scores); });
-        rules.apply(own, strip.rows, j0, from * kPanel<T>, to * kPanel<T>, scores);
+        logits = kept ? kept + (s * key_blocks(p) + j0 / kBlock) * kStrip * pitch : scores;
+        with_rows(strip.rows, [&]<int R>() { score_panels<M, R>(strip_queries, block_keys, depth, from, to, logits); });
+        rules.apply(own, strip.rows, j0, from * kPanel<T>, to * kPanel<T>, logits);
         for (int r = 0; r < strip.rows; ++r) soften(s * kStrip + r, r, sight, j0, from * kPanel<T>, to * kPanel<T>, part);
         if (!mixes) return;
         const int64_t begin = (first - j0) / M::per_cell, depth_here = (last - j0 + M::per_cell - 1) / M::per_cell - begin;
@@ -222,43 +244,55 @@ template <class M> struct RowTask {
 
     // Row r's scores of columns first … last become weights; the running sums follow the maximum.
     void soften(int64_t n, int r, Sight sight, int64_t j0, int first, int last, Found<T>& part) {
-        constexpr int lanes_here = kLanes<T>;
-        T* x = scores + r * pitch;
+        constexpr int side = kLanes<T>;
+        T* x = logits + r * pitch;
         rules.forbid(rows[n], r, sight, j0, first, last, x);
         if (careful)
             for (int j = first; j < last; ++j) visible[r * kBlock + j] = !(x[j] == -kInfinity<T>);
         if (job.rows.top) enter_top(n, j0, first, last, x, part);
         Vec<T> high_a = spread<T>(part.highest[n]), high_b = high_a;
-        for (int j = first; j < last; j += 2 * lanes_here) {
+        for (int j = first; j < last; j += 2 * side) {
             high_a = larger(load(x + j), high_a);
-            high_b = larger(load(x + j + lanes_here), high_b);
+            high_b = larger(load(x + j + side), high_b);
         }
         const T highest = largest_of<T>(larger(high_a, high_b));
         const T old = part.reference[n];
         T reference = old, less = 1;
         if (highest != part.highest[n]) {
             reference = highest * rules.factor;
-            less = exp2_of(old - reference);
+            less = old == -kInfinity<T> ? T(0) : exp2_of(old - reference);
             move_reference(n, old, reference, less);
             part.highest[n] = highest;
             part.reference[n] = reference;
         }
         shrink[r] = less;
         const Vec<T> origin = spread<T>(reference == -kInfinity<T> ? T(0) : -reference);
-        const Vec<T> factor = spread<T>(rules.factor);
-        Vec<T> sum_a = {}, sum_b = {};
-        const bool looks = job.rows.entropy || job.rows.distance;
-        if (looks) {
-            look_at(n, j0, first, last, x, origin);
-        }
-        for (int j = first; j < last; j += 2 * lanes_here) {
-            const Vec<T> a = power_of_two<T>(fma(load(x + j), factor, origin));
-            const Vec<T> b = power_of_two<T>(fma(load(x + j + lanes_here), factor, origin));
+        if (job.rows.entropy || job.rows.distance)
+            weigh<true>(n, j0, first, last, x, scores + r * pitch, origin);
+        else
+            weigh<false>(n, j0, first, last, x, scores + r * pitch, origin);
+    }
+
+    // Scores become weights, 2^(score·factor + origin), and are summed lane by lane; some are also looked at.
+    template <bool LOOKS> void weigh(int64_t n, int64_t j0, int first, int last, const T* x, T* weights, Vec<T> origin) {
+        constexpr int side = kLanes<T>;
+        const Vec<T> factor = spread<T>(rules.factor), lowest = spread<T>(T(-1e30));
+        Vec<T> sum_a = {}, sum_b = {}, centred_a = {}, centred_b = {};
+        for (int j = first; j < last; j += 2 * side) {
+            const Vec<T> t = fma(load(x + j), factor, origin), u = fma(load(x + j + side), factor, origin);
+            const Vec<T> a = power_of_two<T>(t), b = power_of_two<T>(u);
             sum_a = sum_a + a;
             sum_b = sum_b + b;
-            M::store_weights(x, j, a, b);
+            if constexpr (LOOKS) {
+                centred_a = fma(a, larger(lowest, t), centred_a);  // 0·(-infinity) is NaN
+                centred_b = fma(b, larger(lowest, u), centred_b);
+                if (job.rows.distance)
+                    far[n] = fma(a, rules.distance(rows[n], j0 + j), fma(b, rules.distance(rows[n], j0 + j + side), far[n]));
+            }
+            M::store_weights(weights, j, a, b);
         }
         sums[n] = sums[n] + (sum_a + sum_b);
+        if constexpr (LOOKS) centred[n] = centred[n] + (centred_a + centred_b);
     }
 
     // The sums so far were taken from `old`; from now on they are taken from `reference`.
@@ -270,24 +304,15 @@ template <class M> struct RowTask {
         sums[n] = sums[n] * by;
     }
 
-    void look_at(int64_t n, int64_t j0, int first, int last, const T* x, Vec<T> origin) {
-        const Vec<T> factor = spread<T>(rules.factor), lowest = spread<T>(T(-1e30));
-        for (int j = first; j < last; j += kLanes<T>) {
-            const Vec<T> t = fma(load(x + j), factor, origin);
-            const Vec<T> w = power_of_two<T>(t);
-            if (job.rows.entropy) centred[n] = fma(w, larger(lowest, t), centred[n]);  // 0·(-infinity) is NaN
-            if (job.rows.distance) far[n] = fma(w, rules.distance(rows[n], j0 + j), far[n]);
-        }
-    }
-
     void enter_top(int64_t n, int64_t j0, int first, int last, const T* x, Found<T>& part) {
         const int64_t k = job.rows.top;
         T* top = part.top + n * k;
         int64_t* key = part.top_key + n * k;
         for (int j = first; j < last; j += kLanes<T>) {
-            if (!any_above<T>(load(x + j), top[k - 1])) continue;
-            for (int i = j; i < j + kLanes<T>; ++i)
+            for (uint32_t above = lanes_above<T>(load(x + j), top[k - 1]); above; above &= above - 1) {
+                const int i = j + __builtin_ctz(above);
                 if (x[i] > top[k - 1]) insert(top, key, k, x[i], j0 + i);
+            }
         }
     }
 
@@ -307,7 +332,7 @@ template <class M> struct RowTask {
             const T reference = part.highest[r] > total.highest[r] ? part.reference[r] : total.reference[r];
             const double down = total.reference[r] == -kInfinity<T> ? 0 : double(total.reference[r]) - double(reference);
             const double fall = part.reference[r] == -kInfinity<T> ? 0 : double(part.reference[r]) - double(reference);
-            const double a = total.reference[r] == -kInfinity<T> ? 0 : exp2(down), b = exp2(fall);
+            const double a = total.reference[r] == -kInfinity<T> ? 0 : exp2_of(down), b = fall == 0 ? 1 : exp2_of(fall);
             total.centred[r] = a * (total.centred[r] + total.sum[r] * down) + b * (part.centred[r] + part.sum[r] * fall);
             total.sum[r] = a * total.sum[r] + b * part.sum[r];
             total.far[r] = a * total.far[r] + b * part.far[r];
@@ -349,7 +374,7 @@ template <class M> struct RowTask {
                 write(job.rows.top_weights, at * job.rows.top + i, empty ? 0 : exp(double(score) * double(rules.natural) - lse));
                 job.rows.top_indices[at * job.rows.top + i] = found.top_key[r * job.rows.top + i];
             }
-            if (mixes) fine &= write_output(found.out + r * columns, T(mass), at);
+            if (mixes) fine &= write_output(found.out + r * columns, mass, at);
         }
         return fine || careful;
     }
@@ -358,11 +383,10 @@ template <class M> struct RowTask {
         if (to) static_cast<T*>(to)[at] = T(x);
     }
 
-    bool write_output(T* out, T mass, int64_t at) const {
-        const T zero = 0;
+    bool write_output(T* out, double mass, int64_t at) const {
         T bad = 0;
         for (int64_t c = 0; c < columns; ++c) {
-            out[c] = out[c] * mass + zero;  // no -0
+            out[c] = T(double(out[c]) * mass) + T(0);  // no -0
             bad += out[c] - out[c];
         }
         char* to = static_cast<char*>(job.rows.output) + at * p.d_v * bytes_of(p.type);
@@ -382,7 +406,10 @@ template <class M> struct RowTask {
         const Strip whole = strip_of(rows, int(count));
         for (;;) {
             total.clear(job, count, columns);
-            for (int64_t span = whole.low / kSpan; span * kSpan < whole.high; ++span) {
+            const int64_t first = whole.low / kSpan;
+            const bool single = whole.low < whole.high && whole.high <= (first + 1) * kSpan;
+            if (single) add_span(first, total);  // to merge one span with nothing changes no bit
+            for (int64_t span = first; !single && span * kSpan < whole.high; ++span) {
                 part.clear(job, count, columns);
                 add_span(span, part);
                 merge(total, part);
@@ -412,7 +439,7 @@ template <class M> int64_t row_scratch_bytes(const Job& job) {
     const int64_t columns = job.rows.output ? value_columns<M>(job.problem) : 0;
     return 2 * part_bytes<M>(job) + n * int64_t(sizeof(Row) + sizeof(Strip) + 3 * sizeof(Vec<T>)) +
            (n + kStrip + kBlock + kPanel<T>) * depth * 8 + kStrip * kPitch<T> * 8 + kStrip * kBlock * 16 +
-           kBlock * columns * 24 + 64 * 64;
+           kBlock * columns * 24 + 64 * 64 + (job.segment_sums ? RowTask<M>::kept_numbers(job) * int64_t(sizeof(T)) : 0);
 }
 
 template <class M> void rows(const Job& job, int64_t run, int64_t block, int64_t span, void* scratch) {

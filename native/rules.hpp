@@ -151,5 +151,18 @@ template <class T> struct Rules {
     }
 };
 
+// A row's weights from its log-sum-exp, which comes in two parts so that its rounding to log₂ units adds no error.
+template <class T> struct Normal {
+    Vec<T> factor, high, low;
+
+    Normal(T logsumexp, T factor_) : factor(spread<T>(factor_)) {
+        const double exact = logsumexp == -kInfinity<T> ? 0 : double(logsumexp) * kLog2e;
+        high = spread<T>(-T(exact));
+        low = spread<T>(exact - exact == 0 ? T(exact - double(T(exact))) : T(0));
+    }
+
+    CLEARHEAD_INLINE_MEMBER Vec<T> weight(Vec<T> score) const { return power_of_two<T>(fma(score, factor, high) - low); }
+};
+
 }  // namespace
 }  // namespace clearhead

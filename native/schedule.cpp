@@ -86,10 +86,23 @@ void columns(const void* context, int64_t task, void* scratch) {
     f.kernel.columns(f.job, task / f.job.key_chunks, task % f.job.key_chunks, scratch);
 }
 
+void received(const void* context, int64_t task, void* scratch) {
+    const Phase& f = *static_cast<const Phase*>(context);
+    const int64_t segments = parts(f.job.problem.queries, f.job.segment_rows), segment = segments - 1 - task / f.job.wave_runs;
+    f.kernel.rows_and_received(f.job, f.job.first_run + task % f.job.wave_runs, segment, scratch);
+}
+
+// Queries whose column sums are taken together: at most eight segments a head, of whole tiles, whatever the threads.
+int64_t segment_rows(const Job& job, const Kernel& kernel) {
+    return parts(parts(job.problem.queries, 8), kernel.tile_rows) * kernel.tile_rows;
+}
+
 // Rows of a task: as many as leave every thread several tasks.
 int64_t rows_of_task(const Job& job, const Kernel& kernel) {
     int64_t rows = 8 * kernel.strip_rows;
     while (rows > 2 * kernel.strip_rows && job.runs * parts(job.run_rows, rows) < 6 * threads()) rows /= 2;
+    // A run that fits one task packs its own keys, just in time.
+    if (job.run_rows <= 2 * rows && job.runs >= 6 * threads()) rows = job.run_rows;
     return job.run_rows < rows ? job.run_rows : rows;
 }
 
@@ -114,6 +127,17 @@ bool wave(Job& job, const Kernel& kernel, bool alone, bool (*stop)()) {
             if (!each(value_heads * blocks, pack_values)) return false;
         }
     }
+    if (job.rows.received) {
+        const int64_t segments = parts(p.queries, job.segment_rows);
+        found = buffer(job.wave_runs * segments * p.keys * int64_t(sizeof(double)));
+        job.segment_sums = reinterpret_cast<double*>(found.get());
+        if (!go({job, kernel, job.wave_runs * segments, received}, kernel.scratch_bytes(job), alone, stop)) return false;
+        for (int64_t run = 0; run < job.wave_runs; ++run)
+            for (int64_t s = 0; s < segments; ++s)
+                for (int64_t j = 0; j < p.keys; ++j)
+                    job.rows.received[(job.first_run + run) * p.keys + j] += job.segment_sums[(run * segments + s) * p.keys + j];
+        return true;
+    }
     const int64_t tasks = job.wave_runs * job.blocks;
     if (!job.split) return each(tasks, rows);
     found = buffer(tasks * job.spans * kernel.part_bytes(job));
@@ -129,15 +153,16 @@ bool attend(Job job, bool (*stop)()) {
     if (p.batch * p.heads * p.queries == 0) return true;
     if (!job.rows.output) p.v_heads = p.kv_heads;
     const int64_t shared = std::gcd(p.heads / p.kv_heads, p.heads / p.v_heads);
-    job.group = shared;
+    job.group = job.rows.received ? 1 : shared;
+    job.segment_rows = segment_rows(job, kernel);
     job.runs = p.batch * p.heads / job.group;
     job.run_rows = job.group * p.queries;
-    job.block_rows = rows_of_task(job, kernel);
+    job.block_rows = job.rows.received ? (p.keys > 2048 ? 2 : 4) * kernel.strip_rows : rows_of_task(job, kernel);
     job.blocks = parts(job.run_rows, job.block_rows);
     job.spans = parts(p.keys, kernel.span_keys);
     job.direct_values = job.rows.output && kernel.values_in_place(job);
-    job.packed = job.blocks > 1 || job.group < p.heads / p.kv_heads;
-    job.split = job.blocks == 1 && job.spans > 1 && job.runs < 4 * threads();
+    job.packed = job.rows.received || job.blocks > 1 || job.group < p.heads / p.kv_heads;
+    job.split = !job.rows.received && job.blocks == 1 && job.spans > 1 && job.runs < 4 * threads();
     const bool alone = double(p.batch * p.heads) * double(p.queries) * double(p.keys) * double(p.d_k + p.d_v) < kAlone;
     // A wave holds whole key heads and whole value heads.
     const int64_t units = p.batch * std::gcd(p.kv_heads, p.v_heads), unit_runs = job.runs / units;
@@ -161,6 +186,7 @@ bool observe(Job job, bool (*stop)()) {
     const Kernel& kernel = kernel_of(p);
     const int64_t heads = p.batch * p.heads;
     if (heads * p.queries * p.keys == 0) return true;
+    job.segment_rows = segment_rows(job, kernel);
     job.key_chunk = 4 * kernel.block_keys;
     while (job.key_chunk > kernel.block_keys && heads * parts(p.keys, job.key_chunk) < 4 * threads()) job.key_chunk /= 2;
     const bool together = job.columns.image || job.columns.groups;  // chunks share pixels and groups

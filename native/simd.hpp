@@ -207,18 +207,27 @@ template <class T> CLEARHEAD_INLINE T largest_of(Vec<T> v) {
 #endif
 }
 
-// Is any lane of x above `least`?
-template <class T> CLEARHEAD_INLINE bool any_above(Vec<T> x, T least) {
+// One bit for each lane of x above `least`.
+template <class T> CLEARHEAD_INLINE uint32_t lanes_above(Vec<T> x, T least) {
 #if defined(__AVX512F__)
     if constexpr (sizeof(T) == 4)
-        return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(least), _CMP_GT_OQ) != 0;
+        return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(least), _CMP_GT_OQ);
     else
-        return _mm512_cmp_pd_mask((__m512d)x, _mm512_set1_pd(least), _CMP_GT_OQ) != 0;
+        return _mm512_cmp_pd_mask((__m512d)x, _mm512_set1_pd(least), _CMP_GT_OQ);
+#elif defined(__AVX2__)
+    if constexpr (sizeof(T) == 4)
+        return uint32_t(_mm256_movemask_ps((__m256)(x > spread<T>(least))));
+    else
+        return uint32_t(_mm256_movemask_pd((__m256d)(x > spread<T>(least))));
+#elif defined(__x86_64__)
+    if constexpr (sizeof(T) == 4)
+        return uint32_t(_mm_movemask_ps((__m128)(x > spread<T>(least))));
+    else
+        return uint32_t(_mm_movemask_pd((__m128d)(x > spread<T>(least))));
 #else
-    IntVec<T> above = x > spread<T>(least);
-    typename Simd<T>::Int any = 0;
-    for (int i = 0; i < kLanes<T>; ++i) any |= above[i];
-    return any != 0;
+    uint32_t bits = 0;
+    for (int i = 0; i < kLanes<T>; ++i) bits |= uint32_t(x[i] > least) << i;
+    return bits;
 #endif
 }
 
@@ -247,6 +256,36 @@ template <class T> CLEARHEAD_INLINE void transpose(Vec<T> (&x)[kLanes<T>]) {
 #pragma GCC unroll 16
         for (int i = 0; i < n; ++i) x[i] = y[i];
     }
+}
+
+// Columns k, k + 1, … of a square of rows: x[c][r] = row[r][k + c].
+template <class T> CLEARHEAD_INLINE void load_columns(const T* const* row, int64_t k, Vec<T> (&x)[kLanes<T>]) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4) {  // quarters go to their lanes as they are loaded, which leaves half of the shuffles
+#pragma GCC unroll 4
+        for (int a = 0; a < 4; ++a) {
+            __m512 t[4];
+#pragma GCC unroll 4
+            for (int s = 0; s < 4; ++s) {
+                const int64_t at = k + 4 * a;
+                t[s] = _mm512_zextps128_ps512(_mm_loadu_ps(row[s] + at));
+                t[s] = _mm512_mask_broadcast_f32x4(t[s], 0x00f0, _mm_loadu_ps(row[4 + s] + at));
+                t[s] = _mm512_mask_broadcast_f32x4(t[s], 0x0f00, _mm_loadu_ps(row[8 + s] + at));
+                t[s] = _mm512_mask_broadcast_f32x4(t[s], 0xf000, _mm_loadu_ps(row[12 + s] + at));
+            }
+            const __m512d low01 = (__m512d)_mm512_unpacklo_ps(t[0], t[1]), high01 = (__m512d)_mm512_unpackhi_ps(t[0], t[1]);
+            const __m512d low23 = (__m512d)_mm512_unpacklo_ps(t[2], t[3]), high23 = (__m512d)_mm512_unpackhi_ps(t[2], t[3]);
+            x[4 * a] = (Vec<T>)_mm512_unpacklo_pd(low01, low23);
+            x[4 * a + 1] = (Vec<T>)_mm512_unpackhi_pd(low01, low23);
+            x[4 * a + 2] = (Vec<T>)_mm512_unpacklo_pd(high01, high23);
+            x[4 * a + 3] = (Vec<T>)_mm512_unpackhi_pd(high01, high23);
+        }
+        return;
+    }
+#endif
+#pragma GCC unroll 16
+    for (int r = 0; r < kLanes<T>; ++r) x[r] = load(row[r] + k);
+    transpose<T>(x);
 }
 
 // Halves and brain floats, one by one; the compiler makes vectors of the latter.

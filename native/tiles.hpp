@@ -42,20 +42,21 @@ struct Paired {
 #endif
 
 constexpr int kStrip = kRegisters == 32 ? 14 : 6;  // rows of the widest tile
+constexpr int kTile = 8 * kStrip;                  // queries whose weights are kept side by side
 constexpr int kBlock = 256;                        // keys between two looks at the maximum; blocks start at its multiples
 constexpr int kSpan = 2048;                        // keys summed on their own before they join the rest
 template <class T> constexpr int kPanel = 2 * kLanes<T>;                     // keys side by side in packed panels
 template <class T> constexpr int kPitch = kBlock + 64 / int(sizeof(T));      // from row to row of a strip of scores
 
-// sum[r][c] += Σ_k a[r·ROW + k·STEP] · b[k·pitch + c·lanes], k < depth.
+// sum[r][c] += Σ_k a[r·ROW + k·STEP] · b[k·pitch + c·lanes], k < depth; vectors lie in pairs, `apart` from pair to pair.
 template <class M, int R, int C, int64_t ROW, int64_t STEP>
-CLEARHEAD_INLINE void accumulate(const typename M::Cell* a, const typename M::Cell* b, int64_t pitch, int64_t depth,
-                                 Vec<typename M::T> (&sum)[R][C]) {
+CLEARHEAD_INLINE void accumulate(const typename M::Cell* a, const typename M::Cell* b, int64_t pitch, int64_t apart,
+                                 int64_t depth, Vec<typename M::T> (&sum)[R][C]) {
     using T = typename M::T;
     for (int64_t k = 0; k < depth; ++k) {
         Vec<T> right[C];
 #pragma GCC unroll 8
-        for (int c = 0; c < C; ++c) right[c] = load(b + c * kLanes<T>);
+        for (int c = 0; c < C; ++c) right[c] = load(b + c / 2 * apart + c % 2 * kLanes<T>);
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
             const Vec<T> left = spread<T>(a[r * ROW]);
@@ -81,20 +82,29 @@ template <class Work> CLEARHEAD_INLINE void with_rows(int rows, Work work) {
         work.template operator()<kStrip>();
 }
 
-// scores[r·kPitch + j] for the keys j of some panels: queries (depth, kStrip), panels (panel, depth, kPanel).
+// scores[r·kPitch + j] for the keys j of C / 2 panels: queries (depth, kStrip), panels (panel, depth, kPanel).
+template <class M, int R, int C>
+CLEARHEAD_INLINE void score(const typename M::Cell* queries, const typename M::Cell* panels, int64_t depth,
+                            typename M::T* scores) {
+    using T = typename M::T;
+    Vec<T> sum[R][C] = {};
+    accumulate<M, R, C, 1, kStrip>(queries, panels, kPanel<T>, depth * kPanel<T>, depth, sum);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) store(scores + r * kPitch<T> + c * kLanes<T>, sum[r][c]);
+}
+
 template <class M, int R>
 __attribute__((noinline)) void score_panels(const typename M::Cell* queries, const typename M::Cell* panels, int64_t depth,
                                             int first, int last, typename M::T* scores) {
     using T = typename M::T;
-    for (int p = first; p < last; ++p) {
-        Vec<T> sum[R][2] = {};
-        accumulate<M, R, 2, 1, kStrip>(queries, panels + p * depth * kPanel<T>, kPanel<T>, depth, sum);
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
-            store(scores + r * kPitch<T> + p * kPanel<T>, sum[r][0]);
-            store(scores + r * kPitch<T> + p * kPanel<T> + kLanes<T>, sum[r][1]);
-        }
-    }
+    constexpr int few = kRegisters == 32 && R <= 4 ? 4 : 2;  // panels at once, so that enough chains are under way
+    int p = first;
+    if constexpr (few > 2)
+        for (; p + few / 2 <= last; p += few / 2)
+            score<M, R, few>(queries, panels + p * depth * kPanel<T>, depth, scores + p * kPanel<T>);
+    for (; p < last; ++p) score<M, R, 2>(queries, panels + p * depth * kPanel<T>, depth, scores + p * kPanel<T>);
 }
 
 // out[r][c] = out[r][c]·shrink[r] + Σ_j weights[r][j]·values[j][c], for C vectors of columns.
@@ -103,7 +113,7 @@ CLEARHEAD_INLINE void mix_columns(const typename M::Cell* weights, const typenam
                                   int64_t depth, const typename M::T* shrink, typename M::T* out, int64_t out_pitch) {
     using T = typename M::T;
     Vec<T> sum[R][C] = {};
-    accumulate<M, R, C, ROW, STEP>(weights, values, pitch, depth, sum);
+    accumulate<M, R, C, ROW, STEP>(weights, values, pitch, 2 * kLanes<T>, depth, sum);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
@@ -118,10 +128,12 @@ __attribute__((noinline)) void mix_rows(const typename M::Cell* weights, const t
                                         int64_t depth, const typename M::T* shrink, typename M::T* out,
                                         int64_t out_pitch, int64_t columns) {
     using T = typename M::T;
-    constexpr int wide = R <= 2 ? 4 : 2;  // few rows: more columns, so that enough chains are under way
+    constexpr int wide = kRegisters < 32 ? 2 : R <= 2 ? 8 : R <= 4 ? 4 : 2;  // few rows: more columns, so that enough chains are under way
     int64_t c = 0;
     for (; c + wide * kLanes<T> <= columns; c += wide * kLanes<T>)
         mix_columns<M, R, wide, ROW, STEP>(weights, values + c, pitch, depth, shrink, out + c, out_pitch);
+    for (; c + 2 * kLanes<T> <= columns; c += 2 * kLanes<T>)
+        mix_columns<M, R, 2, ROW, STEP>(weights, values + c, pitch, depth, shrink, out + c, out_pitch);
     for (; c < columns; c += kLanes<T>)
         mix_columns<M, R, 1, ROW, STEP>(weights, values + c, pitch, depth, shrink, out + c, out_pitch);
 }

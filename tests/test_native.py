@@ -100,6 +100,32 @@ def test_the_bits_do_not_depend_on_threads_neighbours_or_batch(dtype: Any, rules
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize(("queries", "keys"), [(64, 130), (300, 2400), (1500, 700)])
+def test_received_has_the_same_bits_from_the_row_pass_and_the_column_pass(
+    dtype: Any, rules: dict[str, Any], queries: int, keys: int
+) -> None:
+    q, k, v = (random(2, h, size, 32, dtype=dtype, seed=h) for h, size in ((4, queries), (2, keys), (2, keys)))
+    rules = {**rules, "query_offset": keys - queries}
+    if "kv_lengths" in rules:
+        rules["kv_lengths"] = np.minimum(rules["kv_lengths"], keys)
+    make = lambda: ch.AttentionMatrix(q, k, engine="native", **rules)  # noqa: E731
+    one_pass = make().observe(v, received=True, entropy=True)
+    A = make()  # noqa: N806
+    A.logsumexp()
+    same(one_pass.received, A.received())
+    same(one_pass.received, make().received())
+    same(one_pass.output, ch.attention(q, k, v, engine="native", **rules))
+    before = ch.get_num_threads()
+    for count in (1, 3):
+        ch.set_num_threads(count)
+        same(one_pass.received, make().received())
+    ch.set_num_threads(before)
+    truth = make()[...].astype(np.float64).sum(-2)
+    np.testing.assert_allclose(one_pass.received, truth, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_decoding_one_token_gives_the_bits_of_the_full_causal_pass(dtype: Any) -> None:
     q, k, v = (random(1, 4 if i == 0 else 2, 2100, 64, dtype=dtype, seed=i) for i in range(3))
     full = ch.attention(q, k, v, causal=True, engine="native")

@@ -23,6 +23,7 @@ except ImportError:
 
 _TYPES = {np.dtype(np.float64): 0, np.dtype(np.float32): 1, bfloat16: 2, np.dtype(np.float16): 3}
 _NO_LIMIT = 1 << 62
+_MANY_QUERIES, _MANY_KEYS = 64, 1 << 15  # the scores of a few rows are kept: they should fit a cache
 _FARTHEST = 1 << 60  # positions beyond are none that memory could hold
 
 
@@ -43,8 +44,7 @@ def reasons_not(problem: Problem) -> list[str]:
     if not _native.level():
         asked = os.environ.get("CLEARHEAD_ISA", "")
         return [f"CLEARHEAD_ISA is {asked!r}, but this processor and this build have {', '.join(levels()) or 'none'}."]
-    reach = [abs(int(offset)) for offset in (problem.query_offset.min(initial=0), problem.query_offset.max(initial=0))]
-    if max(*reach, *(abs(side or 0) for side in problem.window)) > _FARTHEST:
+    if max(0, *map(abs, problem.query_offset.tolist()), *(side or 0 for side in problem.window)) > _FARTHEST:
         return ["a query_offset or window is beyond 2^60, and the kernel counts in 64 bits."]
     return []
 
@@ -64,20 +64,33 @@ def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) ->
         found["top_indices"] = np.empty((*shape, want.top), np.int64)
     get = found.get
     output = get("output")
+    received, logsumexp = None, get("logsumexp")
+    if _receives(problem, want):
+        received = np.zeros((problem.batch, problem.heads, problem.keys))
+        logsumexp = np.empty(shape, dtype) if logsumexp is None else logsumexp
     _native.set_threads(get_num_threads())
     _native.rows(
         _described(problem, q, k),
         None if output is None else _bits(v),
         None if output is None else _bits(output),
-        get("logsumexp"),
+        logsumexp,
         get("max_logit"),
         get("entropy"),
         get("distance"),
         get("top_weights"),
         get("top_indices"),
         want.top or 0,
+        received,
     )
+    if received is not None:
+        found["received"] = received.astype(dtype, copy=False)
     return found
+
+
+def _receives(problem: Problem, want: Wanted) -> bool:
+    """Does the row pass finish `received` as well? Not where a second pass must follow anyway, nor where rows are few."""
+    more = want.peak or want.image is not None or want.groups is not None
+    return want.received and not more and problem.queries >= _MANY_QUERIES and problem.keys <= _MANY_KEYS
 
 
 def columns(problem: Problem, q: Array, k: Array, logsumexp: Array, want: Wanted) -> dict[str, Array]:
