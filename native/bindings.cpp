@@ -35,7 +35,7 @@ template <class T> const T* whole(const std::optional<Given>& x, int64_t count, 
     if (!x) return nullptr;
     check(x->size() == size_t(count) && x->itemsize() == sizeof(T), what);
     int64_t expected = 1;
-    for (size_t i = x->ndim(); i-- > 0; expected *= int64_t(x->shape(i))) check(x->shape(i) == 1 || x->stride(i) == expected, what);
+    if (count) for (size_t i = x->ndim(); i-- > 0; expected *= int64_t(x->shape(i))) check(x->shape(i) == 1 || x->stride(i) == expected, what);
     return static_cast<const T*>(x->data());
 }
 

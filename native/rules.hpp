@@ -154,14 +154,19 @@ template <class T> struct Rules {
 // A row's weights from its log-sum-exp, which comes in two parts so that its rounding to log₂ units adds no error.
 template <class T> struct Normal {
     Vec<T> factor, high, low;
+    bool lost;  // the row saw NaN: its weights are NaN, but none goes to a key that it may not see
 
     Normal(T logsumexp, T factor_) : factor(spread<T>(factor_)) {
         const double exact = logsumexp == -kInfinity<T> ? 0 : double(logsumexp) * kLog2e;
         high = spread<T>(-T(exact));
         low = spread<T>(exact - exact == 0 ? T(exact - double(T(exact))) : T(0));
+        lost = logsumexp != logsumexp;
     }
 
-    CLEARHEAD_INLINE_MEMBER Vec<T> weight(Vec<T> score) const { return power_of_two<T>(fma(score, factor, high) - low); }
+    CLEARHEAD_INLINE_MEMBER Vec<T> weight(Vec<T> score) const {
+        const Vec<T> weight = power_of_two<T>(fma(score, factor, high) - low);
+        return lost ? (score == spread<T>(-kInfinity<T>) ? Vec<T>{} : weight) : weight;
+    }
 };
 
 }  // namespace

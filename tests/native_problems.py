@@ -8,7 +8,7 @@ import numpy as np
 
 from clearhead import reference
 from clearhead.engines import native
-from clearhead.observations import Wanted
+from clearhead.observations import Groups, Wanted
 from clearhead.problem import describe
 
 DTYPES = {
@@ -74,7 +74,7 @@ def strided(rng: np.random.Generator, x: Any) -> Any:
 
 
 def wanted(rng: np.random.Generator, n: int, m: int, batch: int) -> Wanted:
-    groups = rng.integers(-1, 3, (batch, n)), rng.integers(-1, 4, (batch, m))
+    groups = Groups(rng.integers(-1, 3, (batch, n)), rng.integers(-1, 4, (batch, m)), (3, 4))
     return Wanted(
         output=True, logsumexp=True, max_logit=True, entropy=True, distance=True, top=int(rng.choice([1, 3, 8])),
         received=True, peak=True, image=(int(rng.integers(1, 9)), int(rng.integers(1, 9))), groups=groups,
@@ -114,7 +114,7 @@ def compare(seed: int) -> None:
     assert want.image is not None
     assert want.groups is not None
     same("image", columns["image"], reference.image(book, *want.image), stat)
-    same("groups", columns["groups"], reference.groups(book, *want.groups), (stat[0], stat[1] * p.queries))
+    same("groups", columns["groups"], reference.groups(book, want.groups.queries, want.groups.keys), (stat[0], stat[1] * p.queries))
     same("weights", native.weights(p, given.q, given.k, rows["logsumexp"]), book.weights, stat)
     g = rng.standard_normal((p.batch, 1 if rng.random() < 0.5 else p.heads, p.queries, int(rng.integers(1, 40)))).astype(np.float32)
     truth = book.weights.swapaxes(-1, -2) @ g.astype(np.float64)
