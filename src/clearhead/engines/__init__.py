@@ -29,7 +29,7 @@ class Plan:
 @cache
 def get(name: str) -> Engine:
     """The engine of that name, loaded when asked for."""
-    return cast(Engine, import_module(f"clearhead.engines.{name}"))
+    return cast("Engine", import_module(f"clearhead.engines.{name}"))
 
 
 def choose(problem: Problem, name: str | None = None) -> Plan:
