@@ -1,6 +1,6 @@
 """How many times as fast as PyTorch's F.scaled_dot_product_attention: interleaved in one process, median of ratios.
 
-    python benchmarks/quick.py [words that must occur in a case's name …]
+python benchmarks/quick.py [words that must occur in a case's name …]
 """
 
 import sys
@@ -42,7 +42,12 @@ def forward(name: str, shape: tuple[int, ...], dtype: Any = torch.float32, **rul
     batch, heads, kv, n, m, d = shape
     causal = rules.get("causal", False)
     theirs = lambda: F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=heads != kv)  # noqa: E731
-    return name, lambda: ch.attention(q, k, v, engine="native", **rules), theirs, 4.0 * batch * heads * n * m * d / (1 + causal)
+    return (
+        name,
+        lambda: ch.attention(q, k, v, engine="native", **rules),
+        theirs,
+        4.0 * batch * heads * n * m * d / (1 + causal),
+    )
 
 
 def windowed(n: int) -> Pair:
@@ -50,7 +55,12 @@ def windowed(n: int) -> Pair:
     i, j = torch.arange(n)[:, None], torch.arange(n)
     mask = (j <= i) & (j > i - 256)
     theirs = lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # noqa: E731
-    return f"window 256 of {n}", lambda: ch.attention(q, k, v, causal=True, window=(255, None), engine="native"), theirs, 4.0 * 8 * n * 256 * 64
+    return (
+        f"window 256 of {n}",
+        lambda: ch.attention(q, k, v, causal=True, window=(255, None), engine="native"),
+        theirs,
+        4.0 * 8 * n * 256 * 64,
+    )
 
 
 def looked_at(n: int, everything: bool) -> Pair:
@@ -99,7 +109,11 @@ def main() -> None:
                 continue
             ratio, mine, other = median_ratio(ours, theirs, 1.0)
             found.setdefault(" ".join(name.split()[:2]), []).append(ratio)
-            print(f"{name:44} {ratio:6.2f}   ours {mine * 1e3:9.3f} ms {flops / mine * 1e-9:6.0f} GF/s   torch {other * 1e3:9.3f} ms", flush=True)
+            print(
+                f"{name:44} {ratio:6.2f}   ours {mine * 1e3:9.3f} ms {flops / mine * 1e-9:6.0f} GF/s"
+                f"   torch {other * 1e3:9.3f} ms",
+                flush=True,
+            )
     for name, ratios in found.items():
         print(f"{name:30} geometric mean {np.exp(np.mean(np.log(ratios))):.2f}, worst {min(ratios):.2f}")
 

@@ -1,5 +1,5 @@
 // The kernel, compiled once per instruction set: CMakeLists.txt sets the flags and CLEARHEAD_LEVEL, the level's name.
-// Read in this order: simd, exponential, tiles, packing, rules, rows, columns.
+// Read in this order: simd, exponential, tiles, packing, rules, found, rows, received, columns.
 #include "columns.hpp"
 #include "received.hpp"
 #include "rows.hpp"

@@ -1,4 +1,4 @@
-"""Random problems against the reference, at the level that CLEARHEAD_ISA names: `python native_problems.py seed count`."""
+"""Random problems against the reference, at the level CLEARHEAD_ISA names: `python native_problems.py seed count`."""
 
 import sys
 from typing import Any
@@ -90,10 +90,7 @@ def compare(seed: int) -> None:
     want = wanted(rng, p.queries, p.keys, p.batch)
     book = reference.attend(p, given.q, given.k, given.v)
     rtol, atol = DTYPES[p.dtype]
-    if p.dtype.itemsize == 2:
-        stat = (2e-4, 2e-4)
-    else:
-        stat = (rtol, atol)
+    stat = (2e-4, 2e-4) if p.dtype.itemsize == 2 else (rtol, atol)
     assert book.output is not None
 
     def same(name: str, found: Any, truth: Any, tolerance: tuple[float, float]) -> None:
@@ -116,7 +113,9 @@ def compare(seed: int) -> None:
     same("image", columns["image"], reference.image(book, *want.image), stat)
     same("groups", columns["groups"], reference.groups(book, want.groups.queries, want.groups.keys), (stat[0], stat[1] * p.queries))
     same("weights", native.weights(p, given.q, given.k, rows["logsumexp"]), book.weights, stat)
-    g = rng.standard_normal((p.batch, 1 if rng.random() < 0.5 else p.heads, p.queries, int(rng.integers(1, 40)))).astype(np.float32)
+    g = rng.standard_normal(
+        (p.batch, 1 if rng.random() < 0.5 else p.heads, p.queries, int(rng.integers(1, 40)))
+    ).astype(np.float32)
     truth = book.weights.swapaxes(-1, -2) @ g.astype(np.float64)
     found = native.transposed(p, given.q, given.k, rows["logsumexp"], g)
     same("transposed", found, truth, (stat[0], stat[1] * p.queries + 1e-7))

@@ -55,7 +55,7 @@ RULES: list[dict[str, Any]] = [
 ]
 
 
-def observed(A: ch.AttentionMatrix, v: Any) -> list[Any]:  # noqa: N803
+def observed(A: ch.AttentionMatrix, v: Any) -> list[Any]:
     seen = A.observe(v, logsumexp=True, max_logit=True, entropy=True, distance=True, top=3)
     return [seen.output, seen.logsumexp, seen.max_logit, seen.entropy, seen.distance, *seen.top]
 
@@ -64,7 +64,11 @@ def observed(A: ch.AttentionMatrix, v: Any) -> list[Any]:  # noqa: N803
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("keys", [130, 2400])
 def test_the_bits_do_not_depend_on_threads_neighbours_or_batch(dtype: Any, rules: dict[str, Any], keys: int) -> None:
-    q, k, v = random(2, 4, 150, 32, dtype=dtype), random(2, 2, keys, 32, dtype=dtype, seed=1), random(2, 2, keys, 40, dtype=dtype, seed=2)
+    q, k, v = (
+        random(2, 4, 150, 32, dtype=dtype),
+        random(2, 2, keys, 32, dtype=dtype, seed=1),
+        random(2, 2, keys, 40, dtype=dtype, seed=2),
+    )
     rules = {**rules, "query_offset": keys - 150}
     if "kv_lengths" in rules:
         rules["kv_lengths"] = np.minimum(rules["kv_lengths"], keys)
@@ -72,7 +76,7 @@ def test_the_bits_do_not_depend_on_threads_neighbours_or_batch(dtype: Any, rules
     before = ch.get_num_threads()
     try:
         ch.set_num_threads(1)
-        A = make()  # noqa: N806
+        A = make()
         alone, received, full = observed(A, v), A.received(), A[...]
         for count in (2, 3, 5):
             ch.set_num_threads(count)
@@ -111,7 +115,7 @@ def test_received_has_the_same_bits_from_the_row_pass_and_the_column_pass(
         rules["kv_lengths"] = np.minimum(rules["kv_lengths"], keys)
     make = lambda: ch.AttentionMatrix(q, k, engine="native", **rules)  # noqa: E731
     one_pass = make().observe(v, received=True, entropy=True)
-    A = make()  # noqa: N806
+    A = make()
     A.logsumexp()
     same(one_pass.received, A.received())
     same(one_pass.received, make().received())
@@ -130,7 +134,9 @@ def test_decoding_one_token_gives_the_bits_of_the_full_causal_pass(dtype: Any) -
     q, k, v = (random(1, 4 if i == 0 else 2, 2100, 64, dtype=dtype, seed=i) for i in range(3))
     full = ch.attention(q, k, v, causal=True, engine="native")
     for t in (0, 1, 31, 255, 256, 1000, 2047, 2048, 2099):
-        one = ch.attention(q[:, :, t : t + 1], k[:, :, : t + 1], v[:, :, : t + 1], causal=True, query_offset=t, engine="native")
+        one = ch.attention(
+            q[:, :, t : t + 1], k[:, :, : t + 1], v[:, :, : t + 1], causal=True, query_offset=t, engine="native"
+        )
         same(one, full[:, :, t : t + 1])
 
 
@@ -172,7 +178,10 @@ def test_rows_that_see_nothing_are_zero() -> None:
 def test_many_python_threads_at_once() -> None:
     q, k, v = (random(1, 4, 400, 32, seed=i) for i in range(3))
     truth, found = ch.attention(q, k, v, engine="native"), []
-    crowd = [threading.Thread(target=lambda: found.extend(ch.attention(q, k, v, engine="native") for _ in range(10))) for _ in range(6)]
+    crowd = [
+        threading.Thread(target=lambda: found.extend(ch.attention(q, k, v, engine="native") for _ in range(10)))
+        for _ in range(6)
+    ]
     for one in crowd:
         one.start()
     for one in crowd:
@@ -229,7 +238,14 @@ def test_installs_without_a_compiler(tmp_path: Path, lacking: str) -> None:
         environment["PATH"] = str(tmp_path)
     pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(tmp_path / "there"), str(source)]
     subprocess.run(pip, env=environment, check=True, capture_output=True, text=True)
-    code = "import clearhead as ch, numpy as np; print(ch.plan(np.eye(2), np.eye(2))); ch.attention(np.eye(2), np.eye(2), np.eye(2))"
+    code = "import clearhead as ch, numpy as np; x = np.eye(2); print(ch.plan(x, x)); ch.attention(x, x, x)"
     path = {**os.environ, "PYTHONPATH": str(tmp_path / "there")}
-    told = subprocess.run([sys.executable, "-S", "-c", f"import sys; sys.path += {sys.path!r}\n{code}"], env=path, cwd=tmp_path, capture_output=True, text=True, check=True)
+    told = subprocess.run(
+        [sys.executable, "-S", "-c", f"import sys; sys.path += {sys.path!r}\n{code}"],
+        env=path,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert told.stdout.startswith("engine: portable\nnot native: the compiled kernel is missing")

@@ -17,7 +17,7 @@ from clearhead.threads import get_num_threads
 
 _native: Any
 try:
-    from clearhead import _native  # type: ignore[attr-defined, no-redef]
+    from clearhead import _native  # type: ignore[no-redef]
 except ImportError:
     _native = None
 
@@ -88,7 +88,7 @@ def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) ->
 
 
 def _receives(problem: Problem, want: Wanted) -> bool:
-    """Does the row pass finish `received` as well? Not where a second pass must follow anyway, nor where rows are few."""
+    """Does the row pass finish `received` too? Not where a second pass must follow anyway, nor where rows are few."""
     more = want.peak or want.image is not None or want.groups is not None
     return want.received and not more and problem.queries >= _MANY_QUERIES and problem.keys <= _MANY_KEYS
 
