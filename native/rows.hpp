@@ -198,7 +198,7 @@ template <class M> struct RowTask {
         with_rows(strip.rows, [&]<int R>() {
             mix_rows<M, R, pitch, 1>(weights, block_values + begin * v_pitch, v_pitch, depth_here, shrink, out, columns, columns);
         });
-        if (careful) add_poison(strip.rows, out);
+        if (careful) add_poison(strip.rows, from * kPanel<T>, to * kPanel<T>, out);
     }
 
     // Row r's scores of columns first … last become weights; the running sums follow the maximum.
@@ -275,9 +275,11 @@ template <class M> struct RowTask {
         }
     }
 
-    void add_poison(int count_here, T* out) {
+    // What is poison in keys first … last of the block goes to the rows that see it; elsewhere `visible` is another strip's.
+    void add_poison(int count_here, int first, int last, T* out) {
         for (int64_t i = 0; i < poison_count; ++i) {
             const int64_t j = poison[i] / columns, c = poison[i] % columns;
+            if (j < first || j >= last) continue;
             for (int r = 0; r < count_here; ++r)
                 if (visible[r * kBlock + j]) out[r * columns + c] += M::weight_at(scores + r * pitch, j) * poison_value[i];
         }

@@ -74,7 +74,8 @@ def strided(rng: np.random.Generator, x: Any) -> Any:
 
 
 def wanted(rng: np.random.Generator, n: int, m: int, batch: int) -> Wanted:
-    groups = Groups(rng.integers(-1, 3, (batch, n)), rng.integers(-1, 4, (batch, m)), (3, 4))
+    labels = rng.integers(-1, 3, (batch, n)), rng.integers(-1, 4, (batch, m))
+    groups = Groups(*labels, (int(labels[0].max(initial=-1)) + 1, int(labels[1].max(initial=-1)) + 1))
     return Wanted(
         output=True, logsumexp=True, max_logit=True, entropy=True, distance=True, top=int(rng.choice([1, 3, 8])),
         received=True, peak=True, image=(int(rng.integers(1, 9)), int(rng.integers(1, 9))), groups=groups,
