@@ -12,6 +12,9 @@ def set_num_threads(count: int) -> None:
     """Use `count` threads from now on, the calling one included; the results' bits do not depend on it.
 
     Raises RuleError unless count is a whole number from 1 up.
+
+    >>> import clearhead as ch
+    >>> ch.set_num_threads(ch.get_num_threads())
     """
     global _chosen
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
@@ -20,7 +23,12 @@ def set_num_threads(count: int) -> None:
 
 
 def get_num_threads() -> int:
-    """What `set_num_threads` said; else OMP_NUM_THREADS, the processors this process may use and its share of them."""
+    """What `set_num_threads` said; else OMP_NUM_THREADS, the processors this process may use and its share of them.
+
+    >>> import clearhead as ch
+    >>> ch.get_num_threads() >= 1
+    True
+    """
     global _chosen
     if _chosen is None:
         _chosen = _given()

@@ -5,6 +5,7 @@ once for all the queries that read them, and cuts the work so that the cut chang
 """
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,8 @@ def reasons_not(problem: Problem) -> list[str]:
 
 def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) -> dict[str, Array]:
     """The output and the row statistics, in one pass over the keys."""
+    if want.output and v is not None and v.dtype != problem.dtype:
+        return _rows_in_common(problem, q, k, v, want)
     shape = (problem.batch, problem.heads, problem.queries)
     dtype = statistics_dtype(problem.dtype)
     found: dict[str, Array] = {}
@@ -91,6 +94,16 @@ def _receives(problem: Problem, want: Wanted) -> bool:
     """Does the row pass finish `received` too? Not where a second pass must follow anyway, nor where rows are few."""
     more = want.peak or want.image is not None or want.groups is not None
     return want.received and not more and problem.queries >= _MANY_QUERIES and problem.keys <= _MANY_KEYS
+
+
+def _rows_in_common(problem: Problem, q: Array, k: Array, v: Array, want: Wanted) -> dict[str, Array]:
+    """Values of another dtype than the scores': everything is read in one that holds both, and answered in the problem's."""
+    common = np.dtype(np.float64 if np.float64 in (v.dtype, problem.dtype) else np.float32)
+    wide = replace(problem, dtype=common)
+    found = rows(wide, q.astype(common), k.astype(common), v.astype(common), want)
+    dtypes = {"output": problem.dtype, "top_indices": np.dtype(np.int64)}
+    usual = statistics_dtype(problem.dtype)
+    return {name: array.astype(dtypes.get(name, usual), copy=False) for name, array in found.items()}
 
 
 def columns(problem: Problem, q: Array, k: Array, logsumexp: Array, want: Wanted) -> dict[str, Array]:
