@@ -110,6 +110,7 @@ struct Kernel {
 struct Level {
     const char* name;
     Kernel f64, f32, bf16;  // f16 runs in f32
+    int64_t (*exercise)(int64_t rounds, float* result);  // independent float multiply-adds; says how many
 };
 
 }  // namespace clearhead

@@ -35,10 +35,24 @@ template <class M> void fill(Kernel& kernel) {
     kernel.rows_and_received = rows_and_received<M>;
 }
 
+// What the processor can do at best: chains of multiply-adds that wait for nobody, for the bench's limit.
+int64_t exercise(int64_t rounds, float* result) {
+    constexpr int chains = kRegisters == 32 ? 24 : 12;
+    Vec<float> sum[chains];
+    for (int c = 0; c < chains; ++c) sum[c] = spread<float>(*result + float(c));  // all different, or one would stand for all
+    const Vec<float> a = spread<float>(*result), b = spread<float>(1.0f - *result);
+    for (int64_t i = 0; i < rounds; ++i)
+#pragma GCC unroll 24
+        for (int c = 0; c < chains; ++c) sum[c] = fma(sum[c], a, b);
+    for (int c = 0; c < chains; ++c) *result += sum_of<float>(sum[c]);
+    return rounds * chains * kLanes<float>;
+}
+
 }  // namespace
 
 void CLEARHEAD_JOIN(fill_, CLEARHEAD_LEVEL)(Level& level) {
     level.name = CLEARHEAD_TEXT(CLEARHEAD_LEVEL);
+    level.exercise = exercise;
     fill<Single<double>>(level.f64);
     fill<Single<float>>(level.f32);
 #if defined(__AVX512BF16__)

@@ -175,6 +175,24 @@ void columns(const Described& d, const Given& logsumexp, std::optional<Taken> re
     work(observe, job);
 }
 
+// Float multiply-adds on every thread at once, `rounds` of them; returns how many were done.
+int64_t exercise(int64_t rounds) {
+    struct Context {
+        int64_t rounds, done[64];
+    } context{rounds, {}};
+    check(level() && threads() <= 64 && rounds > 0, "rounds");
+    const auto body = [](const void* given, int64_t task, void*) {
+        Context& c = *static_cast<Context*>(const_cast<void*>(given));
+        float seed = 0.5f;
+        c.done[task] = level()->exercise(c.rounds, &seed);
+    };
+    nb::gil_scoped_release released;
+    run({threads(), body, &context, 0, nullptr});
+    int64_t total = 0;
+    for (int i = 0; i < threads(); ++i) total += context.done[i];
+    return total;
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -183,6 +201,7 @@ NB_MODULE(_native, m) {
     m.def("describe", &describe);
     m.def("rows", &rows);
     m.def("columns", &columns);
+    m.def("exercise", &exercise);
     m.def("level", [] { return level() ? level()->name : ""; });
     m.def("levels", &level_names);
     m.def("set_threads", &set_threads);

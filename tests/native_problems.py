@@ -112,7 +112,12 @@ def compare(seed: int) -> None:
     assert want.image is not None
     assert want.groups is not None
     same("image", columns["image"], reference.image(book, *want.image), stat)
-    same("groups", columns["groups"], reference.groups(book, want.groups.queries, want.groups.keys), (stat[0], stat[1] * p.queries))
+    same(
+        "groups",
+        columns["groups"],
+        reference.groups(book, want.groups.queries, want.groups.keys),
+        (stat[0], stat[1] * p.queries),
+    )
     same("weights", native.weights(p, given.q, given.k, rows["logsumexp"]), book.weights, stat)
     g = rng.standard_normal(
         (p.batch, 1 if rng.random() < 0.5 else p.heads, p.queries, int(rng.integers(1, 40)))

@@ -9,6 +9,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -152,14 +153,22 @@ def _trace(given: argparse.Namespace) -> int:
 
 def _bench(given: argparse.Namespace) -> int:
     from clearhead.bench.command import bench
+    from clearhead.threads import get_num_threads
 
-    threads = given.threads or ch.get_num_threads()
+    threads = given.threads or get_num_threads()
     bench(quick=given.quick, chosen=given.peers, only=given.only, save=given.save, threads=threads)
     return 0
 
 
 def _info(given: argparse.Namespace) -> int:
-    facts = {"clearhead": __version__, **engines.facts(), "threads": ch.get_num_threads()}
+    from clearhead.engines import native
+    from clearhead.threads import get_num_threads
+
+    levels = native.levels()
+    why = "CLEARHEAD_ISA" if os.environ.get("CLEARHEAD_ISA") else f"the first of {', '.join(levels)}"
+    facts: dict[str, str | int] = {"clearhead": __version__, "engine": "native" if native.level() else "portable"}
+    facts["instruction set"] = f"{native.level()}, {why}" if native.level() else native.missing()
+    facts["threads"] = get_num_threads()
     for package in ("numpy", "torch", "triton", "transformers", "onnxruntime", "jax", "matplotlib"):
         facts[package] = _version(package)
     if given.json:
@@ -167,6 +176,13 @@ def _info(given: argparse.Namespace) -> int:
     else:
         print("\n".join(f"{name:<16} {value}" for name, value in facts.items()))
     return 0
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def _console() -> "Console":

@@ -188,7 +188,9 @@ class AttentionMatrix:
     def _observe(self, v: Array | None, want: Wanted) -> Observation:
         known = "_logsumexp" in self.__dict__
         needed = want.logsumexp or want.columns()
-        first = replace(want, output=v is not None, logsumexp=needed and not known, received=want.received and not known)
+        first = replace(
+            want, output=v is not None, logsumexp=needed and not known, received=want.received and not known
+        )
         found: dict[str, Array] = {}
         if first.rows():
             found.update(self._engine.rows(self._problem, self._q, self._k, v, first))

@@ -1,4 +1,4 @@
-"""What is measured: one line a case, in groups; each says how many multiply-adds it needs and how many bytes it must read."""
+"""What is measured, in groups; each case says how many multiply-adds it needs and how many bytes it must read."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -54,12 +54,19 @@ def cases(*, quick: bool) -> list[Case]:
     for d in (64, 128):
         found += [Case("full", "forward", 1, 8, 8, n, n, d) for n in lengths]
     for d in (64, 128):
-        found += [Case("causal", "forward", 1, 8, 8, n, n, d, causal=True) for n in ((256, 2048) if quick else (256, *lengths))]
+        found += [
+            Case("causal", "forward", 1, 8, 8, n, n, d, causal=True)
+            for n in ((256, 2048) if quick else (256, *lengths))
+        ]
     found += [Case("short", "forward", 16, 12, 12, 128, 128, 64), Case("short", "forward", 64, 8, 8, 32, 32, 64)]
     for n in (2048,) if quick else (2048, 4096, 8192, 16384):
         found.append(Case("window", "forward", 1, 8, 8, n, n, 64, causal=True, window=256))
     for dtype in ("bfloat16", "float16"):
-        found += [Case(dtype, "forward", 1, 8, 8, n, n, d, dtype) for d in (64, 128) for n in ((2048,) if quick else (1024, 4096))]
+        found += [
+            Case(dtype, "forward", 1, 8, 8, n, n, d, dtype)
+            for d in (64, 128)
+            for n in ((2048,) if quick else (1024, 4096))
+        ]
     for m in (8192,) if quick else (8192, 32768):
         found.append(Case("decode", "decode", 1, 32, 32, 1, m, 128))
         found.append(Case("decode grouped", "decode", 1, 32, 8, 1, m, 128))

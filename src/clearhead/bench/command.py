@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from clearhead.bench import peers, run
 from clearhead.bench.cases import Case, cases
-from clearhead.bench.limits import limits, machine
+from clearhead.bench.limits import Limits, limits, machine
 from clearhead.errors import FileError, unknown
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def bench(*, quick: bool, chosen: str | None, only: str | None, save: str | None
         _save(Path(save), rows, found, limit)
 
 
-def show(console: "Console", rows: list[run.Row], found: dict[str, str | int], limit: run.Limits) -> None:
+def show(console: "Console", rows: list[run.Row], found: dict[str, str | int], limit: Limits) -> None:
     """The table: milliseconds, share of the limit, and how many times as fast as each peer."""
     from rich.table import Table
 
@@ -58,9 +58,7 @@ def show(console: "Console", rows: list[run.Row], found: dict[str, str | int], l
     console.print("; ".join(f"{name} {value}" for name, value in found.items()), soft_wrap=True)
 
 
-def _measured(
-    chosen: list[Case], names: list[str], limit: run.Limits, threads: int, *, quick: bool
-) -> list[run.Row]:
+def _measured(chosen: list[Case], names: list[str], limit: Limits, threads: int, *, quick: bool) -> list[run.Row]:
     from rich.console import Console
     from rich.progress import Progress
 
@@ -75,7 +73,7 @@ def _measured(
     return rows
 
 
-def _save(folder: Path, rows: list[run.Row], found: dict[str, str | int], limit: run.Limits) -> None:
+def _save(folder: Path, rows: list[run.Row], found: dict[str, str | int], limit: Limits) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "bench.json").write_text(run.as_json(rows, found, limit), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The machine and its limits: what it is, how many multiply-adds and how many bytes a second it can do, measured here."""
+"""The machine: what it is, how many multiply-adds and how many bytes a second it can do, measured here."""
 
 import os
 import platform
@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from clearhead import __version__
+from clearhead.errors import EngineError
 
 
 class Limits(NamedTuple):
@@ -20,9 +21,11 @@ class Limits(NamedTuple):
 
 
 def limits(threads: int) -> Limits:
-    """Measure both, about a second each."""
+    """Measure both, about a second each. Raises EngineError without the native engine, which this times."""
     from clearhead.engines import native
 
+    if not native.level():
+        raise EngineError("the bench times the native engine, which is not here.", "clearhead info says why.")
     return Limits(native.peak_multiply_adds(threads), _bandwidth())
 
 
@@ -47,7 +50,7 @@ def machine(threads: int) -> dict[str, str | int]:
 
     found: dict[str, str | int] = {"processor": _processor(), "system": platform.platform(), "threads": threads}
     found |= {"cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1}
-    found |= {"python": platform.python_version(), "clearhead": __version__, "instruction set": native.instruction_set()}
+    found |= {"python": platform.python_version(), "clearhead": __version__, "instruction set": native.level()}
     for package in ("numpy", "torch", "onnxruntime", "jax"):
         try:
             found[package] = version(package)

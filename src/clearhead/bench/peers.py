@@ -27,7 +27,7 @@ def inputs(case: Case) -> Inputs:
 
 
 def ours(case: Case, given: Inputs, threads: int) -> Call:
-    """This library, through its public call."""
+    """Our own library, through its public call."""
     ch.set_num_threads(threads)
     q, k, v = given
     rules: dict[str, Any] = {"causal": True} if case.causal else {}
@@ -47,7 +47,9 @@ def available() -> list[str]:
 
 def setup(name: str) -> Setup:
     """How a peer takes a case."""
-    return {"torch": _torch, "onnxruntime": _onnxruntime, "flex": _flex, "jax": _jax, "materialised": _materialised}[name]
+    return {"torch": _torch, "onnxruntime": _onnxruntime, "flex": _flex, "jax": _jax, "materialised": _materialised}[
+        name
+    ]
 
 
 def _tensors(given: Inputs) -> Any:
@@ -112,12 +114,21 @@ def _onnxruntime(case: Case, given: Inputs, threads: int) -> Call | str:
 
     flat = [np.ascontiguousarray(x.swapaxes(1, 2)).reshape(case.batch, x.shape[2], -1) for x in given]
     node = helper.make_node(
-        "MultiHeadAttention", ["q", "k", "v"], ["o"], domain="com.microsoft", num_heads=case.heads, unidirectional=int(case.causal)
+        "MultiHeadAttention",
+        ["q", "k", "v"],
+        ["o"],
+        domain="com.microsoft",
+        num_heads=case.heads,
+        unidirectional=int(case.causal),
     )
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, x.shape) for name, x in zip("qkv", flat, strict=True)]
+    values = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, x.shape) for name, x in zip("qkv", flat, strict=True)
+    ]
     result = helper.make_tensor_value_info("o", TensorProto.FLOAT, flat[0].shape)
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    model = helper.make_model(helper.make_graph([node], "attention", values, [result]), opset_imports=opsets, ir_version=8)
+    model = helper.make_model(
+        helper.make_graph([node], "attention", values, [result]), opset_imports=opsets, ir_version=8
+    )
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
@@ -151,7 +162,7 @@ def _flex(case: Case, given: Inputs, threads: int) -> Call | str:
 
     try:
         call()
-    except Exception as error:  # noqa: BLE001  the compiler's own errors are of every kind
+    except Exception as error:
         return f"torch.compile failed: {type(error).__name__}"
     return call
 

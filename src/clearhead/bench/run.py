@@ -33,7 +33,9 @@ class Row:
         return figures | {f"{name} ratio": value for name, value in self.ratios.items()}
 
 
-def measure(case: Case, chosen: Iterable[str], limits: Limits, threads: int, *, rounds: int, slice_seconds: float) -> Row:
+def measure(
+    case: Case, chosen: Iterable[str], limits: Limits, threads: int, *, rounds: int, slice_seconds: float
+) -> Row:
     """Set every contestant up on the same inputs and time them in turn."""
     given = peers.inputs(case)
     calls = {"clearhead": peers.ours(case, given, threads)}
@@ -71,7 +73,12 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
 
 def as_json(rows: list[Row], machine: dict[str, str | int], limits: Limits) -> str:
     """Everything measured."""
-    data = {"machine": machine, "limits": limits._asdict(), "rows": [asdict(row) for row in rows], "summary": summary(rows)}
+    data = {
+        "machine": machine,
+        "limits": limits._asdict(),
+        "rows": [asdict(row) for row in rows],
+        "summary": summary(rows),
+    }
     return json.dumps(data, indent=1) + "\n"
 
 

@@ -6,6 +6,7 @@ once for all the queries that read them, and cuts the work so that the cut chang
 
 import os
 from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -38,13 +39,30 @@ def levels() -> list[str]:
     return [] if _native is None else _native.levels().split()
 
 
-def reasons_not(problem: Problem) -> list[str]:
-    """Why not: the kernel was not compiled, or CLEARHEAD_ISA names a level that is not there."""
+def peak_multiply_adds(threads: int) -> float:
+    """Float32 multiply-adds a second that the processor can do at best, on so many threads; about half a second."""
+    _native.set_threads(threads)
+    rates = []
+    for rounds in (1_000_000, *[4_000_000] * 6):
+        start = perf_counter()
+        rates.append(_native.exercise(rounds) / (perf_counter() - start))
+    return float(max(rates))
+
+
+def missing() -> str:
+    """Why the kernel cannot run at all; "" where it can."""
     if _native is None:
-        return ["the compiled kernel is missing: no C++ compiler was found when clearhead was installed."]
+        return "the compiled kernel is missing: no C++ compiler was found when clearhead was installed."
     if not _native.level():
         asked = os.environ.get("CLEARHEAD_ISA", "")
-        return [f"CLEARHEAD_ISA is {asked!r}, but this processor and this build have {', '.join(levels()) or 'none'}."]
+        return f"CLEARHEAD_ISA is {asked!r}, but this processor and this build have {', '.join(levels()) or 'none'}."
+    return ""
+
+
+def reasons_not(problem: Problem) -> list[str]:
+    """Why not: the kernel is missing, or counts beyond what it can."""
+    if missing():
+        return [missing()]
     if max(0, *map(abs, problem.query_offset.tolist()), *(side or 0 for side in problem.window)) > _FARTHEST:
         return ["a query_offset or window is beyond 2^60, and the kernel counts in 64 bits."]
     return []
@@ -97,7 +115,7 @@ def _receives(problem: Problem, want: Wanted) -> bool:
 
 
 def _rows_in_common(problem: Problem, q: Array, k: Array, v: Array, want: Wanted) -> dict[str, Array]:
-    """Values of another dtype than the scores': everything is read in one that holds both, and answered in the problem's."""
+    """Values of another dtype: everything is read in one that holds both, and answered in the problem's."""
     common = np.dtype(np.float64 if np.float64 in (v.dtype, problem.dtype) else np.float32)
     wide = replace(problem, dtype=common)
     found = rows(wide, q.astype(common), k.astype(common), v.astype(common), want)
