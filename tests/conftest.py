@@ -11,6 +11,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when NumPy loads, whi
 
 QUIET = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.differing_executors)
 
-settings.register_profile("default", max_examples=150, deadline=None, suppress_health_check=QUIET)
-settings.register_profile("thorough", max_examples=1500, deadline=None, suppress_health_check=QUIET)
+settings.register_profile("default", max_examples=100, deadline=None, suppress_health_check=QUIET)
+settings.register_profile("thorough", max_examples=1000, deadline=None, suppress_health_check=QUIET)
 settings.load_profile("default")

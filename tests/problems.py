@@ -6,6 +6,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from hypothesis import settings
 from hypothesis import strategies as st
 
 import clearhead as ch
@@ -36,6 +37,11 @@ SIZES = (  # queries and keys; the engine's blocks are 64 and 512
 )
 WIDTHS = st.sampled_from((1, 2, 3, 5, 8, 16, 33, 64, 70))
 MOST_WEIGHTS = 120_000  # of one problem: batch · heads · queries · keys
+
+
+def examples(times: float) -> settings:
+    """So many times as many examples as the profile says: more where they are quick and the ways to go wrong many."""
+    return settings(max_examples=int(times * settings().max_examples))
 
 
 @dataclass(frozen=True, slots=True)

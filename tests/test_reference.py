@@ -17,7 +17,7 @@ from clearhead import reference
 from clearhead.axes import Array
 from clearhead.problem import describe
 from loops import output_by_loops, weights_by_loops
-from problems import Case, cases
+from problems import Case, cases, examples
 
 FLOAT64 = (np.dtype(np.float64),)
 EXACT = {"rtol": 1e-12, "atol": 1e-13}  # a few thousand eps: sums of at most some hundred float64 numbers
@@ -89,6 +89,7 @@ def test_an_image_counts_a_cut_cell_in_part():
     np.testing.assert_allclose(reference.image(book, 1, 6)[0, 0], [np.repeat(a, 2)], **EXACT)
 
 
+@examples(6)
 @given(case=cases(dtypes=FLOAT64, most=150))
 def test_plain_loops_give_the_same(case: Case):
     weights, lse = weights_by_loops(case)
