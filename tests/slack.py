@@ -32,7 +32,14 @@ class Slack:
     def output(self, output_dtype: np.dtype[Any]) -> Array:
         values = np.abs(self.case.given.v.astype(np.float64))
         spread = np.repeat(values, self.case.problem.heads // max(1, values.shape[1]), axis=1)
-        return self.weights @ spread + rounding(self.book.output, output_dtype)
+        return self.product(spread, self.book.output, output_dtype)
+
+    def product(self, spread: Array, truth: Array, output_dtype: np.dtype[Any]) -> Array:
+        """Of weights times what has the magnitudes `spread`, (batch, heads, keys, columns)."""
+        allowed = self.weights @ spread + rounding(truth, output_dtype)
+        if output_dtype == ml_dtypes.bfloat16:  # an engine may round weights to it, as the processor multiplies pairs
+            allowed = allowed + float(ml_dtypes.finfo(output_dtype).eps) * (self.book.weights @ spread) + self.tiny
+        return allowed
 
     def row(self, name: str) -> Array:
         if name in ("logsumexp", "max_logit"):

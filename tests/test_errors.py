@@ -282,11 +282,13 @@ def test_the_environment_names_the_engine(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_an_engine_that_cannot_says_all_its_reasons(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(engines.get("portable"), "reasons_not", lambda problem: ["No bias.", "No sinks."])
-    for name in (None, "portable"):
+    for engine in engines.NAMES:
+        monkeypatch.setattr(engines.get(engine), "reasons_not", lambda problem: ["No bias.", "No sinks."])
+    for name in (None, *engines.NAMES):
         with pytest.raises(EngineError) as error:
             ch.attention(FLAT, FLAT, FLAT, engine=name)
-        assert "portable: No bias. No sinks." in str(error.value)
+        for engine in engines.NAMES if name is None else (name,):
+            assert f"{engine}: No bias. No sinks." in str(error.value)
 
 
 def test_a_plan_prints_its_reasons():

@@ -184,7 +184,7 @@ def test_products_from_the_right(engine: str, case: Case, data: st.DataObject):
     right = draw_operand(data, case, case.problem.keys, (case.problem.heads, case.problem.kv_heads))
     spread, restore = spread_over_heads(case, right), case.restore
     truth = case.book.weights @ spread
-    allowed = Slack(case).weights @ np.abs(spread) + rounding(truth, case.q.dtype)
+    allowed = Slack(case).product(np.abs(spread), truth, case.q.dtype)
     truth, allowed = (restore(x)[..., 0] if right.ndim == 1 else restore(x) for x in (truth, allowed))
     found = case.matrix(engine=engine) @ right
     assert_close(found, truth, allowed, "A @ v")

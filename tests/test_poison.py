@@ -112,7 +112,7 @@ def _one(x: Array, key: int) -> Array:
 @given(case=cases(rules=tuple(rule for rule in RULES if rule not in ("bias", "mask"))))
 def test_a_bias_of_minus_infinity_is_a_mask_bit_for_bit(case: Case):
     sight = case.rng.random(case.matrix().shape) < 0.7
-    masked = everything(case, mask=sight)
+    masked = everything(case, mask=sight, bias=np.zeros(1))  # adding zeros may itself round in another order
     for dtype in (np.float64, np.float16):
         bias = np.where(sight, 0.0, -np.inf).astype(dtype)
         for name, array in everything(case, bias=bias).items():

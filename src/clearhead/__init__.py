@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from clearhead.matrix import AttentionMatrix as AttentionMatrix
     from clearhead.observations import Observation as Observation
     from clearhead.steps import shapes as shapes
+    from clearhead.threads import get_num_threads as get_num_threads
+    from clearhead.threads import set_num_threads as set_num_threads
     from clearhead.tracing import trace as trace
 
 # A module must not be called like a public name: importing it would put the module in the name's place.
@@ -23,8 +25,10 @@ _HOMES = {
     "AttentionMatrix": "matrix",
     "Observation": "observations",
     "attention": "functional",
+    "get_num_threads": "threads",
     "plan": "functional",
     "rollout": "flow",
+    "set_num_threads": "threads",
     "shapes": "steps",
     "trace": "tracing",
     "trace_layer": "layer",

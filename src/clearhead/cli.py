@@ -9,6 +9,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -32,6 +33,13 @@ a file holds q, k, v (or x, w_q, w_k, w_v, w_o, num_heads), any score rules, and
 likes, the values it claims for scores, scaled, weights or output:
   {"q": [[1, 3], [2, 0.5]], "k": [[0.5, 2], [1, 3]], "v": [[0, 4], [1, 2]], "causal": true,
    "scores": [[6.5, 10], [2, 3.5]]}
+"""
+
+
+_BENCH_EXAMPLES = """examples:
+  clearhead bench --quick
+  clearhead bench --peers torch --only full,causal
+  clearhead bench --save benchmarks/results/today
 """
 
 
@@ -84,6 +92,14 @@ def _parser() -> argparse.ArgumentParser:
         commands, "trace", "compute a file's attention step by step and check its claims", _TRACE_EXAMPLES, _trace
     )
     trace.add_argument("file", metavar="FILE", help="a .json or .npz file")
+    bench = _command(commands, "bench", "time the engine beside its peers, in turn, as ratios", _BENCH_EXAMPLES, _bench)
+    bench.add_argument("--quick", action="store_true", help="fewer cases and rounds: about a minute")
+    bench.add_argument("--peers", metavar="A,B", help="only these peers; default: all that are installed")
+    bench.add_argument("--only", metavar="A,B", help="only these groups of cases")
+    bench.add_argument("--threads", type=int, metavar="N", help="threads for everybody; default: all cores")
+    bench.add_argument("--save", metavar="DIR", help="write bench.json, bench.csv, bench.md and bench.svg there")
+    info = _command(commands, "info", "say what is installed and which engine runs", "", _info)
+    info.add_argument("--json", action="store_true", help="as JSON")
     for command in (explain, trace):
         command.add_argument("--lang", choices=("en", "zh"), default="en", help="English or Chinese; default: en")
         command.add_argument("--json", metavar="FILE", help="write every number to FILE as JSON; - is standard output")
@@ -133,6 +149,40 @@ def _trace(given: argparse.Namespace) -> int:
 
         traced.show(_console(), case, given.lang)
     return 0 if case.first_wrong is None else 1
+
+
+def _bench(given: argparse.Namespace) -> int:
+    from clearhead.bench.command import bench
+    from clearhead.threads import get_num_threads
+
+    threads = given.threads or get_num_threads()
+    bench(quick=given.quick, chosen=given.peers, only=given.only, save=given.save, threads=threads)
+    return 0
+
+
+def _info(given: argparse.Namespace) -> int:
+    from clearhead.engines import native
+    from clearhead.threads import get_num_threads
+
+    levels = native.levels()
+    why = "CLEARHEAD_ISA" if os.environ.get("CLEARHEAD_ISA") else f"the first of {', '.join(levels)}"
+    facts: dict[str, str | int] = {"clearhead": __version__, "engine": "native" if native.level() else "portable"}
+    facts["instruction set"] = f"{native.level()}, {why}" if native.level() else native.missing()
+    facts["threads"] = get_num_threads()
+    for package in ("numpy", "torch", "triton", "transformers", "onnxruntime", "jax", "matplotlib"):
+        facts[package] = _version(package)
+    if given.json:
+        print(json.dumps(facts))
+    else:
+        print("\n".join(f"{name:<16} {value}" for name, value in facts.items()))
+    return 0
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def _console() -> "Console":

@@ -48,7 +48,7 @@ def plan(q: Any, k: Any, v: Any = None, *, engine: str | None = None, **rules: U
     Parameters and errors as `attention`. The result prints as a list of reasons.
 
     >>> import numpy as np, clearhead as ch
-    >>> ch.plan(np.eye(2), np.eye(2)).engine
-    'portable'
+    >>> print(ch.plan(np.eye(2), np.eye(2), engine="portable"))
+    engine: portable
     """
     return engines.choose(describe(q, k, v, rules).problem, engine)

@@ -188,12 +188,15 @@ class AttentionMatrix:
     def _observe(self, v: Array | None, want: Wanted) -> Observation:
         known = "_logsumexp" in self.__dict__
         needed = want.logsumexp or want.columns()
-        first = replace(want, output=v is not None, logsumexp=needed and not known)
+        first = replace(
+            want, output=v is not None, logsumexp=needed and not known, received=want.received and not known
+        )
         found: dict[str, Array] = {}
         if first.rows():
             found.update(self._engine.rows(self._problem, self._q, self._k, v, first))
         if "logsumexp" in found:
             self._logsumexp = found.pop("logsumexp")
+        want = replace(want, received=want.received and "received" not in found)
         if want.columns():
             found.update(self._engine.columns(self._problem, self._q, self._k, self._logsumexp, want))
         if want.logsumexp:

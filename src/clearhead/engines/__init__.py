@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import cast
 
@@ -9,7 +10,7 @@ from clearhead.engines.base import Engine
 from clearhead.errors import EngineError, unknown
 from clearhead.problem import Problem
 
-NAMES = ("portable",)
+NAMES = ("native", "portable")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class Plan:
         return "\n".join(lines)
 
 
+@cache
 def get(name: str) -> Engine:
     """The engine of that name, loaded when asked for."""
     return cast("Engine", import_module(f"clearhead.engines.{name}"))

@@ -19,7 +19,8 @@ class Engine(Protocol):
     def rows(self, problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) -> Answers:
         """The output (batch, heads, queries, d_v) and the row statistics asked for; `top` as top_weights, top_indices.
 
-        v may have any number of heads that divides the query heads.
+        v may have any number of heads that divides the query heads. An engine that can finish `received` in the same
+        pass answers it here too, to the bits that `columns` would give.
         """
 
     def columns(self, problem: Problem, q: Array, k: Array, logsumexp: Array, want: Wanted) -> Answers:

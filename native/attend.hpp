@@ -1,0 +1,116 @@
+// One attention problem in plain C terms: what the Python side hands over and every per-instruction-set kernel reads.
+#pragma once
+
+#include <cstdint>
+
+namespace clearhead {
+
+enum class Type : int32_t { f64, f32, bf16, f16 };
+
+constexpr int64_t kNoLimit = int64_t{1} << 62;
+
+// An array (batch, heads, rows, columns) in any strides, counted in elements; null where the rule is not used.
+struct View {
+    const void* data = nullptr;
+    int64_t batch = 0, head = 0, row = 0, column = 0;
+};
+
+// Shapes and score rules; visibility.py is the meaning of every field.
+struct Problem {
+    Type type, bias_type;
+    int64_t batch, heads, kv_heads, v_heads, queries, keys, d_k, d_v;
+    int64_t row_start, row_step, column_start, column_step;  // which queries and keys of the whole matrix these are
+    double scale, softcap;                                   // softcap 0: none
+    int64_t left, right;                                     // kNoLimit: none; causal is right = 0
+    const int64_t* offset;                                   // (batch,)
+    const int64_t* kv_lengths;                               // (batch,) or null, as all below
+    const int64_t* query_lengths;                            // (batch,)
+    const int64_t* query_segments;                           // (batch, queries)
+    const int64_t* kv_segments;                              // (batch, keys)
+    const double* alibi_slopes;                              // (heads,)
+    const double* sinks;                                     // (heads,)
+    View bias, mask;
+    View q, k, v;
+};
+
+// Where answers go: contiguous (batch, heads, queries, …); null where not asked for. Statistics are float, or double for f64.
+struct RowAnswers {
+    void* output = nullptr;  // in the problem's type
+    void* logsumexp = nullptr;
+    void* max_logit = nullptr;
+    void* entropy = nullptr;
+    void* distance = nullptr;
+    void* top_weights = nullptr;
+    int64_t* top_indices = nullptr;
+    int64_t top = 0;
+    double* received = nullptr;  // (batch, heads, keys): the one column statistic that the row pass can finish itself
+};
+
+// Answers that need the final log-sum-exp, (batch, heads, queries) contiguous in the statistics' type.
+struct ColumnAnswers {
+    const void* logsumexp = nullptr;
+    double* received = nullptr;             // (batch, heads, keys)
+    double* peak = nullptr;                 // (batch, heads, keys)
+    double* image = nullptr;                // (batch, heads, height, width)
+    int64_t height = 0, width = 0;
+    double* groups = nullptr;               // (batch, heads, query groups, key groups)
+    const int64_t* query_labels = nullptr;  // (batch, queries)
+    const int64_t* key_labels = nullptr;    // (batch, keys)
+    int64_t query_groups = 0, key_groups = 0;
+    void* weights = nullptr;     // (batch, heads, queries, keys)
+    void* transposed = nullptr;  // (batch, heads, keys, g_columns)
+    View g;
+    Type g_type = Type::f32;
+    int64_t g_columns = 0;
+};
+
+// A problem cut into tasks. Rows of a run are (head in run, query), flattened: all heads of a run share one key head and
+// one value head. Cutting changes no bit of the answers.
+struct Job {
+    Problem problem;
+    RowAnswers rows;
+    ColumnAnswers columns;
+    int64_t group = 1;       // heads in a run
+    int64_t runs = 0;        // over all batches
+    int64_t run_rows = 0;    // group · queries
+    int64_t block_rows = 0;  // rows of one task
+    int64_t blocks = 0;      // tasks in a run
+    int64_t first_run = 0;   // of this wave
+    int64_t wave_runs = 0;
+    bool split = false;        // one task per span of keys; `parts` keeps what each found until they are merged
+    int64_t spans = 0;
+    char* parts = nullptr;
+    bool packed = false;       // keys and values of this wave lie packed, else each task packs its own
+    bool direct_values = false;  // values are read where they are
+    int64_t first_key_head = 0, first_value_head = 0;  // of this wave, counted over batches
+    char* packed_keys = nullptr;
+    char* packed_values = nullptr;
+    int64_t key_chunk = 0, key_chunks = 0;  // tasks of the column pass
+    int64_t segment_rows = 0;       // queries whose column sums are taken together before they join the others'
+    double* segment_sums = nullptr;  // (batch·heads, segments, keys), when the row pass takes them
+};
+
+// What one instruction set offers for one way of computing.
+struct Kernel {
+    int64_t strip_rows, tile_rows, block_keys, span_keys, vector_bytes;
+    int64_t (*packed_key_bytes)(const Job&);    // one key head
+    int64_t (*packed_value_bytes)(const Job&);  // one value head
+    bool (*values_in_place)(const Job&);
+    void (*pack_keys)(const Job&, int64_t head, int64_t block, void* scratch);
+    void (*pack_values)(const Job&, int64_t head, int64_t block, void* scratch);
+    int64_t (*scratch_bytes)(const Job&);
+    int64_t (*part_bytes)(const Job&);
+    void (*rows)(const Job&, int64_t run, int64_t block, int64_t span, void* scratch);
+    void (*merge)(const Job&, int64_t run, int64_t block, void* scratch);
+    void (*columns)(const Job&, int64_t head, int64_t chunk, void* scratch);
+    void (*rows_and_received)(const Job&, int64_t head, int64_t segment, void* scratch);
+};
+
+// The three ways of computing of one instruction set.
+struct Level {
+    const char* name;
+    Kernel f64, f32, bf16;  // f16 runs in f32
+    int64_t (*exercise)(int64_t rounds, float* result);  // independent float multiply-adds; says how many
+};
+
+}  // namespace clearhead

@@ -1,0 +1,65 @@
+// The kernel, compiled once per instruction set: CMakeLists.txt sets the flags and CLEARHEAD_LEVEL, the level's name.
+// Read in this order: simd, exponential, tiles, packing, rules, found, rows, received, columns.
+#include "columns.hpp"
+#include "received.hpp"
+#include "rows.hpp"
+
+#define CLEARHEAD_JOIN_(a, b) a##b
+#define CLEARHEAD_JOIN(a, b) CLEARHEAD_JOIN_(a, b)
+#define CLEARHEAD_TEXT_(a) #a
+#define CLEARHEAD_TEXT(a) CLEARHEAD_TEXT_(a)
+
+namespace clearhead {
+namespace {
+
+template <class M> int64_t scratch_bytes(const Job& job) {
+    return most(row_scratch_bytes<M>(job), column_scratch_bytes<M>(job));
+}
+
+template <class M> void fill(Kernel& kernel) {
+    kernel.strip_rows = kStrip;
+    kernel.tile_rows = kTile;
+    kernel.block_keys = kBlock;
+    kernel.span_keys = kSpan;
+    kernel.vector_bytes = kVectorBytes;
+    kernel.packed_key_bytes = packed_key_bytes<M>;
+    kernel.packed_value_bytes = packed_value_bytes<M>;
+    kernel.values_in_place = values_in_place<M>;
+    kernel.pack_keys = pack_keys<M>;
+    kernel.pack_values = pack_values<M>;
+    kernel.scratch_bytes = scratch_bytes<M>;
+    kernel.part_bytes = part_bytes<M>;
+    kernel.rows = rows<M>;
+    kernel.merge = merge<M>;
+    kernel.columns = columns<M>;
+    kernel.rows_and_received = rows_and_received<M>;
+}
+
+// What the processor can do at best: chains of multiply-adds that wait for nobody, for the bench's limit.
+int64_t exercise(int64_t rounds, float* result) {
+    constexpr int chains = kRegisters == 32 ? 24 : 12;
+    Vec<float> sum[chains];
+    for (int c = 0; c < chains; ++c) sum[c] = spread<float>(*result + float(c));  // all different, or one would stand for all
+    const Vec<float> a = spread<float>(*result), b = spread<float>(1.0f - *result);
+    for (int64_t i = 0; i < rounds; ++i)
+#pragma GCC unroll 24
+        for (int c = 0; c < chains; ++c) sum[c] = fma(sum[c], a, b);
+    for (int c = 0; c < chains; ++c) *result += sum_of<float>(sum[c]);
+    return rounds * chains * kLanes<float>;
+}
+
+}  // namespace
+
+void CLEARHEAD_JOIN(fill_, CLEARHEAD_LEVEL)(Level& level) {
+    level.name = CLEARHEAD_TEXT(CLEARHEAD_LEVEL);
+    level.exercise = exercise;
+    fill<Single<double>>(level.f64);
+    fill<Single<float>>(level.f32);
+#if defined(__AVX512BF16__)
+    fill<Paired>(level.bf16);
+#else
+    fill<Single<float>>(level.bf16);
+#endif
+}
+
+}  // namespace clearhead

@@ -1,0 +1,209 @@
+// Python's door: arrays become pointers after their shapes are checked; no arithmetic.
+#include <Python.h>
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+
+#include <chrono>
+#include <optional>
+#include <stdexcept>
+
+#include "dispatch.hpp"
+#include "threads.hpp"
+
+namespace nb = nanobind;
+using namespace clearhead;
+
+namespace {
+
+using Given = nb::ndarray<nb::ro, nb::device::cpu>;
+using Taken = nb::ndarray<nb::device::cpu, nb::c_contig>;
+
+void check(bool fine, const char* what) {
+    if (!fine) throw std::invalid_argument(what);
+}
+
+int64_t bytes_of(Type type) { return type == Type::f64 ? 8 : type == Type::f32 ? 4 : 2; }
+
+View view(const Given& x, int64_t bytes, int64_t b, int64_t h, int64_t r, int64_t c, const char* what) {
+    check(x.ndim() == 4 && x.itemsize() == size_t(bytes), what);
+    check(int64_t(x.shape(0)) == b && int64_t(x.shape(1)) == h && int64_t(x.shape(2)) == r && int64_t(x.shape(3)) == c, what);
+    return {x.data(), x.stride(0), x.stride(1), x.stride(2), x.stride(3)};
+}
+
+template <class T> const T* whole(const std::optional<Given>& x, int64_t count, const char* what) {
+    if (!x) return nullptr;
+    check(x->size() == size_t(count) && x->itemsize() == sizeof(T), what);
+    int64_t expected = 1;
+    if (count) for (size_t i = x->ndim(); i-- > 0; expected *= int64_t(x->shape(i))) check(x->shape(i) == 1 || x->stride(i) == expected, what);
+    return static_cast<const T*>(x->data());
+}
+
+void* room(const std::optional<Taken>& x, int64_t count, int64_t bytes, const char* what) {
+    if (!x) return nullptr;
+    check(x->size() == size_t(count) && x->itemsize() == size_t(bytes), what);
+    return x->data();
+}
+
+// The score rules and the arrays q and k; keeps them alive.
+struct Described {
+    Problem p{};
+    nb::object kept;
+};
+
+Described describe(int type, nb::tuple sizes, nb::tuple places, double scale, double softcap, const Given& q, const Given& k,
+                   const Given& offset, std::optional<Given> kv_lengths, std::optional<Given> query_lengths,
+                   std::optional<Given> query_segments, std::optional<Given> kv_segments, std::optional<Given> alibi_slopes,
+                   std::optional<Given> sinks, std::optional<Given> bias, int bias_type, std::optional<Given> mask, nb::object kept) {
+    check(type >= 0 && type < 4 && bias_type >= 0 && bias_type < 4, "type");
+    Described d;
+    Problem& p = d.p;
+    p.type = Type(type);
+    p.bias_type = Type(bias_type);
+    int64_t* size[] = {&p.batch, &p.heads, &p.kv_heads, &p.queries, &p.keys, &p.d_k};
+    check(sizes.size() == 6 && places.size() == 6, "sizes");
+    for (int i = 0; i < 6; ++i) *size[i] = nb::cast<int64_t>(sizes[i]);
+    int64_t* place[] = {&p.row_start, &p.row_step, &p.column_start, &p.column_step, &p.left, &p.right};
+    for (int i = 0; i < 6; ++i) *place[i] = nb::cast<int64_t>(places[i]);
+    check(p.kv_heads > 0 ? p.heads % p.kv_heads == 0 : p.heads == 0, "heads");
+    check(p.row_step != 0 && p.column_step != 0, "steps");
+    p.scale = scale;
+    p.softcap = softcap;
+    p.q = view(q, bytes_of(p.type), p.batch, p.heads, p.queries, p.d_k, "q");
+    p.k = view(k, bytes_of(p.type), p.batch, p.kv_heads, p.keys, p.d_k, "k");
+    p.offset = whole<int64_t>(offset, p.batch, "query_offset");
+    p.kv_lengths = whole<int64_t>(kv_lengths, p.batch, "kv_lengths");
+    p.query_lengths = whole<int64_t>(query_lengths, p.batch, "query_lengths");
+    p.query_segments = whole<int64_t>(query_segments, p.batch * p.queries, "query_segments");
+    p.kv_segments = whole<int64_t>(kv_segments, p.batch * p.keys, "kv_segments");
+    check(!p.query_segments == !p.kv_segments, "segments");
+    p.alibi_slopes = whole<double>(alibi_slopes, p.heads, "alibi_slopes");
+    p.sinks = whole<double>(sinks, p.heads, "sinks");
+    if (bias) p.bias = view(*bias, bytes_of(p.bias_type), p.batch, p.heads, p.queries, p.keys, "bias");
+    if (mask) p.mask = view(*mask, 1, p.batch, p.heads, p.queries, p.keys, "mask");
+    d.kept = std::move(kept);
+    return d;
+}
+
+// Looks for Ctrl-C, some twenty times a second, without holding the interpreter in between.
+thread_local std::chrono::steady_clock::time_point last_look;
+
+bool interrupted() {
+    const auto now = std::chrono::steady_clock::now();
+    if (now - last_look < std::chrono::milliseconds(50)) return false;
+    last_look = now;
+    nb::gil_scoped_acquire held;
+    return PyErr_CheckSignals() != 0;
+}
+
+void work(bool (*how)(Job, bool (*)()), const Job& job) {
+    bool done;
+    last_look = std::chrono::steady_clock::now();
+    {
+        nb::gil_scoped_release released;
+        done = how(job, interrupted);
+    }
+    if (!done) throw nb::python_error();
+}
+
+void rows(const Described& d, std::optional<Given> v, std::optional<Taken> output, std::optional<Taken> logsumexp,
+          std::optional<Taken> max_logit, std::optional<Taken> entropy, std::optional<Taken> distance,
+          std::optional<Taken> top_weights, std::optional<Taken> top_indices, int64_t top, std::optional<Taken> received) {
+    Job job;
+    job.problem = d.p;
+    Problem& p = job.problem;
+    const int64_t n = p.batch * p.heads * p.queries, wide = p.type == Type::f64 ? 8 : 4;
+    if (output) {
+        check(v && v->ndim() == 4, "v");
+        p.v_heads = int64_t(v->shape(1));
+        p.d_v = int64_t(v->shape(3));
+        check(p.v_heads > 0 ? p.heads % p.v_heads == 0 : p.heads == 0, "v's heads");
+        p.v = view(*v, bytes_of(p.type), p.batch, p.v_heads, p.keys, p.d_v, "v");
+    }
+    check(top >= 0 && !top == !top_weights && !top == !top_indices, "top");
+    job.rows = {room(output, n * p.d_v, bytes_of(p.type), "output"),
+                room(logsumexp, n, wide, "logsumexp"),
+                room(max_logit, n, wide, "max_logit"),
+                room(entropy, n, wide, "entropy"),
+                room(distance, n, wide, "distance"),
+                room(top_weights, n * top, wide, "top_weights"),
+                static_cast<int64_t*>(room(top_indices, n * top, 8, "top_indices")),
+                top,
+                static_cast<double*>(room(received, p.batch * p.heads * p.keys, 8, "received"))};
+    check(!received || logsumexp, "received needs logsumexp");
+    work(attend, job);
+}
+
+void columns(const Described& d, const Given& logsumexp, std::optional<Taken> received, std::optional<Taken> peak,
+             std::optional<Taken> image, int64_t height, int64_t width, std::optional<Taken> groups,
+             std::optional<Given> query_labels, std::optional<Given> key_labels, int64_t query_groups, int64_t key_groups,
+             std::optional<Taken> weights, std::optional<Taken> transposed, std::optional<Given> g, int g_type) {
+    Job job;
+    job.problem = d.p;
+    const Problem& p = d.p;
+    ColumnAnswers& want = job.columns;
+    const int64_t heads = p.batch * p.heads, wide = p.type == Type::f64 ? 8 : 4;
+    want.logsumexp = wide == 8 ? static_cast<const void*>(whole<double>(logsumexp, heads * p.queries, "logsumexp"))
+                               : static_cast<const void*>(whole<float>(logsumexp, heads * p.queries, "logsumexp"));
+    want.received = static_cast<double*>(room(received, heads * p.keys, 8, "received"));
+    want.peak = static_cast<double*>(room(peak, heads * p.keys, 8, "peak"));
+    check(!image || (height > 0 && width > 0), "image");
+    want.image = static_cast<double*>(room(image, heads * height * width, 8, "image"));
+    want.height = height;
+    want.width = width;
+    want.groups = static_cast<double*>(room(groups, heads * query_groups * key_groups, 8, "groups"));
+    want.query_labels = whole<int64_t>(query_labels, p.batch * p.queries, "query labels");
+    want.key_labels = whole<int64_t>(key_labels, p.batch * p.keys, "key labels");
+    want.query_groups = query_groups;
+    want.key_groups = key_groups;
+    if (groups) {
+        check(want.query_labels && want.key_labels, "labels");
+        for (int64_t i = 0; i < p.batch * p.queries; ++i) check(want.query_labels[i] < query_groups, "query labels");
+        for (int64_t j = 0; j < p.batch * p.keys; ++j) check(want.key_labels[j] < key_groups, "key labels");
+    }
+    want.weights = room(weights, heads * p.queries * p.keys, wide, "weights");
+    if (transposed) {
+        check(g && g->ndim() == 4 && g_type >= 0 && g_type < 4, "g");
+        const int64_t g_heads = int64_t(g->shape(1));
+        check(g_heads == 1 || g_heads == p.heads, "g's heads");
+        want.g_type = Type(g_type);
+        want.g_columns = int64_t(g->shape(3));
+        want.g = view(*g, bytes_of(want.g_type), p.batch, g_heads, p.queries, want.g_columns, "g");
+        if (g_heads == 1) want.g.head = 0;
+        want.transposed = room(transposed, heads * p.keys * want.g_columns, wide, "transposed");
+    }
+    work(observe, job);
+}
+
+// Float multiply-adds on every thread at once, `rounds` of them; returns how many were done.
+int64_t exercise(int64_t rounds) {
+    struct Context {
+        int64_t rounds, done[64];
+    } context{rounds, {}};
+    check(level() && threads() <= 64 && rounds > 0, "rounds");
+    const auto body = [](const void* given, int64_t task, void*) {
+        Context& c = *static_cast<Context*>(const_cast<void*>(given));
+        float seed = 0.5f;
+        c.done[task] = level()->exercise(c.rounds, &seed);
+    };
+    nb::gil_scoped_release released;
+    run({threads(), body, &context, 0, nullptr});
+    int64_t total = 0;
+    for (int i = 0; i < threads(); ++i) total += context.done[i];
+    return total;
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+    nb::set_leak_warnings(false);
+    nb::class_<Described>(m, "Described");
+    m.def("describe", &describe);
+    m.def("rows", &rows);
+    m.def("columns", &columns);
+    m.def("exercise", &exercise);
+    m.def("level", [] { return level() ? level()->name : ""; });
+    m.def("levels", &level_names);
+    m.def("set_threads", &set_threads);
+    m.def("threads", &threads);
+}

@@ -1,0 +1,217 @@
+// Reading arrays of any type and strides, and the packed forms that the tiles read.
+//
+//   keys     (panel, depth, kPanel)     a panel is kPanel keys side by side, zeros past the end
+//   queries  (strip, depth, kStrip)     a strip is kStrip queries side by side
+//   values   (key / per_cell, columns)  columns a multiple of the lanes
+//
+// The depth counts cells: d_k of them, or d_k / 2 pairs.
+#pragma once
+
+#include "attend.hpp"
+#include "tiles.hpp"
+
+namespace clearhead {
+namespace {
+
+struct Arena {  // hands out pieces of one buffer, each on its own cache line
+    char* at;
+    template <class U> U* take(int64_t count) {
+        U* piece = reinterpret_cast<U*>(at);
+        at += (count * int64_t(sizeof(U)) + 63) / 64 * 64;
+        return piece;
+    }
+};
+
+CLEARHEAD_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+CLEARHEAD_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+CLEARHEAD_INLINE int64_t up_to_multiple(int64_t x, int64_t of) { return (x + of - 1) / of * of; }
+
+CLEARHEAD_INLINE int64_t bytes_of(Type type) { return type == Type::f64 ? 8 : type == Type::f32 ? 4 : 2; }
+
+CLEARHEAD_INLINE const char* row_of(const View& x, Type type, int64_t batch, int64_t head, int64_t row) {
+    return static_cast<const char*>(x.data) + (batch * x.batch + head * x.head + row * x.row) * bytes_of(type);
+}
+
+// `count` numbers of one row, widened to T.
+template <class T> void fetch(const char* row, int64_t stride, Type type, int64_t count, T* to) {
+    switch (type) {
+    case Type::f64:
+        for (int64_t i = 0; i < count; ++i) to[i] = T(reinterpret_cast<const double*>(row)[i * stride]);
+        return;
+    case Type::f32:
+        if (stride == 1)
+            for (int64_t i = 0; i < count; ++i) to[i] = T(reinterpret_cast<const float*>(row)[i]);
+        else
+            for (int64_t i = 0; i < count; ++i) to[i] = T(reinterpret_cast<const float*>(row)[i * stride]);
+        return;
+    default: {
+        const uint16_t* from = reinterpret_cast<const uint16_t*>(row);
+        const bool brain = type == Type::bf16;
+        if constexpr (sizeof(T) == 4)
+            if (stride == 1) return widen(from, to, count, brain);
+        for (int64_t i = 0; i < count; ++i) to[i] = T(brain ? from_bf16(from[i * stride]) : from_f16(from[i * stride]));
+    }
+    }
+}
+
+// One row as cells, zeros up to a whole cell.
+template <class M> void fetch_cells(const char* row, int64_t stride, Type type, int64_t count, typename M::Cell* to) {
+    if constexpr (M::per_cell == 1)
+        fetch(row, stride, type, count, to);
+    else {
+        const uint16_t* from = reinterpret_cast<const uint16_t*>(row);
+        uint16_t* half = reinterpret_cast<uint16_t*>(to);
+        if (stride == 1)
+            std::memcpy(half, from, count * 2);
+        else
+            for (int64_t i = 0; i < count; ++i) half[i] = from[i * stride];
+        if (count % 2) half[count] = 0;
+    }
+}
+
+template <class M> CLEARHEAD_INLINE int64_t depth_of(int64_t d) { return (d + M::per_cell - 1) / M::per_cell; }
+
+// Does a row lie in memory just as its cells would?
+template <class M> CLEARHEAD_INLINE bool in_cells(const View& x, Type type, int64_t d) {
+    if (x.column != 1 || d % M::per_cell) return false;
+    return M::per_cell == 2 ? type == Type::bf16 : bytes_of(type) == int64_t(sizeof(typename M::T));
+}
+
+// What will be read soon, row by row beside the rows that are packed now: null or (row, bytes).
+struct Soon {
+    const char* next = nullptr;   // the same rows of the next block
+    const char* other = nullptr;  // the values of these keys
+    int64_t next_pitch = 0, other_pitch = 0, other_bytes = 0;
+};
+
+// Rows first … first + kPanel of a matrix become one panel; `room` holds kPanel rows of cells.
+template <class M>
+void pack_panel(const View& x, Type type, int64_t batch, int64_t head, int64_t first, int64_t rows, int64_t d,
+                typename M::Cell* room, typename M::Cell* panel, const Soon& soon = {}) {
+    using T = typename M::T;
+    constexpr int n = kLanes<T>, wide = kPanel<T>;
+    const int64_t depth = depth_of<M>(d), pitch = up_to_multiple(depth, n);
+    const T* row[wide];
+    const bool direct = in_cells<M>(x, type, d);
+    int64_t last_whole = depth / n * n;
+    for (int j = 0; j < wide; ++j) {
+        T* copy = room + j * pitch;
+        row[j] = copy;
+        if (first + j >= rows)
+            for (int64_t i = 0; i < depth; ++i) copy[i] = 0;
+        else if (direct)
+            row[j] = reinterpret_cast<const T*>(row_of(x, type, batch, head, first + j));
+        else
+            fetch_cells<M>(row_of(x, type, batch, head, first + j), x.column, type, d, copy);
+    }
+    for (int side = 0; side < 2; ++side)
+        for (int64_t k = 0; k < last_whole; k += n) {
+            Vec<T> square[n];
+            load_columns<T>(row + side * n, k, square);
+            if (soon.next)
+                for (int64_t j = side * n, at = k * int64_t(sizeof(T)); j < side * n + n; ++j) {
+                    __builtin_prefetch(soon.next + j * soon.next_pitch + at, 0, 2);
+                    if (at < soon.other_bytes) __builtin_prefetch(soon.other + j * soon.other_pitch + at, 0, 2);
+                }
+#pragma GCC unroll 16
+            for (int i = 0; i < n; ++i) store(panel + (k + i) * wide + side * n, square[i]);
+        }
+    for (int64_t k = last_whole; k < depth; ++k)
+        for (int j = 0; j < wide; ++j) std::memcpy(panel + k * wide + j, row[j] + k, sizeof(T));
+}
+
+// Two rows of brain floats as pairs, as many whole vectors as there are; returns how many columns that was.
+CLEARHEAD_INLINE int64_t zip_rows(const uint16_t* a, const uint16_t* b, int64_t d, void* to) {
+    typedef uint16_t Halves __attribute__((vector_size(kVectorBytes)));
+    constexpr int n = kVectorBytes / 2;
+    using Order = std::make_integer_sequence<int, n>;
+    int64_t c = 0;
+    for (; c + n <= d; c += n) {
+        Halves x, y;
+        std::memcpy(&x, a + c, sizeof x);
+        std::memcpy(&y, b + c, sizeof y);
+        const Halves low = zip_low(x, y, Order{}), high = zip_high(x, y, Order{});
+        std::memcpy(static_cast<char*>(to) + 4 * c, &low, sizeof low);
+        std::memcpy(static_cast<char*>(to) + 4 * c + kVectorBytes, &high, sizeof high);
+    }
+    return c;
+}
+
+// Value rows first … last as cells; `columns` is a multiple of the lanes. A pair holds two keys, the odd one out a zero.
+template <class M>
+void pack_value_rows(const View& x, Type type, int64_t batch, int64_t head, int64_t first, int64_t last, int64_t d,
+                     int64_t columns, typename M::Cell* to) {
+    if constexpr (M::per_cell == 1) {
+        for (int64_t j = first; j < last; ++j, to += columns) {
+            fetch(row_of(x, type, batch, head, j), x.column, type, d, to);
+            for (int64_t c = d; c < columns; ++c) to[c] = 0;
+        }
+    } else {
+        for (int64_t j = first; j < last; j += 2, to += columns) {
+            const uint16_t* a = reinterpret_cast<const uint16_t*>(row_of(x, type, batch, head, j));
+            const uint16_t* b = reinterpret_cast<const uint16_t*>(row_of(x, type, batch, head, j + 1));
+            uint32_t* pair = reinterpret_cast<uint32_t*>(to);
+            int64_t c = 0;
+            if (j + 1 < last && x.column == 1) c = zip_rows(a, b, d, to);
+            for (; c < d; ++c)
+                pair[c] = uint32_t(a[c * x.column]) | (j + 1 < last ? uint32_t(b[c * x.column]) << 16 : 0);
+            for (; c < columns; ++c) pair[c] = 0;
+        }
+    }
+}
+
+// One query as column r of its strip; `room` holds a row of cells.
+template <class M>
+void pack_query(const View& x, Type type, int64_t batch, int64_t head, int64_t query, int64_t d, bool negate,
+                typename M::Cell* room, typename M::Cell* strip, int r) {
+    fetch_cells<M>(row_of(x, type, batch, head, query), x.column, type, d, room);
+    const int64_t depth = depth_of<M>(d);
+    if (negate) {
+        if constexpr (M::per_cell == 1)
+            for (int64_t k = 0; k < depth; ++k) room[k] = -room[k];
+        else
+            for (int64_t k = 0; k < 2 * depth; ++k) reinterpret_cast<uint16_t*>(room)[k] ^= 0x8000;
+    }
+    for (int64_t k = 0; k < depth; ++k) std::memcpy(strip + k * kStrip + r, room + k, sizeof *room);
+}
+
+template <class M> CLEARHEAD_INLINE int64_t value_columns(const Problem& p) {
+    return up_to_multiple(p.d_v, kLanes<typename M::T>);
+}
+
+template <class M> int64_t packed_key_bytes(const Job& job) {
+    using T = typename M::T;
+    return up_to_multiple(job.problem.keys, kPanel<T>) * depth_of<M>(job.problem.d_k) * int64_t(sizeof(T));
+}
+
+template <class M> int64_t packed_value_bytes(const Job& job) {
+    return depth_of<M>(job.problem.keys) * value_columns<M>(job.problem) * int64_t(sizeof(typename M::T));
+}
+
+template <class M> bool values_in_place(const Job& job) {
+    const Problem& p = job.problem;
+    return M::per_cell == 1 && in_cells<M>(p.v, p.type, p.d_v) && p.d_v == value_columns<M>(p);
+}
+
+// One block of keys of one head of the wave; heads count over batches.
+template <class M> void pack_keys(const Job& job, int64_t head, int64_t block, void* scratch) {
+    using T = typename M::T;
+    const Problem& p = job.problem;
+    const int64_t depth = depth_of<M>(p.d_k), end = least(p.keys, (block + 1) * kBlock);
+    T* panels = reinterpret_cast<T*>(job.packed_keys + (head - job.first_key_head) * packed_key_bytes<M>(job));
+    for (int64_t j = block * kBlock; j < end; j += kPanel<T>)
+        pack_panel<M>(p.k, p.type, head / p.kv_heads, head % p.kv_heads, j, p.keys, p.d_k, static_cast<T*>(scratch),
+                      panels + j * depth);
+}
+
+template <class M> void pack_values(const Job& job, int64_t head, int64_t block, void*) {
+    using T = typename M::T;
+    const Problem& p = job.problem;
+    const int64_t start = block * kBlock, columns = value_columns<M>(p);
+    T* values = reinterpret_cast<T*>(job.packed_values + (head - job.first_value_head) * packed_value_bytes<M>(job));
+    pack_value_rows<M>(p.v, p.type, head / p.v_heads, head % p.v_heads, start, least(p.keys, start + kBlock), p.d_v, columns,
+                       values + start / M::per_cell * columns);
+}
+
+}  // namespace
+}  // namespace clearhead

@@ -1,0 +1,426 @@
+// The row pass: online softmax over blocks of keys, with its statistics (engines/running.py is the same in NumPy).
+//
+// Every row goes through the same operations wherever it stands: blocks and spans start at fixed keys, a span is summed on
+// its own and then merged, and what a row may not see adds exact zeros. So neither the neighbours, nor the cut into tasks,
+// nor the number of threads changes a bit.
+#pragma once
+
+#include "found.hpp"
+#include "rules.hpp"
+
+namespace clearhead {
+namespace {
+
+CLEARHEAD_INLINE int64_t key_blocks(const Problem& p) { return (p.keys + kBlock - 1) / kBlock; }
+
+template <class M> struct RowTask {
+    using T = typename M::T;
+    using Cell = typename M::Cell;
+    static constexpr int64_t pitch = kPitch<T>;
+
+    const Job& job;
+    const Problem& p;
+    Arena arena;
+    int64_t batch, first_head, count, depth, columns;
+    int64_t key_head, value_head;
+    bool mixes, careful = false;
+    Rules<T> rules;
+    Row* rows;
+    Strip* strips;
+    int strip_count;
+    Cell* queries;  // (strip, depth, kStrip)
+    T* scores;      // (kStrip, pitch), then the weights in the same place
+    T* kept;        // (strip, block, kStrip, pitch): all scores, where column sums follow; else null
+    T* logits;      // the scores of this strip and block: in `kept`, or in `scores`
+    Cell* keys;     // a block of packed keys, where the job has none
+    Cell* values;   // a block of packed values, where the job has none, and in careful mode
+    Cell* room;
+    T* shrink;
+    Vec<T>*sums, *centred, *far;  // of each row, over this span, lane by lane
+    int64_t own_keys = -1, own_values = -1;  // which block `keys` and `values` hold
+    const Cell *block_keys, *block_values;
+    int64_t* poison;  // in careful mode: which values are not finite, as key · columns + column
+    T* poison_value;
+    int64_t poison_count = 0;
+    uint8_t* visible;  // in careful mode: (kStrip, kBlock)
+
+    RowTask(const Job& j, int64_t run, int64_t block, void* scratch)
+        : job(j), p(j.problem), arena{static_cast<char*>(scratch)}, batch(run / (p.heads / j.group)), rules(p, batch, arena) {
+        first_head = run % (p.heads / job.group) * job.group;
+        const int64_t start = block * job.block_rows;
+        count = least(job.block_rows, job.run_rows - start);
+        depth = depth_of<M>(p.d_k);
+        mixes = job.rows.output != nullptr;
+        columns = mixes ? value_columns<M>(p) : 0;
+        key_head = batch * p.kv_heads + first_head * p.kv_heads / p.heads;
+        value_head = mixes ? batch * p.v_heads + first_head * p.v_heads / p.heads : 0;
+        strip_count = int((count + kStrip - 1) / kStrip);
+        rows = arena.take<Row>(job.block_rows);
+        strips = arena.take<Strip>(job.block_rows);
+        queries = arena.take<Cell>(up_to_multiple(job.block_rows, kStrip) * depth);
+        scores = arena.take<T>(kStrip * pitch);
+        kept = job.segment_sums ? arena.take<T>(kept_numbers(job)) : nullptr;
+        const int64_t padded = up_to_multiple(depth, kLanes<T>);
+        room = arena.take<Cell>(kPanel<T> * padded);
+        keys = job.packed ? nullptr : arena.take<Cell>(kBlock * depth);
+        values = arena.take<Cell>(kBlock * columns);
+        shrink = arena.take<T>(kStrip);
+        sums = arena.take<Vec<T>>(job.block_rows);
+        centred = arena.take<Vec<T>>(job.block_rows);
+        far = arena.take<Vec<T>>(job.block_rows);
+        poison = arena.take<int64_t>(kBlock * columns);
+        poison_value = arena.take<T>(kBlock * columns);
+        visible = arena.take<uint8_t>(kStrip * kBlock);
+        for (int r = 0; r < kStrip; ++r) shrink[r] = 1;
+        for (int64_t r = 0; r < count; ++r)
+            rows[r] = row_at(p, batch, first_head + (start + r) / p.queries, (start + r) % p.queries);
+        for (int s = 0; s < strip_count; ++s)
+            strips[s] = strip_of(rows + s * kStrip, int(least(kStrip, count - s * kStrip)));
+        pack_queries();
+    }
+
+    static int64_t kept_numbers(const Job& job) {
+        return up_to_multiple(job.block_rows, kStrip) * key_blocks(job.problem) * pitch;
+    }
+
+    void pack_queries() {
+        for (int s = 0; s < strip_count; ++s) {
+            Cell* strip = queries + s * kStrip * depth;
+            if (strips[s].rows < kStrip)
+                for (int64_t i = 0; i < kStrip * depth; ++i) strip[i] = 0;
+            for (int r = 0; r < strips[s].rows; ++r) {
+                const Row& row = rows[s * kStrip + r];
+                pack_query<M>(p.q, p.type, batch, row.head, row.query, p.d_k, rules.negated, room, strip, r);
+            }
+        }
+    }
+
+    // Points block_keys and block_values at the block that starts at j0, packing the keys first … last where nobody has.
+    void open_block(int64_t j0, int64_t first, int64_t last) {
+        if (job.packed)
+            block_keys = reinterpret_cast<const Cell*>(job.packed_keys + (key_head - job.first_key_head) * packed_key_bytes<M>(job)) + j0 * depth;
+        else if (own_keys != j0) {
+            for (int64_t j = first / kPanel<T> * kPanel<T>; j < last; j += kPanel<T>)
+                pack_panel<M>(p.k, p.type, batch, key_head % p.kv_heads, j, p.keys, p.d_k, room, keys + (j - j0) * depth, soon(j));
+            block_keys = keys;
+            own_keys = j0;
+        }
+        if (!mixes || (own_values == j0 && !careful)) return;
+        if (careful)
+            open_careful(j0, first, last);
+        else if (job.direct_values)
+            block_values = reinterpret_cast<const Cell*>(row_of(p.v, p.type, batch, value_head % p.v_heads, j0));
+        else if (job.packed)
+            block_values = reinterpret_cast<const Cell*>(job.packed_values + (value_head - job.first_value_head) * packed_value_bytes<M>(job)) +
+                           j0 / M::per_cell * columns;
+        else {
+            const int64_t from = first / M::per_cell * M::per_cell;
+            pack_value_rows<M>(p.v, p.type, batch, value_head % p.v_heads, from, last, p.d_v, columns,
+                               values + (from - j0) / M::per_cell * columns);
+            block_values = values;
+            own_values = j0;
+        }
+    }
+
+    // Few rows are bound by memory: while keys are packed, ask for the next block's keys and this block's values.
+    Soon soon(int64_t j) const {
+        if (count > kStrip || j + kBlock + kPanel<T> > p.keys) return {};
+        const int64_t size = bytes_of(p.type);
+        Soon s{row_of(p.k, p.type, batch, key_head % p.kv_heads, j + kBlock), nullptr, p.k.row * size, 0, 0};
+        if (!mixes) return s;
+        s.other = row_of(p.v, p.type, batch, value_head % p.v_heads, j);
+        s.other_pitch = p.v.row * size;
+        s.other_bytes = p.d_v * size;
+        return s;
+    }
+
+    // Values that are NaN or infinite become 0 here and are listed, so that only rows that see them meet them.
+    void open_careful(int64_t j0, int64_t first, int64_t last) {
+        const int64_t from = first / M::per_cell * M::per_cell;
+        pack_value_rows<M>(p.v, p.type, batch, value_head % p.v_heads, from, last, p.d_v, columns,
+                           values + (from - j0) / M::per_cell * columns);
+        block_values = values;
+        poison_count = 0;
+        for (int64_t j = from - j0; j < last - j0; ++j)
+            for (int64_t c = 0; c < p.d_v; ++c) {
+                T x;
+                if constexpr (M::per_cell == 1)
+                    x = values[j * columns + c];
+                else
+                    x = from_bf16(reinterpret_cast<uint16_t*>(values)[(j / 2 * columns + c) * 2 + j % 2]);
+                if (x - x == 0) continue;
+                poison[poison_count] = j * columns + c;
+                poison_value[poison_count++] = x;
+                if constexpr (M::per_cell == 1)
+                    values[j * columns + c] = 0;
+                else
+                    reinterpret_cast<uint16_t*>(values)[(j / 2 * columns + c) * 2 + j % 2] = 0;
+            }
+    }
+
+    int64_t value_pitch() const { return job.direct_values && !careful ? p.v.row : columns; }
+
+    // All keys of one span, for all rows: `part` starts cleared and ends closed.
+    void add_span(int64_t span, Found<T>& part) {
+        const Strip whole = strip_of(rows, int(count));
+        for (int64_t r = 0; r < count; ++r) sums[r] = centred[r] = far[r] = Vec<T>{};
+        own_keys = own_values = -1;
+        const int64_t stop = least(whole.high, (span + 1) * kSpan);
+        for (int64_t j0 = most(whole.low / kBlock * kBlock, span * kSpan); j0 < stop; j0 += kBlock) {
+            open_block(j0, most(whole.low, j0), least(whole.high, j0 + kBlock));
+            for (int s = 0; s < strip_count; ++s) add_block(j0, s, part);
+        }
+        for (int64_t r = 0; r < count; ++r) {
+            part.sum[r] = double(sum_of<T>(sums[r]));
+            part.centred[r] = double(sum_of<T>(centred[r]));
+            part.far[r] = double(sum_of<T>(far[r]));
+        }
+    }
+
+    void add_block(int64_t j0, int s, Found<T>& part) {
+        const Strip& strip = strips[s];
+        const Row* own = rows + s * kStrip;
+        const int64_t first = most(strip.low, j0), last = least(strip.high, j0 + kBlock);
+        if (first >= last) return;
+        const Sight sight = rules.look(own, strip.rows, j0, first, last);
+        if (sight == Sight::nobody) return;
+        const int from = int(first - j0) / kPanel<T>, to = int(last - j0 + kPanel<T> - 1) / kPanel<T>;
+        const Cell* strip_queries = queries + s * kStrip * depth;
+        logits = kept ? kept + (s * key_blocks(p) + j0 / kBlock) * kStrip * pitch : scores;
+        with_rows(strip.rows, [&]<int R>() { score_panels<M, R>(strip_queries, block_keys, depth, from, to, logits); });
+        rules.apply(own, strip.rows, j0, from * kPanel<T>, to * kPanel<T>, logits);
+        for (int r = 0; r < strip.rows; ++r) soften(s * kStrip + r, r, sight, j0, from * kPanel<T>, to * kPanel<T>, part);
+        if (!mixes) return;
+        const int64_t begin = (first - j0) / M::per_cell, depth_here = (last - j0 + M::per_cell - 1) / M::per_cell - begin;
+        const Cell* weights = reinterpret_cast<const Cell*>(scores) + begin;
+        const int64_t v_pitch = value_pitch();
+        T* out = part.out + s * kStrip * columns;
+        with_rows(strip.rows, [&]<int R>() {
+            mix_rows<M, R, pitch, 1>(weights, block_values + begin * v_pitch, v_pitch, depth_here, shrink, out, columns, columns);
+        });
+        if (careful) add_poison(strip.rows, from * kPanel<T>, to * kPanel<T>, out);
+    }
+
+    // Row r's scores of columns first … last become weights; the running sums follow the maximum.
+    void soften(int64_t n, int r, Sight sight, int64_t j0, int first, int last, Found<T>& part) {
+        constexpr int side = kLanes<T>;
+        T* x = logits + r * pitch;
+        rules.forbid(rows[n], r, sight, j0, first, last, x);
+        if (careful)
+            for (int j = first; j < last; ++j) visible[r * kBlock + j] = !(x[j] == -kInfinity<T>);
+        if (job.rows.top) enter_top(n, j0, first, last, x, part);
+        Vec<T> high_a = spread<T>(part.highest[n]), high_b = high_a;
+        for (int j = first; j < last; j += 2 * side) {
+            high_a = larger(load(x + j), high_a);
+            high_b = larger(load(x + j + side), high_b);
+        }
+        const T highest = largest_of<T>(larger(high_a, high_b));
+        const T old = part.reference[n];
+        T reference = old, less = 1;
+        if (highest != part.highest[n]) {
+            reference = highest * rules.factor;
+            less = old == -kInfinity<T> ? T(0) : exp2_of(old - reference);
+            move_reference(n, old, reference, less);
+            part.highest[n] = highest;
+            part.reference[n] = reference;
+        }
+        shrink[r] = less;
+        const Vec<T> origin = spread<T>(reference == -kInfinity<T> ? T(0) : -reference);
+        if (job.rows.entropy || job.rows.distance)
+            weigh<true>(n, j0, first, last, x, scores + r * pitch, origin);
+        else
+            weigh<false>(n, j0, first, last, x, scores + r * pitch, origin);
+    }
+
+    // Scores become weights, 2^(score·factor + origin), and are summed lane by lane; some are also looked at.
+    template <bool LOOKS> void weigh(int64_t n, int64_t j0, int first, int last, const T* x, T* weights, Vec<T> origin) {
+        constexpr int side = kLanes<T>;
+        const Vec<T> factor = spread<T>(rules.factor), lowest = spread<T>(T(-1e30));
+        Vec<T> sum_a = {}, sum_b = {}, centred_a = {}, centred_b = {};
+        for (int j = first; j < last; j += 2 * side) {
+            const Vec<T> t = fma(load(x + j), factor, origin), u = fma(load(x + j + side), factor, origin);
+            const Vec<T> a = power_of_two<T>(t), b = power_of_two<T>(u);
+            sum_a = sum_a + a;
+            sum_b = sum_b + b;
+            if constexpr (LOOKS) {
+                centred_a = fma(a, larger(lowest, t), centred_a);  // 0·(-infinity) is NaN
+                centred_b = fma(b, larger(lowest, u), centred_b);
+                if (job.rows.distance)
+                    far[n] = fma(a, rules.distance(rows[n], j0 + j), fma(b, rules.distance(rows[n], j0 + j + side), far[n]));
+            }
+            M::store_weights(weights, j, a, b);
+        }
+        sums[n] = sums[n] + (sum_a + sum_b);
+        if constexpr (LOOKS) centred[n] = centred[n] + (centred_a + centred_b);
+    }
+
+    // The sums so far were taken from `old`; from now on they are taken from `reference`.
+    CLEARHEAD_INLINE_MEMBER void move_reference(int64_t n, T old, T reference, T less) {
+        if (old == -kInfinity<T>) return;  // nothing summed yet
+        const Vec<T> by = spread<T>(less);
+        if (job.rows.entropy) centred[n] = (centred[n] + sums[n] * spread<T>(old - reference)) * by;
+        if (job.rows.distance) far[n] = far[n] * by;
+        sums[n] = sums[n] * by;
+    }
+
+    void enter_top(int64_t n, int64_t j0, int first, int last, const T* x, Found<T>& part) {
+        const int64_t k = job.rows.top;
+        T* top = part.top + n * k;
+        int64_t* key = part.top_key + n * k;
+        for (int j = first; j < last; j += kLanes<T>) {
+            for (uint32_t above = lanes_above<T>(load(x + j), top[k - 1]); above; above &= above - 1) {
+                const int i = j + __builtin_ctz(above);
+                if (x[i] > top[k - 1]) insert(top, key, k, x[i], j0 + i);
+            }
+        }
+    }
+
+    // What is poison in keys first … last of the block goes to the rows that see it; elsewhere `visible` is another strip's.
+    void add_poison(int count_here, int first, int last, T* out) {
+        for (int64_t i = 0; i < poison_count; ++i) {
+            const int64_t j = poison[i] / columns, c = poison[i] % columns;
+            if (j < first || j >= last) continue;
+            for (int r = 0; r < count_here; ++r)
+                if (visible[r * kBlock + j]) out[r * columns + c] += M::weight_at(scores + r * pitch, j) * poison_value[i];
+        }
+    }
+
+    // Takes a part over later keys into the total; both are weighed from the larger maximum.
+    void merge(Found<T>& total, const Found<T>& part) {
+        for (int64_t r = 0; r < count; ++r) {
+            if (part.reference[r] == -kInfinity<T> && part.sum[r] == 0) continue;
+            const T highest = part.highest[r] > total.highest[r] ? part.highest[r] : total.highest[r];
+            const T reference = part.highest[r] > total.highest[r] ? part.reference[r] : total.reference[r];
+            const double down = total.reference[r] == -kInfinity<T> ? 0 : double(total.reference[r]) - double(reference);
+            const double fall = part.reference[r] == -kInfinity<T> ? 0 : double(part.reference[r]) - double(reference);
+            const double a = total.reference[r] == -kInfinity<T> ? 0 : exp2_of(down), b = fall == 0 ? 1 : exp2_of(fall);
+            total.centred[r] = a * (total.centred[r] + total.sum[r] * down) + b * (part.centred[r] + part.sum[r] * fall);
+            total.sum[r] = a * total.sum[r] + b * part.sum[r];
+            total.far[r] = a * total.far[r] + b * part.far[r];
+            total.highest[r] = highest;
+            total.reference[r] = reference;
+            const Vec<T> more = spread<T>(T(b)), less = spread<T>(T(a));
+            T* out = total.out + r * columns;
+            const T* add = part.out + r * columns;
+            for (int64_t c = 0; c < columns; c += kLanes<T>) store(out + c, fma(load(add + c), more, load(out + c) * less));
+            const int64_t k = job.rows.top;
+            for (int64_t i = 0; i < k && part.top_key[r * k + i] >= 0; ++i)
+                if (part.top[r * k + i] > total.top[r * k + k - 1])
+                    insert(total.top + r * k, total.top_key + r * k, k, part.top[r * k + i], part.top_key[r * k + i]);
+        }
+    }
+
+    // Writes the answers; false when an output is not finite and nobody has looked at why.
+    bool finish(const Found<T>& found) {
+        bool fine = true;
+        for (int64_t r = 0; r < count; ++r) {
+            const Row& row = rows[r];
+            const int64_t at = (batch * p.heads + row.head) * p.queries + row.query;
+            const bool empty = found.sum[r] == 0;
+            const double own = empty ? 0 : double(found.reference[r] == -kInfinity<T> ? T(0) : found.reference[r]) * kLn2 + log(found.sum[r]);
+            double lse = own, share = 1;
+            if (p.sinks && !empty) {
+                const double sink = p.sinks[row.head], top = sink > own ? sink : own;
+                if (own == own) lse = top + log(exp(own - top) + exp(sink - top));
+                share = exp(own - lse);
+            }
+            const double mass = empty ? 0 : share / found.sum[r];
+            write(job.rows.logsumexp, at, empty ? -kInfinity<double> : lse);
+            const double highest = double(found.highest[r]) * double(rules.natural);
+            write(job.rows.max_logit, at, found.sum[r] != found.sum[r] && !(highest == kInfinity<double>) ? found.sum[r] : highest);
+            write(job.rows.entropy, at, empty ? 0 : share * (log(found.sum[r]) - kLn2 * found.centred[r] / found.sum[r] + (lse - own)));
+            write(job.rows.distance, at, found.far[r] * mass);
+            for (int64_t i = 0; i < job.rows.top; ++i) {
+                const T score = found.top[r * job.rows.top + i];
+                write(job.rows.top_weights, at * job.rows.top + i, empty ? 0 : exp(double(score) * double(rules.natural) - lse));
+                job.rows.top_indices[at * job.rows.top + i] = found.top_key[r * job.rows.top + i];
+            }
+            if (mixes) fine &= write_output(found.out + r * columns, mass, at);
+        }
+        return fine || careful;
+    }
+
+    CLEARHEAD_INLINE_MEMBER void write(void* to, int64_t at, double x) const {
+        if (to) static_cast<T*>(to)[at] = T(x);
+    }
+
+    bool write_output(T* out, double mass, int64_t at) const {
+        T bad = 0;
+        for (int64_t c = 0; c < columns; ++c) {
+            out[c] = T(double(out[c]) * mass) + T(0);  // no -0
+            bad += out[c] - out[c];
+        }
+        char* to = static_cast<char*>(job.rows.output) + at * p.d_v * bytes_of(p.type);
+        if (p.type == Type::bf16)
+            for (int64_t c = 0; c < p.d_v; ++c) reinterpret_cast<uint16_t*>(to)[c] = to_bf16(float(out[c]));
+        else if (p.type == Type::f16)
+            for (int64_t c = 0; c < p.d_v; ++c) reinterpret_cast<uint16_t*>(to)[c] = to_f16(float(out[c]));
+        else
+            std::memcpy(to, out, p.d_v * sizeof(T));
+        return bad == 0;
+    }
+
+    // All spans, one after the other.
+    void run() {
+        Arena mark = arena;
+        Found<T> total = Found<T>::in(arena, job, columns), part = Found<T>::in(arena, job, columns);
+        const Strip whole = strip_of(rows, int(count));
+        for (;;) {
+            total.clear(job, count, columns);
+            const int64_t first = whole.low / kSpan;
+            const bool single = whole.low < whole.high && whole.high <= (first + 1) * kSpan;
+            if (single) add_span(first, total);  // to merge one span with nothing changes no bit
+            for (int64_t span = first; !single && span * kSpan < whole.high; ++span) {
+                part.clear(job, count, columns);
+                add_span(span, part);
+                merge(total, part);
+            }
+            if (finish(total)) break;
+            careful = true;
+        }
+        arena = mark;
+    }
+};
+
+template <class M> int64_t part_bytes(const Job& job) {
+    Arena arena{nullptr};
+    Found<typename M::T>::in(arena, job, job.rows.output ? value_columns<M>(job.problem) : 0);
+    return arena.at - static_cast<char*>(nullptr);
+}
+
+template <class M> Found<typename M::T> part_of(const Job& job, int64_t run, int64_t block, int64_t span, int64_t columns) {
+    const int64_t index = ((run - job.first_run) * job.blocks + block) * job.spans + span;
+    Arena arena{job.parts + index * part_bytes<M>(job)};
+    return Found<typename M::T>::in(arena, job, columns);
+}
+
+template <class M> int64_t row_scratch_bytes(const Job& job) {
+    using T = typename M::T;
+    const int64_t n = job.block_rows, depth = up_to_multiple(depth_of<M>(job.problem.d_k), kLanes<T>);
+    const int64_t columns = job.rows.output ? value_columns<M>(job.problem) : 0;
+    return 2 * part_bytes<M>(job) + n * int64_t(sizeof(Row) + sizeof(Strip) + 3 * sizeof(Vec<T>)) +
+           (n + kStrip + kBlock + kPanel<T>) * depth * 8 + kStrip * kPitch<T> * 8 + kStrip * kBlock * 16 +
+           kBlock * columns * 24 + 64 * 64 + (job.segment_sums ? RowTask<M>::kept_numbers(job) * int64_t(sizeof(T)) : 0);
+}
+
+template <class M> void rows(const Job& job, int64_t run, int64_t block, int64_t span, void* scratch) {
+    RowTask<M> task(job, run, block, scratch);
+    if (!job.split) return task.run();
+    Found<typename M::T> part = part_of<M>(job, run, block, span, task.columns);
+    part.clear(job, task.count, task.columns);
+    task.add_span(span, part);
+}
+
+template <class M> void merge(const Job& job, int64_t run, int64_t block, void* scratch) {
+    RowTask<M> task(job, run, block, scratch);
+    Arena arena = task.arena;
+    Found<typename M::T> total = Found<typename M::T>::in(arena, job, task.columns);
+    total.clear(job, task.count, task.columns);
+    for (int64_t span = 0; span < job.spans; ++span) task.merge(total, part_of<M>(job, run, block, span, task.columns));
+    if (task.finish(total)) return;
+    task.careful = true;
+    task.run();
+}
+
+}  // namespace
+}  // namespace clearhead

@@ -1,0 +1,198 @@
+// How a problem becomes tasks: runs of heads that share their keys, blocks of rows, waves that bound the packed memory, and
+// spans of keys where there are few rows. None of it changes a bit of the answers.
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <numeric>
+
+#include "dispatch.hpp"
+#include "threads.hpp"
+
+namespace clearhead {
+namespace {
+
+constexpr int64_t kWaveBytes = int64_t{64} << 20;  // packed keys and values at a time
+constexpr double kAlone = 3e5;                     // multiply-adds below which waking another thread does not pay
+
+struct Free {
+    void operator()(char* p) const { std::free(p); }
+};
+using Buffer = std::unique_ptr<char, Free>;
+
+Buffer buffer(int64_t bytes) {
+    if (bytes == 0) return nullptr;
+    char* p = static_cast<char*>(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096));
+    if (!p) throw std::bad_alloc();
+    return Buffer(p);
+}
+
+int64_t parts(int64_t x, int64_t size) { return (x + size - 1) / size; }
+
+const Kernel& kernel_of(const Problem& p) {
+    const Level& here = *level();
+    return p.type == Type::f64 ? here.f64 : p.type == Type::bf16 ? here.bf16 : here.f32;
+}
+
+struct Phase {
+    const Job& job;
+    const Kernel& kernel;
+    int64_t count;  // of tasks
+    void (*body)(const void*, int64_t, void*);
+};
+
+// All tasks of one kind; a small job stays on the calling thread.
+bool go(Phase phase, int64_t scratch, bool alone, bool (*stop)()) {
+    if (!alone) return run({phase.count, phase.body, &phase, scratch, stop});
+    const auto all = [](const void* context, int64_t, void* own) {
+        const Phase& f = *static_cast<const Phase*>(context);
+        for (int64_t i = 0; i < f.count; ++i) f.body(context, i, own);
+    };
+    return run({1, all, &phase, scratch, stop});
+}
+
+void pack_keys(const void* context, int64_t task, void* scratch) {
+    const Phase& f = *static_cast<const Phase*>(context);
+    const int64_t blocks = parts(f.job.problem.keys, f.kernel.block_keys);
+    f.kernel.pack_keys(f.job, f.job.first_key_head + task / blocks, task % blocks, scratch);
+}
+
+void pack_values(const void* context, int64_t task, void* scratch) {
+    const Phase& f = *static_cast<const Phase*>(context);
+    const int64_t blocks = parts(f.job.problem.keys, f.kernel.block_keys);
+    f.kernel.pack_values(f.job, f.job.first_value_head + task / blocks, task % blocks, scratch);
+}
+
+// The last rows first: under a causal rule they see the most.
+void rows(const void* context, int64_t task, void* scratch) {
+    const Phase& f = *static_cast<const Phase*>(context);
+    const int64_t block = f.job.blocks - 1 - task / f.job.wave_runs;
+    f.kernel.rows(f.job, f.job.first_run + task % f.job.wave_runs, block, 0, scratch);
+}
+
+void spans(const void* context, int64_t task, void* scratch) {
+    const Phase& f = *static_cast<const Phase*>(context);
+    const int64_t span = task % f.job.spans, rest = task / f.job.spans;
+    f.kernel.rows(f.job, f.job.first_run + rest / f.job.blocks, rest % f.job.blocks, span, scratch);
+}
+
+void merge(const void* context, int64_t task, void* scratch) {
+    const Phase& f = *static_cast<const Phase*>(context);
+    f.kernel.merge(f.job, f.job.first_run + task / f.job.blocks, task % f.job.blocks, scratch);
+}
+
+void columns(const void* context, int64_t task, void* scratch) {
+    const Phase& f = *static_cast<const Phase*>(context);
+    if (f.job.key_chunks == 0) return f.kernel.columns(f.job, task, -1, scratch);
+    f.kernel.columns(f.job, task / f.job.key_chunks, task % f.job.key_chunks, scratch);
+}
+
+void received(const void* context, int64_t task, void* scratch) {
+    const Phase& f = *static_cast<const Phase*>(context);
+    const int64_t segments = parts(f.job.problem.queries, f.job.segment_rows), segment = segments - 1 - task / f.job.wave_runs;
+    f.kernel.rows_and_received(f.job, f.job.first_run + task % f.job.wave_runs, segment, scratch);
+}
+
+// Queries whose column sums are taken together: at most eight segments a head, of whole tiles, whatever the threads.
+int64_t segment_rows(const Job& job, const Kernel& kernel) {
+    return parts(parts(job.problem.queries, 8), kernel.tile_rows) * kernel.tile_rows;
+}
+
+// Rows of a task: as many as leave every thread several tasks.
+int64_t rows_of_task(const Job& job, const Kernel& kernel) {
+    int64_t rows = 8 * kernel.strip_rows;
+    while (rows > 2 * kernel.strip_rows && job.runs * parts(job.run_rows, rows) < 6 * threads()) rows /= 2;
+    // A run that fits one task packs its own keys, just in time.
+    if (job.run_rows <= 2 * rows && job.runs >= 6 * threads()) rows = job.run_rows;
+    return job.run_rows < rows ? job.run_rows : rows;
+}
+
+bool wave(Job& job, const Kernel& kernel, bool alone, bool (*stop)()) {
+    const Problem& p = job.problem;
+    const int64_t blocks = parts(p.keys, kernel.block_keys), scratch = kernel.scratch_bytes(job);
+    const int64_t batch_runs = p.heads / job.group;
+    job.first_key_head = job.first_run * p.kv_heads / batch_runs;
+    job.first_value_head = job.first_run * p.v_heads / batch_runs;
+    const int64_t key_heads = job.wave_runs * p.kv_heads / batch_runs, value_heads = job.wave_runs * p.v_heads / batch_runs;
+    const auto each = [&](int64_t count, void (*body)(const void*, int64_t, void*)) {
+        return go({job, kernel, count, body}, scratch, alone, stop);
+    };
+    Buffer keys, values, found;
+    if (job.packed) {
+        keys = buffer(key_heads * kernel.packed_key_bytes(job));
+        job.packed_keys = keys.get();
+        if (!each(key_heads * blocks, pack_keys)) return false;
+        if (job.rows.output && !job.direct_values) {
+            values = buffer(value_heads * kernel.packed_value_bytes(job));
+            job.packed_values = values.get();
+            if (!each(value_heads * blocks, pack_values)) return false;
+        }
+    }
+    if (job.rows.received) {
+        const int64_t segments = parts(p.queries, job.segment_rows);
+        found = buffer(job.wave_runs * segments * p.keys * int64_t(sizeof(double)));
+        job.segment_sums = reinterpret_cast<double*>(found.get());
+        if (!go({job, kernel, job.wave_runs * segments, received}, kernel.scratch_bytes(job), alone, stop)) return false;
+        for (int64_t run = 0; run < job.wave_runs; ++run)
+            for (int64_t s = 0; s < segments; ++s)
+                for (int64_t j = 0; j < p.keys; ++j)
+                    job.rows.received[(job.first_run + run) * p.keys + j] += job.segment_sums[(run * segments + s) * p.keys + j];
+        return true;
+    }
+    const int64_t tasks = job.wave_runs * job.blocks;
+    if (!job.split) return each(tasks, rows);
+    found = buffer(tasks * job.spans * kernel.part_bytes(job));
+    job.parts = found.get();
+    return each(tasks * job.spans, spans) && each(tasks, merge);
+}
+
+}  // namespace
+
+bool attend(Job job, bool (*stop)()) {
+    Problem& p = job.problem;
+    const Kernel& kernel = kernel_of(p);
+    if (p.batch * p.heads * p.queries == 0) return true;
+    if (!job.rows.output) p.v_heads = p.kv_heads;
+    const int64_t shared = std::gcd(p.heads / p.kv_heads, p.heads / p.v_heads);
+    job.group = job.rows.received ? 1 : shared;
+    job.segment_rows = segment_rows(job, kernel);
+    job.runs = p.batch * p.heads / job.group;
+    job.run_rows = job.group * p.queries;
+    job.block_rows = job.rows.received ? (p.keys > 2048 ? 2 : 4) * kernel.strip_rows : rows_of_task(job, kernel);
+    job.blocks = parts(job.run_rows, job.block_rows);
+    job.spans = parts(p.keys, kernel.span_keys);
+    job.direct_values = job.rows.output && kernel.values_in_place(job);
+    job.packed = job.rows.received || job.blocks > 1 || job.group < p.heads / p.kv_heads;
+    job.split = !job.rows.received && job.blocks == 1 && job.spans > 1 && job.runs < 4 * threads();
+    const bool alone = double(p.batch * p.heads) * double(p.queries) * double(p.keys) * double(p.d_k + p.d_v) < kAlone;
+    // A wave holds whole key heads and whole value heads.
+    const int64_t units = p.batch * std::gcd(p.kv_heads, p.v_heads), unit_runs = job.runs / units;
+    int64_t take = units;
+    if (job.packed) {
+        const int64_t key_bytes = p.batch * p.kv_heads / units * kernel.packed_key_bytes(job);
+        const int64_t value_bytes = job.direct_values || !job.rows.output ? 0 : p.batch * p.v_heads / units * kernel.packed_value_bytes(job);
+        const int64_t fit = kWaveBytes / (key_bytes + value_bytes + 1);
+        take = fit < 1 ? 1 : fit < units ? fit : units;
+    }
+    for (int64_t first = 0; first < units; first += take) {
+        job.first_run = first * unit_runs;
+        job.wave_runs = (first + take < units ? take : units - first) * unit_runs;
+        if (!wave(job, kernel, alone, stop)) return false;
+    }
+    return true;
+}
+
+bool observe(Job job, bool (*stop)()) {
+    const Problem& p = job.problem;
+    const Kernel& kernel = kernel_of(p);
+    const int64_t heads = p.batch * p.heads;
+    if (heads * p.queries * p.keys == 0) return true;
+    job.segment_rows = segment_rows(job, kernel);
+    job.key_chunk = 4 * kernel.block_keys;
+    while (job.key_chunk > kernel.block_keys && heads * parts(p.keys, job.key_chunk) < 4 * threads()) job.key_chunk /= 2;
+    const bool together = job.columns.image || job.columns.groups;  // chunks share pixels and groups
+    job.key_chunks = together ? 0 : parts(p.keys, job.key_chunk);
+    const bool alone = double(heads) * double(p.queries) * double(p.keys) * double(p.d_k) < kAlone;
+    return go({job, kernel, together ? heads : heads * job.key_chunks, columns}, kernel.scratch_bytes(job), alone, stop);
+}
+
+}  // namespace clearhead

@@ -1,0 +1,365 @@
+// Vectors of one width: the compiler's vector types for what all processors share, intrinsics for the rest.
+// Included by the per-instruction-set units only. Everything is in an anonymous namespace and nothing is an object at
+// namespace scope: two units compiled with different flags must not share code, and nothing may run before dispatch.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#define CLEARHEAD_INLINE static inline __attribute__((always_inline))
+#define CLEARHEAD_INLINE_MEMBER inline __attribute__((always_inline))
+
+namespace clearhead {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64;
+constexpr int kRegisters = 32;
+#elif defined(__AVX2__)
+constexpr int kVectorBytes = 32;
+constexpr int kRegisters = 16;
+#elif defined(__aarch64__)
+constexpr int kVectorBytes = 16;
+constexpr int kRegisters = 32;
+#else
+constexpr int kVectorBytes = 16;
+constexpr int kRegisters = 16;
+#endif
+
+template <class T> struct Simd;
+
+template <> struct Simd<float> {
+    typedef float V __attribute__((vector_size(kVectorBytes)));
+    typedef int32_t I __attribute__((vector_size(kVectorBytes)));
+    using Int = int32_t;
+    static constexpr int bias = 127, mantissa = 23;
+    static constexpr float magic = 12582912.0f;  // 1.5·2²³: adding it leaves the nearest integer in the low bits
+    static constexpr float lowest = -252.0f;     // 2^lowest is 0 in float, by two factors of 2^(lowest/2)
+};
+
+template <> struct Simd<double> {
+    typedef double V __attribute__((vector_size(kVectorBytes)));
+    typedef int64_t I __attribute__((vector_size(kVectorBytes)));
+    using Int = int64_t;
+    static constexpr int bias = 1023, mantissa = 52;
+    static constexpr double magic = 6755399441055744.0;
+    static constexpr double lowest = -2044.0;
+};
+
+template <class T> using Vec = typename Simd<T>::V;
+template <class T> using IntVec = typename Simd<T>::I;
+template <class T> constexpr int kLanes = kVectorBytes / int(sizeof(T));
+template <class T> constexpr T kInfinity = T(__builtin_huge_val());
+
+template <class T> CLEARHEAD_INLINE Vec<T> load(const T* from) {
+    Vec<T> v;
+    std::memcpy(&v, from, sizeof v);
+    return v;
+}
+
+template <class T> CLEARHEAD_INLINE void store(T* to, Vec<T> v) { std::memcpy(to, &v, sizeof v); }
+
+template <class T> CLEARHEAD_INLINE Vec<T> spread(T x) {  // a copy in every lane, bit for bit
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4)
+        return (Vec<T>)_mm512_set1_ps(x);
+    else
+        return (Vec<T>)_mm512_set1_pd(x);
+#elif defined(__AVX2__)
+    if constexpr (sizeof(T) == 4)
+        return (Vec<T>)_mm256_set1_ps(x);
+    else
+        return (Vec<T>)_mm256_set1_pd(x);
+#else
+    Vec<T> v;
+    for (int i = 0; i < kLanes<T>; ++i) v[i] = x;
+    return v;
+#endif
+}
+
+template <class T> CLEARHEAD_INLINE Vec<T> lanes() {  // 0, 1, 2, …
+    Vec<T> v;
+    for (int i = 0; i < kLanes<T>; ++i) v[i] = T(i);
+    return v;
+}
+
+// a·b + c in one rounding where the processor can.
+CLEARHEAD_INLINE Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) {
+#if defined(__AVX512F__)
+    return (Vec<float>)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (Vec<float>)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (Vec<float>)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+
+CLEARHEAD_INLINE Vec<double> fma(Vec<double> a, Vec<double> b, Vec<double> c) {
+#if defined(__AVX512F__)
+    return (Vec<double>)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+#elif defined(__FMA__)
+    return (Vec<double>)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+#elif defined(__aarch64__)
+    return (Vec<double>)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b);
+#else
+    return a * b + c;
+#endif
+}
+
+// The larger; `best` where x is NaN, so that one NaN does not hide the others' maximum.
+CLEARHEAD_INLINE Vec<float> larger(Vec<float> x, Vec<float> best) {
+#if defined(__AVX512F__)
+    return (Vec<float>)_mm512_max_ps((__m512)x, (__m512)best);
+#elif defined(__AVX2__)
+    return (Vec<float>)_mm256_max_ps((__m256)x, (__m256)best);
+#elif defined(__x86_64__)
+    return (Vec<float>)_mm_max_ps((__m128)x, (__m128)best);
+#else
+    return x > best ? x : best;
+#endif
+}
+
+CLEARHEAD_INLINE Vec<double> larger(Vec<double> x, Vec<double> best) {
+#if defined(__AVX512F__)
+    return (Vec<double>)_mm512_max_pd((__m512d)x, (__m512d)best);
+#elif defined(__AVX2__)
+    return (Vec<double>)_mm256_max_pd((__m256d)x, (__m256d)best);
+#elif defined(__x86_64__)
+    return (Vec<double>)_mm_max_pd((__m128d)x, (__m128d)best);
+#else
+    return x > best ? x : best;
+#endif
+}
+
+CLEARHEAD_INLINE Vec<float> nearest(Vec<float> x) {
+#if defined(__AVX512F__)
+    return (Vec<float>)_mm512_roundscale_ps((__m512)x, 8);
+#elif defined(__AVX2__)
+    return (Vec<float>)_mm256_round_ps((__m256)x, 8);
+#elif defined(__aarch64__)
+    return (Vec<float>)vrndnq_f32((float32x4_t)x);
+#else
+    return (x + Simd<float>::magic) - Simd<float>::magic;
+#endif
+}
+
+CLEARHEAD_INLINE Vec<double> nearest(Vec<double> x) {
+#if defined(__AVX512F__)
+    return (Vec<double>)_mm512_roundscale_pd((__m512d)x, 8);
+#elif defined(__AVX2__)
+    return (Vec<double>)_mm256_round_pd((__m256d)x, 8);
+#elif defined(__aarch64__)
+    return (Vec<double>)vrndnq_f64((float64x2_t)x);
+#else
+    return (x + Simd<double>::magic) - Simd<double>::magic;
+#endif
+}
+
+// x·2ⁿ for a vector n of whole numbers.
+template <class T> CLEARHEAD_INLINE Vec<T> times_power(Vec<T> x, Vec<T> n) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4)
+        return (Vec<T>)_mm512_scalef_ps((__m512)x, (__m512)n);
+    else
+        return (Vec<T>)_mm512_scalef_pd((__m512d)x, (__m512d)n);
+#else  // by two factors, so that results below the normal range are right
+    using S = Simd<T>;
+    const Vec<T> half = nearest(n * T(0.5));
+    const IntVec<T> zero = (IntVec<T>)spread<T>(S::magic);
+    const IntVec<T> a = (IntVec<T>)(half + S::magic) - zero + S::bias;
+    const IntVec<T> b = (IntVec<T>)(n - half + S::magic) - zero + S::bias;
+    return x * (Vec<T>)(a << S::mantissa) * (Vec<T>)(b << S::mantissa);
+#endif
+}
+
+template <class T> CLEARHEAD_INLINE T sum_of(Vec<T> v) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4)
+        return _mm512_reduce_add_ps((__m512)v);
+    else
+        return _mm512_reduce_add_pd((__m512d)v);
+#else
+    T total = v[0];
+    for (int i = 1; i < kLanes<T>; ++i) total += v[i];
+    return total;
+#endif
+}
+
+template <class T> CLEARHEAD_INLINE T largest_of(Vec<T> v) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4)
+        return _mm512_reduce_max_ps((__m512)v);
+    else
+        return _mm512_reduce_max_pd((__m512d)v);
+#else
+    T best = v[0];
+    for (int i = 1; i < kLanes<T>; ++i) best = v[i] > best ? v[i] : best;
+    return best;
+#endif
+}
+
+// One bit for each lane of x above `least`.
+template <class T> CLEARHEAD_INLINE uint32_t lanes_above(Vec<T> x, T least) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4)
+        return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(least), _CMP_GT_OQ);
+    else
+        return _mm512_cmp_pd_mask((__m512d)x, _mm512_set1_pd(least), _CMP_GT_OQ);
+#elif defined(__AVX2__)
+    if constexpr (sizeof(T) == 4)
+        return uint32_t(_mm256_movemask_ps((__m256)(x > spread<T>(least))));
+    else
+        return uint32_t(_mm256_movemask_pd((__m256d)(x > spread<T>(least))));
+#elif defined(__x86_64__)
+    if constexpr (sizeof(T) == 4)
+        return uint32_t(_mm_movemask_ps((__m128)(x > spread<T>(least))));
+    else
+        return uint32_t(_mm_movemask_pd((__m128d)(x > spread<T>(least))));
+#else
+    uint32_t bits = 0;
+    for (int i = 0; i < kLanes<T>; ++i) bits |= uint32_t(x[i] > least) << i;
+    return bits;
+#endif
+}
+
+// The first half of a and b, alternating, and the second half.
+template <class V, int... I> CLEARHEAD_INLINE V zip_low(V a, V b, std::integer_sequence<int, I...>) {
+    constexpr int n = sizeof...(I);
+    return __builtin_shufflevector(a, b, (I % 2 ? n + I / 2 : I / 2)...);
+}
+template <class V, int... I> CLEARHEAD_INLINE V zip_high(V a, V b, std::integer_sequence<int, I...>) {
+    constexpr int n = sizeof...(I);
+    return __builtin_shufflevector(a, b, (n / 2 + (I % 2 ? n + I / 2 : I / 2))...);
+}
+
+// A square of vectors, transposed by log₂ perfect shuffles: each turns the (row, column) bits of an index by one place.
+template <class T> CLEARHEAD_INLINE void transpose(Vec<T> (&x)[kLanes<T>]) {
+    constexpr int n = kLanes<T>;
+    using Order = std::make_integer_sequence<int, n>;
+#pragma GCC unroll 8
+    for (int turn = 1; turn < n; turn *= 2) {
+        Vec<T> y[n];
+#pragma GCC unroll 16
+        for (int i = 0; i < n / 2; ++i) {
+            y[2 * i] = zip_low(x[i], x[i + n / 2], Order{});
+            y[2 * i + 1] = zip_high(x[i], x[i + n / 2], Order{});
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < n; ++i) x[i] = y[i];
+    }
+}
+
+// Columns k, k + 1, … of a square of rows: x[c][r] = row[r][k + c].
+template <class T> CLEARHEAD_INLINE void load_columns(const T* const* row, int64_t k, Vec<T> (&x)[kLanes<T>]) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4) {  // quarters go to their lanes as they are loaded, which leaves half of the shuffles
+#pragma GCC unroll 4
+        for (int a = 0; a < 4; ++a) {
+            __m512 t[4];
+#pragma GCC unroll 4
+            for (int s = 0; s < 4; ++s) {
+                const int64_t at = k + 4 * a;
+                t[s] = _mm512_zextps128_ps512(_mm_loadu_ps(row[s] + at));
+                t[s] = _mm512_mask_broadcast_f32x4(t[s], 0x00f0, _mm_loadu_ps(row[4 + s] + at));
+                t[s] = _mm512_mask_broadcast_f32x4(t[s], 0x0f00, _mm_loadu_ps(row[8 + s] + at));
+                t[s] = _mm512_mask_broadcast_f32x4(t[s], 0xf000, _mm_loadu_ps(row[12 + s] + at));
+            }
+            const __m512d low01 = (__m512d)_mm512_unpacklo_ps(t[0], t[1]), high01 = (__m512d)_mm512_unpackhi_ps(t[0], t[1]);
+            const __m512d low23 = (__m512d)_mm512_unpacklo_ps(t[2], t[3]), high23 = (__m512d)_mm512_unpackhi_ps(t[2], t[3]);
+            x[4 * a] = (Vec<T>)_mm512_unpacklo_pd(low01, low23);
+            x[4 * a + 1] = (Vec<T>)_mm512_unpackhi_pd(low01, low23);
+            x[4 * a + 2] = (Vec<T>)_mm512_unpacklo_pd(high01, high23);
+            x[4 * a + 3] = (Vec<T>)_mm512_unpackhi_pd(high01, high23);
+        }
+        return;
+    }
+#endif
+#pragma GCC unroll 16
+    for (int r = 0; r < kLanes<T>; ++r) x[r] = load(row[r] + k);
+    transpose<T>(x);
+}
+
+// Halves and brain floats, one by one; the compiler makes vectors of the latter.
+CLEARHEAD_INLINE float from_bf16(uint16_t bits) {
+    const uint32_t wide = uint32_t(bits) << 16;
+    float x;
+    std::memcpy(&x, &wide, 4);
+    return x;
+}
+
+CLEARHEAD_INLINE uint16_t to_bf16(float x) {  // nearest, ties to even; NaN stays NaN
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    if (x != x) return uint16_t((bits >> 16) | 0x40);
+    return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+CLEARHEAD_INLINE float from_f16(uint16_t bits) {
+#if defined(__F16C__)
+    return _cvtsh_ss(bits);
+#else
+    const uint32_t sign = uint32_t(bits & 0x8000) << 16, exponent = (bits >> 10) & 31, fraction = bits & 0x3ff;
+    uint32_t wide;
+    if (exponent == 31)
+        wide = sign | 0x7f800000 | (fraction << 13);
+    else if (exponent != 0)
+        wide = sign | ((exponent + 112) << 23) | (fraction << 13);
+    else {
+        const float small = float(fraction) * 5.9604644775390625e-8f;  // 2⁻²⁴
+        std::memcpy(&wide, &small, 4);
+        wide |= sign;
+    }
+    float x;
+    std::memcpy(&x, &wide, 4);
+    return x;
+#endif
+}
+
+CLEARHEAD_INLINE uint16_t to_f16(float x) {
+#if defined(__F16C__)
+    return _cvtss_sh(x, 0);
+#else
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    const uint32_t sign = (bits >> 16) & 0x8000;
+    bits &= 0x7fffffff;
+    if (bits > 0x7f800000) return uint16_t(sign | 0x7e00);
+    if (bits >= 0x47800000) return uint16_t(sign | 0x7c00);
+    if (bits < 0x38800000) {  // below the normal range: let an addition round to the last place, 2⁻²⁴
+        float y;
+        std::memcpy(&y, &bits, 4);
+        y += 0.5f;
+        std::memcpy(&bits, &y, 4);
+        return uint16_t(sign | (bits - 0x3f000000));
+    }
+    return uint16_t(sign | ((bits - 0x38000000 + 0xfff + ((bits >> 13) & 1)) >> 13));
+#endif
+}
+
+CLEARHEAD_INLINE void widen(const uint16_t* from, float* to, int64_t count, bool brain) {
+    int64_t i = 0;
+    if (brain) {
+        for (; i < count; ++i) to[i] = from_bf16(from[i]);
+        return;
+    }
+#if defined(__AVX512F__)
+    for (; i + 16 <= count; i += 16)
+        _mm512_storeu_ps(to + i, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(from + i))));
+#elif defined(__F16C__)
+    for (; i + 8 <= count; i += 8)
+        _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(from + i))));
+#endif
+    for (; i < count; ++i) to[i] = from_f16(from[i]);
+}
+
+}  // namespace
+}  // namespace clearhead

@@ -1,0 +1,157 @@
+#include "threads.hpp"
+
+#include <pthread.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <mutex>
+#include <new>
+#include <system_error>
+#include <thread>
+
+namespace clearhead {
+namespace {
+
+constexpr int kSpins = 4000;  // some 20 to 50 µs: the next call often comes that soon
+
+inline void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+}
+
+// Memory that a thread keeps from call to call.
+struct Scratch {
+    void* data = nullptr;
+    int64_t bytes = 0;
+    ~Scratch() { std::free(data); }
+    void* at_least(int64_t wanted) {
+        if (wanted <= bytes) return data;
+        std::free(data);
+        bytes = 0;
+        data = std::aligned_alloc(4096, (wanted + 4095) / 4096 * 4096);
+        if (!data) throw std::bad_alloc();
+        bytes = wanted;
+        return data;
+    }
+};
+
+thread_local Scratch scratch;
+
+struct Round {  // one call's tasks
+    const Tasks& tasks;
+    std::atomic<int64_t> next{0};
+    std::atomic<bool> stopped{false}, failed{false};
+
+    void work(bool caller) {
+        void* own;
+        try {
+            own = scratch.at_least(tasks.scratch_bytes);
+        } catch (const std::bad_alloc&) {
+            if (caller) failed = true;  // the others may still do it all
+            return;
+        }
+        for (int64_t task; !stopped && (task = next++) < tasks.count;) {
+            tasks.body(tasks.context, task, own);
+            if (caller && tasks.stop && tasks.stop()) stopped = true;
+        }
+    }
+};
+
+struct Pool {
+    std::mutex caller;  // held by the one caller that the workers serve
+    std::mutex lock;
+    std::condition_variable wake;
+    std::atomic<uint64_t> generation{0};
+    std::atomic<int> inside{0};
+    Round* round = nullptr;
+    int workers = 0, wanted = 0;  // a worker whose number is not below `wanted` sleeps on
+
+    void grow(int count) {
+        while (workers < count) {
+            try {
+                std::thread([this, number = workers] { serve(number); }).detach();
+            } catch (const std::system_error&) {
+                return;
+            }
+            ++workers;
+        }
+    }
+
+    [[noreturn]] void serve(int number) {
+        uint64_t seen = 0;
+        for (;;) {
+            for (int i = 0; i < kSpins && generation.load(std::memory_order_acquire) == seen; ++i) pause();
+            Round* mine;
+            {
+                std::unique_lock<std::mutex> held(lock);
+                wake.wait(held, [&] { return generation.load() != seen; });
+                seen = generation.load();
+                mine = number < wanted ? round : nullptr;
+                if (mine) ++inside;
+            }
+            if (!mine) continue;
+            mine->work(false);
+            inside.fetch_sub(1, std::memory_order_release);
+        }
+    }
+
+    void share(Round& all, int helpers) {
+        grow(helpers);
+        {
+            std::lock_guard<std::mutex> held(lock);
+            round = &all;
+            wanted = helpers;
+            ++generation;
+        }
+        wake.notify_all();
+        all.work(true);
+        {
+            std::lock_guard<std::mutex> held(lock);
+            round = nullptr;
+        }
+        for (int i = 0; inside.load(std::memory_order_acquire); ++i) {
+            if (i < kSpins)
+                pause();
+            else
+                std::this_thread::yield();
+        }
+    }
+};
+
+// Never freed: threads may still sleep in it when the process ends. A child process starts without one.
+std::atomic<Pool*> pool{nullptr};
+std::atomic<int> wanted_threads{1};
+
+Pool& the_pool() {
+    Pool* here = pool.load();
+    if (here) return *here;
+    Pool* fresh = new Pool;
+    if (pool.compare_exchange_strong(here, fresh)) return *fresh;
+    delete fresh;
+    return *here;
+}
+
+[[maybe_unused]] const int at_fork = pthread_atfork(nullptr, nullptr, [] { pool.store(nullptr); });
+
+}  // namespace
+
+void set_threads(int count) { wanted_threads = count < 1 ? 1 : count; }
+int threads() { return wanted_threads; }
+
+bool run(const Tasks& tasks) {
+    Round round{tasks};
+    const int64_t most = wanted_threads.load();
+    const int helpers = int(tasks.count < most ? tasks.count : most) - 1;
+    std::unique_lock<std::mutex> held;
+    if (helpers > 0) held = std::unique_lock<std::mutex>(the_pool().caller, std::try_to_lock);
+    if (held.owns_lock())
+        the_pool().share(round, helpers);
+    else
+        round.work(true);
+    if (round.failed && round.next < tasks.count) throw std::bad_alloc();
+    return !round.stopped;
+}
+
+}  // namespace clearhead

@@ -1,0 +1,174 @@
+// The register-tiled product that everything is made of: R rows by C vectors, each element one chain of multiply-adds in
+// the order of the depth. So an element's bits do not depend on the shape of the tile it was computed in.
+#pragma once
+
+#include "simd.hpp"
+
+namespace clearhead {
+namespace {
+
+// How cells multiply: one number a cell, or a pair of brain floats that the processor multiplies and adds at once.
+template <class Number> struct Single {
+    using T = Number;
+    using Cell = Number;
+    static constexpr int per_cell = 1;
+    CLEARHEAD_INLINE Vec<T> multiply_add(Vec<T> a, Vec<T> b, Vec<T> sum) { return fma(a, b, sum); }
+    CLEARHEAD_INLINE void store_weights(T* row, int j, Vec<T> a, Vec<T> b) {
+        store(row + j, a);
+        store(row + j + kLanes<T>, b);
+    }
+    CLEARHEAD_INLINE T weight_at(const T* row, int64_t j) { return row[j]; }
+};
+
+#if defined(__AVX512BF16__)
+struct Paired {
+    using T = float;
+    using Cell = float;  // 32 bits that hold two brain floats, neighbours along the depth
+    static constexpr int per_cell = 2;
+    CLEARHEAD_INLINE Vec<float> multiply_add(Vec<float> a, Vec<float> b, Vec<float> sum) {
+        return (Vec<float>)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+    }
+    // Weights are rounded to brain floats where they stand: the first half of the row's bytes holds them.
+    CLEARHEAD_INLINE void store_weights(float* row, int j, Vec<float> a, Vec<float> b) {
+        const __m512bh both = _mm512_cvtne2ps_pbh((__m512)b, (__m512)a);
+        std::memcpy(reinterpret_cast<uint16_t*>(row) + j, &both, 64);
+    }
+    CLEARHEAD_INLINE float weight_at(const float* row, int64_t j) {
+        uint16_t bits;
+        std::memcpy(&bits, reinterpret_cast<const char*>(row) + 2 * j, 2);
+        return from_bf16(bits);
+    }
+};
+#endif
+
+constexpr int kStrip = kRegisters == 32 ? 14 : 6;  // rows of the widest tile
+constexpr int kTile = 8 * kStrip;                  // queries whose weights are kept side by side
+constexpr int kBlock = 256;                        // keys between two looks at the maximum; blocks start at its multiples
+constexpr int kSpan = 2048;                        // keys summed on their own before they join the rest
+template <class T> constexpr int kPanel = 2 * kLanes<T>;                     // keys side by side in packed panels
+template <class T> constexpr int kPitch = kBlock + 64 / int(sizeof(T));      // from row to row of a strip of scores
+
+// sum[r][c] += Σ_k a[r·ROW + k·STEP] · b[k·pitch + c·lanes], k < depth; vectors lie in pairs, `apart` from pair to pair.
+template <class M, int R, int C, int64_t ROW, int64_t STEP>
+CLEARHEAD_INLINE void accumulate(const typename M::Cell* a, const typename M::Cell* b, int64_t pitch, int64_t apart,
+                                 int64_t depth, Vec<typename M::T> (&sum)[R][C]) {
+    using T = typename M::T;
+    for (int64_t k = 0; k < depth; ++k) {
+        Vec<T> right[C];
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) right[c] = load(b + c / 2 * apart + c % 2 * kLanes<T>);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+            const Vec<T> left = spread<T>(a[r * ROW]);
+#pragma GCC unroll 8
+            for (int c = 0; c < C; ++c) sum[r][c] = M::multiply_add(left, right[c], sum[r][c]);
+        }
+        a += STEP;
+        b += pitch;
+    }
+}
+
+// Calls work.template operator()<R>() with the smallest tile height that holds `rows`.
+template <class Work> CLEARHEAD_INLINE void with_rows(int rows, Work work) {
+    if (rows <= 1)
+        work.template operator()<1>();
+    else if (rows <= 2)
+        work.template operator()<2>();
+    else if (rows <= 4)
+        work.template operator()<4>();
+    else if (kStrip > 8 && rows <= 8)
+        work.template operator()<8>();
+    else
+        work.template operator()<kStrip>();
+}
+
+constexpr int kClose = 16;                       // depth summed on its own, evens and odds apart, before it joins the rest
+constexpr int kHigh = kRegisters == 32 ? 4 : 2;  // rows of a tile whose sums are kept that way
+
+// As accumulate with pairs of vectors, but more exact: many short chains instead of one as long as the depth. One chain
+// would lie further from the truth than the matrix-vector product that peers use for a single query.
+template <class M, int R, int C>
+CLEARHEAD_INLINE void accumulate_closely(const typename M::Cell* a, const typename M::Cell* b, int64_t apart, int64_t depth,
+                                         Vec<typename M::T> (&total)[R][C]) {
+    using T = typename M::T;
+    constexpr int64_t pitch = kPanel<T>;
+    for (; depth > 0; depth -= kClose, a += kClose * kStrip, b += kClose * pitch) {
+        Vec<T> even[R][C] = {}, odd[R][C] = {};
+        const int64_t here = depth < kClose ? depth : kClose;
+        for (int64_t k = 0; k + 2 <= here; k += 2) {
+            accumulate<M, R, C, 1, kStrip>(a + k * kStrip, b + k * pitch, pitch, apart, 1, even);
+            accumulate<M, R, C, 1, kStrip>(a + (k + 1) * kStrip, b + (k + 1) * pitch, pitch, apart, 1, odd);
+        }
+        if (here % 2)
+            accumulate<M, R, C, 1, kStrip>(a + (here - 1) * kStrip, b + (here - 1) * pitch, pitch, apart, 1, even);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+            for (int c = 0; c < C; ++c) total[r][c] = total[r][c] + (even[r][c] + odd[r][c]);
+    }
+}
+
+// scores[r·kPitch + j] for the keys j of C / 2 panels: queries (depth, kStrip), panels (panel, depth, kPanel).
+template <class M, int R, int C>
+CLEARHEAD_INLINE void score(const typename M::Cell* queries, const typename M::Cell* panels, int64_t depth,
+                            typename M::T* scores) {
+    using T = typename M::T;
+    Vec<T> sum[R][C] = {};
+    accumulate_closely<M, R, C>(queries, panels, depth * kPanel<T>, depth, sum);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) store(scores + r * kPitch<T> + c * kLanes<T>, sum[r][c]);
+}
+
+template <class M, int R>
+__attribute__((noinline)) void score_panels(const typename M::Cell* queries, const typename M::Cell* panels, int64_t depth,
+                                            int first, int last, typename M::T* scores) {
+    using T = typename M::T;
+    constexpr int few = kRegisters == 32 && R <= 2 ? 4 : 2;  // two panels at once, so that enough chains are under way
+    int p = first;
+    if constexpr (few > 2)
+        for (; p + few / 2 <= last; p += few / 2)
+            score<M, R, few>(queries, panels + p * depth * kPanel<T>, depth, scores + p * kPanel<T>);
+    for (; p < last; ++p) {
+        const typename M::Cell* panel = panels + p * depth * kPanel<T>;
+        T* to = scores + p * kPanel<T>;
+        int r = 0;
+        for (; r + kHigh <= R; r += kHigh) score<M, kHigh, 2>(queries + r, panel, depth, to + r * kPitch<T>);
+        if constexpr (R % kHigh != 0) score<M, R % kHigh, 2>(queries + r, panel, depth, to + r * kPitch<T>);
+    }
+}
+
+// out[r][c] = out[r][c]·shrink[r] + Σ_j weights[r][j]·values[j][c], for C vectors of columns.
+template <class M, int R, int C, int64_t ROW, int64_t STEP>
+CLEARHEAD_INLINE void mix_columns(const typename M::Cell* weights, const typename M::Cell* values, int64_t pitch,
+                                  int64_t depth, const typename M::T* shrink, typename M::T* out, int64_t out_pitch) {
+    using T = typename M::T;
+    Vec<T> sum[R][C] = {};
+    accumulate<M, R, C, ROW, STEP>(weights, values, pitch, 2 * kLanes<T>, depth, sum);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) {
+            T* to = out + r * out_pitch + c * kLanes<T>;
+            store(to, shrink ? fma(load(to), spread<T>(shrink[r]), sum[r][c]) : load(to) + sum[r][c]);
+        }
+}
+
+template <class M, int R, int64_t ROW, int64_t STEP>
+__attribute__((noinline)) void mix_rows(const typename M::Cell* weights, const typename M::Cell* values, int64_t pitch,
+                                        int64_t depth, const typename M::T* shrink, typename M::T* out,
+                                        int64_t out_pitch, int64_t columns) {
+    using T = typename M::T;
+    constexpr int wide = kRegisters < 32 ? 2 : R <= 2 ? 8 : R <= 4 ? 4 : 2;  // few rows: more columns, so that enough chains are under way
+    int64_t c = 0;
+    for (; c + wide * kLanes<T> <= columns; c += wide * kLanes<T>)
+        mix_columns<M, R, wide, ROW, STEP>(weights, values + c, pitch, depth, shrink, out + c, out_pitch);
+    for (; c + 2 * kLanes<T> <= columns; c += 2 * kLanes<T>)
+        mix_columns<M, R, 2, ROW, STEP>(weights, values + c, pitch, depth, shrink, out + c, out_pitch);
+    for (; c < columns; c += kLanes<T>)
+        mix_columns<M, R, 1, ROW, STEP>(weights, values + c, pitch, depth, shrink, out + c, out_pitch);
+}
+
+}  // namespace
+}  // namespace clearhead

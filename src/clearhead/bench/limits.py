@@ -1,0 +1,69 @@
+"""The machine: what it is, how many multiply-adds and how many bytes a second it can do, measured here."""
+
+import os
+import platform
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from clearhead import __version__
+from clearhead.errors import EngineError
+
+
+class Limits(NamedTuple):
+    """Per second, on all threads."""
+
+    multiply_adds: float  # float32
+    bytes_read: float
+
+
+def limits(threads: int) -> Limits:
+    """Measure both, about a second each. Raises EngineError without the native engine, which this times."""
+    from clearhead.engines import native
+
+    if not native.level():
+        raise EngineError("the bench times the native engine, which is not here.", "clearhead info says why.")
+    return Limits(native.peak_multiply_adds(threads), _bandwidth())
+
+
+def _bandwidth() -> float:
+    """Reading 512 MiB once, the best of several: more than any cache holds."""
+    import torch
+
+    data = torch.ones(1 << 27, dtype=torch.float32)
+    best = min(_seconds(data.sum) for _ in range(7))
+    return data.numel() * 4 / best
+
+
+def _seconds(call: object) -> float:
+    start = time.perf_counter()
+    call()  # type: ignore[operator]
+    return time.perf_counter() - start
+
+
+def machine(threads: int) -> dict[str, str | int]:
+    """What the figures were measured on, and with which versions."""
+    from clearhead.engines import native
+
+    found: dict[str, str | int] = {"processor": _processor(), "system": platform.platform(), "threads": threads}
+    found |= {"cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1}
+    found |= {"python": platform.python_version(), "clearhead": __version__, "instruction set": native.level()}
+    for package in ("numpy", "torch", "onnxruntime", "jax"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    found["numpy"] = np.__version__
+    return found
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

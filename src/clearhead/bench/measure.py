@@ -1,0 +1,48 @@
+"""Fair timing: every contestant in turn, round after round, in one process; medians, and ratios within a round."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds of one call in each round."""
+
+    seconds: list[float]
+
+    @property
+    def median(self) -> float:
+        return median(self.seconds)
+
+
+def interleaved(calls: Mapping[str, Call], *, rounds: int, slice_seconds: float) -> dict[str, Timing]:
+    """Time each call in every round, in an order that turns, each for about `slice_seconds`."""
+    repeats = {name: _repeats(call, slice_seconds) for name, call in calls.items()}
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    names = list(calls)
+    for turn in range(rounds):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            found[name].append(_timed(calls[name], repeats[name]))
+    return {name: Timing(seconds) for name, seconds in found.items()}
+
+
+def ratio(theirs: Timing, ours: Timing) -> float:
+    """How many times as fast ours is: the median over rounds of their time over ours."""
+    return median(a / b for a, b in zip(theirs.seconds, ours.seconds, strict=True))
+
+
+def _repeats(call: Call, slice_seconds: float) -> int:
+    call()  # caches, compilers and thread pools wake up here
+    once = _timed(call, 1)
+    return max(1, min(10_000, round(slice_seconds / max(once, 1e-7))))
+
+
+def _timed(call: Call, repeats: int) -> float:
+    start = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return (time.perf_counter() - start) / repeats

@@ -1,0 +1,242 @@
+"""The native engine: hands pointers to the compiled kernel; no arithmetic.
+
+The kernel computes in float32 (float64 for float64; pairs of bfloat16 where the processor multiplies them), packs keys
+once for all the queries that read them, and cuts the work so that the cut changes no bit of the result.
+"""
+
+import os
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from clearhead.arrays import bfloat16, statistics_dtype
+from clearhead.axes import Array
+from clearhead.observations import Wanted
+from clearhead.problem import Problem
+from clearhead.threads import get_num_threads
+
+_native: Any
+try:
+    from clearhead import _native  # type: ignore[no-redef]
+except ImportError:
+    _native = None
+
+_TYPES = {np.dtype(np.float64): 0, np.dtype(np.float32): 1, bfloat16: 2, np.dtype(np.float16): 3}
+_NO_LIMIT = 1 << 62
+_MANY_QUERIES, _MANY_KEYS = 64, 1 << 15  # the scores of a few rows are kept: they should fit a cache
+_FARTHEST = 1 << 60  # positions beyond are none that memory could hold
+
+
+def level() -> str:
+    """The instruction set in use, "" where none is."""
+    return "" if _native is None else _native.level()
+
+
+def levels() -> list[str]:
+    """The instruction sets that this build and this processor share, fastest first."""
+    return [] if _native is None else _native.levels().split()
+
+
+def peak_multiply_adds(threads: int) -> float:
+    """Float32 multiply-adds a second that the processor can do at best, on so many threads; about half a second."""
+    _native.set_threads(threads)
+    rates = []
+    for rounds in (1_000_000, *[4_000_000] * 6):
+        start = perf_counter()
+        rates.append(_native.exercise(rounds) / (perf_counter() - start))
+    return float(max(rates))
+
+
+def missing() -> str:
+    """Why the kernel cannot run at all; "" where it can."""
+    if _native is None:
+        return "the compiled kernel is missing: no C++ compiler was found when clearhead was installed."
+    if not _native.level():
+        asked = os.environ.get("CLEARHEAD_ISA", "")
+        return f"CLEARHEAD_ISA is {asked!r}, but this processor and this build have {', '.join(levels()) or 'none'}."
+    return ""
+
+
+def reasons_not(problem: Problem) -> list[str]:
+    """Why not: the kernel is missing, or counts beyond what it can."""
+    if missing():
+        return [missing()]
+    if max(0, *map(abs, problem.query_offset.tolist()), *(side or 0 for side in problem.window)) > _FARTHEST:
+        return ["a query_offset or window is beyond 2^60, and the kernel counts in 64 bits."]
+    return []
+
+
+def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) -> dict[str, Array]:
+    """The output and the row statistics, in one pass over the keys."""
+    if want.output and v is not None and v.dtype != problem.dtype:
+        return _rows_in_common(problem, q, k, v, want)
+    shape = (problem.batch, problem.heads, problem.queries)
+    dtype = statistics_dtype(problem.dtype)
+    found: dict[str, Array] = {}
+    if want.output and v is not None:
+        found["output"] = np.empty((*shape, v.shape[-1]), problem.dtype)
+    for name in ("logsumexp", "max_logit", "entropy", "distance"):
+        if getattr(want, name):
+            found[name] = np.empty(shape, dtype)
+    if want.top is not None:
+        found["top_weights"] = np.empty((*shape, want.top), dtype)
+        found["top_indices"] = np.empty((*shape, want.top), np.int64)
+    get = found.get
+    output = get("output")
+    received, logsumexp = None, get("logsumexp")
+    if _receives(problem, want):
+        received = np.zeros((problem.batch, problem.heads, problem.keys))
+        logsumexp = np.empty(shape, dtype) if logsumexp is None else logsumexp
+    _native.set_threads(get_num_threads())
+    _native.rows(
+        _described(problem, q, k),
+        None if output is None else _bits(v),
+        None if output is None else _bits(output),
+        logsumexp,
+        get("max_logit"),
+        get("entropy"),
+        get("distance"),
+        get("top_weights"),
+        get("top_indices"),
+        want.top or 0,
+        received,
+    )
+    if received is not None:
+        found["received"] = received.astype(dtype, copy=False)
+    return found
+
+
+def _receives(problem: Problem, want: Wanted) -> bool:
+    """Does the row pass finish `received` too? Not where a second pass must follow anyway, nor where rows are few."""
+    more = want.peak or want.image is not None or want.groups is not None
+    return want.received and not more and problem.queries >= _MANY_QUERIES and problem.keys <= _MANY_KEYS
+
+
+def _rows_in_common(problem: Problem, q: Array, k: Array, v: Array, want: Wanted) -> dict[str, Array]:
+    """Values of another dtype: everything is read in one that holds both, and answered in the problem's."""
+    common = np.dtype(np.float64 if np.float64 in (v.dtype, problem.dtype) else np.float32)
+    wide = replace(problem, dtype=common)
+    found = rows(wide, q.astype(common), k.astype(common), v.astype(common), want)
+    dtypes = {"output": problem.dtype, "top_indices": np.dtype(np.int64)}
+    usual = statistics_dtype(problem.dtype)
+    return {name: array.astype(dtypes.get(name, usual), copy=False) for name, array in found.items()}
+
+
+def columns(problem: Problem, q: Array, k: Array, logsumexp: Array, want: Wanted) -> dict[str, Array]:
+    """The column statistics, from the weights computed again."""
+    shape = (problem.batch, problem.heads)
+    found: dict[str, Array] = {}
+    labels: list[Array | None] = [None, None]
+    if want.received:
+        found["received"] = np.zeros((*shape, problem.keys))
+    if want.peak:
+        found["peak"] = np.zeros((*shape, problem.keys))
+    if want.image is not None:
+        found["image"] = np.zeros(shape + want.image)
+    if want.groups is not None:
+        labels = [np.ascontiguousarray(side, np.int64) for side in (want.groups.queries, want.groups.keys)]
+        found["groups"] = np.zeros(shape + want.groups.counts)
+    _columns(problem, q, k, logsumexp, found, labels)
+    dtype = statistics_dtype(problem.dtype)
+    return {name: array.astype(dtype, copy=False) for name, array in found.items()}
+
+
+def weights(problem: Problem, q: Array, k: Array, logsumexp: Array) -> Array:
+    """Every weight of this (small) problem: exp(logit - log-sum-exp)."""
+    shape = (problem.batch, problem.heads, problem.queries, problem.keys)
+    found = {"weights": np.zeros(shape, statistics_dtype(problem.dtype))}
+    _columns(problem, q, k, logsumexp, found)
+    return found["weights"]
+
+
+def transposed(problem: Problem, q: Array, k: Array, logsumexp: Array, g: Array) -> Array:
+    """Aᵀ·g: g (batch, heads or 1, queries, d) to (batch, heads, keys, d)."""
+    shape = (problem.batch, problem.heads, problem.keys, g.shape[-1])
+    found = {"transposed": np.zeros(shape, statistics_dtype(problem.dtype))}
+    _columns(problem, q, k, logsumexp, found, g=g)
+    return found["transposed"]
+
+
+def _columns(
+    problem: Problem,
+    q: Array,
+    k: Array,
+    logsumexp: Array,
+    found: dict[str, Array],
+    labels: Any = (None, None),
+    g: Array | None = None,
+) -> None:
+    get = found.get
+    height, width = found["image"].shape[-2:] if "image" in found else (0, 0)
+    high, wide = found["groups"].shape[-2:] if "groups" in found else (0, 0)
+    _native.set_threads(get_num_threads())
+    _native.columns(
+        _described(problem, q, k),
+        np.ascontiguousarray(logsumexp, statistics_dtype(problem.dtype)),
+        get("received"),
+        get("peak"),
+        get("image"),
+        height,
+        width,
+        get("groups"),
+        *labels,
+        high,
+        wide,
+        get("weights"),
+        get("transposed"),
+        None if g is None else _bits(g),
+        1 if g is None else _TYPES[g.dtype],
+    )
+
+
+def _described(problem: Problem, q: Array, k: Array) -> Any:
+    """The problem as the kernel reads it; its arrays stay where they are."""
+    left, right = problem.window
+    if problem.causal:
+        right = 0
+    bias, mask = problem.bias, problem.mask
+    arrays = (
+        _bits(q),
+        _bits(k),
+        _whole(problem.query_offset),
+        _whole(problem.kv_lengths),
+        _whole(problem.query_lengths),
+        _whole(problem.query_segments),
+        _whole(problem.kv_segments),
+        _whole(problem.alibi_slopes),
+        _whole(problem.sinks),
+        None if bias is None else _bits(bias),
+        1 if bias is None else _TYPES[bias.dtype],
+        None if mask is None else mask.view(np.uint8),
+    )
+    return _native.describe(
+        _TYPES[problem.dtype],
+        (problem.batch, problem.heads, problem.kv_heads, problem.queries, problem.keys, problem.d_k),
+        (
+            problem.rows.start,
+            problem.rows.step,
+            problem.cols.start,
+            problem.cols.step,
+            _NO_LIMIT if left is None else left,
+            _NO_LIMIT if right is None else right,
+        ),
+        problem.scale,
+        problem.softcap or 0.0,
+        *arrays,
+        arrays,
+    )
+
+
+def _bits(x: Array | None) -> Array | None:
+    """An array the bindings can read: bfloat16 as whole numbers, strides in whole elements."""
+    if x is None:
+        return None
+    if any(step % x.itemsize for step in x.strides) or not x.flags.aligned:
+        x = x.copy()
+    return x.view(np.uint16) if x.dtype == bfloat16 else x
+
+
+def _whole(x: Array | None) -> Array | None:
+    return None if x is None else np.ascontiguousarray(x)

@@ -1,0 +1,51 @@
+"""How many threads the native engine may use: by default what this process was given, or what you set."""
+
+import os
+from pathlib import Path
+
+from clearhead.errors import RuleError
+
+_chosen: int | None = None
+
+
+def set_num_threads(count: int) -> None:
+    """Use `count` threads from now on, the calling one included; the results' bits do not depend on it.
+
+    Raises RuleError unless count is a whole number from 1 up.
+
+    >>> import clearhead as ch
+    >>> ch.set_num_threads(ch.get_num_threads())
+    """
+    global _chosen
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise RuleError(f"the number of threads is {count!r}: expected a whole number from 1 up.", "set_num_threads(2)")
+    _chosen = count
+
+
+def get_num_threads() -> int:
+    """What `set_num_threads` said; else OMP_NUM_THREADS, the processors this process may use and its share of them.
+
+    >>> import clearhead as ch
+    >>> ch.get_num_threads() >= 1
+    True
+    """
+    global _chosen
+    if _chosen is None:
+        _chosen = _given()
+    return _chosen
+
+
+def _given() -> int:
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    limits = [affinity, *([int(asked)] if asked.isdigit() and int(asked) > 0 else []), *_cgroup()]
+    return max(1, min(limits))
+
+
+def _cgroup() -> list[int]:
+    """The whole processors that this process' control group grants, none where it sets no limit."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return [] if quota == "max" else [max(1, -(-int(quota) // int(period)))]
+    except (OSError, ValueError):
+        return []

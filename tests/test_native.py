@@ -1,0 +1,251 @@
+"""The native engine: parity at every level this machine can run, the same bits always, threads, fork, no compiler."""
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import clearhead as ch
+from clearhead.arrays import bfloat16
+from clearhead.engines import native
+
+HERE = Path(__file__).parent
+
+pytestmark = pytest.mark.skipif(not native.levels(), reason="the native engine is not compiled here")
+
+
+def random(*shape: int, dtype: Any = np.float32, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def same(a: Any, b: Any) -> None:
+    assert a.dtype == b.dtype
+    assert a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize("level", native.levels())
+def test_parity_with_the_reference_at_every_level(level: str) -> None:
+    environment = {**os.environ, "CLEARHEAD_ISA": level}
+    run = [sys.executable, str(HERE / "native_problems.py"), "0", "150"]
+    done = subprocess.run(run, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == [level]
+
+
+def test_an_unknown_level_is_refused_with_the_known_ones() -> None:
+    code = "import clearhead as ch, numpy as np; print(ch.plan(np.eye(2), np.eye(2)))"
+    environment = {**os.environ, "CLEARHEAD_ISA": "mmx"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert "engine: portable" in done.stdout
+    assert "CLEARHEAD_ISA is 'mmx'" in done.stdout
+
+
+DTYPES = [np.float32, np.float64, bfloat16, np.float16]
+RULES: list[dict[str, Any]] = [
+    {},
+    {"causal": True},
+    {"causal": True, "window": (100, None), "softcap": 20.0},
+    {"kv_lengths": [300, 2100], "sinks": [0.5, 1.0, -1.0, 0.0]},
+]
+
+
+def observed(A: ch.AttentionMatrix, v: Any) -> list[Any]:
+    seen = A.observe(v, logsumexp=True, max_logit=True, entropy=True, distance=True, top=3)
+    return [seen.output, seen.logsumexp, seen.max_logit, seen.entropy, seen.distance, *seen.top]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize("keys", [130, 2400])
+def test_the_bits_do_not_depend_on_threads_neighbours_or_batch(dtype: Any, rules: dict[str, Any], keys: int) -> None:
+    q, k, v = (
+        random(2, 4, 150, 32, dtype=dtype),
+        random(2, 2, keys, 32, dtype=dtype, seed=1),
+        random(2, 2, keys, 40, dtype=dtype, seed=2),
+    )
+    rules = {**rules, "query_offset": keys - 150}
+    if "kv_lengths" in rules:
+        rules["kv_lengths"] = np.minimum(rules["kv_lengths"], keys)
+    make = lambda: ch.AttentionMatrix(q, k, engine="native", **rules)  # noqa: E731
+    before = ch.get_num_threads()
+    try:
+        ch.set_num_threads(1)
+        A = make()
+        alone, received, full = observed(A, v), A.received(), A[...]
+        for count in (2, 3, 5):
+            ch.set_num_threads(count)
+            for a, b in zip(alone, observed(make(), v), strict=True):
+                same(a, b)
+            same(received, make().received())
+    finally:
+        ch.set_num_threads(before)
+    same(alone[0], ch.attention(q, k, v, engine="native", **rules))
+    for row in (0, 13, 14, 71, 149):
+        part = make().observe(v, logsumexp=True, entropy=True, queries=slice(row, row + 1))
+        same(part.output, alone[0][:, :, row : row + 1])
+        same(part.logsumexp, alone[1][:, :, row : row + 1])
+        same(part.entropy, alone[3][:, :, row : row + 1])
+        same(make()[1, 3, row], full[1, 3, row])
+        same(make()[1, 3, row, 5:90:3], full[1, 3, row, 5:90:3])
+    same(make()[:, 1, 149:3:-7, ::-2], full[:, 1, 149:3:-7, ::-2])
+    few = make().observe(v, logsumexp=True, queries=slice(-5, None))
+    same(few.output, alone[0][:, :, -5:])
+    single = {**rules, "query_offset": keys - 150}
+    for name in ("kv_lengths",):
+        if name in single:
+            single[name] = rules[name][1:]
+    same(ch.attention(q[1:], k[1:], v[1:], engine="native", **single), alone[0][1:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize(("queries", "keys"), [(64, 130), (300, 2400), (1500, 700)])
+def test_received_has_the_same_bits_from_the_row_pass_and_the_column_pass(
+    dtype: Any, rules: dict[str, Any], queries: int, keys: int
+) -> None:
+    q, k, v = (random(2, h, size, 32, dtype=dtype, seed=h) for h, size in ((4, queries), (2, keys), (2, keys)))
+    rules = {**rules, "query_offset": keys - queries}
+    if "kv_lengths" in rules:
+        rules["kv_lengths"] = np.minimum(rules["kv_lengths"], keys)
+    make = lambda: ch.AttentionMatrix(q, k, engine="native", **rules)  # noqa: E731
+    one_pass = make().observe(v, received=True, entropy=True)
+    A = make()
+    A.logsumexp()
+    same(one_pass.received, A.received())
+    same(one_pass.received, make().received())
+    same(one_pass.output, ch.attention(q, k, v, engine="native", **rules))
+    before = ch.get_num_threads()
+    for count in (1, 3):
+        ch.set_num_threads(count)
+        same(one_pass.received, make().received())
+    ch.set_num_threads(before)
+    truth = make()[...].astype(np.float64).sum(-2)
+    np.testing.assert_allclose(one_pass.received, truth, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_decoding_one_token_gives_the_bits_of_the_full_causal_pass(dtype: Any) -> None:
+    q, k, v = (random(1, 4 if i == 0 else 2, 2100, 64, dtype=dtype, seed=i) for i in range(3))
+    full = ch.attention(q, k, v, causal=True, engine="native")
+    for t in (0, 1, 31, 255, 256, 1000, 2047, 2048, 2099):
+        one = ch.attention(
+            q[:, :, t : t + 1], k[:, :, : t + 1], v[:, :, : t + 1], causal=True, query_offset=t, engine="native"
+        )
+        same(one, full[:, :, t : t + 1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("keys", [40, 2500])
+def test_poison_where_the_rules_forbid_reaches_nothing(dtype: Any, keys: int) -> None:
+    q, k, v = (random(1, 2, size, 24, dtype=dtype, seed=i) for i, size in enumerate((30, keys, keys)))
+    mask = np.ones(keys, bool)
+    mask[[3, 17, keys - 2]] = False
+    bias = random(30, keys)
+    rules = {"mask": mask, "causal": True, "query_offset": keys - 30, "bias": bias}
+    clean = ch.attention(q, k, v, engine="native", **rules)
+    for bad in (np.nan, np.inf, -np.inf):
+        kk, vv, bb = k.copy(), v.copy(), bias.copy()
+        kk[:, :, ~mask] = bad
+        vv[:, :, ~mask] = bad
+        bb[:, ~mask] = bad
+        vv[:, :, -1] = bad  # the last query alone sees the last key
+        found = ch.attention(q, kk, vv, engine="native", **{**rules, "bias": bb})
+        same(found[:, :, :-1], clean[:, :, :-1])
+        assert not np.isfinite(found[:, :, -1].astype(np.float64)).any()
+
+
+def test_rows_that_see_nothing_are_zero() -> None:
+    q, k, v = (random(1, 1, 20, 16, seed=i) for i in range(3))
+    seen = ch.AttentionMatrix(q, k, causal=True, query_offset=-5, engine="native").observe(
+        v, logsumexp=True, entropy=True, max_logit=True, top=2, distance=True, received=True
+    )
+    assert not seen.output[:, :, :5].any()
+    assert np.isneginf(seen.logsumexp[:, :, :5]).all()
+    assert np.isneginf(seen.max_logit[:, :, :5]).all()
+    assert not seen.entropy[:, :, :5].any()
+    assert (seen.top.indices[:, :, :5] == -1).all()
+    nothing = ch.attention(q, k[:, :, :0], v[:, :, :0], engine="native")
+    assert nothing.shape == (1, 1, 20, 16)
+    assert not nothing.any()
+
+
+def test_many_python_threads_at_once() -> None:
+    q, k, v = (random(1, 4, 400, 32, seed=i) for i in range(3))
+    truth, found = ch.attention(q, k, v, engine="native"), []
+    crowd = [
+        threading.Thread(target=lambda: found.extend(ch.attention(q, k, v, engine="native") for _ in range(10)))
+        for _ in range(6)
+    ]
+    for one in crowd:
+        one.start()
+    for one in crowd:
+        one.join()
+    assert len(found) == 60
+    for one in found:
+        same(one, truth)
+
+
+FORK = """
+import os, sys, warnings
+warnings.simplefilter("ignore")
+import numpy as np, clearhead as ch
+ch.set_num_threads(3)
+q = np.random.default_rng(0).standard_normal((1, 8, 700, 32)).astype(np.float32)
+truth = ch.attention(q, q, q, engine="native")
+child = os.fork()
+fine = (ch.attention(q, q, q, engine="native") == truth).all()
+if child == 0:
+    os._exit(0 if fine else 1)
+sys.exit(os.waitpid(child, 0)[1] or not fine)
+"""
+
+INTERRUPT = """
+import os, signal, threading, time
+import numpy as np, clearhead as ch
+q = np.zeros((1, 4, 60000, 64), np.float32)
+threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+start = time.perf_counter()
+try:
+    ch.attention(q, q, q, engine="native")
+except KeyboardInterrupt:
+    print("stopped")
+    ch.attention(q[:, :, :300], q[:, :, :300], q[:, :, :300], engine="native")
+    print("and goes on")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize(("code", "said"), [(FORK, ""), (INTERRUPT, "stopped\nand goes on\n")])
+def test_a_process_of_its_own(code: str, said: str) -> None:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lacking", ["compiler", "everything"])
+def test_installs_without_a_compiler(tmp_path: Path, lacking: str) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(HERE.parent, source, ignore=shutil.ignore_patterns(".git", "build", "__pycache__", ".venv"))
+    environment = {**os.environ, "CXX": "/bin/false", "CC": "/bin/false"}
+    if lacking == "everything":
+        environment["PATH"] = str(tmp_path)
+    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(tmp_path / "there"), str(source)]
+    subprocess.run(pip, env=environment, check=True, capture_output=True, text=True)
+    code = "import clearhead as ch, numpy as np; x = np.eye(2); print(ch.plan(x, x)); ch.attention(x, x, x)"
+    path = {**os.environ, "PYTHONPATH": str(tmp_path / "there")}
+    told = subprocess.run(
+        [sys.executable, "-S", "-c", f"import sys; sys.path += {sys.path!r}\n{code}"],
+        env=path,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout.startswith("engine: portable\nnot native: the compiled kernel is missing")
