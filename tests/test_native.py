@@ -175,6 +175,40 @@ def test_rows_that_see_nothing_are_zero() -> None:
     assert not nothing.any()
 
 
+def test_more_weights_than_thirty_two_bits_count() -> None:
+    n = 70_000  # n² is above 2³²; the window keeps the work small
+    q, k, v = random(n, 4), random(n, 4, seed=1), random(n, 2, seed=2)
+    matrix = ch.AttentionMatrix(q, k, window=(2, 1))
+    out = np.asarray(matrix @ v)
+    received = np.asarray(matrix.received())
+    for i in (0, 1, 65_535, 65_536, 65_537, n - 1):
+        near = slice(max(0, i - 2), min(n, i + 2))
+        scores = k[near].astype(np.float64) @ q[i] / 2
+        weights = np.exp(scores) / np.exp(scores).sum()
+        np.testing.assert_allclose(out[i], weights @ v[near], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(np.asarray(matrix[i, near]), weights, rtol=1e-5)
+    np.testing.assert_allclose(received.sum(dtype=np.float64), n, rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1.0, 30.0, 300.0])
+def test_large_scores_over_long_rows_are_no_less_exact_than_pytorchs(size: float) -> None:
+    q, k, v = (
+        random(1, 8, 3, 64) * np.float32(size),
+        random(1, 8, 100_000, 64, seed=1),
+        random(1, 8, 100_000, 4, seed=2),
+    )
+    torch = pytest.importorskip("torch")
+    scores = q.astype(np.float64) @ k.swapaxes(-1, -2).astype(np.float64) / 8
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    truth = weights / weights.sum(axis=-1, keepdims=True) @ v.astype(np.float64)
+    theirs = torch.nn.functional.scaled_dot_product_attention(*(torch.from_numpy(x) for x in (q, k, v))).numpy()
+
+    def error(output: Any) -> float:
+        return float(np.sqrt(np.mean((output.astype(np.float64) - truth) ** 2)))
+
+    assert error(ch.attention(q, k, v)) <= 1.25 * error(theirs)
+
+
 def test_many_python_threads_at_once() -> None:
     q, k, v = (random(1, 4, 400, 32, seed=i) for i in range(3))
     truth, found = ch.attention(q, k, v, engine="native"), []
