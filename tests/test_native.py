@@ -192,11 +192,8 @@ def test_more_weights_than_thirty_two_bits_count() -> None:
 
 @pytest.mark.parametrize("size", [1.0, 30.0, 300.0])
 def test_large_scores_over_long_rows_are_no_less_exact_than_pytorchs(size: float) -> None:
-    q, k, v = (
-        random(1, 8, 3, 64) * np.float32(size),
-        random(1, 8, 100_000, 64, seed=1),
-        random(1, 8, 100_000, 4, seed=2),
-    )
+    shape = (1, 8, 20_000, 64)
+    q, k, v = random(1, 8, 16, 64) * np.float32(size), random(*shape, seed=1), random(*shape, seed=2)
     torch = pytest.importorskip("torch")
     scores = q.astype(np.float64) @ k.swapaxes(-1, -2).astype(np.float64) / 8
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
