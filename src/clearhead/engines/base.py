@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from typing import Protocol
 
+import numpy as np
+
+from clearhead.arrays import statistics_dtype
 from clearhead.axes import Array
 from clearhead.observations import Wanted
 from clearhead.problem import Problem
@@ -31,3 +34,19 @@ class Engine(Protocol):
 
     def transposed(self, problem: Problem, q: Array, k: Array, logsumexp: Array, g: Array) -> Array:
         """Aᵀ·g: g (batch, heads or 1, queries, d) to (batch, heads, keys, d)."""
+
+
+def room_for_rows(problem: Problem, v: Array | None, want: Wanted) -> dict[str, Array]:
+    """Where the answers of a row pass go, by name; to be filled."""
+    shape = (problem.batch, problem.heads, problem.queries)
+    dtype = statistics_dtype(problem.dtype)
+    room: dict[str, Array] = {}
+    if want.output and v is not None:
+        room["output"] = np.empty((*shape, v.shape[-1]), problem.dtype)
+    for name in ("logsumexp", "max_logit", "entropy", "distance"):
+        if getattr(want, name):
+            room[name] = np.empty(shape, dtype)
+    if want.top is not None:
+        room["top_weights"] = np.empty((*shape, want.top), dtype)
+        room["top_indices"] = np.empty((*shape, want.top), np.int64)
+    return room

@@ -13,6 +13,7 @@ import numpy as np
 
 from clearhead.arrays import bfloat16, statistics_dtype
 from clearhead.axes import Array
+from clearhead.engines.base import room_for_rows
 from clearhead.observations import Wanted
 from clearhead.problem import Problem
 from clearhead.threads import get_num_threads
@@ -74,15 +75,7 @@ def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) ->
         return _rows_in_common(problem, q, k, v, want)
     shape = (problem.batch, problem.heads, problem.queries)
     dtype = statistics_dtype(problem.dtype)
-    found: dict[str, Array] = {}
-    if want.output and v is not None:
-        found["output"] = np.empty((*shape, v.shape[-1]), problem.dtype)
-    for name in ("logsumexp", "max_logit", "entropy", "distance"):
-        if getattr(want, name):
-            found[name] = np.empty(shape, dtype)
-    if want.top is not None:
-        found["top_weights"] = np.empty((*shape, want.top), dtype)
-        found["top_indices"] = np.empty((*shape, want.top), np.int64)
+    found = room_for_rows(problem, v, want)
     get = found.get
     output = get("output")
     received, logsumexp = None, get("logsumexp")

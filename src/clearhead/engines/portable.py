@@ -15,6 +15,7 @@ import numpy as np
 from clearhead import visibility
 from clearhead.arrays import statistics_dtype
 from clearhead.axes import Array, blocks
+from clearhead.engines.base import room_for_rows
 from clearhead.engines.products import pieces, product
 from clearhead.engines.running import Running, Values, mix
 from clearhead.observations import Wanted, areas
@@ -34,7 +35,7 @@ def reasons_not(problem: Problem) -> list[str]:
 @_quiet
 def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) -> dict[str, Array]:
     """The output and the row statistics, in one pass over the keys."""
-    found = _room_for_rows(problem, v, want)
+    found = room_for_rows(problem, v, want)
     for head in _heads(problem, k, v):
         for at in blocks(problem.queries, QUERY_BLOCK):
             queries = _padded(q[head.batch, head.index, at], QUERY_BLOCK)
@@ -213,21 +214,6 @@ def _sandwich(left: Array, weights: Array, right: Array) -> Array:
 def _one_hot(labels: Array) -> tuple[Array, Array]:
     present = np.unique(labels[labels >= 0])
     return present, (present[:, None] == labels).astype(np.float64)
-
-
-def _room_for_rows(problem: Problem, v: Array | None, want: Wanted) -> dict[str, Array]:
-    shape = (problem.batch, problem.heads, problem.queries)
-    dtype = statistics_dtype(problem.dtype)
-    room: dict[str, Array] = {}
-    if want.output and v is not None:
-        room["output"] = np.empty((*shape, v.shape[-1]), problem.dtype)
-    for name in ("logsumexp", "max_logit", "entropy", "distance"):
-        if getattr(want, name):
-            room[name] = np.empty(shape, dtype)
-    if want.top is not None:
-        room["top_weights"] = np.empty((*shape, want.top), dtype)
-        room["top_indices"] = np.empty((*shape, want.top), np.int64)
-    return room
 
 
 def _room_for_columns(problem: Problem, want: Wanted) -> dict[str, Any]:
