@@ -1,7 +1,7 @@
 """Matrix products in small pieces, so that no bit depends on how many threads BLAS has.
 
 BLAS divides a large product among its threads, and where it divides decides how the edges are rounded. A piece of
-64×64×64 is small enough to stay on one thread (OpenBLAS: up to 262,144 multiply-adds), and as fast.
+64×64×64 is small enough to stay on one thread (OpenBLAS: up to 262,144 multiply-adds).
 """
 
 import numpy as np
