@@ -1,6 +1,7 @@
 """The few questions an engine answers. An engine is a module with these names; it imports nothing above it."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -11,6 +12,24 @@ from clearhead.observations import Wanted
 from clearhead.problem import Problem
 
 Answers = Mapping[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """What is known of a loss: its derivatives by what attention answered, ready for an engine (backward.py makes it).
+
+    With a_ij the weights, the loss's derivative by the logit of query i and key j, where i may see j, is
+
+        dS_ij = a_ij·(output_i·v_j + rows_i + keys_j - entropy_i·ln a_ij),        a·ln a being 0 for a = 0,
+
+    and 0 elsewhere. Numbers per query and per key are in the statistics' dtype.
+    """
+
+    rows: Array  # (batch, heads, queries)
+    output: Array | None = None  # (batch, heads, queries, d_v), any strides, the problem's dtype
+    keys: Array | None = None  # (batch, heads, keys)
+    entropy: Array | None = None  # (batch, heads, queries)
+    bias: tuple[int, int, int, int] | None = None  # the bias's own shape, 1 where it is broadcast; None: not asked
 
 
 class Engine(Protocol):
@@ -34,6 +53,16 @@ class Engine(Protocol):
 
     def transposed(self, problem: Problem, q: Array, k: Array, logsumexp: Array, g: Array) -> Array:
         """Aᵀ·g: g (batch, heads or 1, queries, d) to (batch, heads, keys, d)."""
+
+    def gradients(
+        self, problem: Problem, q: Array, k: Array, v: Array | None, logsumexp: Array, upstream: Upstream
+    ) -> Answers:
+        """The loss's derivatives by "q", "k" and "v" in the problem's dtype, each shaped as its array.
+
+        "v" only where upstream.output is given (then v is too): Σ_i a_ij·output_i, summed over the query heads of a
+        value head. By the score q_i·k_j the loss changes by scale·(1 - tanh²(scale·q_i·k_j / softcap))·dS_ij. "bias",
+        where asked, is dS summed over the axes along which the bias is broadcast, in the statistics' dtype.
+        """
 
 
 def room_for_rows(problem: Problem, v: Array | None, want: Wanted) -> dict[str, Array]:
