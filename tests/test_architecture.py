@@ -17,10 +17,10 @@ from clearhead.problem import Rules
 PACKAGE = Path(clearhead.__file__).parent
 FLOORS = (  # from the ground up; a folder is one entry
     ("errors", "axes", "arrays", "threads"),
-    ("problem", "visibility", "observations"),
+    ("problem", "visibility", "observations", "operands"),
     ("reference",),
     ("engines",),
-    ("functional", "matrix", "flow", "cache"),
+    ("functional", "matrix", "flow", "backward", "cache"),
     ("torch_op", "nn", "watch", "distributed"),
     ("steps", "tracing", "layer", "claims", "diagnose", "model", "explain"),
     ("cli", "__main__", "report", "bench", "view"),

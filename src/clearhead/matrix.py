@@ -4,7 +4,6 @@ With q, k and each row's log-sum-exp L, every weight is available: a_ij = exp(lo
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 from operator import index as as_index
 from typing import Any, Unpack
@@ -12,11 +11,12 @@ from typing import Any, Unpack
 import numpy as np
 
 from clearhead import engines
-from clearhead.arrays import FLOATS, adopt, statistics_dtype
+from clearhead.arrays import adopt, statistics_dtype
 from clearhead.axes import TRANSPOSED, WEIGHTS, Array, as_places, as_slice, named
 from clearhead.engines.base import Engine
-from clearhead.errors import DtypeError, SelectionError, ShapeError
-from clearhead.observations import Observation, Top, Wanted, wanted
+from clearhead.errors import SelectionError
+from clearhead.observations import Observation, Top, Wanted, observation, wanted
+from clearhead.operands import operand
 from clearhead.problem import Problem, Rules, describe
 
 
@@ -86,10 +86,9 @@ class AttentionMatrix:
         v (…, kv_heads or heads, keys, d_v), or one for all heads, (keys,) or (keys, d_v).
         """
         array, restore = adopt(v, "v")
-        operand, vector = _operand(
-            self._problem, array, "v", self.shape[-1], (self._problem.kv_heads, self._problem.heads)
-        )
-        output = self._engine.rows(self._problem, self._q, self._k, operand, Wanted(output=True))["output"]
+        heads = self._problem.kv_heads, self._problem.heads
+        values, vector = operand(self._problem, array, "v", self.shape[-1], heads)
+        output = self._engine.rows(self._problem, self._q, self._k, values, Wanted(output=True))["output"]
         whole = self._problem.restore(output)
         return restore(whole[..., 0] if vector else whole)
 
@@ -179,32 +178,20 @@ class AttentionMatrix:
         want = wanted(self._problem, asked)
         part, rows = self._rows(queries)
         want = want.for_queries(rows)
-        operand = None
+        values = None
         if v is not None:
-            array = adopt(v, "v")[0]
-            operand, _ = _operand(self._problem, array, "v", self.shape[-1], (self._problem.kv_heads,))
-        return part._observe(operand, want)
+            values, _ = operand(self._problem, adopt(v, "v")[0], "v", self.shape[-1], (self._problem.kv_heads,))
+        return part._observe(values, want)
 
     def _observe(self, v: Array | None, want: Wanted) -> Observation:
-        known = "_logsumexp" in self.__dict__
-        needed = want.logsumexp or want.columns()
-        first = replace(
-            want, output=v is not None, logsumexp=needed and not known, received=want.received and not known
-        )
-        found: dict[str, Array] = {}
-        if first.rows():
-            found.update(self._engine.rows(self._problem, self._q, self._k, v, first))
+        known = self.__dict__.get("_logsumexp")
+        found = engines.answer(self._engine, self._problem, self._q, self._k, v, want, known)
         if "logsumexp" in found:
             self._logsumexp = found.pop("logsumexp")
-        want = replace(want, received=want.received and "received" not in found)
-        if want.columns():
-            found.update(self._engine.columns(self._problem, self._q, self._k, self._logsumexp, want))
         if want.logsumexp:
             found["logsumexp"] = self._logsumexp.copy()
         given = {name: self._give(self._problem.restore(array)) for name, array in found.items()}
-        if want.top is not None:
-            given["top"] = Top(given.pop("top_weights"), given.pop("top_indices"))
-        return Observation(**given, queries=self._problem.queries, keys=self._problem.keys)
+        return observation(given, self._problem.queries, self._problem.keys)
 
     @cached_property
     def _logsumexp(self) -> Array:
@@ -297,32 +284,10 @@ class TransposedMatrix:
         """
         problem = self.T._problem
         array, restore = adopt(g, "g")
-        operand, vector = _operand(problem, array, "g", problem.queries, (problem.heads, 1))
-        found = self.T._engine.transposed(problem, self.T._q, self.T._k, self.T._logsumexp, operand)
+        columns, vector = operand(problem, array, "g", problem.queries, (problem.heads, 1))
+        found = self.T._engine.transposed(problem, self.T._q, self.T._k, self.T._logsumexp, columns)
         whole = problem.restore(found)
         return restore(whole[..., 0] if vector else whole)
-
-
-def _operand(problem: Problem, x: Array, name: str, length: int, heads: tuple[int, ...]) -> tuple[Array, bool]:
-    """Read the right side of a product as (batch, its heads, length, d), and whether it is a vector."""
-    if x.dtype not in FLOATS:
-        raise DtypeError(f"{name} is {x.dtype}: expected float64, float32, bfloat16 or float16.")
-    vector = x.ndim == 1
-    columns = x[:, None] if vector else x
-    lead = problem.prefix[:-1]
-    shared = columns.ndim == 2
-    fits = columns.ndim >= 2 and columns.shape[-2] == length
-    if not shared:
-        fits = fits and columns.shape[:-3] == lead and len(problem.prefix) > 0 and columns.shape[-3] in heads
-    if not fits:
-        axes = f"({', '.join(map(str, (*lead, heads[0])))}, {length}, d)" if problem.prefix else f"({length}, d)"
-        raise ShapeError(
-            f"{name} has shape {x.shape}: expected {axes}, or one for all heads, ({length},) or ({length}, d).",
-            f"the matrix is {named(problem.shape, WEIGHTS)}.",
-        )
-    if shared:
-        return np.broadcast_to(columns, (problem.batch, 1, *columns.shape)), vector
-    return columns.reshape(problem.batch, *columns.shape[-3:]), vector
 
 
 def _expand(key: Any, shape: tuple[int, ...], axes: Sequence[str]) -> list[int | range]:

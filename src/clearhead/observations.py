@@ -161,6 +161,14 @@ class Observation:
         return Observation(**joined, queries=self.queries + other.queries, keys=self.keys)
 
 
+def observation(found: dict[str, Any], queries: int, keys: int) -> Observation:
+    """What engines answered, by name, as an Observation."""
+    given = dict(found)
+    if "top_weights" in given:
+        given["top"] = Top(given.pop("top_weights"), given.pop("top_indices"))
+    return Observation(**given, queries=queries, keys=keys)
+
+
 def wanted(problem: Problem, asked: dict[str, Any]) -> Wanted:
     """Validate what was asked for."""
     for name in ("logsumexp", "max_logit", "entropy", "distance", "received", "peak"):

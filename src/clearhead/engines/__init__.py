@@ -1,13 +1,15 @@
 """The engines, fastest first; the choice among them, and its reasons."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from typing import cast
 
+from clearhead.axes import Array
 from clearhead.engines.base import Engine
 from clearhead.errors import EngineError, unknown
+from clearhead.observations import Wanted
 from clearhead.problem import Problem
 
 NAMES = ("native", "portable")
@@ -48,3 +50,19 @@ def choose(problem: Problem, name: str | None = None) -> Plan:
         reasons[candidate] = against
     told = "; ".join(f"{engine}: {' '.join(against)}" for engine, against in reasons.items())
     raise EngineError(f"no engine can run this problem. {told}", "leave `engine` out to let clearhead choose.")
+
+
+def answer(
+    engine: Engine, problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted, logsumexp: Array | None = None
+) -> dict[str, Array]:
+    """Everything wanted, by name, in the fewest passes; the log-sum-exp too where it was computed and not known."""
+    known = logsumexp is not None
+    needed = want.logsumexp or want.columns()
+    first = replace(want, output=v is not None, logsumexp=needed and not known, received=want.received and not known)
+    found: dict[str, Array] = {}
+    if first.rows():
+        found.update(engine.rows(problem, q, k, v, first))
+    want = replace(want, received=want.received and "received" not in found)
+    if want.columns():
+        found.update(engine.columns(problem, q, k, found["logsumexp"] if logsumexp is None else logsumexp, want))
+    return found

@@ -15,7 +15,7 @@ import numpy as np
 from clearhead import visibility
 from clearhead.arrays import statistics_dtype
 from clearhead.axes import Array, blocks
-from clearhead.engines.base import room_for_rows
+from clearhead.engines.base import Upstream, room_for_rows
 from clearhead.engines.products import pieces, product
 from clearhead.engines.running import Running, Values, mix
 from clearhead.observations import Wanted, areas
@@ -99,6 +99,45 @@ def transposed(problem: Problem, q: Array, k: Array, logsumexp: Array, g: Array)
     return found.astype(statistics_dtype(problem.dtype), copy=False)
 
 
+@_quiet
+def gradients(
+    problem: Problem, q: Array, k: Array, v: Array | None, logsumexp: Array, upstream: Upstream
+) -> dict[str, Array]:
+    """The loss's derivatives by q, k, v and the bias, in one pass over the weights."""
+    values = None if upstream.output is None else v
+    found = {name: np.zeros(x.shape) for name, x in (("q", q), ("k", k), ("v", values)) if x is not None}
+    if upstream.bias is not None:
+        found["bias"] = np.zeros(upstream.bias)
+    for head in _heads(problem, k):
+        at = head.batch, head.index
+        key_at = head.batch, head.index * k.shape[1] // problem.heads
+        keys = [Values.of(block) for block in _packed(k[key_at])]
+        value_at = key_at if values is None else (head.batch, head.index * values.shape[1] // problem.heads)
+        turned = None if values is None else [pieces(block.T) for block in _packed(values[value_at])]
+        for rows, cols, logs in _log_weight_tiles(problem, head, q, logsumexp):
+            block, height, width = cols.start // KEY_BLOCK, rows.stop - rows.start, cols.stop - cols.start
+            visible, weights = ~np.isneginf(logs), np.exp(logs)
+            slope = np.zeros_like(logs)
+            slope[:height] += upstream.rows[at][rows, None]
+            if upstream.keys is not None:
+                slope[:, :width] += upstream.keys[at][cols]
+            if upstream.entropy is not None:
+                slope[:height] -= upstream.entropy[at][rows, None] * logs[:height]
+            if turned is not None and upstream.output is not None:
+                given = _padded(upstream.output[at][rows], QUERY_BLOCK)
+                slope += product(given, turned[block], KEY_BLOCK)
+                found["v"][value_at][cols] += mix(weights.T, visible.T, Values.of(given))[:width]
+            by_logit = np.where(visible, weights * slope, 0.0)
+            if upstream.bias is not None:
+                _add_shared(found["bias"], at, rows, cols, by_logit[:height, :width])
+            queries = _padded(q[at][rows], QUERY_BLOCK)
+            by_score = np.where(visible, problem.scale * _bend(problem, head, block, queries) * by_logit, 0.0)
+            found["q"][at][rows] += mix(by_score, visible, keys[block])[:height]
+            found["k"][key_at][cols] += mix(by_score.T, visible.T, Values.of(queries))[:width]
+    dtypes = {"bias": statistics_dtype(problem.dtype)}
+    return {name: array.astype(dtypes.get(name, problem.dtype), copy=False) for name, array in found.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class _Head:
     """One query head with its keys and values, packed in float64 blocks of one size, zeros at the end."""
@@ -170,10 +209,36 @@ def _logits(problem: Problem, head: _Head, rows: slice, cols: slice, queries: Ar
     return logits
 
 
+def _bend(problem: Problem, head: _Head, block: int, queries: Array) -> Array | float:
+    """What softcap makes of a change of the scaled score: 1 - tanh²(score / c), (QUERY_BLOCK, KEY_BLOCK); 1 without."""
+    if problem.softcap is None:
+        return 1.0
+    scores = problem.scale * product(queries, head.keys[block], KEY_BLOCK)
+    bend: Array = 1 - np.tanh(scores / problem.softcap) ** 2
+    return bend
+
+
+def _add_shared(total: Array, at: tuple[int, int], rows: slice, cols: slice, part: Array) -> None:
+    """Add a block to an array (batch, heads, queries, keys) that has size 1 where the block's axis is summed."""
+    here = total[tuple(place if size > 1 else 0 for place, size in zip(at, total.shape, strict=False))]
+    summed = tuple(axis for axis in (0, 1) if here.shape[axis] == 1)
+    here[rows if here.shape[0] > 1 else slice(1), cols if here.shape[1] > 1 else slice(1)] += part.sum(
+        axis=summed, keepdims=True
+    )
+
+
 def _weight_tiles(
     problem: Problem, head: _Head, q: Array, logsumexp: Array, only: set[int] | None = None
 ) -> Iterator[tuple[slice, slice, Array]]:
     """Every block of weights that is not forbidden, key block by key block, zeros past the end."""
+    for rows, cols, logs in _log_weight_tiles(problem, head, q, logsumexp, only):
+        yield rows, cols, np.exp(logs, out=logs)
+
+
+def _log_weight_tiles(
+    problem: Problem, head: _Head, q: Array, logsumexp: Array, only: set[int] | None = None
+) -> Iterator[tuple[slice, slice, Array]]:
+    """The same blocks as ln a = logit - log-sum-exp; -inf where forbidden and past the end."""
     lse = logsumexp[head.batch, head.index].astype(np.float64)
     safe = _padded(np.where(np.isneginf(lse), 0.0, lse)[:, None], -(-problem.queries // QUERY_BLOCK) * QUERY_BLOCK)
     own = _padded(q[head.batch, head.index], -(-problem.queries // QUERY_BLOCK) * QUERY_BLOCK)
@@ -190,7 +255,7 @@ def _weight_tiles(
                 logits -= final
                 if hidden is not None:  # a row that sees NaN gives none to the keys it may not see
                     logits[hidden] = -np.inf
-                yield rows, cols, np.exp(logits, out=logits)
+                yield rows, cols, logits
 
 
 def _distances(problem: Problem, batch: int, rows: slice, cols: slice) -> Array:
