@@ -20,8 +20,8 @@ FLOORS = (  # from the ground up; a folder is one entry
     ("problem", "visibility", "observations", "operands"),
     ("reference",),
     ("engines",),
-    ("functional", "matrix", "flow", "backward", "cache"),
-    ("torch_op", "nn", "watch", "distributed"),
+    ("functional", "matrix", "flow", "backward", "torch_op", "torch_graph", "cache", "torch"),
+    ("nn", "watch", "distributed"),
     ("steps", "tracing", "layer", "claims", "diagnose", "model", "explain"),
     ("cli", "__main__", "report", "bench", "view"),
 )

@@ -25,7 +25,7 @@ def adopt(x: Any, name: str) -> tuple[Array, Restore]:
         return x, _same
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
-        return _from_torch(torch, x, name), lambda array: _to_torch(torch, array)
+        return _from_torch(torch, x, name), lambda array: to_torch(torch, array)
     if hasattr(x, "__dlpack__") and hasattr(x, "__array_namespace__"):
         library = x.__array_namespace__()
         return _from_dlpack(x, name), library.asarray
@@ -33,6 +33,16 @@ def adopt(x: Any, name: str) -> tuple[Array, Restore]:
         f"{name} is a {type(x).__name__}: expected a NumPy array, a PyTorch tensor or an array that speaks DLPack.",
         f"np.asarray({name}, dtype=np.float64) makes one from numbers in a list.",
     )
+
+
+def graphed(q: Any, *others: Any) -> bool:
+    """Must a call on q go through PyTorch's graph: is one being traced, or a derivative to be kept?"""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(q, torch.Tensor):
+        return False
+    if torch.compiler.is_compiling() or type(q) not in (torch.Tensor, torch.nn.Parameter):
+        return True
+    return bool(torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in (q, *others)))
 
 
 def plain(x: Any, name: str) -> Array:
@@ -59,7 +69,7 @@ def _from_torch(torch: Any, x: Any, name: str) -> Array:
         raise DtypeError(f"{name} is on device {x.device}: no engine here runs there.", f"{name}.cpu() moves it.")
     if x.requires_grad and torch.is_grad_enabled():
         raise DtypeError(
-            f"{name} requires grad, and no engine here has gradients yet.",
+            f"{name} requires grad, and nothing here keeps a graph for it.",
             f"{name}.detach(), or `with torch.no_grad():` around the call.",
         )
     if x.layout != torch.strided:
@@ -75,7 +85,8 @@ def _from_torch(torch: Any, x: Any, name: str) -> Array:
     return array
 
 
-def _to_torch(torch: Any, array: Array) -> Any:
+def to_torch(torch: Any, array: Array) -> Any:
+    """A tensor on the same memory."""
     if array.dtype == bfloat16:
         return torch.from_numpy(np.ascontiguousarray(array).view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)

@@ -3,6 +3,7 @@
 from typing import Any, Unpack
 
 from clearhead import engines
+from clearhead.arrays import graphed
 from clearhead.observations import Wanted
 from clearhead.problem import Rules, describe
 
@@ -36,6 +37,10 @@ def attention(q: Any, k: Any, v: Any, *, engine: str | None = None, **rules: Unp
     array([[0.67, 0.33],
            [0.33, 0.67]])
     """
+    if graphed(q, k, v, *rules.values()):
+        from clearhead.torch_graph import Graph
+
+        return Graph(q, k, rules, engine).observe(v, {}).output
     given = describe(q, k, v, rules)
     chosen = engines.get(engines.choose(given.problem, engine).engine)
     output = chosen.rows(given.problem, given.q, given.k, given.v, Wanted(output=True))["output"]

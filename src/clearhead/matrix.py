@@ -11,10 +11,10 @@ from typing import Any, Unpack
 import numpy as np
 
 from clearhead import engines
-from clearhead.arrays import adopt, statistics_dtype
+from clearhead.arrays import adopt, graphed, statistics_dtype
 from clearhead.axes import TRANSPOSED, WEIGHTS, Array, as_places, as_slice, named
 from clearhead.engines.base import Engine
-from clearhead.errors import SelectionError
+from clearhead.errors import RuleError, SelectionError
 from clearhead.observations import Observation, Top, Wanted, observation, wanted
 from clearhead.operands import operand
 from clearhead.problem import Problem, Rules, describe
@@ -38,6 +38,12 @@ class AttentionMatrix:
     __array_ufunc__ = None  # so that `array @ A` fails loudly instead of looping over elements
 
     def __init__(self, q: Any, k: Any, *, engine: str | None = None, **rules: Unpack[Rules]) -> None:
+        self._graph: Any = None
+        if graphed(q, k, *rules.values()):
+            from clearhead.torch_graph import Graph
+
+            self._graph = Graph(q, k, rules, engine)
+            return
         given = describe(q, k, None, rules)
         self._problem: Problem = given.problem
         self._q, self._k, self._restore_kind = given.q, given.k, given.restore
@@ -46,7 +52,7 @@ class AttentionMatrix:
     @property
     def shape(self) -> tuple[int, ...]:
         """(…, heads, queries, keys)."""
-        return self._problem.shape
+        return self._problem.shape if self._graph is None else self._graph.shape
 
     @property
     def ndim(self) -> int:
@@ -55,7 +61,7 @@ class AttentionMatrix:
     @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of the weights: float32, or float64 for float64."""
-        return statistics_dtype(self._problem.dtype)
+        return statistics_dtype(self._problem.dtype if self._graph is None else self._graph.dtype)
 
     @property
     def T(self) -> "TransposedMatrix":  # noqa: N802  NumPy's name
@@ -85,6 +91,8 @@ class AttentionMatrix:
 
         v (…, kv_heads or heads, keys, d_v), or one for all heads, (keys,) or (keys, d_v).
         """
+        if self._graph is not None:
+            return self._graph.mix(v)
         array, restore = adopt(v, "v")
         heads = self._problem.kv_heads, self._problem.heads
         values, vector = operand(self._problem, array, "v", self.shape[-1], heads)
@@ -94,7 +102,7 @@ class AttentionMatrix:
 
     def logsumexp(self) -> Any:
         """L_i = ln(Σ_j exp(logit_ij) + exp(sink)), natural; (…, heads, queries). -inf where a query sees nothing."""
-        return self._give(self._problem.restore(self._logsumexp.copy()))
+        return self.observe(logsumexp=True).logsumexp
 
     def max_logit(self) -> Any:
         """The largest visible logit of each query, (…, heads, queries); -inf where it sees nothing."""
@@ -175,6 +183,8 @@ class AttentionMatrix:
             "image": image,
             "groups": groups,
         }
+        if self._graph is not None:
+            return self._graph.observe(v, asked, queries)
         want = wanted(self._problem, asked)
         part, rows = self._rows(queries)
         want = want.for_queries(rows)
@@ -204,7 +214,7 @@ class AttentionMatrix:
     def _part(self, problem: Problem, q: Array, k: Array) -> "AttentionMatrix":
         part = object.__new__(AttentionMatrix)
         part._problem, part._q, part._k = problem, q, k
-        part._restore_kind, part._engine = self._restore_kind, self._engine
+        part._restore_kind, part._engine, part._graph = self._restore_kind, self._engine, None
         return part
 
     def _rows(self, queries: slice) -> tuple["AttentionMatrix", range]:
@@ -220,6 +230,11 @@ class AttentionMatrix:
         return part, rows
 
     def _tile(self, key: Any) -> Array:
+        if self._graph is not None:
+            raise RuleError(
+                "weights read by index have no derivative, and q or k requires grad.",
+                "with torch.no_grad(): AttentionMatrix(q, k)[…]; A @ v and A.observe keep the graph.",
+            )
         picked = _expand(key, self.shape, WEIGHTS)
         chosen = [range(p, p + 1) if isinstance(p, int) else p for p in picked]
         rows, cols = chosen[-2:]
@@ -282,6 +297,8 @@ class TransposedMatrix:
 
         O(queries·keys·d) time, less where rows of g are all zero; O(queries + keys) memory.
         """
+        if self.T._graph is not None:
+            return self.T._graph.transposed(g)
         problem = self.T._problem
         array, restore = adopt(g, "g")
         columns, vector = operand(problem, array, "g", problem.queries, (problem.heads, 1))

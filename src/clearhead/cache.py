@@ -1,0 +1,143 @@
+"""A key-value cache for decoding: room made in advance, each sequence at its own length."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.errors import DtypeError, RuleError, ShapeError
+
+_FIRST = 64  # positions of room, when nothing is said
+
+
+class KVCache:
+    """Keys and values of the positions so far, for each sequence of a batch its own number of them.
+
+    batch, kv_heads   sizes; d_k, d_v are the widths of a key and a value
+    capacity          positions of room at the start; it doubles when full, so a step costs O(1) copies on average
+    window            keep only the last `window` positions of each sequence (at least that many, at most twice)
+
+    `append` adds positions and gives what attention reads; positions count from the start of each sequence, also when
+    the window has let the first ones go. Nothing is differentiable: values are stored detached.
+
+    >>> import torch, clearhead.nn
+    >>> cache = clearhead.nn.KVCache(batch=1, kv_heads=2, d_k=4, d_v=4)
+    >>> k, v, rules = cache.append(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4))
+    >>> k.shape, rules["query_offset"], len(cache)
+    (torch.Size([1, 2, 3, 4]), tensor([0]), 3)
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        kv_heads: int,
+        d_k: int,
+        d_v: int,
+        *,
+        capacity: int = _FIRST,
+        window: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: Any = None,
+    ) -> None:
+        for name, value in (("capacity", capacity), ("window", window)):
+            if value is not None and value < 1:
+                raise RuleError(f"{name} is {value}: expected a whole number from 1 up.")
+        room = capacity if window is None else max(capacity, 2 * window)
+        self.window = window
+        self.keys = torch.zeros(batch, kv_heads, room, d_k, dtype=dtype, device=device)
+        self.values = torch.zeros(batch, kv_heads, room, d_v, dtype=dtype, device=device)
+        self.lengths = torch.zeros(batch, dtype=torch.int64)  # positions seen, of each sequence
+        self.start = 0  # the position that stands first in the room
+
+    def __len__(self) -> int:
+        """The longest sequence's positions so far."""
+        return int(self.lengths.max()) if len(self.lengths) else 0
+
+    def append(self, k: Tensor, v: Tensor, counts: Tensor | None = None) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        """Add k (batch, kv_heads, new, d_k) and v (batch, kv_heads, new, d_v) after what each sequence has.
+
+        counts (batch,): how many of the new positions are real, the rest being padding at the end; None: all.
+        Returns all keys and values, as views, and the rules `query_offset` and `kv_lengths` under which the new
+        positions attend to them. Raises ShapeError or RuleError before anything is changed.
+        """
+        new = self._check(k, v, counts)
+        added = torch.full_like(self.lengths, new) if counts is None else counts.to(torch.int64)
+        before = self.lengths
+        last = int(before.max()) + new if len(before) else new
+        self._make_room(last, int(before.min()) if len(before) else 0)
+        places = before - self.start
+        if len(before) and bool((places == places[0]).all()):  # all alike: one copy
+            at = slice(int(places[0]), int(places[0]) + new)
+            self.keys[:, :, at] = k.detach()
+            self.values[:, :, at] = v.detach()
+        else:
+            for b, place in enumerate(places.tolist()):
+                self.keys[b, :, place : place + new] = k[b].detach()
+                self.values[b, :, place : place + new] = v[b].detach()
+        self.lengths = before + added
+        stop = len(self) - self.start
+        rules: dict[str, Any] = {"query_offset": before - self.start}
+        if bool((self.lengths - self.start != stop).any()):
+            rules["kv_lengths"] = self.lengths - self.start
+        return self.keys[:, :, :stop], self.values[:, :, :stop], rules
+
+    def reorder(self, order: Tensor) -> None:
+        """Sequence i becomes what sequence order[i] was: the step of beam search. order (batch,)."""
+        if order.shape != self.lengths.shape or not bool(((order >= 0) & (order < len(self.lengths))).all()):
+            raise ShapeError(f"order is {order.tolist()}: expected (batch {len(self.lengths)},) of sequence numbers.")
+        used = slice(0, len(self) - self.start)
+        self.keys[:, :, used] = self.keys[order.to(self.keys.device)][:, :, used]
+        self.values[:, :, used] = self.values[order.to(self.values.device)][:, :, used]
+        self.lengths = self.lengths[order]
+
+    def crop(self, length: int | Tensor) -> None:
+        """Forget what lies beyond `length` positions, one number or (batch,); longer sequences only are changed."""
+        wanted = torch.minimum(self.lengths, torch.as_tensor(length, dtype=torch.int64))
+        if bool((wanted < 0).any()):
+            raise RuleError(f"length is {length}: expected positions from 0 up.")
+        if not bool(wanted.any()):
+            self.start = 0
+        elif self.start and bool((wanted - (self.window or 0) + 1 < self.start).any()):
+            raise RuleError(
+                f"length is {length}: the window has let go of positions before {self.start}, which it would need.",
+                "crop at most `window` positions back, or make the cache without a window.",
+            )
+        self.lengths = wanted
+
+    def _check(self, k: Tensor, v: Tensor, counts: Tensor | None) -> int:
+        new = k.shape[-2] if k.ndim == 4 else -1
+        for name, x, room in (("k", k, self.keys), ("v", v, self.values)):
+            expected = (room.shape[0], room.shape[1], new, room.shape[3])
+            if tuple(x.shape) != expected:
+                axes = f"(batch {room.shape[0]}, kv_heads {room.shape[1]}, new, d {room.shape[3]})"
+                raise ShapeError(f"{name} has shape {tuple(x.shape)}: expected {axes}, as the cache was made.")
+            if x.dtype != room.dtype:
+                raise DtypeError(
+                    f"{name} is {x.dtype} but the cache holds {room.dtype}.", f"KVCache(…, dtype={x.dtype})"
+                )
+        if counts is not None:
+            fine = counts.shape == self.lengths.shape and bool(((counts >= 0) & (counts <= new)).all())
+            if not fine:
+                raise RuleError(f"counts is {counts.tolist()}: expected (batch,) numbers between 0 and {new}.")
+        return new
+
+    def _make_room(self, last: int, shortest: int) -> None:
+        """Room for positions up to `last`: by letting go of what the window no longer needs, else by doubling."""
+        room = self.keys.shape[2]
+        if last - self.start <= room:
+            return
+        needed = self.start if self.window is None else max(self.start, shortest - self.window + 1)
+        size = room
+        while last - needed > size:
+            size *= 2
+        for name in ("keys", "values"):
+            old = getattr(self, name)
+            kept = old[:, :, needed - self.start :]
+            if size == room:
+                kept = kept.clone()  # the places overlap
+                old[:, :, : kept.shape[2]] = kept
+            else:
+                fresh = old.new_zeros(*old.shape[:2], size, old.shape[3])
+                fresh[:, :, : kept.shape[2]] = kept
+                setattr(self, name, fresh)
+        self.start = needed

@@ -1,0 +1,284 @@
+"""Layers for PyTorch: multi-head attention with the field's options, on clearhead's engines."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.cache import KVCache as KVCache
+from clearhead.errors import RuleError, ShapeError
+from clearhead.matrix import AttentionMatrix
+from clearhead.torch import dropped
+
+
+class MultiHeadAttention(nn.Module):
+    """X → Q, K, V → attention in every head → concatenation → W^O.
+
+    d_model            width of the queries' input x
+    num_heads          query heads
+    num_kv_heads       key and value heads, which query heads share in groups; default num_heads
+    d_k, d_v           widths of a head's keys and values; default d_model / num_heads, d_k
+    d_context, d_value_context   widths of the keys' and the values' inputs; default d_model, d_context
+    bias               biases in the projections
+    output_projection  W^O: (num_heads·d_v → d_model); without, the heads' outputs stand side by side
+    causal, window, softcap   score rules of every call
+    rotary             base of rotary positions, e.g. 10000.0 (Su et al. 2021; in halves, as Llama has them); None: none
+    sinks              a learned extra logit per head in each row's denominator
+    qk_norm            root-mean-square normalisation of each query and key over d_k, before rotary positions
+    dropout            probability with which weights are zeroed in training mode
+    extra_key          one learned key and value that every query sees besides the others
+    zero_key           one key and value of zeros that every query sees besides the others
+    batch_first        inputs (batch, length, d), or (length, batch, d); without a batch (length, d)
+
+    rotary             base of rotary positions, e.g. 10000.0 (Su et al. 2021; in halves, as in Llama); None: none
+    sinks (num_heads,), extra_key (num_kv_heads, 1, d_k), extra_value (num_kv_heads, 1, d_v). Initialised: projections
+    Xavier uniform (Glorot & Bengio 2010), biases and sinks 0, norms 1, extra key and value normal with deviation
+    d_model^-0.5.
+
+    >>> import torch, clearhead.nn
+    >>> clearhead.nn.MultiHeadAttention(8, 2, causal=True)(torch.ones(1, 5, 8)).shape
+    torch.Size([1, 5, 8])
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        d_k: int | None = None,
+        d_v: int | None = None,
+        d_context: int | None = None,
+        d_value_context: int | None = None,
+        bias: bool = True,
+        output_projection: bool = True,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        softcap: float | None = None,
+        rotary: float | None = None,
+        sinks: bool = False,
+        qk_norm: bool = False,
+        dropout: float = 0.0,
+        extra_key: bool = False,
+        zero_key: bool = False,
+        batch_first: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        if num_heads < 1 or num_kv_heads < 1 or num_heads % num_kv_heads:
+            raise RuleError(f"num_heads is {num_heads} and num_kv_heads {num_kv_heads}: expected a multiple of it.")
+        if d_k is None and d_model % num_heads:
+            raise RuleError(
+                f"d_model {d_model} is no multiple of num_heads {num_heads}: the heads' width is not whole.",
+                "give d_k (and d_v), or another num_heads.",
+            )
+        self.num_heads, self.num_kv_heads, self.d_model = num_heads, num_kv_heads, d_model
+        self.d_k = d_model // num_heads if d_k is None else d_k
+        self.d_v = self.d_k if d_v is None else d_v
+        if rotary is not None and self.d_k % 2:
+            raise RuleError(f"rotary positions turn pairs of numbers, and d_k is {self.d_k}: expected an even d_k.")
+        if not 0.0 <= dropout <= 1.0:
+            raise RuleError(f"dropout is {dropout}: expected a probability, 0 to 1.")
+        self.causal, self.window, self.softcap, self.rotary = causal, window, softcap, rotary
+        self.dropout, self.zero_key, self.batch_first = dropout, zero_key, batch_first
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        d_context = d_model if d_context is None else d_context
+        d_value_context = d_context if d_value_context is None else d_value_context
+        self.q_proj = nn.Linear(d_model, num_heads * self.d_k, bias=bias, **made)
+        self.k_proj = nn.Linear(d_context, num_kv_heads * self.d_k, bias=bias, **made)
+        self.v_proj = nn.Linear(d_value_context, num_kv_heads * self.d_v, bias=bias, **made)
+        self.out_proj = nn.Linear(num_heads * self.d_v, d_model, bias=bias, **made) if output_projection else None
+        self.q_norm = nn.RMSNorm(self.d_k, **made) if qk_norm else None
+        self.k_norm = nn.RMSNorm(self.d_k, **made) if qk_norm else None
+        self.sinks = nn.Parameter(torch.empty(num_heads, **made)) if sinks else None
+        self.extra_key = nn.Parameter(torch.empty(num_kv_heads, 1, self.d_k, **made)) if extra_key else None
+        self.extra_value = nn.Parameter(torch.empty(num_kv_heads, 1, self.d_v, **made)) if extra_key else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialise all parameters afresh."""
+        for linear in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
+            if linear is not None:
+                nn.init.xavier_uniform_(linear.weight)
+                if linear.bias is not None:
+                    nn.init.zeros_(linear.bias)
+        for norm in (self.q_norm, self.k_norm):
+            if norm is not None:
+                norm.reset_parameters()
+        if self.sinks is not None:
+            nn.init.zeros_(self.sinks)
+        if self.extra_key is not None and self.extra_value is not None:
+            nn.init.normal_(self.extra_key, std=self.d_model**-0.5)
+            nn.init.normal_(self.extra_value, std=self.d_model**-0.5)
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        value_context: Tensor | None = None,
+        *,
+        need_weights: bool = False,
+        average_weights: bool = True,
+        cache: KVCache | None = None,
+        **rules: Any,
+    ) -> Any:
+        """Attend from x (batch, queries, d_model) to context (batch, keys, d_context), or to x itself.
+
+        value_context (batch, keys, d_value_context) gives the values; default context. `rules` are further score rules
+        of this call (mask, bias, kv_lengths, query_segments, query_offset, …), as in `attention`.
+        cache: keys and values of earlier positions; x's own are added to it, and x's positions follow on.
+
+        Returns (batch, queries, d_model), or with need_weights that and the weights, averaged over heads
+        (batch, queries, keys) or each (batch, num_heads, queries, keys): the exact weights by which the output came to
+        be (before dropout), which costs their memory and changes no bit of the output.
+        """
+        inputs = self._inputs(x, context, value_context)
+        q = self._heads(self.q_proj(inputs[0]), self.num_heads, self.q_norm)
+        k = self._heads(self.k_proj(inputs[1]), self.num_kv_heads, self.k_norm)
+        v = self._heads(self.v_proj(inputs[2]), self.num_kv_heads, None)
+        rules = {"causal": self.causal, "window": self.window, "softcap": self.softcap, "sinks": self.sinks, **rules}
+        q, k, v = self._placed(q, k, v, cache, rules)
+        k, v, extras = self._with_extra_keys(k, v, rules)
+        if self.training and self.dropout:
+            heads = dropped(q, k, v, self.dropout, rules)
+        else:
+            heads = AttentionMatrix(q, k, **rules) @ v
+        output = heads.transpose(1, 2).flatten(2)
+        output = output if self.out_proj is None else self.out_proj(output)
+        output = output[0] if x.ndim == 2 else output if self.batch_first else output.transpose(0, 1)
+        if not need_weights:
+            return output
+        with torch.no_grad():
+            weights = AttentionMatrix(q, k, **rules)[...].roll(-extras, -1)
+        weights = weights.mean(1) if average_weights else weights
+        return output, weights[0] if x.ndim == 2 else weights
+
+    def _inputs(self, x: Tensor, context: Tensor | None, value_context: Tensor | None) -> list[Tensor]:
+        """The inputs of queries, keys and values, each (batch, length, d)."""
+        context = x if context is None else context
+        given = x, context, context if value_context is None else value_context
+        names = ("x", self.q_proj), ("context", self.k_proj), ("value_context", self.v_proj)
+        for one, (name, linear) in zip(given, names, strict=True):
+            if one.ndim != x.ndim or x.ndim not in (2, 3) or one.shape[-1] != linear.in_features:
+                axes = "batch, length" if self.batch_first else "length, batch"
+                raise ShapeError(
+                    f"{name} has shape {tuple(one.shape)}: expected ({axes}, {linear.in_features}), "
+                    f"or without a batch (length, {linear.in_features})."
+                )
+        if x.ndim == 2:
+            return [one[None] for one in given]
+        return [one if self.batch_first else one.transpose(0, 1) for one in given]
+
+    def _heads(self, x: Tensor, heads: int, norm: nn.Module | None) -> Tensor:
+        """(batch, length, heads·d) as (batch, heads, length, d), normalised where asked."""
+        apart = x.reshape(*x.shape[:-1], heads, -1)
+        return (apart if norm is None else norm(apart)).transpose(1, 2)
+
+    def _placed(
+        self, q: Tensor, k: Tensor, v: Tensor, cache: KVCache | None, rules: dict[str, Any]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Turned by their positions, and with the cache's keys before; `rules` learns where the queries stand."""
+        if cache is not None and (rules.get("query_offset") is not None or rules.get("kv_lengths") is not None):
+            raise RuleError("query_offset and kv_lengths are the cache's to say.", "leave them out, or the cache.")
+        if self.rotary is not None:
+            first = rules.get("query_offset") if cache is None else cache.lengths
+            offset = torch.as_tensor(0 if first is None else first, device=q.device).reshape(-1, 1)
+            q = _turned(q, offset + torch.arange(q.shape[-2], device=q.device), self.rotary)
+            before = offset if cache is not None else torch.zeros_like(offset[:1])
+            k = _turned(k, before + torch.arange(k.shape[-2], device=k.device), self.rotary)
+        if cache is not None:
+            k, v, places = cache.append(k, v)
+            rules.update(places)
+        return q, k, v
+
+    def _with_extra_keys(self, k: Tensor, v: Tensor, rules: dict[str, Any]) -> tuple[Tensor, Tensor, int]:
+        """The extra keys go first, where every causal query sees them; rules that count keys are moved along."""
+        extra: list[tuple[Tensor, Tensor]] = []
+        if self.extra_key is not None and self.extra_value is not None:
+            extra.append((self.extra_key, self.extra_value))
+        if self.zero_key:
+            extra.append((k.new_zeros(k.shape[1], 1, k.shape[3]), v.new_zeros(v.shape[1], 1, v.shape[3])))
+        if not extra:
+            return k, v, 0
+        for name in ("window", "query_segments", "kv_segments", "alibi_slopes"):
+            if rules.get(name) is not None:
+                raise RuleError(f"{name} with an extra key has no meaning here: which place would the key have?")
+        count = len(extra)
+        k, v = (
+            torch.cat([*(pair[side].expand(len(x), -1, -1, -1) for pair in extra), x], dim=2)
+            for side, x in enumerate((k, v))
+        )
+        if rules["causal"] or rules.get("query_offset") is not None:
+            rules["query_offset"] = torch.as_tensor(rules.get("query_offset") or 0) + count
+        if rules.get("kv_lengths") is not None:
+            rules["kv_lengths"] = torch.as_tensor(rules["kv_lengths"]) + count
+        for name, seen in (("mask", True), ("bias", 0.0)):
+            if rules.get(name) is not None and rules[name].shape[-1] > 1:
+                rules[name] = nn.functional.pad(rules[name], (count, 0), value=seen)
+        return k, v, count
+
+    @classmethod
+    def from_torch(cls, theirs: nn.MultiheadAttention) -> "MultiHeadAttention":
+        """The same layer as a `torch.nn.MultiheadAttention`, with a copy of its weights, mode and layout.
+
+        Its outputs and weights are the same; a mask here says who may attend, so theirs is `mask=~attn_mask` and
+        `mask=~key_padding_mask[:, None, None]`.
+        """
+        d_model, heads = theirs.embed_dim, theirs.num_heads
+        ours = cls(
+            d_model,
+            heads,
+            d_context=theirs.kdim,
+            d_value_context=theirs.vdim,
+            bias=theirs.in_proj_bias is not None,
+            dropout=theirs.dropout,
+            extra_key=theirs.bias_k is not None,
+            zero_key=theirs.add_zero_attn,
+            batch_first=theirs.batch_first,
+            device=theirs.out_proj.weight.device,
+            dtype=theirs.out_proj.weight.dtype,
+        )
+        apart = theirs.in_proj_weight is None
+        weights = (
+            (theirs.q_proj_weight, theirs.k_proj_weight, theirs.v_proj_weight)
+            if apart
+            else theirs.in_proj_weight.chunk(3)
+        )
+        biases = (None,) * 3 if theirs.in_proj_bias is None else theirs.in_proj_bias.chunk(3)
+        with torch.no_grad():
+            for linear, weight, bias in zip((ours.q_proj, ours.k_proj, ours.v_proj), weights, biases, strict=True):
+                linear.weight.copy_(weight)
+                if bias is not None:
+                    linear.bias.copy_(bias)
+            assert ours.out_proj is not None
+            ours.out_proj.load_state_dict(theirs.out_proj.state_dict())
+            for own, their in ((ours.extra_key, theirs.bias_k), (ours.extra_value, theirs.bias_v)):
+                if own is not None and their is not None:
+                    own.copy_(their.view(heads, 1, -1))
+        return ours.train(theirs.training)
+
+
+class SingleHeadAttention(MultiHeadAttention):
+    """MultiHeadAttention with one head: softmax(X·W^Q·(X·W^K)ᵀ/√d_k)·X·W^V, then W^O where asked.
+
+    Options as MultiHeadAttention's. d_k and d_v default to d_model.
+
+    >>> import torch, clearhead.nn
+    >>> clearhead.nn.SingleHeadAttention(8, d_v=3, output_projection=False)(torch.ones(5, 8)).shape
+    torch.Size([5, 3])
+    """
+
+    def __init__(self, d_model: int, **options: Any) -> None:
+        super().__init__(d_model, 1, **options)
+
+
+def _turned(x: Tensor, positions: Tensor, base: float) -> Tensor:
+    """Rotary positions: pairs (x_i, x_{i + d/2}) of x (batch, heads, length, d) turn by position·base^(-2i/d)."""
+    half = x.shape[-1] // 2
+    rates = base ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
+    angles = positions[:, None, :, None] * rates
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)

@@ -1,0 +1,103 @@
+"""PyTorch's own names with clearhead's engines behind them: one import line swaps them.
+
+from clearhead.torch import scaled_dot_product_attention
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.bias import CausalBias, CausalVariant
+
+from clearhead.errors import DtypeError, RuleError, ShapeError
+from clearhead.matrix import AttentionMatrix
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,  # noqa: FBT001  PyTorch's signature
+    scale: float | None = None,
+    enable_gqa: bool = False,  # noqa: FBT001
+) -> Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention`, its signature and its meaning.
+
+    query (…, heads, queries, d_k), key (…, heads, keys, d_k), value (…, heads, keys, d_v); leading axes broadcast.
+    attn_mask   bool, True = may attend, or float, added to the scores; or torch.nn.attention.bias.causal_lower_right(…)
+    dropout_p   weights are zeroed with this probability and the others divided by 1 - dropout_p, always: pass 0.0 when
+                evaluating. What is kept takes one byte for each weight; everything else is O(queries + keys).
+    is_causal   key j ≤ query i, counted from the top left corner, also where queries ≠ keys
+    enable_gqa  key heads may be fewer; query head h reads key head h // group
+
+    Returns (…, heads, queries, d_v) in query's dtype; a query that sees nothing gives 0, as PyTorch's does.
+    Raises ShapeError, DtypeError or RuleError. Unlike PyTorch's, a forbidden NaN never reaches an output, and
+    attn_mask with is_causal is always refused (PyTorch refuses it on some paths and combines them on another).
+
+    >>> import torch
+    >>> x = torch.eye(2)[None, None]
+    >>> scaled_dot_product_attention(x, x, x, is_causal=True)[0, 0, 0]
+    tensor([1., 0.])
+    """
+    if attn_mask is not None and is_causal:
+        raise RuleError("attn_mask is given and is_causal is True: only one may be.", "put both into attn_mask.")
+    if not 0.0 <= dropout_p <= 1.0:
+        raise RuleError(f"dropout_p is {dropout_p}: expected a probability, 0 to 1.")
+    query, key, value = _broadcast(query, key, value, enable_gqa=enable_gqa)
+    rules = _mask_rules(query, key, attn_mask)
+    if is_causal:
+        rules = {"causal": True, "query_offset": 0}
+    rules["scale"] = scale
+    if dropout_p == 0.0:
+        return AttentionMatrix(query, key, **rules) @ value
+    return dropped(query, key, value, dropout_p, rules)
+
+
+def dropped(query: Tensor, key: Tensor, value: Tensor, p: float, rules: dict[str, Any]) -> Tensor:
+    """Attention with weights zeroed with probability p and the others divided by 1 - p, without storing them.
+
+    Σ_kept a_ij·v_j = exp(L_kept - L)·(attention over the kept keys alone); what is kept takes a byte for each weight.
+    """
+    if p == 1.0:
+        return (AttentionMatrix(query, key, **rules) @ value) * 0.0
+    kept = torch.rand(*query.shape[:-1], key.shape[-2], device=query.device) >= p
+    both = kept if rules.get("mask") is None else kept & rules["mask"]
+    some = AttentionMatrix(query, key, **{**rules, "mask": both}).observe(value, logsumexp=True)
+    every = AttentionMatrix(query, key, **rules).observe(logsumexp=True)
+    share = torch.where(some.logsumexp == -torch.inf, 0.0, torch.exp(some.logsumexp - every.logsumexp))
+    output: Tensor = some.output * (share / (1 - p)).to(some.output.dtype)[..., None]
+    return output
+
+
+def _mask_rules(query: Tensor, key: Tensor, attn_mask: Tensor | None) -> dict[str, Any]:
+    if attn_mask is None:
+        return {}
+    if isinstance(attn_mask, CausalBias):
+        lower_right = attn_mask.variant == CausalVariant.LOWER_RIGHT
+        return {"causal": True, "query_offset": key.shape[-2] - query.shape[-2] if lower_right else 0}
+    if attn_mask.ndim < 2:
+        raise ShapeError(f"attn_mask has shape {tuple(attn_mask.shape)}: expected (…, queries, keys).")
+    if attn_mask.dtype == torch.bool:
+        return {"mask": attn_mask}
+    if not attn_mask.is_floating_point():
+        raise DtypeError(f"attn_mask is {attn_mask.dtype}: expected bool, True = may attend, or a float dtype.")
+    return {"bias": attn_mask}
+
+
+def _broadcast(query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Leading axes made equal, as PyTorch's matrix product would; heads only where they are not grouped."""
+    fixed = 3 if enable_gqa else 2
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x.ndim < fixed:
+            axes = "(…, heads, length, d)" if enable_gqa else "(…, length, d)"
+            raise ShapeError(f"{name} has shape {tuple(x.shape)}: expected {axes}.")
+    try:
+        lead = torch.broadcast_shapes(*(x.shape[:-fixed] for x in (query, key, value)))  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in (("query", query), ("key", key), ("value", value)))
+        hint = "" if enable_gqa else "fewer key heads than query heads need enable_gqa=True."
+        raise ShapeError(f"the leading axes of {shapes} do not broadcast.", hint) from None
+    q, k, v = (x if x.shape[:-fixed] == lead else x.expand(*lead, *x.shape[-fixed:]) for x in (query, key, value))
+    return q, k, v

@@ -1,0 +1,351 @@
+"""Two PyTorch operators that carry everything, so that autograd, torch.compile and torch.export see attention.
+
+`clearhead::observe` answers like `AttentionMatrix.observe`, `clearhead::transposed` is Aᵀ·g; each has its shapes for
+tracing and its derivative as an operator of its own. backward.py has the formulas, torch_graph.py the callers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead import backward, engines
+from clearhead.arrays import adopt, statistics_dtype, to_torch
+from clearhead.axes import Array, as_slice
+from clearhead.engines.base import Engine
+from clearhead.errors import RuleError
+from clearhead.observations import Wanted, wanted
+from clearhead.operands import operand
+from clearhead.problem import Problem, Rules, describe
+
+ANSWERS = {  # what can be asked, in the order in which the operator lists it: is it differentiable?
+    "output": True,
+    "logsumexp": True,
+    "max_logit": False,
+    "entropy": True,
+    "distance": False,
+    "top_weights": False,
+    "top_indices": False,
+    "received": True,
+    "peak": False,
+    "image": False,
+    "groups": False,
+}
+_RULES = (
+    "Tensor? bias, Tensor? alibi_slopes, Tensor? mask, Tensor? kv_lengths, Tensor? query_lengths, "
+    "Tensor? query_segments, Tensor? kv_segments, Tensor? sinks, Tensor? query_offset, float? scale, float? softcap, "
+    "bool causal, SymInt? left, SymInt? right, str? engine"
+)
+_ASKED = (
+    "str names, SymInt top, SymInt height, SymInt width, SymInt? start, SymInt? stop, SymInt? step, "
+    "Tensor? query_groups, Tensor? key_groups"
+)
+
+
+class Given(NamedTuple):
+    """The score rules and the engine, as the operators take them (_RULES)."""
+
+    bias: Tensor | None = None
+    alibi_slopes: Tensor | None = None
+    mask: Tensor | None = None
+    kv_lengths: Tensor | None = None
+    query_lengths: Tensor | None = None
+    query_segments: Tensor | None = None
+    kv_segments: Tensor | None = None
+    sinks: Tensor | None = None
+    query_offset: Tensor | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    causal: bool = False
+    left: int | None = None
+    right: int | None = None
+    engine: str | None = None
+
+    def rules(self) -> Rules:
+        rules: Any = {name: value for name, value in self._asdict().items() if name in Rules.__annotations__}
+        return cast("Rules", {**rules, "window": (self.left, self.right)})
+
+
+class Asked(NamedTuple):
+    """What is to be answered, about which queries, as the operator takes it (_ASKED)."""
+
+    names: str  # of ANSWERS, separated by spaces
+    top: int = 0
+    height: int = 0
+    width: int = 0
+    start: int | None = None
+    stop: int | None = None
+    step: int | None = None
+    query_groups: Tensor | None = None
+    key_groups: Tensor | None = None
+
+    def keywords(self) -> dict[str, Any]:
+        """The keywords of `AttentionMatrix.observe`."""
+        names = self.names.split()
+        flags = {name: name in names for name in ("logsumexp", "max_logit", "entropy", "distance", "received", "peak")}
+        return {
+            **flags,
+            "top": self.top or None,
+            "image": (self.height, self.width) if "image" in names else None,
+            "groups": (self.query_groups, self.key_groups) if "groups" in names else None,
+        }
+
+
+class _Call(NamedTuple):
+    """An operator's call, read: the problem of the chosen queries, its arrays (batch, heads, …), its engine."""
+
+    problem: Problem
+    q: Array
+    k: Array
+    v: Array | None
+    rows: range
+    engine: Engine
+    whole: Problem
+
+    @staticmethod
+    def read(q: Tensor, k: Tensor, v: Tensor | None, given: Given, queries: slice = slice(None)) -> "_Call":
+        read = describe(q, k, None, given.rules())
+        whole = read.problem
+        values = None
+        if v is not None:
+            values = operand(whole, adopt(v, "v")[0], "v", whole.keys, (whole.kv_heads, whole.heads))[0]
+        rows = range(whole.queries)[queries]
+        engine = engines.get(engines.choose(whole, given.engine).engine)
+        return _Call(whole.take(queries=rows), read.q[:, :, queries], read.k, values, rows, engine, whole)
+
+
+@torch.library.custom_op(
+    "clearhead::observe", mutates_args=(), schema=f"(Tensor q, Tensor k, Tensor? v, {_RULES}, {_ASKED}) -> Tensor[]"
+)
+def observe(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
+    """What is asked of softmax(…), in the order of ANSWERS."""
+    given, asked = Given._make(rest[: len(Given._fields)]), Asked._make(rest[len(Given._fields) :])
+    call = _Call.read(q, k, v, given, slice(asked.start, asked.stop, asked.step))
+    want = replace(wanted(call.whole, asked.keywords()), output=v is not None).for_queries(call.rows)
+    found = engines.answer(call.engine, call.problem, call.q, call.k, call.v, want)
+    return [_tensor(call.problem.restore(found[name])) for name in asked.names.split()]
+
+
+@observe.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
+    asked = Asked._make(rest[len(Given._fields) :])
+    chosen = slice(asked.start, asked.stop, asked.step)
+    queries = q.shape[-2] if chosen == slice(None) else len(range(int(q.shape[-2]))[chosen])
+    lead, keys = q.shape[:-2], k.shape[-2]
+    rows = (*lead, queries)
+    shapes: dict[str, tuple[Any, ...]] = {
+        "output": rows if v is None else (*rows, v.shape[-1]),
+        "top_weights": (*rows, asked.top),
+        "top_indices": (*rows, asked.top),
+        "received": (*lead, keys),
+        "peak": (*lead, keys),
+        "image": (*lead, asked.height, asked.width),
+    }
+    if "groups" in asked.names.split():
+        context = torch.library.get_ctx()
+        shapes["groups"] = (*lead, context.new_dynamic_size(), context.new_dynamic_size())
+    dtypes = {"output": q.dtype, "top_indices": torch.int64}
+    usual = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return [q.new_empty(shapes.get(name, rows), dtype=dtypes.get(name, usual)) for name in asked.names.split()]
+
+
+@torch.library.custom_op(
+    "clearhead::observe_backward",
+    mutates_args=(),
+    schema=f"(Tensor q, Tensor k, Tensor? v, {_RULES}, SymInt? start, SymInt? stop, SymInt? step, Tensor logsumexp, "
+    "Tensor? output, Tensor? entropy, Tensor? d_output, Tensor? d_logsumexp, Tensor? d_entropy, Tensor? d_received, "
+    "bool by_bias) -> Tensor[]",
+)
+def _observe_backward(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
+    given, rest = Given._make(rest[: len(Given._fields)]), rest[len(Given._fields) :]
+    call = _Call.read(q, k, v, given, slice(*rest[:3]))
+    known: Any = [None if x is None else _blocks(call.problem, x) for x in rest[3:-1]]
+    answered = backward.Answered(*known)
+    return _derivatives(call, answered, (q, k, v, given.bias if rest[-1] else None, given.sinks))
+
+
+def _fake_derivatives(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
+    given, by_bias = Given._make(rest[: len(Given._fields)]), rest[-1]
+    like = (q, k, v, given.bias if by_bias else None, given.sinks)
+    return [
+        q.new_empty((0,)) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in like
+    ]
+
+
+_observe_backward.register_fake(_fake_derivatives)
+
+
+@torch.library.custom_op(
+    "clearhead::transposed", mutates_args=(), schema=f"(Tensor q, Tensor k, Tensor g, {_RULES}) -> Tensor[]"
+)
+def transposed(q: Tensor, k: Tensor, g: Tensor, *rest: Any) -> list[Tensor]:
+    """Aᵀ·g (…, heads, keys, d), and the log-sum-exp that its derivative needs."""
+    call = _Call.read(q, k, None, Given._make(rest))
+    problem = call.problem
+    columns = operand(problem, adopt(g, "g")[0], "g", problem.queries, (problem.heads,))[0]
+    logsumexp = engines.answer(call.engine, problem, call.q, call.k, None, wanted(problem, {"logsumexp": True}))[
+        "logsumexp"
+    ]
+    found = call.engine.transposed(problem, call.q, call.k, logsumexp, columns)
+    return [_tensor(problem.restore(array)) for array in (found, logsumexp)]
+
+
+@transposed.register_fake
+def _(q: Tensor, k: Tensor, g: Tensor, *rest: Any) -> list[Tensor]:
+    del rest
+    usual = torch.float64 if q.dtype == torch.float64 else torch.float32
+    shapes = (*q.shape[:-2], k.shape[-2], g.shape[-1]), q.shape[:-1]
+    return [q.new_empty(shape, dtype=usual) for shape in shapes]
+
+
+@torch.library.custom_op(
+    "clearhead::transposed_backward",
+    mutates_args=(),
+    schema=f"(Tensor q, Tensor k, Tensor g, {_RULES}, Tensor logsumexp, Tensor d_product, bool by_bias) -> Tensor[]",
+)
+def _transposed_backward(q: Tensor, k: Tensor, g: Tensor, *rest: Any) -> list[Tensor]:
+    """Aᵀ·g depends on the weights as A·v does, with g in dO's place and the loss's derivative in v's."""
+    given, (logsumexp, d_product, by_bias) = Given._make(rest[: len(Given._fields)]), rest[len(Given._fields) :]
+    call = _Call.read(q, k, None, given)
+    dtype = statistics_dtype(call.problem.dtype)
+    arrays = call.q, call.k, *(_blocks(call.problem, x) for x in (logsumexp, g, d_product))
+    wide_q, wide_k, lse, columns, product = (x.astype(dtype, copy=False) for x in arrays)
+    wide = call._replace(problem=replace(call.problem, dtype=dtype), q=wide_q, k=wide_k, v=product)
+    by_g = call.engine.rows(wide.problem, wide_q, wide_k, product, Wanted(output=True))["output"]
+    answered = backward.Answered(lse, output=by_g, d_output=columns)
+    found = _derivatives(wide, answered, (q, k, None, given.bias if by_bias else None, given.sinks))
+    found[2] = _tensor(call.problem.restore(by_g)).to(g.dtype)
+    return found
+
+
+_transposed_backward.register_fake(_fake_derivatives)
+
+
+def _derivatives(call: _Call, answered: backward.Answered, like: Sequence[Tensor | None]) -> list[Tensor]:
+    """The loss's derivatives, each shaped as its tensor in `like`: q, k, v, bias, sinks; empty where that is None."""
+    bias = None if like[3] is None else _bias_shape(call.problem, like[3])
+    found = backward.gradients(call.engine, call.problem, call.q, call.k, call.v, answered, bias)
+    found["q"] = _among(found["q"], call)
+    if like[3] is not None:
+        found["bias"] = _joined(_among(found["bias"], call), call.problem, like[3])
+    result = []
+    for name, x in zip(("q", "k", "v", "bias", "sinks"), like, strict=True):
+        if x is None:
+            result.append(torch.empty(0))
+        elif name not in found:  # the loss does not use the output
+            result.append(torch.zeros(x.shape, dtype=x.dtype))
+        else:
+            result.append(_tensor(np.ascontiguousarray(found[name])).to(x.dtype).reshape(x.shape))
+    return result
+
+
+def _among(part: Array, call: _Call) -> Array:
+    """What belongs to the chosen queries among zeros for all the others."""
+    if part.shape[-2] != call.problem.queries or call.rows == range(call.whole.queries):
+        return part
+    full = np.zeros((*part.shape[:-2], call.whole.queries, part.shape[-1]), part.dtype)
+    full[..., as_slice(call.rows), :] = part
+    return full
+
+
+def _bias_shape(problem: Problem, bias: Tensor) -> tuple[int, int, int, int]:
+    """The bias as (batch, heads, queries, keys), 1 where all share it; batches shared in part count as not shared."""
+    own = _own_shape(problem, bias)
+    batch = problem.batch if any(size > 1 for size in own[:-3]) else 1
+    heads, queries, keys = (1, *own)[-3:]
+    return batch, heads, problem.queries if queries > 1 else 1, keys
+
+
+def _joined(found: Array, problem: Problem, bias: Tensor) -> Array:
+    """A derivative with its batch axes apart again, summed over those that the bias shares."""
+    own = _own_shape(problem, bias)
+    if found.shape[0] == 1:
+        return found
+    apart = found.reshape(*problem.prefix[:-1], *found.shape[1:])
+    shared = tuple(axis for axis, size in enumerate(own[:-3]) if size == 1)
+    return np.asarray(apart.sum(axis=shared))
+
+
+def _own_shape(problem: Problem, bias: Tensor) -> tuple[int, ...]:
+    return (1,) * (len(problem.prefix) + 2 - bias.ndim) + tuple(bias.shape)
+
+
+def _blocks(problem: Problem, x: Tensor) -> Array:
+    """A tensor (…, heads, …) as an array (batch, heads, …)."""
+    array = adopt(x, "gradient")[0]
+    return array.reshape(problem.batch, problem.heads, *array.shape[len(problem.prefix) :])
+
+
+def _tensor(array: Array) -> Tensor:
+    return to_torch(torch, array)
+
+
+def _observe_saves(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    asked = Asked._make(inputs[3 + len(Given._fields) :])
+    answers = dict(zip(asked.names.split(), output, strict=True))
+    _save(ctx, inputs, [answers.get(name) for name in ("logsumexp", "output", "entropy")])
+
+
+def _observe_derivative(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
+    q, k, v, given, rest, saved = _saved(ctx)
+    asked = Asked._make(rest)
+    by = dict(zip(asked.names.split(), grads, strict=True))
+    for name, differentiable in ANSWERS.items():
+        if by.get(name) is not None and not differentiable:
+            raise RuleError(f"the loss uses {name}, which has no derivative.", f"{name}.detach() leaves it out.")
+    if all(grad is None for grad in grads):
+        return (None,) * len(ctx.needs_input_grad)
+    upstream = [by.get(name) for name in ANSWERS if ANSWERS[name]]
+    found = _observe_backward(q, k, v, *given, *asked[4:7], *saved, *upstream, _needs(ctx, "bias"))
+    return _places(ctx, found)
+
+
+def _transposed_saves(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    _save(ctx, inputs, [output[1]])
+
+
+def _transposed_derivative(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
+    q, k, g, given, _, (logsumexp,) = _saved(ctx)
+    if grads[0] is None:
+        return (None,) * len(ctx.needs_input_grad)
+    return _places(ctx, _transposed_backward(q, k, g, *given, logsumexp, grads[0], _needs(ctx, "bias")))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], answers: list[Tensor | None]) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.numbers = [None if isinstance(x, Tensor) else x for x in inputs]
+    ctx.save_for_backward(*(x if isinstance(x, Tensor) else None for x in inputs), *answers)
+
+
+def _saved(ctx: Any) -> tuple[Any, ...]:
+    count = len(ctx.numbers)
+    tensors = ctx.saved_tensors
+    q, k, third, *rest = (x if y is None else y for x, y in zip(ctx.numbers, tensors[:count], strict=True))
+    rules = len(Given._fields)
+    return q, k, third, Given._make(rest[:rules]), rest[rules:], tensors[count:]
+
+
+def _needs(ctx: Any, rule: str) -> bool:
+    return bool(ctx.needs_input_grad[3 + Given._fields.index(rule)])
+
+
+def _places(ctx: Any, found: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    """Each derivative in the place of its argument."""
+    places: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+    at = (0, 1, 2, 3 + Given._fields.index("bias"), 3 + Given._fields.index("sinks"))
+    for place, derivative in zip(at, found, strict=True):
+        if ctx.needs_input_grad[place]:
+            places[place] = derivative
+    slopes = 3 + Given._fields.index("alibi_slopes")
+    if ctx.needs_input_grad[slopes]:
+        raise RuleError(
+            "alibi_slopes requires grad, and has no derivative here.", "alibi_slopes.detach(), or put them in `bias`."
+        )
+    return tuple(places)
+
+
+observe.register_autograd(_observe_derivative, setup_context=_observe_saves)
+transposed.register_autograd(_transposed_derivative, setup_context=_transposed_saves)
