@@ -4,13 +4,14 @@
 tracing and its derivative as an operator of its own. backward.py has the formulas, torch_graph.py the callers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from clearhead import backward, engines
 from clearhead.arrays import adopt, statistics_dtype, to_torch
@@ -119,10 +120,7 @@ class _Call(NamedTuple):
         return _Call(whole.take(queries=rows), read.q[:, :, queries], read.k, values, rows, engine, whole)
 
 
-@torch.library.custom_op(
-    "clearhead::observe", mutates_args=(), schema=f"(Tensor q, Tensor k, Tensor? v, {_RULES}, {_ASKED}) -> Tensor[]"
-)
-def observe(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
+def _observe(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
     """What is asked of softmax(…), in the order of ANSWERS."""
     given, asked = Given._make(rest[: len(Given._fields)]), Asked._make(rest[len(Given._fields) :])
     call = _Call.read(q, k, v, given, slice(asked.start, asked.stop, asked.step))
@@ -131,8 +129,7 @@ def observe(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
     return [_tensor(call.problem.restore(found[name])) for name in asked.names.split()]
 
 
-@observe.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
+def _observe_shapes(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
     asked = Asked._make(rest[len(Given._fields) :])
     chosen = slice(asked.start, asked.stop, asked.step)
     queries = q.shape[-2] if chosen == slice(None) else len(range(int(q.shape[-2]))[chosen])
@@ -154,12 +151,6 @@ def _(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
     return [q.new_empty(shapes.get(name, rows), dtype=dtypes.get(name, usual)) for name in asked.names.split()]
 
 
-@torch.library.custom_op(
-    "clearhead::observe_backward",
-    mutates_args=(),
-    schema=f"(Tensor q, Tensor k, Tensor? v, {_RULES}, {_ASKED}, Tensor[] answers, str used, Tensor[] derivatives, "
-    "bool by_bias) -> Tensor[]",
-)
 def _observe_backward(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
     """`names` of the request are the answers handed over, `used` those that the loss has derivatives by."""
     rules = len(Given._fields)
@@ -175,7 +166,7 @@ def _observe_backward(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> lis
     return _derivatives(call, known, by, (q, k, v, given.bias if by_bias else None, given.sinks), groups)
 
 
-def _fake_derivatives(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
+def _derivative_shapes(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
     given, by_bias = Given._make(rest[: len(Given._fields)]), rest[-1]
     like = (q, k, v, given.bias if by_bias else None, given.sinks)
     return [
@@ -183,13 +174,7 @@ def _fake_derivatives(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> lis
     ]
 
 
-_observe_backward.register_fake(_fake_derivatives)
-
-
-@torch.library.custom_op(
-    "clearhead::transposed", mutates_args=(), schema=f"(Tensor q, Tensor k, Tensor g, {_RULES}) -> Tensor[]"
-)
-def transposed(q: Tensor, k: Tensor, g: Tensor, *rest: Any) -> list[Tensor]:
+def _transposed(q: Tensor, k: Tensor, g: Tensor, *rest: Any) -> list[Tensor]:
     """Aᵀ·g (…, heads, keys, d), and the log-sum-exp that its derivative needs."""
     call = _Call.read(q, k, None, Given._make(rest))
     problem = call.problem
@@ -201,19 +186,13 @@ def transposed(q: Tensor, k: Tensor, g: Tensor, *rest: Any) -> list[Tensor]:
     return [_tensor(problem.restore(array)) for array in (found, logsumexp)]
 
 
-@transposed.register_fake
-def _(q: Tensor, k: Tensor, g: Tensor, *rest: Any) -> list[Tensor]:
+def _transposed_shapes(q: Tensor, k: Tensor, g: Tensor, *rest: Any) -> list[Tensor]:
     del rest
     usual = torch.float64 if q.dtype == torch.float64 else torch.float32
     shapes = (*q.shape[:-2], k.shape[-2], g.shape[-1]), q.shape[:-1]
     return [q.new_empty(shape, dtype=usual) for shape in shapes]
 
 
-@torch.library.custom_op(
-    "clearhead::transposed_backward",
-    mutates_args=(),
-    schema=f"(Tensor q, Tensor k, Tensor g, {_RULES}, Tensor logsumexp, Tensor d_product, bool by_bias) -> Tensor[]",
-)
 def _transposed_backward(q: Tensor, k: Tensor, g: Tensor, *rest: Any) -> list[Tensor]:
     """Aᵀ·g depends on the weights as A·v does, with g in dO's place and the loss's derivative in v's."""
     given, (logsumexp, d_product, by_bias) = Given._make(rest[: len(Given._fields)]), rest[len(Given._fields) :]
@@ -227,9 +206,6 @@ def _transposed_backward(q: Tensor, k: Tensor, g: Tensor, *rest: Any) -> list[Te
     found = _derivatives(wide, answers, by, (q, k, None, given.bias if by_bias else None, given.sinks))
     found[2] = _tensor(call.problem.restore(by_g)).to(g.dtype)
     return found
-
-
-_transposed_backward.register_fake(_fake_derivatives)
 
 
 def _derivatives(
@@ -313,8 +289,8 @@ def _observe_derivative(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, 
     needed = {"logsumexp": True} | {each: True for name in by for each in _NEEDED.get(name, (name,)) if each in kept}
     request = asked._replace(names=" ".join(needed))
     answers = [kept[name] for name in needed]
-    found = _observe_backward(q, k, v, *given, *request, answers, " ".join(by), list(by.values()), _needs(ctx, "bias"))
-    return _places(ctx, found)
+    rest = answers, " ".join(by), list(by.values()), _needs(ctx, "bias")
+    return _places(ctx, ctx.backward(q, k, v, *given, *request, *rest))
 
 
 def _transposed_saves(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
@@ -325,7 +301,7 @@ def _transposed_derivative(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[An
     q, k, g, given, _, (logsumexp,) = _saved(ctx)
     if grads[0] is None:
         return (None,) * len(ctx.needs_input_grad)
-    return _places(ctx, _transposed_backward(q, k, g, *given, logsumexp, grads[0], _needs(ctx, "bias")))
+    return _places(ctx, ctx.backward(q, k, g, *given, logsumexp, grads[0], _needs(ctx, "bias")))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], answers: list[Tensor | None]) -> None:
@@ -361,5 +337,63 @@ def _places(ctx: Any, found: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
     return tuple(places)
 
 
-observe.register_autograd(_observe_derivative, setup_context=_observe_saves)
-transposed.register_autograd(_transposed_derivative, setup_context=_transposed_saves)
+def _operator(
+    name: str,
+    schema: str,
+    backward_schema: str,
+    functions: tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]],
+    derivative: tuple[Callable[..., Any], Callable[..., Any]],
+) -> Callable[..., Sequence[Tensor]]:
+    """A call that is an operator while a compiler looks on, and otherwise the same function under plain autograd.
+
+    The operator's own way through PyTorch's dispatcher costs a fifth of a millisecond, which a short call would feel.
+    """
+    forward, shapes, backward = functions
+    saves, by_inputs = derivative
+    operator = torch.library.custom_op(f"clearhead::{name}", forward, mutates_args=(), schema=schema)
+    operator.register_fake(shapes)
+    back = torch.library.custom_op(f"clearhead::{name}_backward", backward, mutates_args=(), schema=backward_schema)
+    back.register_fake(_derivative_shapes)
+
+    def operator_saves(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+        ctx.backward = back
+        saves(ctx, inputs, output)
+
+    operator.register_autograd(by_inputs, setup_context=operator_saves)
+
+    class Plain(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+            found = forward(*inputs)
+            ctx.backward = backward
+            saves(ctx, inputs, found)
+            return tuple(found)
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return by_inputs(ctx, grads)
+
+    def call(*inputs: Any) -> Sequence[Tensor]:
+        plain = type(inputs[0]) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
+        found: Sequence[Tensor] = Plain.apply(*inputs) if plain else operator(*inputs)  # type: ignore[no-untyped-call]
+        return found
+
+    return call
+
+
+observe = _operator(
+    "observe",
+    f"(Tensor q, Tensor k, Tensor? v, {_RULES}, {_ASKED}) -> Tensor[]",
+    f"(Tensor q, Tensor k, Tensor? v, {_RULES}, {_ASKED}, Tensor[] answers, str used, Tensor[] derivatives, "
+    "bool by_bias) -> Tensor[]",
+    (_observe, _observe_shapes, _observe_backward),
+    (_observe_saves, _observe_derivative),
+)
+transposed = _operator(
+    "transposed",
+    f"(Tensor q, Tensor k, Tensor g, {_RULES}) -> Tensor[]",
+    f"(Tensor q, Tensor k, Tensor g, {_RULES}, Tensor logsumexp, Tensor d_product, bool by_bias) -> Tensor[]",
+    (_transposed, _transposed_shapes, _transposed_backward),
+    (_transposed_saves, _transposed_derivative),
+)
