@@ -276,8 +276,10 @@ template <class M> struct GradientTask {
         if (want.bias) add_bias(head, i, s, count, int(low - j0), int(high - j0));
         if (p.softcap != 0)
             for (int r = 0; r < count; ++r)
-                for (int j = first; j < last; j += kLanes<T>)
-                    store(d + r * pitch + j, load(d + r * pitch + j) * load(bend + r * pitch + j));
+                for (int j = first; j < last; j += kLanes<T>) {
+                    const Vec<T> by = load(d + r * pitch + j), slope = load(bend + r * pitch + j);
+                    store(d + r * pitch + j, by == Vec<T>{} ? by : by * slope);
+                }
         add_products<T, pitch, 1>(d + (low - j0), count, keys, low - j0, high - low, to_queries + s * k_columns);
         return true;
     }

@@ -163,19 +163,18 @@ def gradients(
     if output is not None and v is not None:
         found["v"] = np.zeros(v.shape, dtype)
     bias = None
-    if upstream.bias is not None:  # what is broadcast over keys is summed over nothing else there, and over the rest here
+    if upstream.bias is not None:  # where it is broadcast over keys, the kernel sums over them only
         full = (problem.batch, problem.heads, problem.queries, 1)
         bias = np.zeros(full if upstream.bias[3] == 1 else upstream.bias, dtype)
-    number = lambda x: None if x is None else np.ascontiguousarray(x, dtype)  # noqa: E731
     _native.set_threads(get_num_threads())
     _native.gradients(
         _described(problem, q, k),
         None if output is None else _bits(v),
         _bits(output),
-        number(logsumexp),
-        number(upstream.rows),
-        number(upstream.keys),
-        number(upstream.entropy),
+        np.ascontiguousarray(logsumexp, dtype),
+        np.ascontiguousarray(upstream.rows, dtype),
+        _whole(upstream.keys, dtype),
+        _whole(upstream.entropy, dtype),
         found["q"],
         found["k"],
         found.get("v"),
@@ -280,5 +279,5 @@ def _bits(x: Array | None) -> Array | None:
     return x.view(np.uint16) if x.dtype == bfloat16 else x
 
 
-def _whole(x: Array | None) -> Array | None:
-    return None if x is None else np.ascontiguousarray(x)
+def _whole(x: Array | None, dtype: np.dtype[Any] | None = None) -> Array | None:
+    return None if x is None else np.ascontiguousarray(x, dtype)
