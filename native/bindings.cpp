@@ -175,6 +175,47 @@ void columns(const Described& d, const Given& logsumexp, std::optional<Taken> re
     work(observe, job);
 }
 
+void gradients(const Described& d, std::optional<Given> v, std::optional<Given> output, const Given& logsumexp,
+               const Given& rows, std::optional<Given> keys, std::optional<Given> entropy, const Taken& by_q, const Taken& by_k,
+               std::optional<Taken> by_v, std::optional<Taken> by_bias) {
+    Job job;
+    job.problem = d.p;
+    Problem& p = job.problem;
+    GradientAnswers& want = job.gradients;
+    const int64_t wide = p.type == Type::f64 ? 8 : 4, heads = p.batch * p.heads;
+    const auto given = [&](const std::optional<Given>& x, int64_t count, const char* what) {
+        return wide == 8 ? static_cast<const void*>(whole<double>(x, count, what)) : static_cast<const void*>(whole<float>(x, count, what));
+    };
+    want.logsumexp = given(logsumexp, heads * p.queries, "logsumexp");
+    want.rows = given(rows, heads * p.queries, "rows");
+    want.keys = given(keys, heads * p.keys, "keys");
+    want.entropy = given(entropy, heads * p.queries, "entropy");
+    check(!output == !v && !output == !by_v, "output, v and v's derivative");
+    if (output) {
+        check(v->ndim() == 4, "v");
+        p.v_heads = int64_t(v->shape(1));
+        p.d_v = int64_t(v->shape(3));
+        check(p.v_heads > 0 ? p.heads % p.v_heads == 0 : p.heads == 0, "v's heads");
+        p.v = view(*v, bytes_of(p.type), p.batch, p.v_heads, p.keys, p.d_v, "v");
+        want.output = view(*output, bytes_of(p.type), p.batch, p.heads, p.queries, p.d_v, "output");
+        want.v = room(by_v, p.batch * p.v_heads * p.keys * p.d_v, wide, "v's derivative");
+    }
+    want.q = room(by_q, heads * p.queries * p.d_k, wide, "q's derivative");
+    want.k = room(by_k, p.batch * p.kv_heads * p.keys * p.d_k, wide, "k's derivative");
+    if (by_bias) {
+        check(by_bias->ndim() == 4, "bias's derivative");
+        const int64_t size[] = {p.batch, p.heads, p.queries, p.keys};
+        int64_t* stride[] = {&want.bias_batch, &want.bias_head, &want.bias_row, &want.bias_column};
+        for (int i = 0; i < 4; ++i) {
+            const int64_t own = int64_t(by_bias->shape(i));
+            check(own == size[i] || own == 1, "bias's derivative");
+            *stride[i] = own == 1 ? 0 : by_bias->stride(i);
+        }
+        want.bias = room(by_bias, int64_t(by_bias->size()), wide, "bias's derivative");
+    }
+    work(differentiate, job);
+}
+
 // Float multiply-adds on every thread at once, `rounds` of them; returns how many were done.
 int64_t exercise(int64_t rounds) {
     struct Context {
@@ -201,6 +242,7 @@ NB_MODULE(_native, m) {
     m.def("describe", &describe);
     m.def("rows", &rows);
     m.def("columns", &columns);
+    m.def("gradients", &gradients);
     m.def("exercise", &exercise);
     m.def("level", [] { return level() ? level()->name : ""; });
     m.def("levels", &level_names);

@@ -175,6 +175,42 @@ void pack_query(const View& x, Type type, int64_t batch, int64_t head, int64_t q
     for (int64_t k = 0; k < depth; ++k) std::memcpy(strip + k * kStrip + r, room + k, sizeof *room);
 }
 
+// As many rows as a strip holds, or fewer and zeros, as a whole strip; `room` as for a panel, or kStrip rows of cells if
+// those are more. Squares reach past a strip's side, into cells that are written after them: kLanes cells follow the last.
+template <class M>
+void pack_strip(const View& x, Type type, int64_t batch, int64_t head, int64_t first, int count, int64_t d, bool negate,
+                typename M::Cell* room, typename M::Cell* strip) {
+    using T = typename M::T;
+    constexpr int n = kLanes<T>, squares = (kStrip + n - 1) / n;
+    const int64_t depth = depth_of<M>(d), pitch = up_to_multiple(depth, n), last_whole = depth / n * n;
+    const T* row[squares * n];
+    const bool direct = in_cells<M>(x, type, d);
+    for (int r = 0; r < squares * n; ++r) {
+        T* copy = room + least(r, kStrip - 1) * pitch;
+        row[r] = copy;
+        if (r < count && direct)
+            row[r] = reinterpret_cast<const T*>(row_of(x, type, batch, head, first + r));
+        else if (r < count)
+            fetch_cells<M>(row_of(x, type, batch, head, first + r), x.column, type, d, copy);
+        else if (r < kStrip)
+            for (int64_t i = 0; i < depth; ++i) copy[i] = 0;
+    }
+    for (int64_t k = 0; k < last_whole; k += n)
+        for (int side = squares; side-- > 0;) {
+            Vec<T> square[n];
+            load_columns<T>(row + side * n, k, square);
+#pragma GCC unroll 16
+            for (int i = 0; i < n; ++i) store(strip + (k + i) * kStrip + side * n, square[i]);
+        }
+    for (int64_t k = last_whole; k < depth; ++k)
+        for (int r = 0; r < kStrip; ++r) std::memcpy(strip + k * kStrip + r, row[r] + k, sizeof(T));
+    if (!negate) return;
+    if constexpr (M::per_cell == 1)
+        for (int64_t i = 0; i < kStrip * depth; ++i) strip[i] = -strip[i];
+    else
+        for (int64_t i = 0; i < 2 * kStrip * depth; ++i) reinterpret_cast<uint16_t*>(strip)[i] ^= 0x8000;
+}
+
 template <class M> CLEARHEAD_INLINE int64_t value_columns(const Problem& p) {
     return up_to_multiple(p.d_v, kLanes<typename M::T>);
 }

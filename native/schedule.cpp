@@ -92,6 +92,24 @@ void received(const void* context, int64_t task, void* scratch) {
     f.kernel.rows_and_received(f.job, f.job.first_run + task % f.job.wave_runs, segment, scratch);
 }
 
+void spans_of_tiles(const void* context, int64_t batch, void*) {
+    const Phase& f = *static_cast<const Phase*>(context);
+    f.kernel.gradient_spans(f.job, batch);
+}
+
+// Blocks of keys one after the other, so that a task waits for earlier ones only. Units whose bias is one and the same
+// are one task, which adds up what they give to it.
+void gradients(const void* context, int64_t task, void* scratch) {
+    const Phase& f = *static_cast<const Phase*>(context);
+    const Problem& p = f.job.problem;
+    const GradientAnswers& want = f.job.gradients;
+    const int64_t units = f.job.runs / p.batch, block = task / f.job.wave_runs, set = task % f.job.wave_runs;
+    const bool all_batches = want.bias && !want.bias_batch, all_heads = want.bias && !want.bias_head;
+    const int64_t batch = all_batches ? 0 : all_heads ? set : set / units, unit = all_heads ? 0 : set % units;
+    for (int64_t b = batch; b < (all_batches ? p.batch : batch + 1); ++b)
+        for (int64_t u = unit; u < (all_heads ? units : unit + 1); ++u) f.kernel.gradients(f.job, b, u, block, scratch);
+}
+
 // Queries whose column sums are taken together: at most eight segments a head, of whole tiles, whatever the threads.
 int64_t segment_rows(const Job& job, const Kernel& kernel) {
     return parts(parts(job.problem.queries, 8), kernel.tile_rows) * kernel.tile_rows;
@@ -193,6 +211,25 @@ bool observe(Job job, bool (*stop)()) {
     job.key_chunks = together ? 0 : parts(p.keys, job.key_chunk);
     const bool alone = double(heads) * double(p.queries) * double(p.keys) * double(p.d_k) < kAlone;
     return go({job, kernel, together ? heads : heads * job.key_chunks, columns}, kernel.scratch_bytes(job), alone, stop);
+}
+
+bool differentiate(Job job, bool (*stop)()) {
+    const Problem& p = job.problem;
+    GradientAnswers& want = job.gradients;
+    const Kernel& kernel = kernel_of(p);
+    if (p.batch * p.heads * p.queries * p.keys == 0) return true;
+    const int64_t tiles = parts(p.queries, kernel.tile_rows), blocks = parts(p.keys, kernel.gradient_keys);
+    const int64_t units = std::gcd(p.kv_heads, want.v ? p.v_heads : p.kv_heads);  // of a batch: whole key heads and value heads
+    job.runs = p.batch * units;
+    job.wave_runs = (want.bias && !want.bias_batch ? 1 : p.batch) * (want.bias && !want.bias_head ? 1 : units);
+    Buffer spans = buffer(p.batch * tiles * 2 * int64_t(sizeof(int64_t)));
+    Buffer turns = buffer(p.batch * p.heads * tiles * int64_t(sizeof(int32_t)));
+    want.spans = reinterpret_cast<int64_t*>(spans.get());
+    want.turns = reinterpret_cast<int32_t*>(turns.get());
+    for (int64_t i = 0; i < p.batch * p.heads * tiles; ++i) want.turns[i] = 0;
+    const bool alone = double(p.batch * p.heads) * double(p.queries) * double(p.keys) * double(p.d_k + p.d_v) < kAlone;
+    return go({job, kernel, p.batch, spans_of_tiles}, 0, alone, stop) &&
+           go({job, kernel, blocks * job.wave_runs, gradients}, kernel.gradient_scratch_bytes(job), alone, stop);
 }
 
 }  // namespace clearhead

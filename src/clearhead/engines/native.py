@@ -13,7 +13,7 @@ import numpy as np
 
 from clearhead.arrays import bfloat16, statistics_dtype
 from clearhead.axes import Array
-from clearhead.engines.base import room_for_rows
+from clearhead.engines.base import Upstream, room_for_rows
 from clearhead.observations import Wanted
 from clearhead.problem import Problem
 from clearhead.threads import get_num_threads
@@ -152,6 +152,54 @@ def transposed(problem: Problem, q: Array, k: Array, logsumexp: Array, g: Array)
     return found["transposed"]
 
 
+def gradients(
+    problem: Problem, q: Array, k: Array, v: Array | None, logsumexp: Array, upstream: Upstream
+) -> dict[str, Array]:
+    """The loss's derivatives by q, k, v and the bias, in one pass over the blocks of keys."""
+    dtype, output = statistics_dtype(problem.dtype), upstream.output
+    if v is not None and output is not None and not v.dtype == output.dtype == problem.dtype:
+        return _gradients_in_common(problem, q, k, v, logsumexp, upstream)
+    found = {"q": np.zeros(q.shape, dtype), "k": np.zeros(k.shape, dtype)}
+    if output is not None and v is not None:
+        found["v"] = np.zeros(v.shape, dtype)
+    bias = None
+    if upstream.bias is not None:  # where it is broadcast over keys, the kernel sums over them only
+        full = (problem.batch, problem.heads, problem.queries, 1)
+        bias = np.zeros(full if upstream.bias[3] == 1 else upstream.bias, dtype)
+    _native.set_threads(get_num_threads())
+    _native.gradients(
+        _described(problem, q, k),
+        None if output is None else _bits(v),
+        _bits(output),
+        np.ascontiguousarray(logsumexp, dtype),
+        np.ascontiguousarray(upstream.rows, dtype),
+        _whole(upstream.keys, dtype),
+        _whole(upstream.entropy, dtype),
+        found["q"],
+        found["k"],
+        found.get("v"),
+        bias,
+    )
+    answers = {name: array.astype(problem.dtype, copy=False) for name, array in found.items()}
+    if bias is not None and upstream.bias is not None:
+        shared = tuple(axis for axis in range(4) if upstream.bias[axis] == 1 != bias.shape[axis])
+        answers["bias"] = bias.sum(axis=shared, keepdims=True) if shared else bias
+    return answers
+
+
+def _gradients_in_common(
+    problem: Problem, q: Array, k: Array, v: Array, logsumexp: Array, upstream: Upstream
+) -> dict[str, Array]:
+    """Values of another dtype, as in `_rows_in_common`."""
+    assert upstream.output is not None
+    common = np.dtype(np.float64 if np.float64 in (v.dtype, problem.dtype) else np.float32)
+    wide = replace(problem, dtype=common)
+    told = replace(upstream, output=upstream.output.astype(common))
+    found = gradients(wide, q.astype(common), k.astype(common), v.astype(common), logsumexp, told)
+    bias = statistics_dtype(problem.dtype)
+    return {name: x.astype(bias if name == "bias" else problem.dtype, copy=False) for name, x in found.items()}
+
+
 def _columns(
     problem: Problem,
     q: Array,
@@ -231,5 +279,5 @@ def _bits(x: Array | None) -> Array | None:
     return x.view(np.uint16) if x.dtype == bfloat16 else x
 
 
-def _whole(x: Array | None) -> Array | None:
-    return None if x is None else np.ascontiguousarray(x)
+def _whole(x: Array | None, dtype: np.dtype[Any] | None = None) -> Array | None:
+    return None if x is None else np.ascontiguousarray(x, dtype)
