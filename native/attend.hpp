@@ -71,6 +71,7 @@ struct GradientAnswers {
     const void* rows = nullptr;       // (batch, heads, queries)
     const void* keys = nullptr;       // (batch, heads, keys)
     const void* entropy = nullptr;    // (batch, heads, queries)
+    const void* distance = nullptr;   // (batch, heads, queries)
     View output;                      // (batch, heads, queries, d_v) in the problem's type
     void* q = nullptr;                // (batch, heads, queries, d_k)
     void* k = nullptr;                // (batch, kv_heads, keys, d_k)

@@ -176,8 +176,9 @@ void columns(const Described& d, const Given& logsumexp, std::optional<Taken> re
 }
 
 void gradients(const Described& d, std::optional<Given> v, std::optional<Given> output, const Given& logsumexp,
-               const Given& rows, std::optional<Given> keys, std::optional<Given> entropy, const Taken& by_q, const Taken& by_k,
-               std::optional<Taken> by_v, std::optional<Taken> by_bias) {
+               const Given& rows, std::optional<Given> keys, std::optional<Given> entropy,
+               std::optional<Given> distance, const Taken& by_q, const Taken& by_k, std::optional<Taken> by_v,
+               std::optional<Taken> by_bias) {
     Job job;
     job.problem = d.p;
     Problem& p = job.problem;
@@ -190,6 +191,7 @@ void gradients(const Described& d, std::optional<Given> v, std::optional<Given> 
     want.rows = given(rows, heads * p.queries, "rows");
     want.keys = given(keys, heads * p.keys, "keys");
     want.entropy = given(entropy, heads * p.queries, "entropy");
+    want.distance = given(distance, heads * p.queries, "distance");
     check(!output == !v && !output == !by_v, "output, v and v's derivative");
     if (output) {
         check(v->ndim() == 4, "v");

@@ -267,11 +267,11 @@ template <class M> struct GradientTask {
             rules.forbid(rows[s + r], r, sight, j0, first, last, a + r * pitch);
             const int64_t at = (batch * p.heads + head) * p.queries + i + s + r;
             if (!want.v)
-                differentiate<false, true>(at, first, last, a + r * pitch, d + r * pitch);
-            else if (want.keys || want.entropy)
-                differentiate<true, true>(at, first, last, a + r * pitch, d + r * pitch);
+                differentiate<false, true>(rows[s + r], at, first, last, a + r * pitch, d + r * pitch);
+            else if (want.keys || want.entropy || want.distance)
+                differentiate<true, true>(rows[s + r], at, first, last, a + r * pitch, d + r * pitch);
             else
-                differentiate<true, false>(at, first, last, a + r * pitch, d + r * pitch);
+                differentiate<true, false>(rows[s + r], at, first, last, a + r * pitch, d + r * pitch);
         }
         if (want.bias) add_bias(head, i, s, count, int(low - j0), int(high - j0));
         if (p.softcap != 0)
@@ -285,17 +285,22 @@ template <class M> struct GradientTask {
     }
 
     // One row: scores become weights, and dO·v becomes the loss's derivative by the logit. Where nobody may see, both are 0.
-    template <bool VALUES, bool MORE> void differentiate(int64_t at, int first, int last, T* a, T* d) const {
+    template <bool VALUES, bool MORE>
+    void differentiate(const Row& row, int64_t at, int first, int last, T* a, T* d) const {
         const T logsumexp = static_cast<const T*>(want.logsumexp)[at];
         const Normal<T> normal(logsumexp, rules.factor);
         const Vec<T> own = spread<T>(static_cast<const T*>(want.rows)[at]), hidden = spread<T>(-kInfinity<T>);
         const Vec<T> natural = spread<T>(rules.natural), total = spread<T>(-logsumexp);
         const Vec<T> entropy = spread<T>(want.entropy ? static_cast<const T*>(want.entropy)[at] : T(0));
+        const Vec<T> far = spread<T>(want.distance ? static_cast<const T*>(want.distance)[at] : T(0));
         for (int j = first; j < last; j += kLanes<T>) {
             const Vec<T> score = load(a + j), weight = normal.weight(score);
             Vec<T> by = own;
             if constexpr (VALUES) by = by + load(d + j);
-            if constexpr (MORE) by = by + load(by_key + j) - entropy * fma(score, natural, total);
+            if constexpr (MORE) {
+                by = by + load(by_key + j) - entropy * fma(score, natural, total);
+                if (want.distance) by = fma(far, rules.distance(row, j0 + j), by);
+            }
             store(a + j, weight);
             store(d + j, score == hidden ? Vec<T>{} : weight * by);
         }

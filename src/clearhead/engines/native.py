@@ -175,6 +175,7 @@ def gradients(
         np.ascontiguousarray(upstream.rows, dtype),
         _whole(upstream.keys, dtype),
         _whole(upstream.entropy, dtype),
+        _whole(upstream.distance, dtype),
         found["q"],
         found["k"],
         found.get("v"),
