@@ -39,6 +39,7 @@ template <class M> struct RowTask {
     Vec<T>*sums, *centred, *far;  // of each row, over this span, lane by lane
     int64_t own_keys = -1, own_values = -1;  // which block `keys` and `values` hold
     const Cell *block_keys, *block_values;
+    Ahead ahead;
     int64_t* poison;  // in careful mode: which values are not finite, as key · columns + column
     T* poison_value;
     int64_t poison_count = 0;
@@ -158,6 +159,18 @@ template <class M> struct RowTask {
             }
     }
 
+    // Where the block that starts at j0 will be read, shared out among the products of the block before it.
+    Ahead next_block(int64_t j0) const {
+        const int64_t keys_here = least(kBlock, p.keys - j0), size = int64_t(sizeof(T));
+        Ahead next;
+        next.add(0, block_keys + kBlock * depth, keys_here * depth * size, keys_here * depth * size, 1);
+        if (mixes && !careful)
+            next.add(1, block_values + kBlock / M::per_cell * value_pitch(), columns * size, value_pitch() * size, keys_here / M::per_cell);
+        const int64_t lines = keys_here * (depth + columns / M::per_cell) * size / 64;
+        next.lines = lines / (strip_count * (kBlock / kPanel<T>) * ((depth + kClose - 1) / kClose)) + 1;
+        return next;
+    }
+
     int64_t value_pitch() const { return job.direct_values && !careful ? p.v.row : columns; }
 
     // All keys of one span, for all rows: `part` starts cleared and ends closed.
@@ -168,6 +181,7 @@ template <class M> struct RowTask {
         const int64_t stop = least(whole.high, (span + 1) * kSpan);
         for (int64_t j0 = most(whole.low / kBlock * kBlock, span * kSpan); j0 < stop; j0 += kBlock) {
             open_block(j0, most(whole.low, j0), least(whole.high, j0 + kBlock));
+            ahead = job.packed && j0 + kBlock < stop ? next_block(j0 + kBlock) : Ahead{};
             for (int s = 0; s < strip_count; ++s) add_block(j0, s, part);
         }
         for (int64_t r = 0; r < count; ++r) {
@@ -187,7 +201,7 @@ template <class M> struct RowTask {
         const int from = int(first - j0) / kPanel<T>, to = int(last - j0 + kPanel<T> - 1) / kPanel<T>;
         const Cell* strip_queries = queries + s * kStrip * depth;
         logits = kept ? kept + (s * key_blocks(p) + j0 / kBlock) * kStrip * pitch : scores;
-        with_rows(strip.rows, [&]<int R>() { score_panels<M, R>(strip_queries, block_keys, depth, from, to, logits); });
+        with_rows(strip.rows, [&]<int R>() { score_panels<M, R>(strip_queries, block_keys, depth, from, to, logits, &ahead); });
         rules.apply(own, strip.rows, j0, from * kPanel<T>, to * kPanel<T>, logits);
         for (int r = 0; r < strip.rows; ++r) soften(s * kStrip + r, r, sight, j0, from * kPanel<T>, to * kPanel<T>, part);
         if (!mixes) return;

@@ -82,61 +82,65 @@ template <class Work> CLEARHEAD_INLINE void with_rows(int rows, Work work) {
         work.template operator()<kStrip>();
 }
 
-constexpr int kClose = 16;                       // depth summed on its own, evens and odds apart, before it joins the rest
-constexpr int kHigh = kRegisters == 32 ? 4 : 2;  // rows of a tile whose sums are kept that way
+// What will be read soon: keys and values of the next block, asked for a few lines at a time between products, so that
+// they are near by then.
+struct Ahead {
+    struct Rows {
+        const char* row = nullptr;
+        int64_t bytes = 0, pitch = 0, left = 0, at = 0;
+    } rows[2];
+    int64_t lines = 0;  // at a time
 
-// As accumulate with pairs of vectors, but more exact: many short chains instead of one as long as the depth. One chain
-// would lie further from the truth than the matrix-vector product that peers use for a single query.
+    void add(int which, const void* first, int64_t bytes, int64_t pitch, int64_t count) {
+        const bool whole = bytes == pitch;
+        rows[which] = {static_cast<const char*>(first), whole ? bytes * count : bytes, pitch, whole ? 1 : count, 0};
+    }
+
+    CLEARHEAD_INLINE_MEMBER void ask() {
+        Rows& r = rows[rows[0].left == 0];
+        if (r.left == 0) return;
+        const char* from = r.row + r.at;
+        const int64_t here = r.bytes - r.at < 64 * lines ? r.bytes - r.at : 64 * lines;
+        for (int64_t i = 0; i < here; i += 64) __builtin_prefetch(from + i, 0, 2);
+        r.at += here;
+        if (r.at >= r.bytes) r.at = 0, r.row += r.pitch, --r.left;
+    }
+};
+
+constexpr int kClose = 16;  // depth summed on its own before it joins the rest
+
+// scores[r·kPitch + j] for the keys j of C / 2 panels: queries (depth, kStrip), panels (panel, depth, kPanel). Many short
+// chains instead of one as long as the depth: one would lie further from the truth than the matrix-vector product that
+// peers use for a single query. The sums so far wait in `scores`, since the next chains need the registers.
 template <class M, int R, int C>
-CLEARHEAD_INLINE void accumulate_closely(const typename M::Cell* a, const typename M::Cell* b, int64_t apart, int64_t depth,
-                                         Vec<typename M::T> (&total)[R][C]) {
+CLEARHEAD_INLINE void score(const typename M::Cell* queries, const typename M::Cell* panels, int64_t depth,
+                            typename M::T* scores, Ahead* ahead) {
     using T = typename M::T;
     constexpr int64_t pitch = kPanel<T>;
-    for (; depth > 0; depth -= kClose, a += kClose * kStrip, b += kClose * pitch) {
-        Vec<T> even[R][C] = {}, odd[R][C] = {};
-        const int64_t here = depth < kClose ? depth : kClose;
-        for (int64_t k = 0; k + 2 <= here; k += 2) {
-            accumulate<M, R, C, 1, kStrip>(a + k * kStrip, b + k * pitch, pitch, apart, 1, even);
-            accumulate<M, R, C, 1, kStrip>(a + (k + 1) * kStrip, b + (k + 1) * pitch, pitch, apart, 1, odd);
-        }
-        if (here % 2)
-            accumulate<M, R, C, 1, kStrip>(a + (here - 1) * kStrip, b + (here - 1) * pitch, pitch, apart, 1, even);
+    for (int64_t k = 0; k < depth; k += kClose) {
+        if (ahead) ahead->ask();
+        Vec<T> sum[R][C] = {};
+        const int64_t here = depth - k < kClose ? depth - k : kClose;
+        accumulate<M, R, C, 1, kStrip>(queries + k * kStrip, panels + k * pitch, pitch, depth * pitch, here, sum);
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-            for (int c = 0; c < C; ++c) total[r][c] = total[r][c] + (even[r][c] + odd[r][c]);
+            for (int c = 0; c < C; ++c) {
+                T* to = scores + r * kPitch<T> + c * kLanes<T>;
+                store(to, k ? load(to) + sum[r][c] : sum[r][c]);
+            }
     }
-}
-
-// scores[r·kPitch + j] for the keys j of C / 2 panels: queries (depth, kStrip), panels (panel, depth, kPanel).
-template <class M, int R, int C>
-CLEARHEAD_INLINE void score(const typename M::Cell* queries, const typename M::Cell* panels, int64_t depth,
-                            typename M::T* scores) {
-    using T = typename M::T;
-    Vec<T> sum[R][C] = {};
-    accumulate_closely<M, R, C>(queries, panels, depth * kPanel<T>, depth, sum);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-        for (int c = 0; c < C; ++c) store(scores + r * kPitch<T> + c * kLanes<T>, sum[r][c]);
 }
 
 template <class M, int R>
 __attribute__((noinline)) void score_panels(const typename M::Cell* queries, const typename M::Cell* panels, int64_t depth,
-                                            int first, int last, typename M::T* scores) {
+                                            int first, int last, typename M::T* scores, Ahead* ahead = nullptr) {
     using T = typename M::T;
-    constexpr int few = kRegisters == 32 && R <= 2 ? 4 : 2;  // two panels at once, so that enough chains are under way
+    constexpr int few = kRegisters < 32 ? 2 : R <= 2 ? 8 : R <= 4 ? 4 : 2;  // vectors: with few rows more, so that enough chains are under way
     int p = first;
-    if constexpr (few > 2)
-        for (; p + few / 2 <= last; p += few / 2)
-            score<M, R, few>(queries, panels + p * depth * kPanel<T>, depth, scores + p * kPanel<T>);
-    for (; p < last; ++p) {
-        const typename M::Cell* panel = panels + p * depth * kPanel<T>;
-        T* to = scores + p * kPanel<T>;
-        int r = 0;
-        for (; r + kHigh <= R; r += kHigh) score<M, kHigh, 2>(queries + r, panel, depth, to + r * kPitch<T>);
-        if constexpr (R % kHigh != 0) score<M, R % kHigh, 2>(queries + r, panel, depth, to + r * kPitch<T>);
-    }
+    for (; p + few / 2 <= last; p += few / 2)
+        score<M, R, few>(queries, panels + p * depth * kPanel<T>, depth, scores + p * kPanel<T>, ahead);
+    for (; p < last; ++p) score<M, R, 2>(queries, panels + p * depth * kPanel<T>, depth, scores + p * kPanel<T>, ahead);
 }
 
 // out[r][c] = out[r][c]·shrink[r] + Σ_j weights[r][j]·values[j][c], for C vectors of columns.
