@@ -160,6 +160,45 @@ void pack_value_rows(const View& x, Type type, int64_t batch, int64_t head, int6
     }
 }
 
+// Queries as one strip, zeros for those that are missing: `room` holds kStrip + 1 rows of cells. Whole vectors are stored,
+// so the first cells after the strip are lost.
+template <class M>
+void pack_strip(const char* const* from, int count, const View& x, Type type, int64_t d, bool negate,
+                typename M::Cell* room, typename M::Cell* strip) {
+    using T = typename M::T;
+    constexpr int n = kLanes<T>, squares = (kStrip + n - 1) / n;
+    const int64_t depth = depth_of<M>(d), pitch = up_to_multiple(depth, n), last_whole = depth / n * n;
+    const T* row[squares * n];
+    const bool direct = in_cells<M>(x, type, d);
+    T* zeros = room + kStrip * pitch;
+    for (int64_t k = 0; k < depth; ++k) zeros[k] = 0;
+    for (int r = 0; r < squares * n; ++r) {
+        row[r] = zeros;
+        if (r >= count) continue;
+        row[r] = direct ? reinterpret_cast<const T*>(from[r]) : room + r * pitch;
+        if (!direct) fetch_cells<M>(from[r], x.column, type, d, room + r * pitch);
+    }
+    // The sign bits of a cell: what a square stores beyond the strip is stored again by the first square, or after it.
+    const uint32_t halves = 0x80008000;
+    Vec<T> sign = spread<T>(T(-0.0));
+    if constexpr (M::per_cell == 2) std::memcpy(&sign, &halves, 4), sign = spread<T>(sign[0]);
+    if (!negate) sign = Vec<T>{};
+    for (int side = squares - 1; side >= 0; --side)
+        for (int64_t k = 0; k < last_whole; k += n) {
+            Vec<T> square[n];
+            load_columns<T>(row + side * n, k, square);
+#pragma GCC unroll 16
+            for (int i = 0; i < n; ++i)
+                store(strip + (k + i) * kStrip + side * n, (Vec<T>)((IntVec<T>)square[i] ^ (IntVec<T>)sign));
+        }
+    for (int64_t k = last_whole; k < depth; ++k)
+        for (int r = 0; r < kStrip; ++r) {
+            T cell[n] = {row[r][k]};
+            store(cell, (Vec<T>)((IntVec<T>)load(cell) ^ (IntVec<T>)sign));
+            std::memcpy(strip + k * kStrip + r, cell, sizeof(T));
+        }
+}
+
 // One query as column r of its strip; `room` holds a row of cells.
 template <class M>
 void pack_query(const View& x, Type type, int64_t batch, int64_t head, int64_t query, int64_t d, bool negate,

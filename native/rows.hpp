@@ -58,11 +58,11 @@ template <class M> struct RowTask {
         strip_count = int((count + kStrip - 1) / kStrip);
         rows = arena.take<Row>(job.block_rows);
         strips = arena.take<Strip>(job.block_rows);
-        queries = arena.take<Cell>(up_to_multiple(job.block_rows, kStrip) * depth);
+        queries = arena.take<Cell>(up_to_multiple(job.block_rows, kStrip) * depth + kLanes<T>);
         scores = arena.take<T>(kStrip * pitch);
         kept = job.segment_sums ? arena.take<T>(kept_numbers(job)) : nullptr;
         const int64_t padded = up_to_multiple(depth, kLanes<T>);
-        room = arena.take<Cell>(kPanel<T> * padded);
+        room = arena.take<Cell>(most(kPanel<T>, kStrip + 1) * padded);
         keys = job.packed ? nullptr : arena.take<Cell>(kBlock * depth);
         values = arena.take<Cell>(kBlock * columns);
         shrink = arena.take<T>(kStrip);
@@ -86,13 +86,12 @@ template <class M> struct RowTask {
 
     void pack_queries() {
         for (int s = 0; s < strip_count; ++s) {
-            Cell* strip = queries + s * kStrip * depth;
-            if (strips[s].rows < kStrip)
-                for (int64_t i = 0; i < kStrip * depth; ++i) strip[i] = 0;
+            const char* row[kStrip];
             for (int r = 0; r < strips[s].rows; ++r) {
-                const Row& row = rows[s * kStrip + r];
-                pack_query<M>(p.q, p.type, batch, row.head, row.query, p.d_k, rules.negated, room, strip, r);
+                const Row& own = rows[s * kStrip + r];
+                row[r] = row_of(p.q, p.type, batch, own.head, own.query);
             }
+            pack_strip<M>(row, strips[s].rows, p.q, p.type, p.d_k, rules.negated, room, queries + s * kStrip * depth);
         }
     }
 
@@ -203,7 +202,7 @@ template <class M> struct RowTask {
         logits = kept ? kept + (s * key_blocks(p) + j0 / kBlock) * kStrip * pitch : scores;
         with_rows(strip.rows, [&]<int R>() { score_panels<M, R>(strip_queries, block_keys, depth, from, to, logits, &ahead); });
         rules.apply(own, strip.rows, j0, from * kPanel<T>, to * kPanel<T>, logits);
-        for (int r = 0; r < strip.rows; ++r) soften(s * kStrip + r, r, sight, j0, from * kPanel<T>, to * kPanel<T>, part);
+        soften(s * kStrip, strip.rows, sight, j0, from * kPanel<T>, to * kPanel<T>, part);
         if (!mixes) return;
         const int64_t begin = (first - j0) / M::per_cell, depth_here = (last - j0 + M::per_cell - 1) / M::per_cell - begin;
         const Cell* weights = reinterpret_cast<const Cell*>(scores) + begin;
@@ -215,42 +214,70 @@ template <class M> struct RowTask {
         if (careful) add_poison(strip.rows, from * kPanel<T>, to * kPanel<T>, out);
     }
 
-    // Row r's scores of columns first … last become weights; the running sums follow the maximum.
-    void soften(int64_t n, int r, Sight sight, int64_t j0, int first, int last, Found<T>& part) {
+    // The scores of columns first … last become weights; the running sums follow the maxima.
+    void soften(int64_t n, int count_here, Sight sight, int64_t j0, int first, int last, Found<T>& part) {
         constexpr int side = kLanes<T>;
-        T* x = logits + r * pitch;
-        rules.forbid(rows[n], r, sight, j0, first, last, x);
-        if (careful)
-            for (int j = first; j < last; ++j) visible[r * kBlock + j] = !(x[j] == -kInfinity<T>);
-        if (job.rows.top) enter_top(n, j0, first, last, x, part);
-        Vec<T> high_a = spread<T>(part.highest[n]), high_b = high_a;
-        for (int j = first; j < last; j += 2 * side) {
-            high_a = larger(load(x + j), high_a);
-            high_b = larger(load(x + j + side), high_b);
+        Turn turn;
+        for (int r = 0; r < count_here; ++r) {
+            T* x = logits + r * pitch;
+            rules.forbid(rows[n + r], r, sight, j0, first, last, x);
+            if (careful)
+                for (int j = first; j < last; ++j) visible[r * kBlock + j] = !(x[j] == -kInfinity<T>);
+            if (job.rows.top) enter_top(n + r, j0, first, last, x, part);
+            Vec<T> high_a = spread<T>(part.highest[n + r]), high_b = high_a;
+            for (int j = first; j < last; j += 2 * side) {
+                high_a = larger(load(x + j), high_a);
+                high_b = larger(load(x + j + side), high_b);
+            }
+            turn.highest[r] = largest_of<T>(larger(high_a, high_b));
         }
-        const T highest = largest_of<T>(larger(high_a, high_b));
-        const T old = part.reference[n];
-        T reference = old, less = 1;
-        if (highest != part.highest[n]) {
-            reference = highest * rules.factor;
-            less = old == -kInfinity<T> ? T(0) : exp2_of(old - reference);
-            move_reference(n, old, reference, less);
-            part.highest[n] = highest;
-            part.reference[n] = reference;
-        }
-        shrink[r] = less;
-        const Vec<T> origin = spread<T>(reference == -kInfinity<T> ? T(0) : -reference);
-        if (job.rows.entropy || job.rows.distance)
-            weigh<true>(n, j0, first, last, x, scores + r * pitch, origin);
-        else
-            weigh<false>(n, j0, first, last, x, scores + r * pitch, origin);
+        turn.take(n, count_here, rules.factor, part, shrink);
+        const bool looks = job.rows.entropy || job.rows.distance;
+        for (int r = 0; r < count_here; ++r)
+            if (looks)
+                weigh<true>(n + r, j0, first, last, logits + r * pitch, scores + r * pitch, turn, r);
+            else
+                weigh<false>(n + r, j0, first, last, logits + r * pitch, scores + r * pitch, turn, r);
     }
 
+    // A strip's maxima after another block, and how the sums so far follow them: all rows at once.
+    struct Turn {
+        static constexpr int room = (kStrip + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
+        T highest[room], origin[room], fall[room], less[room];
+
+        void take(int64_t n, int count, T factor, Found<T>& part, T* shrink) {
+            T before[room], reference[room];
+            for (int r = 0; r < room; ++r) {
+                before[r] = part.highest[n + (r < count ? r : 0)];
+                reference[r] = part.reference[n + (r < count ? r : 0)];
+                if (r >= count) highest[r] = before[r];
+            }
+            for (int r = 0; r < room; r += kLanes<T>) {
+                const Vec<T> high = load(highest + r), old = load(reference + r), none = spread<T>(-kInfinity<T>);
+                const auto same = high == load(before + r);
+                const Vec<T> next = same ? old : high * spread<T>(factor);
+                const Vec<T> down = same || old == none ? Vec<T>{} : old - next;
+                store(fall + r, down);
+                store(less + r, !same && old == none ? Vec<T>{} : power_of_two<T>(down));
+                store(origin + r, next == none ? Vec<T>{} : -next);
+                store(reference + r, next);
+            }
+            for (int r = 0; r < count; ++r) {
+                part.highest[n + r] = highest[r];
+                part.reference[n + r] = reference[r];
+                shrink[r] = less[r];
+            }
+        }
+    };
+
     // Scores become weights, 2^(score·factor + origin), and are summed lane by lane; some are also looked at.
-    template <bool LOOKS> void weigh(int64_t n, int64_t j0, int first, int last, const T* x, T* weights, Vec<T> origin) {
+    template <bool LOOKS>
+    void weigh(int64_t n, int64_t j0, int first, int last, const T* x, T* weights, const Turn& turn, int r) {
         constexpr int side = kLanes<T>;
-        const Vec<T> factor = spread<T>(rules.factor), lowest = spread<T>(T(-1e30));
+        const Vec<T> factor = spread<T>(rules.factor), origin = spread<T>(turn.origin[r]), lowest = spread<T>(T(-1e30));
+        const Vec<T> less = spread<T>(turn.less[r]);
         Vec<T> sum_a = {}, sum_b = {}, centred_a = {}, centred_b = {};
+        if (LOOKS && job.rows.distance) far[n] = far[n] * less;
         for (int j = first; j < last; j += 2 * side) {
             const Vec<T> t = fma(load(x + j), factor, origin), u = fma(load(x + j + side), factor, origin);
             const Vec<T> a = power_of_two<T>(t), b = power_of_two<T>(u);
@@ -264,17 +291,8 @@ template <class M> struct RowTask {
             }
             M::store_weights(weights, j, a, b);
         }
-        sums[n] = sums[n] + (sum_a + sum_b);
-        if constexpr (LOOKS) centred[n] = centred[n] + (centred_a + centred_b);
-    }
-
-    // The sums so far were taken from `old`; from now on they are taken from `reference`.
-    CLEARHEAD_INLINE_MEMBER void move_reference(int64_t n, T old, T reference, T less) {
-        if (old == -kInfinity<T>) return;  // nothing summed yet
-        const Vec<T> by = spread<T>(less);
-        if (job.rows.entropy) centred[n] = (centred[n] + sums[n] * spread<T>(old - reference)) * by;
-        if (job.rows.distance) far[n] = far[n] * by;
-        sums[n] = sums[n] * by;
+        if constexpr (LOOKS) centred[n] = fma(fma(sums[n], spread<T>(turn.fall[r]), centred[n]), less, centred_a + centred_b);
+        sums[n] = fma(sums[n], less, sum_a + sum_b);
     }
 
     void enter_top(int64_t n, int64_t j0, int first, int last, const T* x, Found<T>& part) {
@@ -326,32 +344,39 @@ template <class M> struct RowTask {
 
     // Writes the answers; false when an output is not finite and nobody has looked at why.
     bool finish(const Found<T>& found) {
+        const RowAnswers& want = job.rows;
+        const bool tells = want.logsumexp || want.max_logit || want.entropy || want.distance || want.top;
         bool fine = true;
         for (int64_t r = 0; r < count; ++r) {
-            const Row& row = rows[r];
-            const int64_t at = (batch * p.heads + row.head) * p.queries + row.query;
+            const int64_t at = (batch * p.heads + rows[r].head) * p.queries + rows[r].query;
             const bool empty = found.sum[r] == 0;
-            const double own = empty ? 0 : double(found.reference[r] == -kInfinity<T> ? T(0) : found.reference[r]) * kLn2 + log(found.sum[r]);
-            double lse = own, share = 1;
-            if (p.sinks && !empty) {
-                const double sink = p.sinks[row.head], top = sink > own ? sink : own;
-                if (own == own) lse = top + log(exp(own - top) + exp(sink - top));
-                share = exp(own - lse);
-            }
-            const double mass = empty ? 0 : share / found.sum[r];
-            write(job.rows.logsumexp, at, empty ? -kInfinity<double> : lse);
-            const double highest = double(found.highest[r]) * double(rules.natural);
-            write(job.rows.max_logit, at, found.sum[r] != found.sum[r] && !(highest == kInfinity<double>) ? found.sum[r] : highest);
-            write(job.rows.entropy, at, empty ? 0 : share * (log(found.sum[r]) - kLn2 * found.centred[r] / found.sum[r] + (lse - own)));
-            write(job.rows.distance, at, found.far[r] * mass);
-            for (int64_t i = 0; i < job.rows.top; ++i) {
-                const T score = found.top[r * job.rows.top + i];
-                write(job.rows.top_weights, at * job.rows.top + i, empty ? 0 : exp(double(score) * double(rules.natural) - lse));
-                job.rows.top_indices[at * job.rows.top + i] = found.top_key[r * job.rows.top + i];
-            }
-            if (mixes) fine &= write_output(found.out + r * columns, mass, at);
+            double share = 1;
+            if (tells || p.sinks) share = tell(found, r, at, empty);
+            if (mixes) fine &= write_output(found.out + r * columns, empty ? 0 : share / found.sum[r], at);
         }
         return fine || careful;
+    }
+
+    // A row's statistics; returns the share of its mass that a sink leaves to the keys.
+    double tell(const Found<T>& found, int64_t r, int64_t at, bool empty) {
+        const double own = empty ? 0 : double(found.reference[r] == -kInfinity<T> ? T(0) : found.reference[r]) * kLn2 + log(found.sum[r]);
+        double lse = own, share = 1;
+        if (p.sinks && !empty) {
+            const double sink = p.sinks[rows[r].head], top = sink > own ? sink : own;
+            if (own == own) lse = top + log(exp(own - top) + exp(sink - top));
+            share = exp(own - lse);
+        }
+        write(job.rows.logsumexp, at, empty ? -kInfinity<double> : lse);
+        const double highest = double(found.highest[r]) * double(rules.natural);
+        write(job.rows.max_logit, at, found.sum[r] != found.sum[r] && !(highest == kInfinity<double>) ? found.sum[r] : highest);
+        write(job.rows.entropy, at, empty ? 0 : share * (log(found.sum[r]) - kLn2 * found.centred[r] / found.sum[r] + (lse - own)));
+        write(job.rows.distance, at, empty ? 0 : found.far[r] * (share / found.sum[r]));
+        for (int64_t i = 0; i < job.rows.top; ++i) {
+            const T score = found.top[r * job.rows.top + i];
+            write(job.rows.top_weights, at * job.rows.top + i, empty ? 0 : exp(double(score) * double(rules.natural) - lse));
+            job.rows.top_indices[at * job.rows.top + i] = found.top_key[r * job.rows.top + i];
+        }
+        return share;
     }
 
     CLEARHEAD_INLINE_MEMBER void write(void* to, int64_t at, double x) const {
@@ -359,11 +384,9 @@ template <class M> struct RowTask {
     }
 
     bool write_output(T* out, double mass, int64_t at) const {
-        T bad = 0;
-        for (int64_t c = 0; c < columns; ++c) {
-            out[c] = T(double(out[c]) * mass) + T(0);  // no -0
-            bad += out[c] - out[c];
-        }
+        for (int64_t c = 0; c < columns; ++c) out[c] = T(double(out[c]) * mass) + T(0);  // no -0
+        Vec<T> bad = {};
+        for (int64_t c = 0; c < columns; c += kLanes<T>) bad = bad + (load(out + c) - load(out + c));
         char* to = static_cast<char*>(job.rows.output) + at * p.d_v * bytes_of(p.type);
         if (p.type == Type::bf16)
             for (int64_t c = 0; c < p.d_v; ++c) reinterpret_cast<uint16_t*>(to)[c] = to_bf16(float(out[c]));
@@ -371,7 +394,7 @@ template <class M> struct RowTask {
             for (int64_t c = 0; c < p.d_v; ++c) reinterpret_cast<uint16_t*>(to)[c] = to_f16(float(out[c]));
         else
             std::memcpy(to, out, p.d_v * sizeof(T));
-        return bad == 0;
+        return sum_of<T>(bad) == 0;
     }
 
     // All spans, one after the other.
@@ -413,7 +436,7 @@ template <class M> int64_t row_scratch_bytes(const Job& job) {
     const int64_t n = job.block_rows, depth = up_to_multiple(depth_of<M>(job.problem.d_k), kLanes<T>);
     const int64_t columns = job.rows.output ? value_columns<M>(job.problem) : 0;
     return 2 * part_bytes<M>(job) + n * int64_t(sizeof(Row) + sizeof(Strip) + 3 * sizeof(Vec<T>)) +
-           (n + kStrip + kBlock + kPanel<T>) * depth * 8 + kStrip * kPitch<T> * 8 + kStrip * kBlock * 16 +
+           (n + 2 * kStrip + 1 + kBlock + kPanel<T>) * depth * 8 + kLanes<T> * 8 + kStrip * kPitch<T> * 8 + kStrip * kBlock * 16 +
            kBlock * columns * 24 + 64 * 64 + (job.segment_sums ? RowTask<M>::kept_numbers(job) * int64_t(sizeof(T)) : 0);
 }
 
