@@ -13,6 +13,8 @@ namespace {
 
 CLEARHEAD_INLINE int64_t key_blocks(const Problem& p) { return (p.keys + kBlock - 1) / kBlock; }
 
+constexpr int64_t kNear = 32;
+
 template <class M> struct RowTask {
     using T = typename M::T;
     using Cell = typename M::Cell;
@@ -23,7 +25,7 @@ template <class M> struct RowTask {
     Arena arena;
     int64_t batch, first_head, count, depth, columns;
     int64_t key_head, value_head;
-    bool mixes, careful = false;
+    bool mixes, careful = false, direct_keys;
     Rules<T> rules;
     Row* rows;
     Strip* strips;
@@ -55,6 +57,7 @@ template <class M> struct RowTask {
         columns = mixes ? value_columns<M>(p) : 0;
         key_head = batch * p.kv_heads + first_head * p.kv_heads / p.heads;
         value_head = mixes ? batch * p.v_heads + first_head * p.v_heads / p.heads : 0;
+        direct_keys = !job.packed && count <= 4 && depth % kLanes<T> == 0 && in_cells<M>(p.k, p.type, p.d_k);
         strip_count = int((count + kStrip - 1) / kStrip);
         rows = arena.take<Row>(job.block_rows);
         strips = arena.take<Strip>(job.block_rows);
@@ -99,9 +102,12 @@ template <class M> struct RowTask {
     void open_block(int64_t j0, int64_t first, int64_t last) {
         if (job.packed)
             block_keys = reinterpret_cast<const Cell*>(job.packed_keys + (key_head - job.first_key_head) * packed_key_bytes<M>(job)) + j0 * depth;
+        else if (direct_keys)
+            block_keys = nullptr;
         else if (own_keys != j0) {
+            Ahead soon = near_keys(first, last);
             for (int64_t j = first / kPanel<T> * kPanel<T>; j < last; j += kPanel<T>)
-                pack_panel<M>(p.k, p.type, batch, key_head % p.kv_heads, j, p.keys, p.d_k, room, keys + (j - j0) * depth, soon(j));
+                pack_panel<M>(p.k, p.type, batch, key_head % p.kv_heads, j, p.keys, p.d_k, room, keys + (j - j0) * depth, &soon);
             block_keys = keys;
             own_keys = j0;
         }
@@ -122,16 +128,28 @@ template <class M> struct RowTask {
         }
     }
 
-    // Few rows are bound by memory: while keys are packed, ask for the next block's keys and this block's values.
-    Soon soon(int64_t j) const {
-        if (count > kStrip || j + kBlock + kPanel<T> > p.keys) return {};
+    // Few rows are bound by memory. What they read is asked for in the order of the memory, kNear rows before it is needed:
+    // while keys are read, the later ones and the first values; while values are read, the later ones and the next keys.
+    Ahead near_keys(int64_t first, int64_t last) const {
+        Ahead soon;
+        if (count > kStrip || !mixes) return soon;
+        ask_rows(soon, 0, p.k, key_head % p.kv_heads, p.d_k, first + kNear, last);
+        ask_rows(soon, 1, p.v, value_head % p.v_heads, p.d_v, first, least(first + kNear, last));
+        soon.bytes = kLanes<T> * kVectorBytes;
+        return soon;
+    }
+
+    Ahead near_values(int64_t first, int64_t last) const {
+        Ahead soon;
+        if (job.direct_values) ask_rows(soon, 0, p.v, value_head % p.v_heads, p.d_v, first + kNear, last);
+        ask_rows(soon, 1, p.k, key_head % p.kv_heads, p.d_k, last, least(last + kNear, p.keys));
+        soon.bytes = kClose * columns * int64_t(sizeof(T));
+        return soon;
+    }
+
+    void ask_rows(Ahead& soon, int which, const View& x, int64_t head, int64_t d, int64_t first, int64_t last) const {
         const int64_t size = bytes_of(p.type);
-        Soon s{row_of(p.k, p.type, batch, key_head % p.kv_heads, j + kBlock), nullptr, p.k.row * size, 0, 0};
-        if (!mixes) return s;
-        s.other = row_of(p.v, p.type, batch, value_head % p.v_heads, j);
-        s.other_pitch = p.v.row * size;
-        s.other_bytes = p.d_v * size;
-        return s;
+        if (x.column == 1 && first < last) soon.add(which, row_of(x, p.type, batch, head, first), d * size, x.row * size, last - first);
     }
 
     // Values that are NaN or infinite become 0 here and are listed, so that only rows that see them meet them.
@@ -166,7 +184,7 @@ template <class M> struct RowTask {
         if (mixes && !careful)
             next.add(1, block_values + kBlock / M::per_cell * value_pitch(), columns * size, value_pitch() * size, keys_here / M::per_cell);
         const int64_t lines = keys_here * (depth + columns / M::per_cell) * size / 64;
-        next.lines = lines / (strip_count * (kBlock / kPanel<T>) * ((depth + kClose - 1) / kClose)) + 1;
+        next.bytes = (lines / (strip_count * (kBlock / kPanel<T>) * ((depth + kClose - 1) / kClose)) + 1) * 64;
         return next;
     }
 
@@ -200,7 +218,10 @@ template <class M> struct RowTask {
         const int from = int(first - j0) / kPanel<T>, to = int(last - j0 + kPanel<T> - 1) / kPanel<T>;
         const Cell* strip_queries = queries + s * kStrip * depth;
         logits = kept ? kept + (s * key_blocks(p) + j0 / kBlock) * kStrip * pitch : scores;
-        with_rows(strip.rows, [&]<int R>() { score_panels<M, R>(strip_queries, block_keys, depth, from, to, logits, &ahead); });
+        if (direct_keys)
+            score_rows(strip_queries, strip.rows, j0, from * kPanel<T>, to * kPanel<T>);
+        else
+            with_rows(strip.rows, [&]<int R>() { score_panels<M, R>(strip_queries, block_keys, depth, from, to, logits, &ahead); });
         rules.apply(own, strip.rows, j0, from * kPanel<T>, to * kPanel<T>, logits);
         soften(s * kStrip, strip.rows, sight, j0, from * kPanel<T>, to * kPanel<T>, part);
         if (!mixes) return;
@@ -208,10 +229,30 @@ template <class M> struct RowTask {
         const Cell* weights = reinterpret_cast<const Cell*>(scores) + begin;
         const int64_t v_pitch = value_pitch();
         T* out = part.out + s * kStrip * columns;
+        Ahead soon = near_values(first, last);
+        Ahead* const soon_or_none = job.packed || careful || count > 4 ? nullptr : &soon;
         with_rows(strip.rows, [&]<int R>() {
-            mix_rows<M, R, pitch, 1>(weights, block_values + begin * v_pitch, v_pitch, depth_here, shrink, out, columns, columns);
+            mix_rows<M, R, pitch, 1>(weights, block_values + begin * v_pitch, v_pitch, depth_here, shrink, out, columns, columns, soon_or_none);
         });
         if (careful) add_poison(strip.rows, from * kPanel<T>, to * kPanel<T>, out);
+    }
+
+    // Few rows: keys are read where they are, a square at a time, which spares writing panels and reading them again.
+    void score_rows(const Cell* strip_queries, int count_here, int64_t j0, int first, int last) {
+        constexpr int n = kLanes<T>;
+        for (int64_t k = 0; k < depth; ++k) room[k] = 0;
+        Ahead soon = near_keys(j0 + first, least(j0 + last, p.keys));
+        for (int j = first; j < last; j += n) {
+            const T* row[n];
+            for (int i = 0; i < n; ++i)
+                row[i] = j0 + j + i < p.keys ? reinterpret_cast<const T*>(row_of(p.k, p.type, batch, key_head % p.kv_heads, j0 + j + i)) : room;
+            if (count_here == 1)
+                score_square<M, 1>(strip_queries, row, depth, logits + j, soon);
+            else if (count_here == 2)
+                score_square<M, 2>(strip_queries, row, depth, logits + j, soon);
+            else
+                score_square<M, 4>(strip_queries, row, depth, logits + j, soon);
+        }
     }
 
     // The scores of columns first … last become weights; the running sums follow the maxima.

@@ -82,28 +82,30 @@ template <class Work> CLEARHEAD_INLINE void with_rows(int rows, Work work) {
         work.template operator()<kStrip>();
 }
 
-// What will be read soon: keys and values of the next block, asked for a few lines at a time between products, so that
-// they are near by then.
+// What will be read soon, asked for a few lines at a time between the products, so that it is near by then.
 struct Ahead {
     struct Rows {
         const char* row = nullptr;
         int64_t bytes = 0, pitch = 0, left = 0, at = 0;
-    } rows[2];
-    int64_t lines = 0;  // at a time
+    } rows[2];  // the second when the first has been asked for
+    int64_t bytes = 0;  // at a time
 
-    void add(int which, const void* first, int64_t bytes, int64_t pitch, int64_t count) {
-        const bool whole = bytes == pitch;
-        rows[which] = {static_cast<const char*>(first), whole ? bytes * count : bytes, pitch, whole ? 1 : count, 0};
+    void add(int which, const void* first, int64_t bytes_here, int64_t pitch, int64_t count) {
+        const bool whole = bytes_here == pitch;
+        rows[which] = {static_cast<const char*>(first), whole ? bytes_here * count : bytes_here, pitch, whole ? count > 0 : count, 0};
     }
 
-    CLEARHEAD_INLINE_MEMBER void ask() {
-        Rows& r = rows[rows[0].left == 0];
-        if (r.left == 0) return;
-        const char* from = r.row + r.at;
-        const int64_t here = r.bytes - r.at < 64 * lines ? r.bytes - r.at : 64 * lines;
-        for (int64_t i = 0; i < here; i += 64) __builtin_prefetch(from + i, 0, 2);
-        r.at += here;
-        if (r.at >= r.bytes) r.at = 0, r.row += r.pitch, --r.left;
+    template <int LEVEL> CLEARHEAD_INLINE_MEMBER void ask() {
+        for (int64_t more = bytes; more > 0;) {
+            Rows& r = rows[rows[0].left == 0];
+            if (r.left == 0) return;
+            const char* from = r.row + r.at;
+            const int64_t here = r.bytes - r.at < more ? r.bytes - r.at : more;
+            for (int64_t i = 0; i < here; i += 64) __builtin_prefetch(from + i, 0, LEVEL);
+            more -= here;
+            r.at += here;
+            if (r.at >= r.bytes) r.at = 0, r.row += r.pitch, --r.left;
+        }
     }
 };
 
@@ -118,7 +120,7 @@ CLEARHEAD_INLINE void score(const typename M::Cell* queries, const typename M::C
     using T = typename M::T;
     constexpr int64_t pitch = kPanel<T>;
     for (int64_t k = 0; k < depth; k += kClose) {
-        if (ahead) ahead->ask();
+        if (ahead) ahead->ask<2>();  // to the second cache
         Vec<T> sum[R][C] = {};
         const int64_t here = depth - k < kClose ? depth - k : kClose;
         accumulate<M, R, C, 1, kStrip>(queries + k * kStrip, panels + k * pitch, pitch, depth * pitch, here, sum);
@@ -146,10 +148,18 @@ __attribute__((noinline)) void score_panels(const typename M::Cell* queries, con
 // out[r][c] = out[r][c]·shrink[r] + Σ_j weights[r][j]·values[j][c], for C vectors of columns.
 template <class M, int R, int C, int64_t ROW, int64_t STEP>
 CLEARHEAD_INLINE void mix_columns(const typename M::Cell* weights, const typename M::Cell* values, int64_t pitch,
-                                  int64_t depth, const typename M::T* shrink, typename M::T* out, int64_t out_pitch) {
+                                  int64_t depth, const typename M::T* shrink, typename M::T* out, int64_t out_pitch,
+                                  Ahead* ahead) {
     using T = typename M::T;
     Vec<T> sum[R][C] = {};
-    accumulate<M, R, C, ROW, STEP>(weights, values, pitch, 2 * kLanes<T>, depth, sum);
+    if (ahead)
+        for (int64_t k = 0; k < depth; k += kClose) {
+            ahead->ask<3>();
+            accumulate<M, R, C, ROW, STEP>(weights + k * STEP, values + k * pitch, pitch, 2 * kLanes<T>,
+                                           depth - k < kClose ? depth - k : kClose, sum);
+        }
+    else
+        accumulate<M, R, C, ROW, STEP>(weights, values, pitch, 2 * kLanes<T>, depth, sum);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
@@ -162,16 +172,16 @@ CLEARHEAD_INLINE void mix_columns(const typename M::Cell* weights, const typenam
 template <class M, int R, int64_t ROW, int64_t STEP>
 __attribute__((noinline)) void mix_rows(const typename M::Cell* weights, const typename M::Cell* values, int64_t pitch,
                                         int64_t depth, const typename M::T* shrink, typename M::T* out,
-                                        int64_t out_pitch, int64_t columns) {
+                                        int64_t out_pitch, int64_t columns, Ahead* ahead = nullptr) {
     using T = typename M::T;
     constexpr int wide = kRegisters < 32 ? 2 : R <= 2 ? 8 : R <= 4 ? 4 : 2;  // few rows: more columns, so that enough chains are under way
     int64_t c = 0;
     for (; c + wide * kLanes<T> <= columns; c += wide * kLanes<T>)
-        mix_columns<M, R, wide, ROW, STEP>(weights, values + c, pitch, depth, shrink, out + c, out_pitch);
+        mix_columns<M, R, wide, ROW, STEP>(weights, values + c, pitch, depth, shrink, out + c, out_pitch, R <= 4 ? ahead : nullptr);
     for (; c + 2 * kLanes<T> <= columns; c += 2 * kLanes<T>)
-        mix_columns<M, R, 2, ROW, STEP>(weights, values + c, pitch, depth, shrink, out + c, out_pitch);
+        mix_columns<M, R, 2, ROW, STEP>(weights, values + c, pitch, depth, shrink, out + c, out_pitch, R <= 4 ? ahead : nullptr);
     for (; c < columns; c += kLanes<T>)
-        mix_columns<M, R, 1, ROW, STEP>(weights, values + c, pitch, depth, shrink, out + c, out_pitch);
+        mix_columns<M, R, 1, ROW, STEP>(weights, values + c, pitch, depth, shrink, out + c, out_pitch, R <= 4 ? ahead : nullptr);
 }
 
 }  // namespace
