@@ -264,13 +264,15 @@ template <class M> struct RowTask {
             rules.forbid(rows[n + r], r, sight, j0, first, last, x);
             if (careful)
                 for (int j = first; j < last; ++j) visible[r * kBlock + j] = !(x[j] == -kInfinity<T>);
-            if (job.rows.top) enter_top(n + r, j0, first, last, x, part);
-            Vec<T> high_a = spread<T>(part.highest[n + r]), high_b = high_a;
+            Vec<T> high_a = spread<T>(-kInfinity<T>), high_b = high_a;
             for (int j = first; j < last; j += 2 * side) {
                 high_a = larger(load(x + j), high_a);
                 high_b = larger(load(x + j + side), high_b);
             }
-            turn.highest[r] = largest_of<T>(larger(high_a, high_b));
+            high_a = larger(high_a, high_b);
+            turn.highest[r] = largest_of<T>(larger(high_a, spread<T>(part.highest[n + r])));
+            const int64_t k = job.rows.top;
+            if (k) enter_top(part.top + (n + r) * k, part.top_key + (n + r) * k, k, x, j0, first, last, high_a);
         }
         turn.take(n, count_here, rules.factor, part, shrink);
         const bool looks = job.rows.entropy || job.rows.distance;
@@ -334,18 +336,6 @@ template <class M> struct RowTask {
         }
         if constexpr (LOOKS) centred[n] = fma(fma(sums[n], spread<T>(turn.fall[r]), centred[n]), less, centred_a + centred_b);
         sums[n] = fma(sums[n], less, sum_a + sum_b);
-    }
-
-    void enter_top(int64_t n, int64_t j0, int first, int last, const T* x, Found<T>& part) {
-        const int64_t k = job.rows.top;
-        T* top = part.top + n * k;
-        int64_t* key = part.top_key + n * k;
-        for (int j = first; j < last; j += kLanes<T>) {
-            for (uint32_t above = lanes_above<T>(load(x + j), top[k - 1]); above; above &= above - 1) {
-                const int i = j + __builtin_ctz(above);
-                if (x[i] > top[k - 1]) insert(top, key, k, x[i], j0 + i);
-            }
-        }
     }
 
     // What is poison in keys first … last of the block goes to the rows that see it; elsewhere `visible` is another strip's.
