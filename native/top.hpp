@@ -30,6 +30,46 @@ template <class T> CLEARHEAD_INLINE T ranked(Vec<T> x, int64_t k) {
     return largest_of<T>(before == wanted ? x : spread<T>(-kInfinity<T>));
 }
 
+#if defined(__AVX512F__)
+// A list of at most 16, `used` of the lanes of a vector. Those above `least` are gathered before they enter, one by one.
+void enter_short_list(float* top, int64_t* key, uint32_t used, const float* scores, int64_t j0, int first, int last,
+                      float least) {
+    float strong[kBlock + 16];
+    int32_t place[kBlock + 16];
+    int count = 0;
+    const __m512i one_by_one = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    for (int j = first; j < last; j += 16) {
+        const __m512 x = _mm512_loadu_ps(scores + j);
+        const __mmask16 above = _mm512_cmp_ps_mask(x, _mm512_set1_ps(least), _CMP_GT_OQ);
+        const __m512i column = _mm512_add_epi32(one_by_one, _mm512_set1_epi32(j));
+        _mm512_storeu_ps(strong + count, _mm512_maskz_compress_ps(above, x));
+        _mm512_storeu_si512(place + count, _mm512_maskz_compress_epi32(above, column));
+        count += __builtin_popcount(above);
+    }
+    // Each pushes the weaker ones back by a lane. A place is a column, or kBlock and a lane of the list as it was.
+    __m512 list = _mm512_mask_loadu_ps(_mm512_set1_ps(-kInfinity<float>), __mmask16(used), top);
+    __m512i places = _mm512_add_epi32(one_by_one, _mm512_set1_epi32(kBlock));
+    const __m512 none = _mm512_set1_ps(kInfinity<float>);
+    for (int i = 0; i < count; ++i) {
+        const __m512 x = _mm512_set1_ps(strong[i]);
+        const __m512 back = (__m512)_mm512_alignr_epi32((__m512i)list, (__m512i)none, 15);
+        const __m512i places_back = _mm512_alignr_epi32(places, places, 15);
+        const __mmask16 stays = _mm512_cmp_ps_mask(list, x, _CMP_GE_OQ), before = _mm512_cmp_ps_mask(back, x, _CMP_GE_OQ);
+        places = _mm512_mask_mov_epi32(_mm512_mask_mov_epi32(places_back, before, _mm512_set1_epi32(place[i])), stays, places);
+        list = _mm512_mask_mov_ps(_mm512_mask_mov_ps(back, before, x), stays, list);
+    }
+    const __m512i low = _mm512_maskz_loadu_epi64(__mmask8(used), key), high = _mm512_maskz_loadu_epi64(__mmask8(used >> 8), key + 8);
+    for (int half = 0; half < 2; ++half) {
+        const __m512i at = _mm512_cvtepi32_epi64(half ? _mm512_extracti64x4_epi64(places, 1) : _mm512_castsi512_si256(places));
+        const __mmask8 fresh = _mm512_cmplt_epi64_mask(at, _mm512_set1_epi64(kBlock));
+        const __m512i old = _mm512_permutex2var_epi64(low, at, high);
+        _mm512_mask_storeu_epi64(key + 8 * half, __mmask8(used >> 8 * half),
+                                 _mm512_mask_add_epi64(old, fresh, at, _mm512_set1_epi64(j0)));
+    }
+    _mm512_mask_storeu_ps(top, __mmask16(used), list);
+}
+#endif
+
 // What the block at j0 adds to the list: scores of columns first … last, of which `high` is the largest lane by lane.
 template <class T>
 void enter_top(T* top, int64_t* key, int64_t k, const T* scores, int64_t j0, int first, int last, Vec<T> high) {
@@ -39,37 +79,7 @@ void enter_top(T* top, int64_t* key, int64_t k, const T* scores, int64_t j0, int
     if (least == -kInfinity<T> && k <= kLanes<T>) least = std::nextafter(ranked<T>(high, k), -kInfinity<T>);
 #if defined(__AVX512F__)
     if constexpr (sizeof(T) == 4)
-        if (k <= 16) {
-            float strong[kBlock + 16];
-            int32_t place[kBlock + 16];
-            int count = 0;
-            const __m512i one_by_one = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-            for (int j = first; j < last; j += 16) {
-                const __m512 x = _mm512_loadu_ps(scores + j);
-                const __mmask16 above = _mm512_cmp_ps_mask(x, _mm512_set1_ps(least), _CMP_GT_OQ);
-                _mm512_storeu_ps(strong + count, _mm512_maskz_compress_ps(above, x));
-                _mm512_storeu_si512(place + count,
-                                    _mm512_maskz_compress_epi32(above, _mm512_add_epi32(one_by_one, _mm512_set1_epi32(j))));
-                count += __builtin_popcount(above);
-            }
-            // The list in a vector. A place is a column, or kBlock and a place in the list as it was.
-            const __mmask16 used = __mmask16((1u << k) - 1);
-            __m512 list = _mm512_mask_loadu_ps(_mm512_set1_ps(-kInfinity<float>), used, top);
-            __m512i places = _mm512_add_epi32(one_by_one, _mm512_set1_epi32(kBlock));
-            for (int i = 0; i < count; ++i) {
-                const __m512 x = _mm512_set1_ps(strong[i]);
-                const uint32_t ahead = _mm512_cmp_ps_mask(list, x, _CMP_GE_OQ);  // the first so many lanes
-                const __mmask16 others = __mmask16(~(ahead + 1));
-                list = _mm512_mask_expand_ps(x, others, list);
-                places = _mm512_mask_expand_epi32(_mm512_set1_epi32(place[i]), others, places);
-            }
-            int64_t old[16];
-            std::memcpy(old, key, k * sizeof *key);
-            _mm512_mask_storeu_ps(top, used, list);
-            _mm512_storeu_si512(place, places);
-            for (int i = 0; i < k; ++i) key[i] = place[i] < kBlock ? j0 + place[i] : old[place[i] - kBlock];
-            return;
-        }
+        if (k <= 16) return enter_short_list(top, key, uint32_t((1u << k) - 1), scores, j0, first, last, least);
 #endif
     for (int j = first; j < last; j += kLanes<T>)
         for (uint32_t above = lanes_above<T>(load(scores + j), least); above; above &= above - 1) {
