@@ -80,6 +80,13 @@ template <class M> struct RowTask {
             rows[r] = row_at(p, batch, first_head + (start + r) / p.queries, (start + r) % p.queries);
         for (int s = 0; s < strip_count; ++s)
             strips[s] = strip_of(rows + s * kStrip, int(least(kStrip, count - s * kStrip)));
+        if (!job.packed) {
+            const Strip whole = strip_of(rows, int(count));
+            Ahead soon;
+            ask_rows(soon, 0, p.k, key_head % p.kv_heads, p.d_k, whole.low, least(whole.low + kNear, whole.high));
+            soon.bytes = kNear * p.d_k * bytes_of(p.type);
+            soon.template ask<3>();
+        }
         pack_queries();
     }
 
@@ -132,7 +139,7 @@ template <class M> struct RowTask {
     // while keys are read, the later ones and the first values; while values are read, the later ones and the next keys.
     Ahead near_keys(int64_t first, int64_t last) const {
         Ahead soon;
-        if (count > kStrip || !mixes) return soon;
+        if (!mixes) return soon;
         ask_rows(soon, 0, p.k, key_head % p.kv_heads, p.d_k, first + kNear, last);
         ask_rows(soon, 1, p.v, value_head % p.v_heads, p.d_v, first, least(first + kNear, last));
         soon.bytes = kLanes<T> * kVectorBytes;
