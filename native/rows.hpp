@@ -101,8 +101,14 @@ template <class M> struct RowTask {
                 const Row& own = rows[s * kStrip + r];
                 row[r] = row_of(p.q, p.type, batch, own.head, own.query);
             }
+            for (int64_t r = (s + 1) * kStrip; r < least((s + 2) * kStrip, count); ++r)  // the next strip
+                ask_for(row_of(p.q, p.type, batch, rows[r].head, rows[r].query), p.d_k * bytes_of(p.type));
             pack_strip<M>(row, strips[s].rows, p.q, p.type, p.d_k, rules.negated, room, queries + s * kStrip * depth);
         }
+    }
+
+    static void ask_for(const char* from, int64_t bytes) {
+        for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 3);
     }
 
     // Points block_keys and block_values at the block that starts at j0, packing the keys first … last where nobody has.
