@@ -124,13 +124,13 @@ CLEARHEAD_INLINE void score_square(const typename M::Cell* queries, const typena
         load_columns<T>(row, k, square);
 #pragma GCC unroll 16
         for (int i = 0; i < n; ++i)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int r = 0; r < R; ++r) sum[r] = M::multiply_add(spread<T>(queries[(k + i) * kStrip + r]), square[i], sum[r]);
         if ((k + n) % kClose == 0 || k + n == depth)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int r = 0; r < R; ++r) total[r] = k < kClose ? sum[r] : total[r] + sum[r], sum[r] = Vec<T>{};
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) store(scores + r * kPitch<T>, total[r]);
 }
 

@@ -13,7 +13,8 @@ namespace {
 
 CLEARHEAD_INLINE int64_t key_blocks(const Problem& p) { return (p.keys + kBlock - 1) / kBlock; }
 
-constexpr int64_t kNear = 32;
+constexpr int64_t kNear = 32;              // keys
+constexpr int kFew = kStrip > 8 ? 8 : 4;  // rows
 
 template <class M> struct RowTask {
     using T = typename M::T;
@@ -57,7 +58,7 @@ template <class M> struct RowTask {
         columns = mixes ? value_columns<M>(p) : 0;
         key_head = batch * p.kv_heads + first_head * p.kv_heads / p.heads;
         value_head = mixes ? batch * p.v_heads + first_head * p.v_heads / p.heads : 0;
-        direct_keys = !job.packed && count <= 4 && depth % kLanes<T> == 0 && in_cells<M>(p.k, p.type, p.d_k);
+        direct_keys = !job.packed && count <= kFew && depth % kLanes<T> == 0 && in_cells<M>(p.k, p.type, p.d_k);
         strip_count = int((count + kStrip - 1) / kStrip);
         rows = arena.take<Row>(job.block_rows);
         strips = arena.take<Strip>(job.block_rows);
@@ -243,7 +244,7 @@ template <class M> struct RowTask {
         const int64_t v_pitch = value_pitch();
         T* out = part.out + s * kStrip * columns;
         Ahead soon = near_values(first, last);
-        Ahead* const soon_or_none = job.packed || careful || count > 4 ? nullptr : &soon;
+        Ahead* const soon_or_none = job.packed || careful || count > kStrip ? nullptr : &soon;
         with_rows(strip.rows, [&]<int R>() {
             mix_rows<M, R, pitch, 1>(weights, block_values + begin * v_pitch, v_pitch, depth_here, shrink, out, columns, columns, soon_or_none);
         });
@@ -263,8 +264,10 @@ template <class M> struct RowTask {
                 score_square<M, 1>(strip_queries, row, depth, logits + j, soon);
             else if (count_here == 2)
                 score_square<M, 2>(strip_queries, row, depth, logits + j, soon);
-            else
+            else if (count_here <= 4)
                 score_square<M, 4>(strip_queries, row, depth, logits + j, soon);
+            else
+                score_square<M, kFew>(strip_queries, row, depth, logits + j, soon);
         }
     }
 

@@ -177,11 +177,11 @@ __attribute__((noinline)) void mix_rows(const typename M::Cell* weights, const t
     constexpr int wide = kRegisters < 32 ? 2 : R <= 2 ? 8 : R <= 4 ? 4 : 2;  // few rows: more columns, so that enough chains are under way
     int64_t c = 0;
     for (; c + wide * kLanes<T> <= columns; c += wide * kLanes<T>)
-        mix_columns<M, R, wide, ROW, STEP>(weights, values + c, pitch, depth, shrink, out + c, out_pitch, R <= 4 ? ahead : nullptr);
+        mix_columns<M, R, wide, ROW, STEP>(weights, values + c, pitch, depth, shrink, out + c, out_pitch, ahead);
     for (; c + 2 * kLanes<T> <= columns; c += 2 * kLanes<T>)
-        mix_columns<M, R, 2, ROW, STEP>(weights, values + c, pitch, depth, shrink, out + c, out_pitch, R <= 4 ? ahead : nullptr);
+        mix_columns<M, R, 2, ROW, STEP>(weights, values + c, pitch, depth, shrink, out + c, out_pitch, ahead);
     for (; c < columns; c += kLanes<T>)
-        mix_columns<M, R, 1, ROW, STEP>(weights, values + c, pitch, depth, shrink, out + c, out_pitch, R <= 4 ? ahead : nullptr);
+        mix_columns<M, R, 1, ROW, STEP>(weights, values + c, pitch, depth, shrink, out + c, out_pitch, ahead);
 }
 
 }  // namespace
