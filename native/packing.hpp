@@ -117,18 +117,27 @@ CLEARHEAD_INLINE void score_square(const typename M::Cell* queries, const typena
     using T = typename M::T;
     constexpr int n = kLanes<T>;
     static_assert(kClose % n == 0);
-    Vec<T> total[R] = {}, sum[R] = {};
+    static_assert(n % 2 == 0);
+    Vec<T> total[R] = {}, even[R] = {}, odd[R] = {};
     for (int64_t k = 0; k < depth; k += n) {
         ahead.ask<3>();
         Vec<T> square[n];
         load_columns<T>(row, k, square);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
 #pragma GCC unroll 16
-        for (int i = 0; i < n; ++i)
+            for (int i = 0; i < n; i += 2) {
+                const typename M::Cell* q = queries + (k + i) * kStrip + r;
+                even[r] = M::multiply_add(spread<T>(q[0]), square[i], even[r]);
+                odd[r] = M::multiply_add(spread<T>(q[kStrip]), square[i + 1], odd[r]);
+            }
+        if ((k + n) % kClose && k + n < depth) continue;
 #pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) sum[r] = M::multiply_add(spread<T>(queries[(k + i) * kStrip + r]), square[i], sum[r]);
-        if ((k + n) % kClose == 0 || k + n == depth)
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) total[r] = k < kClose ? sum[r] : total[r] + sum[r], sum[r] = Vec<T>{};
+        for (int r = 0; r < R; ++r) {
+            const Vec<T> sum = even[r] + odd[r];
+            total[r] = k < kClose ? sum : total[r] + sum;
+            even[r] = odd[r] = Vec<T>{};
+        }
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) store(scores + r * kPitch<T>, total[r]);

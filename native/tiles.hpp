@@ -109,7 +109,7 @@ struct Ahead {
     }
 };
 
-constexpr int kClose = 16;  // depth summed on its own before it joins the rest
+constexpr int kClose = 16;  // depth summed on its own, evens and odds apart, before it joins the rest
 
 // scores[r·kPitch + j] for the keys j of C / 2 panels: queries (depth, kStrip), panels (panel, depth, kPanel). Many short
 // chains instead of one as long as the depth: one would lie further from the truth than the matrix-vector product that
@@ -119,17 +119,24 @@ CLEARHEAD_INLINE void score(const typename M::Cell* queries, const typename M::C
                             typename M::T* scores, Ahead* ahead) {
     using T = typename M::T;
     constexpr int64_t pitch = kPanel<T>;
-    for (int64_t k = 0; k < depth; k += kClose) {
+    const int64_t apart = depth * pitch;
+    for (int64_t start = 0; start < depth; start += kClose) {
         if (ahead) ahead->ask<2>();  // to the second cache
-        Vec<T> sum[R][C] = {};
-        const int64_t here = depth - k < kClose ? depth - k : kClose;
-        accumulate<M, R, C, 1, kStrip>(queries + k * kStrip, panels + k * pitch, pitch, depth * pitch, here, sum);
+        Vec<T> even[R][C] = {}, odd[R][C] = {};
+        const int64_t stop = depth - start < kClose ? depth : start + kClose;
+        int64_t k = start;
+        for (; k + 2 <= stop; k += 2) {
+            accumulate<M, R, C, 1, kStrip>(queries + k * kStrip, panels + k * pitch, pitch, apart, 1, even);
+            accumulate<M, R, C, 1, kStrip>(queries + (k + 1) * kStrip, panels + (k + 1) * pitch, pitch, apart, 1, odd);
+        }
+        if (k < stop) accumulate<M, R, C, 1, kStrip>(queries + k * kStrip, panels + k * pitch, pitch, apart, 1, even);
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
             for (int c = 0; c < C; ++c) {
                 T* to = scores + r * kPitch<T> + c * kLanes<T>;
-                store(to, k ? load(to) + sum[r][c] : sum[r][c]);
+                const Vec<T> sum = even[r][c] + odd[r][c];
+                store(to, start ? load(to) + sum : sum);
             }
     }
 }
@@ -138,11 +145,16 @@ template <class M, int R>
 __attribute__((noinline)) void score_panels(const typename M::Cell* queries, const typename M::Cell* panels, int64_t depth,
                                             int first, int last, typename M::T* scores, Ahead* ahead = nullptr) {
     using T = typename M::T;
-    constexpr int few = kRegisters < 32 ? 2 : R <= 2 ? 8 : R <= 4 ? 4 : 2;  // vectors: with few rows more, so that enough chains are under way
+    constexpr int few = kRegisters < 32 || R > 2 ? 2 : 8 / R;       // vectors: with few rows more, so that enough chains are under way
+    constexpr int high = R * 4 + 3 <= kRegisters ? R : R / 2;  // rows of a tile whose sums fit the registers
+    static_assert(R % high == 0 && high * few * 2 <= kRegisters);
     int p = first;
     for (; p + few / 2 <= last; p += few / 2)
-        score<M, R, few>(queries, panels + p * depth * kPanel<T>, depth, scores + p * kPanel<T>, ahead);
-    for (; p < last; ++p) score<M, R, 2>(queries, panels + p * depth * kPanel<T>, depth, scores + p * kPanel<T>, ahead);
+        for (int r = 0; r < R; r += high)
+            score<M, high, few>(queries + r, panels + p * depth * kPanel<T>, depth, scores + r * kPitch<T> + p * kPanel<T>, ahead);
+    for (; p < last; ++p)
+        for (int r = 0; r < R; r += high)
+            score<M, high, 2>(queries + r, panels + p * depth * kPanel<T>, depth, scores + r * kPitch<T> + p * kPanel<T>, ahead);
 }
 
 // out[r][c] = out[r][c]·shrink[r] + Σ_j weights[r][j]·values[j][c], for C vectors of columns.
