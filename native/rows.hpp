@@ -146,9 +146,8 @@ template <class M> struct RowTask {
     // while keys are read, the later ones and the first values; while values are read, the later ones and the next keys.
     Ahead near_keys(int64_t first, int64_t last) const {
         Ahead soon;
-        if (!mixes) return soon;
         ask_rows(soon, 0, p.k, key_head % p.kv_heads, p.d_k, first + kNear, last);
-        ask_rows(soon, 1, p.v, value_head % p.v_heads, p.d_v, first, least(first + kNear, last));
+        if (mixes) ask_rows(soon, 1, p.v, value_head % p.v_heads, p.d_v, first, least(first + kNear, last));
         soon.bytes = kLanes<T> * kVectorBytes;
         return soon;
     }
@@ -163,7 +162,8 @@ template <class M> struct RowTask {
 
     void ask_rows(Ahead& soon, int which, const View& x, int64_t head, int64_t d, int64_t first, int64_t last) const {
         const int64_t size = bytes_of(p.type);
-        if (x.column == 1 && first < last) soon.add(which, row_of(x, p.type, batch, head, first), d * size, x.row * size, last - first);
+        if (x.column != 1 || first >= last) return;
+        soon.add(which, row_of(x, p.type, batch, head, first), d * size, x.row * size, last - first);
     }
 
     // Values that are NaN or infinite become 0 here and are listed, so that only rows that see them meet them.
@@ -194,9 +194,10 @@ template <class M> struct RowTask {
     Ahead next_block(int64_t j0) const {
         const int64_t keys_here = least(kBlock, p.keys - j0), size = int64_t(sizeof(T));
         Ahead next;
-        next.add(0, block_keys + kBlock * depth, keys_here * depth * size, keys_here * depth * size, 1);
+        const int64_t key_bytes = keys_here * depth * size, v_pitch = value_pitch();
+        next.add(0, block_keys + kBlock * depth, key_bytes, key_bytes, 1);
         if (mixes && !careful)
-            next.add(1, block_values + kBlock / M::per_cell * value_pitch(), columns * size, value_pitch() * size, keys_here / M::per_cell);
+            next.add(1, block_values + kBlock / M::per_cell * v_pitch, columns * size, v_pitch * size, keys_here / M::per_cell);
         const int64_t lines = keys_here * (depth + columns / M::per_cell) * size / 64;
         next.bytes = (lines / (strip_count * (kBlock / kPanel<T>) * ((depth + kClose - 1) / kClose)) + 1) * 64;
         return next;
@@ -243,10 +244,11 @@ template <class M> struct RowTask {
         const Cell* weights = reinterpret_cast<const Cell*>(scores) + begin;
         const int64_t v_pitch = value_pitch();
         T* out = part.out + s * kStrip * columns;
-        Ahead soon = near_values(first, last);
-        Ahead* const soon_or_none = job.packed || careful || count > kStrip ? nullptr : &soon;
+        const bool near = !job.packed && !careful && count <= kStrip;
+        Ahead soon = near ? near_values(first, last) : Ahead{};
         with_rows(strip.rows, [&]<int R>() {
-            mix_rows<M, R, pitch, 1>(weights, block_values + begin * v_pitch, v_pitch, depth_here, shrink, out, columns, columns, soon_or_none);
+            mix_rows<M, R, pitch, 1>(weights, block_values + begin * v_pitch, v_pitch, depth_here, shrink, out, columns, columns,
+                                     near ? &soon : nullptr);
         });
         if (careful) add_poison(strip.rows, from * kPanel<T>, to * kPanel<T>, out);
     }
@@ -254,12 +256,15 @@ template <class M> struct RowTask {
     // Few rows: keys are read where they are, a square at a time, which spares writing panels and reading them again.
     void score_rows(const Cell* strip_queries, int count_here, int64_t j0, int first, int last) {
         constexpr int n = kLanes<T>;
+        const int64_t head = key_head % p.kv_heads;
         for (int64_t k = 0; k < depth; ++k) room[k] = 0;
         Ahead soon = near_keys(j0 + first, least(j0 + last, p.keys));
         for (int j = first; j < last; j += n) {
             const T* row[n];
-            for (int i = 0; i < n; ++i)
-                row[i] = j0 + j + i < p.keys ? reinterpret_cast<const T*>(row_of(p.k, p.type, batch, key_head % p.kv_heads, j0 + j + i)) : room;
+            for (int i = 0; i < n; ++i) {
+                const int64_t key = j0 + j + i;
+                row[i] = key < p.keys ? reinterpret_cast<const T*>(row_of(p.k, p.type, batch, head, key)) : room;
+            }
             if (count_here == 1)
                 score_square<M, 1>(strip_queries, row, depth, logits + j, soon);
             else if (count_here == 2)

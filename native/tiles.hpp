@@ -145,7 +145,7 @@ template <class M, int R>
 __attribute__((noinline)) void score_panels(const typename M::Cell* queries, const typename M::Cell* panels, int64_t depth,
                                             int first, int last, typename M::T* scores, Ahead* ahead = nullptr) {
     using T = typename M::T;
-    constexpr int few = kRegisters < 32 || R > 2 ? 2 : 8 / R;       // vectors: with few rows more, so that enough chains are under way
+    constexpr int few = kRegisters < 32 || R > 2 ? 2 : 8 / R;  // vectors: few rows, more chains under way
     constexpr int high = R * 4 + 3 <= kRegisters ? R : R / 2;  // rows of a tile whose sums fit the registers
     static_assert(R % high == 0 && high * few * 2 <= kRegisters);
     int p = first;

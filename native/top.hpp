@@ -58,7 +58,8 @@ void enter_short_list(float* top, int64_t* key, uint32_t used, const float* scor
         places = _mm512_mask_mov_epi32(_mm512_mask_mov_epi32(places_back, before, _mm512_set1_epi32(place[i])), stays, places);
         list = _mm512_mask_mov_ps(_mm512_mask_mov_ps(back, before, x), stays, list);
     }
-    const __m512i low = _mm512_maskz_loadu_epi64(__mmask8(used), key), high = _mm512_maskz_loadu_epi64(__mmask8(used >> 8), key + 8);
+    const __m512i low = _mm512_maskz_loadu_epi64(__mmask8(used), key);
+    const __m512i high = _mm512_maskz_loadu_epi64(__mmask8(used >> 8), key + 8);
     for (int half = 0; half < 2; ++half) {
         const __m512i at = _mm512_cvtepi32_epi64(half ? _mm512_extracti64x4_epi64(places, 1) : _mm512_castsi512_si256(places));
         const __mmask8 fresh = _mm512_cmplt_epi64_mask(at, _mm512_set1_epi64(kBlock));

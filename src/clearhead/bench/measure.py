@@ -1,7 +1,7 @@
 """Fair timing: every contestant in turn, round after round, in one process; medians, and ratios within a round.
 
-A peer's threads go on spinning for tens of milliseconds after its last call, on the cores that the next contestant needs:
-so each waits for quiet, and warms up, before its time counts.
+A peer's threads go on spinning for tens of milliseconds after its last call, on the cores that the next contestant
+needs: so each waits for quiet, and warms up, before its time counts.
 """
 
 import time
