@@ -1,9 +1,8 @@
 // The kernel, compiled once per instruction set: CMakeLists.txt sets the flags and CLEARHEAD_LEVEL, the level's name.
-// Read in this order: simd, exponential, tiles, packing, rules, found, rows, received, columns, gradients.
+// Read in this order: simd, exponential, tiles, packing, rules, top, found, rows, answers, received, columns, gradients.
 #include "columns.hpp"
 #include "gradients.hpp"
 #include "received.hpp"
-#include "rows.hpp"
 
 #define CLEARHEAD_JOIN_(a, b) a##b
 #define CLEARHEAD_JOIN(a, b) CLEARHEAD_JOIN_(a, b)
