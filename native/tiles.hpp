@@ -120,7 +120,7 @@ CLEARHEAD_INLINE void score(const typename M::Cell* queries, const typename M::C
     using T = typename M::T;
     constexpr int64_t pitch = kPanel<T>;
     const int64_t apart = depth * pitch;
-    for (int64_t start = 0; start < depth; start += kClose) {
+    for (int64_t start = 0; start < depth || start == 0; start += kClose) {  // once without depth: all scores are 0
         if (ahead) ahead->ask<2>();  // to the second cache
         Vec<T> even[R][C] = {}, odd[R][C] = {};
         const int64_t stop = depth - start < kClose ? depth : start + kClose;
