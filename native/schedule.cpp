@@ -261,10 +261,10 @@ bool differentiate(Job job, bool (*stop)()) {
     const int64_t units = std::gcd(p.kv_heads, want.v ? p.v_heads : p.kv_heads);  // of a batch: whole key heads and value heads
     job.runs = p.batch * units;
     job.wave_runs = (want.bias && !want.bias_batch ? 1 : p.batch) * (want.bias && !want.bias_head ? 1 : units);
-    Buffer spans = buffer(p.batch * tiles * 2 * int64_t(sizeof(int64_t)));
-    Buffer turns = buffer(p.batch * p.heads * tiles * int64_t(sizeof(int32_t)));
-    want.spans = reinterpret_cast<int64_t*>(spans.get());
-    want.turns = reinterpret_cast<int32_t*>(turns.get());
+    Room room;
+    const int64_t spans = p.batch * tiles * 2;
+    want.spans = reinterpret_cast<int64_t*>(room.at_least(spans * int64_t(sizeof(int64_t)) + p.batch * p.heads * tiles * int64_t(sizeof(int32_t))));
+    want.turns = reinterpret_cast<int32_t*>(want.spans + spans);
     for (int64_t i = 0; i < p.batch * p.heads * tiles; ++i) want.turns[i] = 0;
     const bool alone = double(p.batch * p.heads) * double(p.queries) * double(p.keys) * double(p.d_k + p.d_v) < kAlone;
     return go({job, kernel, p.batch, spans_of_tiles}, 0, alone, stop) &&
