@@ -8,6 +8,7 @@ import os
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -27,7 +28,7 @@ except ImportError:
 _TYPES = {np.dtype(np.float64): 0, np.dtype(np.float32): 1, bfloat16: 2, np.dtype(np.float16): 3}
 _NO_LIMIT = 1 << 62
 _MANY_QUERIES, _MANY_KEYS = 64, 1 << 15  # the scores of a few rows are kept: they should fit a cache
-_FARTHEST = 1 << 60  # positions beyond are none that memory could hold
+_described: WeakKeyDictionary[Problem, Any] = WeakKeyDictionary()  # rules as the kernel reads them
 
 
 def level() -> str:
@@ -61,12 +62,10 @@ def missing() -> str:
 
 
 def reasons_not(problem: Problem) -> list[str]:
-    """Why not: the kernel is missing, or counts beyond what it can."""
-    if missing():
-        return [missing()]
-    if max(0, *map(abs, problem.query_offset.tolist()), *(side or 0 for side in problem.window)) > _FARTHEST:
-        return ["a query_offset or window is beyond 2^60, and the kernel counts in 64 bits."]
-    return []
+    """Why not: the kernel is missing."""
+    del problem
+    against = missing()
+    return [against] if against else []
 
 
 def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) -> dict[str, Array]:
@@ -84,7 +83,9 @@ def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) ->
         logsumexp = np.empty(shape, dtype) if logsumexp is None else logsumexp
     _native.set_threads(get_num_threads())
     _native.rows(
-        _described(problem, q, k),
+        _rules(problem),
+        _bits(q),
+        _bits(k),
         None if output is None else _bits(v),
         None if output is None else _bits(output),
         logsumexp,
@@ -168,7 +169,9 @@ def gradients(
         bias = np.zeros(full if upstream.bias[3] == 1 else upstream.bias, dtype)
     _native.set_threads(get_num_threads())
     _native.gradients(
-        _described(problem, q, k),
+        _rules(problem),
+        _bits(q),
+        _bits(k),
         None if output is None else _bits(v),
         _bits(output),
         np.ascontiguousarray(logsumexp, dtype),
@@ -215,7 +218,9 @@ def _columns(
     high, wide = found["groups"].shape[-2:] if "groups" in found else (0, 0)
     _native.set_threads(get_num_threads())
     _native.columns(
-        _described(problem, q, k),
+        _rules(problem),
+        _bits(q),
+        _bits(k),
         np.ascontiguousarray(logsumexp, statistics_dtype(problem.dtype)),
         get("received"),
         get("peak"),
@@ -233,15 +238,20 @@ def _columns(
     )
 
 
-def _described(problem: Problem, q: Array, k: Array) -> Any:
-    """The problem as the kernel reads it; its arrays stay where they are."""
+def _rules(problem: Problem) -> Any:
+    """The problem as the kernel reads it, read once; its arrays stay where they are."""
+    rules = _described.get(problem)
+    if rules is None:
+        rules = _described[problem] = _describe(problem)
+    return rules
+
+
+def _describe(problem: Problem) -> Any:
     left, right = problem.window
     if problem.causal:
         right = 0
     bias, mask = problem.bias, problem.mask
     arrays = (
-        _bits(q),
-        _bits(k),
         _whole(problem.query_offset),
         _whole(problem.kv_lengths),
         _whole(problem.query_lengths),
@@ -275,7 +285,10 @@ def _bits(x: Array | None) -> Array | None:
     """An array the bindings can read: bfloat16 as whole numbers, strides in whole elements."""
     if x is None:
         return None
-    if any(step % x.itemsize for step in x.strides) or not x.flags.aligned:
+    layout = x.flags
+    if not (layout.c_contiguous and layout.aligned) and (
+        not layout.aligned or any(step % x.itemsize for step in x.strides)
+    ):
         x = x.copy()
     return x.view(np.uint16) if x.dtype == bfloat16 else x
 
