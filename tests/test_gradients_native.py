@@ -80,15 +80,17 @@ class Truth:
         rows += get["entropy"] * ((self.a * self.log_a).sum(-1) + self.a.sum(-1) - 1)
         more = (self.by.get(name) for name in ("output", "keys", "entropy"))
         self.upstream = Upstream(rows.astype(stats), *more, bias=bias_shape)  # type: ignore[arg-type]
-        self.sizes(case, get, rows)
+        self.sizes(case, get)
 
-    def sizes(self, case: Case, get: dict[str, Array], rows: Array) -> None:
+    def sizes(self, case: Case, get: dict[str, Array]) -> None:
         """What each gradient adds up, in magnitude, times how wrong each of its terms may be."""
         p, given, slack = case.problem, case.given, Slack(case)
         q, k, v = (np.abs(x.astype(np.float64)) for x in (given.q, given.k, given.v))
         k, v = (np.repeat(x, p.heads // max(1, x.shape[1]), axis=1) for x in (k, v))
-        inner = np.abs(get["output"]) @ v.swapaxes(-1, -2) + np.abs(rows)[..., None] + np.abs(get["keys"])[..., None, :]
+        inner = np.abs(get["output"]) @ v.swapaxes(-1, -2) + np.abs(get["keys"])[..., None, :]
         inner = inner + np.abs(get["entropy"])[..., None] * (1 + np.abs(self.log_a))
+        inner = inner + (self.a * inner).sum(-1, keepdims=True)  # so `rows` came to be
+        inner = inner + (np.abs(get["logsumexp"]) + np.abs(get["entropy"]))[..., None]
         logit = slack.logit[..., None]
         by_score = logit * self.a * inner + slack.tiny
         steep = abs(p.scale) * (1 + logit / slack.eps / p.softcap if p.softcap else 1)

@@ -187,7 +187,8 @@ def gradients(
     answers = {name: array.astype(problem.dtype, copy=False) for name, array in found.items()}
     if bias is not None and upstream.bias is not None:
         shared = tuple(axis for axis in range(4) if upstream.bias[axis] == 1 != bias.shape[axis])
-        answers["bias"] = bias.sum(axis=shared, keepdims=True) if shared else bias
+        with np.errstate(invalid="ignore"):  # infinities of both signs
+            answers["bias"] = bias.sum(axis=shared, keepdims=True) if shared else bias
     return answers
 
 
