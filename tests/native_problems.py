@@ -138,6 +138,7 @@ def compare_gradients(rng: np.random.Generator, given: Any, book: reference.Text
         strided(rng, rng.standard_normal((p.batch, p.heads, p.queries, given.v.shape[-1])).astype(p.dtype)),
         number(p.batch, p.heads, p.keys) if rng.random() < 0.5 else None,
         number(p.batch, p.heads, p.queries) if rng.random() < 0.5 else None,
+        number(p.batch, p.heads, p.queries) if rng.random() < 0.5 else None,
         tuple(size if rng.random() < 0.6 else 1 for size in book.weights.shape) if rng.random() < 0.5 else None,  # type: ignore[arg-type]
     )
     wide = lambda x: x.astype(np.float64)  # noqa: E731
@@ -148,6 +149,8 @@ def compare_gradients(rng: np.random.Generator, given: Any, book: reference.Text
         slope = slope + told.keys[..., None, :]
     if told.entropy is not None:
         slope = slope - told.entropy[..., None] * np.log(np.where(a > 0, a, 1))
+    if told.distance is not None:
+        slope = slope + told.distance[..., None] * reference.all_distances(p)
     slope = a * slope
     bent = slope * (1 - (book.capped / p.softcap) ** 2 if p.softcap else 1)
     fold = lambda x: x.reshape(p.batch, p.kv_heads, group, *x.shape[2:]).sum(2)  # noqa: E731
