@@ -134,6 +134,7 @@ struct Level {
     const char* name;
     Kernel f64, f32, bf16;  // f16 runs in f32
     int64_t (*exercise)(int64_t rounds, float* result);  // independent float multiply-adds; says how many
+    float (*read)(const float* from, int64_t count);     // looks at so many floats, a multiple of 256
 };
 
 }  // namespace clearhead

@@ -52,11 +52,23 @@ int64_t exercise(int64_t rounds, float* result) {
     return rounds * chains * kLanes<float>;
 }
 
+// Reading and nothing else: the largest of many floats.
+float read(const float* from, int64_t count) {
+    constexpr int chains = 256 / kLanes<float> < 16 ? 256 / kLanes<float> : 16;
+    Vec<float> best[chains] = {};
+    for (int64_t i = 0; i < count; i += chains * kLanes<float>)
+#pragma GCC unroll 16
+        for (int c = 0; c < chains; ++c) best[c] = larger(load(from + i + c * kLanes<float>), best[c]);
+    for (int c = 1; c < chains; ++c) best[0] = larger(best[c], best[0]);
+    return largest_of<float>(best[0]);
+}
+
 }  // namespace
 
 void CLEARHEAD_JOIN(fill_, CLEARHEAD_LEVEL)(Level& level) {
     level.name = CLEARHEAD_TEXT(CLEARHEAD_LEVEL);
     level.exercise = exercise;
+    level.read = read;
     fill<Single<double>>(level.f64);
     fill<Single<float>>(level.f32);
 #if defined(__AVX512BF16__)

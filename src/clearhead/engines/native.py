@@ -51,6 +51,18 @@ def peak_multiply_adds(threads: int) -> float:
     return float(max(rates))
 
 
+def bytes_read(threads: int) -> float:
+    """Bytes a second that so many threads can read: 512 MiB, more than any cache holds, the best of several times."""
+    _native.set_threads(threads)
+    data = np.ones(1 << 27, np.float32)
+    times = []
+    for _ in range(7):
+        start = perf_counter()
+        _native.read(data)
+        times.append(perf_counter() - start)
+    return float(data.nbytes / min(times))
+
+
 def missing() -> str:
     """Why the kernel cannot run at all; "" where it can."""
     if _native is None:
