@@ -1,0 +1,180 @@
+// One step of the story: a sentence, the formula, a figure whose cells explain themselves, and the product written out.
+
+import { css } from "./colour.js";
+import { h } from "./dom.js";
+import { formula } from "./mathml.js";
+import { figure } from "./matrix.js";
+import { fmt, spelled } from "./numbers.js";
+
+/** @typedef {import("./dom.js").Child} Child */
+/** @typedef {import("./matrix.js").Place} Place */
+/** @typedef {import("./story.js").Story} Story */
+/**
+ * @typedef {object} Scene      one figure of a step
+ * @property {import("./matrix.js").Layout} layout
+ * @property {number} target      the block whose cells are walked
+ * @property {string} name
+ * @property {() => {row: number, col: number}} cursor      the story's cell, in the target's own orientation
+ * @property {(place: Place) => {row: number, col: number} | null} locate      a cell anywhere in the figure, as one of the target
+ * @property {(row: number, col: number) => import("./matrix.js").Mark[]} marks
+ * @property {(row: number, col: number) => Child} written
+ * @property {(row: number, col: number) => void} pin
+ * @property {string[]} [notes]
+ */
+/** @typedef {{id: string, symbol: string, element: HTMLElement, update: () => void}} Section */
+
+const TABLE = 12;
+
+/**
+ * @param {Story} story
+ * @param {object} given
+ * @param {string} given.id
+ * @param {string} given.symbol
+ * @param {string} given.title
+ * @param {Child} given.says
+ * @param {string[]} [given.formulas]
+ * @param {() => Scene[]} [given.scenes]
+ * @param {Child} [given.before]      above the figures: controls
+ * @param {() => Child} [given.body]      in place of figures
+ * @returns {Section}
+ */
+export function section(story, { id, symbol, title, says, formulas = [], scenes, before, body }) {
+  const hold = h("div", { class: "hold" });
+  const heading = `step-${id}-title`;
+  const element = h(
+    "section",
+    { id: `step-${id}`, class: "step", "aria-labelledby": heading },
+    h("div", { class: "head" }, h("h2", { id: heading, tabindex: "-1" }, title), h("p", { class: "says" }, says)),
+    formulas.length ? h("div", { class: "formulas" }, formulas.map((text) => h("div", {}, formula(story.translated(text), true)))) : null,
+    before,
+    hold,
+    verdicts(story, id),
+  );
+  /** @type {(() => void)[]} */
+  let updates = [];
+  let drawn = false;
+  const draw = () => {
+    if (drawn) return;
+    drawn = true;
+    const parts = (scenes?.() ?? []).map((scene) => acted(story, scene));
+    updates = parts.map((part) => part.update);
+    hold.replaceChildren(...parts.map((part) => part.element));
+    update();
+  };
+  const update = () => {
+    if (!drawn) return;
+    for (const each of updates) each();
+    if (body) hold.replaceChildren(h("div", {}, body()));
+  };
+  story.whenSeen(element, draw);
+  return { id, symbol, element, update };
+}
+
+/** One figure with its colour bars, its written-out cell and its table. @param {Story} story @param {Scene} scene */
+function acted(story, scene) {
+  const { t } = story;
+  const { m } = scene.layout.blocks[scene.target];
+  const written = h("p", { class: "written" });
+  /** @type {{row: number, col: number} | null} */
+  let over = null;
+  const now = () => over ?? scene.cursor();
+  const show = () => {
+    const { row, col } = now();
+    drawing.mark(scene.marks(row, col));
+    written.replaceChildren(h("span", {}, scene.written(row, col)));
+    if (table.open) fill();
+  };
+  const move = (/** @type {Place | null} */ place) => {
+    over = place && scene.locate(place);
+    show();
+    if (!over) return;
+    const [i, j] = m.flip ? [over.col, over.row] : [over.row, over.col];
+    const value = m.hidden?.(i, j) ? t("masked cell") : fmt(m.at(i, j), 5);
+    const rowName = m.rowName ? `${t("row")} ${i} ${spelled(m.rowName(i))}` : `${t("row")} ${i}`;
+    const colName = m.colName ? `${t("column")} ${j} ${spelled(m.colName(j))}` : `${t("column")} ${j}`;
+    story.shell.say(t("readout", { symbol: scene.name, row: rowName, col: colName, value }));
+  };
+  const pin = (/** @type {Place} */ place) => {
+    const cell = scene.locate(place);
+    if (!cell) return;
+    over = null;
+    scene.pin(cell.row, cell.col);
+    story.shell.say(`${t("pinned")}. ${written.textContent}`);
+  };
+  const drawing = figure(scene.layout, {
+    target: scene.target,
+    label: t("figure", { name: scene.name, rows: m.rows, cols: m.cols }),
+    cursor: () => ({ block: scene.target, ...now() }),
+    move,
+    pin,
+  });
+  const hold = h("div", { class: "table" });
+  const fill = () => hold.replaceChildren(windowOf(story, m, now()));
+  const table = /** @type {HTMLDetailsElement} */ (h("details", { class: "numbers", ontoggle: () => table.open && fill() }, h("summary", {}, t("numbers")), hold));
+  const bars = [...new Map(scene.layout.blocks.map(({ m: each }) => [each.symbol, each])).values()].map((each) => colourBar(story, each));
+  const notes = [...(scene.notes ?? [])];
+  if (scene.layout.blocks.some(({ m: each, w, h: tall }) => w < each.cols || tall < each.rows)) notes.push(t("pooled"));
+  const element = h("figure", {}, h("div", { class: "pan" }, drawing.element), written, h("div", { class: "bars" }, bars, notes.map((note) => h("span", { class: "note" }, note))), table);
+  return { element, update: show };
+}
+
+/** A true colour bar: the colours as they are drawn, the values at its ends. @param {Story} story @param {import("./matrix.js").Matrix} m */
+function colourBar(story, m) {
+  const { shade } = m;
+  const [wide, high] = [120, 10];
+  const canvas = /** @type {HTMLCanvasElement} */ (h("canvas", { width: wide, height: 1, "aria-hidden": "true" }));
+  const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+  for (let x = 0; x < wide; x++) {
+    const value = shade.low + ((x + 0.5) / wide) * (shade.high - shade.low);
+    pen.fillStyle = css(shade.at(value));
+    pen.fillRect(x, 0, 1, 1);
+  }
+  canvas.style.height = `${high}px`;
+  const middle = (shade.low + shade.high) / 2;
+  const ends = [shade.low, middle, shade.high].map((value) => h("span", {}, fmt(value, 3)));
+  const name = m.symbol.replace("^", "");
+  return h(
+    "span",
+    { class: "colourbar" },
+    h("var", { class: `role-${m.role}` }, name),
+    h("span", { class: "scale" }, canvas, h("span", { class: "ends" }, ends)),
+    shade.kind === "sqrt" ? h("span", { class: "note" }, story.t("by root")) : null,
+    m.hidden ? h("span", { class: "note" }, h("i", { class: "hatched" }), story.t("masked cell")) : null,
+  );
+}
+
+/** The numbers around a cell, for whoever reads tables better. @param {Story} story @param {import("./matrix.js").Matrix} m @param {{row: number, col: number}} at */
+function windowOf(story, m, at) {
+  const [row, col] = m.flip ? [at.col, at.row] : [at.row, at.col];
+  const from = (/** @type {number} */ place, /** @type {number} */ size) => Math.max(0, Math.min(place - TABLE / 2, size - TABLE));
+  const [i0, j0] = [from(row, m.rows), from(col, m.cols)];
+  const rows = Array.from({ length: Math.min(TABLE, m.rows) }, (_, i) => i0 + i);
+  const cols = Array.from({ length: Math.min(TABLE, m.cols) }, (_, j) => j0 + j);
+  const name = (/** @type {((i: number) => string) | null | undefined} */ names, /** @type {number} */ i) => (names ? `${i} ${spelled(names(i), 12)}` : String(i));
+  const caption = story.t("window", { i0, i1: i0 + rows.length - 1, n: m.rows, j0, j1: j0 + cols.length - 1, m: m.cols });
+  return h(
+    "table",
+    {},
+    h("caption", {}, caption),
+    h("thead", {}, h("tr", {}, h("th", {}, m.symbol.replace("^", "")), cols.map((j) => h("th", { scope: "col" }, h("bdi", {}, name(m.colName, j)))))),
+    h("tbody", {}, rows.map((i) => h("tr", {}, h("th", { scope: "row" }, h("bdi", {}, name(m.rowName, i))), cols.map((j) => h("td", {}, m.hidden?.(i, j) ? story.t("masked cell") : fmt(m.at(i, j), 5)))))),
+  );
+}
+
+/** What the traced file claimed of this step. @param {Story} story @param {string} id @returns {Child} */
+function verdicts(story, id) {
+  const { page, shell } = story;
+  const found = page.header.claims.filter((/** @type {any} */ claim) => claim.name === id || (id === "heads" && claim.name === "output"));
+  return found.map((/** @type {any} */ claim) => {
+    const name = `claimed.${claim.name}`;
+    const array = page.has(name) ? page.array(name) : null;
+    const [rows, cols] = array ? array.shape.slice(-2) : [0, 0];
+    const cells = array && rows * cols <= 400 ? Array.from({ length: rows }, (_, i) => h("tr", {}, Array.from({ length: cols }, (_, j) => h("td", {}, fmt(array.data[i * cols + j], 5))))) : [];
+    return h(
+      "div",
+      { class: claim.right ? "verdict right" : "verdict wrong" },
+      h("p", {}, claim.text[shell.language()], claim.mistake ? h("strong", {}, ` ${claim.mistake[shell.language()]}`) : null),
+      cells.length ? h("table", {}, h("caption", {}, story.t("claimed")), h("tbody", {}, cells)) : null,
+    );
+  });
+}
