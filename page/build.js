@@ -3,7 +3,7 @@ import { build } from "esbuild";
 import { readFile, writeFile } from "node:fs/promises";
 
 const out = new URL("../src/clearhead/view/", import.meta.url);
-const options = { bundle: true, minify: true, write: false, charset: "utf8", target: ["chrome109", "firefox115", "safari16.4"] };
+const options = { bundle: true, minify: true, write: false, charset: "utf8", target: ["chrome123", "firefox121", "safari17.5"] };
 
 for (const [entry, name] of [["src/main.js", "page.js"], ["src/page.css", "page.css"]]) {
   const { outputFiles } = await build({ ...options, entryPoints: [entry], format: "iife", legalComments: "none" });

@@ -1,30 +1,19 @@
 // Colours of numbers. Every colour is a custom property of page.css, so a theme is changed in one place.
 
+import { h } from "./dom.js";
+
 /** @typedef {{low: number, high: number, at: (x: number) => number[], shade: (x: number) => number, kind: string}} Shade */
 
-/** @type {Map<string, number[]>} */
-const known = new Map();
-/** @type {CanvasRenderingContext2D | null} */
-let probe = null;
+const probe = h("i", { hidden: true });
 
 /**
- * The red, green and blue of a custom property as it stands now.
+ * The red, green and blue of a custom property as it stands now, in this theme.
  * @param {string} name
  */
 export function rgb(name) {
-  const css = getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-  const found = known.get(css);
-  if (found) return found;
-  if (!probe) {
-    const canvas = document.createElement("canvas");
-    canvas.width = canvas.height = 1;
-    probe = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d", { willReadFrequently: true }));
-  }
-  probe.fillStyle = css;
-  probe.fillRect(0, 0, 1, 1);
-  const made = [...probe.getImageData(0, 0, 1, 1).data.slice(0, 3)];
-  known.set(css, made);
-  return made;
+  document.body.append(probe);
+  probe.style.color = `var(--${name})`;
+  return (getComputedStyle(probe).color.match(/[\d.]+/g) ?? []).slice(0, 3).map(Number);
 }
 
 /** @param {number[]} a @param {number[]} b @param {number} t */
@@ -71,8 +60,8 @@ export function weighed(most = 1, kind = "sqrt") {
 /** @param {number[]} c */
 export const css = (c) => `rgb(${Math.round(c[0])} ${Math.round(c[1])} ${Math.round(c[2])})`;
 
-/** Does black or white read better on this colour? @param {number[]} c */
+/** Does dark or light ink read better on this colour? @param {number[]} c */
 export function inkOn(c) {
   const [r, g, b] = c.map((x) => ((x / 255 + 0.055) / 1.055) ** 2.4);
-  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.19 ? "#111" : "#fff";
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.19 ? "dark" : "light";
 }

@@ -17,7 +17,7 @@ const MOST = 54;
  */
 export function unitsFor(width, sizes) {
   const part = Math.min(1, Math.max(0.3, width / 1080));
-  const room = /** @type {Record<string, number>} */ ({ n: 430, m: 430, d_k: 216, d_v: 216, d_model: 250, "h·d_v": 250 });
+  const room = /** @type {Record<string, number>} */ ({ n: 380, m: 380, d_k: 140, d_v: 140, d_model: 180, "h·d_v": 180 });
   const units = /** @type {Units} */ ({});
   for (const [dim, size] of Object.entries(sizes)) units[dim] = Math.min(MOST, ((room[dim] ?? 250) * part * 1.1) / Math.max(1, size));
   return units;
@@ -30,7 +30,7 @@ const tall = (/** @type {Matrix} */ m, /** @type {Units} */ u) => Math.max(5, m.
 function nameWidth(m) {
   if (!m.rowName) return 0;
   let most = 0;
-  for (let i = 0; i < Math.min(m.rows, 300); i++) most = Math.max(most, lengthOf(spelled(m.rowName(i), 10)));
+  for (let i = 0; i < Math.min(m.rows, 300); i++) most = Math.max(most, lengthOf(spelled(m.rowName(i).trim(), 10)));
   return most * 7 + 12;
 }
 
@@ -39,7 +39,7 @@ function nameHeight(m, u) {
   if (!m.colName) return 0;
   if (u[m.colDim] >= 44) return 16;
   let most = 0;
-  for (let j = 0; j < Math.min(m.cols, 300); j++) most = Math.max(most, lengthOf(spelled(m.colName(j), 8)));
+  for (let j = 0; j < Math.min(m.cols, 300); j++) most = Math.max(most, lengthOf(spelled(m.colName(j).trim(), 8)));
   return most * 7 + 8;
 }
 
@@ -51,24 +51,26 @@ const lengthOf = (text) => [...text].reduce((sum, c) => sum + (/[\u1100-\uffdc]|
  * @param {Matrix} left
  * @param {{top: Matrix, result: Matrix}[]} pairs
  * @param {Units} u
+ * @param {boolean} tight      on a phone
  * @returns {Layout}
  */
-export function product(left, pairs, u) {
+export function product(left, pairs, u, tight) {
   const names = nameWidth(left);
-  const x0 = names + 34;
+  const x0 = names + (tight ? 24 : 34);
   const above = Math.max(...pairs.map(({ top }) => nameHeight(top, u) + 30));
   const y1 = above + Math.max(...pairs.map(({ top }) => tall(top, u))) + 40;
   /** @type {Block[]} */
   const blocks = [{ m: left, x: x0, y: y1, w: wide(left, u), h: tall(left, u), named: "l", measured: `l${names + 10}b` }];
-  const marks = [{ text: left.symbol, x: x0 + wide(left, u) / 2, y: y1 - 12 }];
-  let x = x0 + wide(left, u) + (pairs.length > 1 ? 66 : 60);
+  /** @type {import("./matrix.js").Label[]} */
+  const marks = [{ text: left.symbol, role: left.role, x: x0 + wide(left, u) / 2, y: y1 - 12 }];
+  let x = x0 + wide(left, u) + (tight ? 52 : 66);
   for (const { top, result } of pairs) {
     const [w, h] = [wide(top, u), tall(top, u)];
     const cols = nameHeight(top, u);
     blocks.push({ m: top, x, y: y1 - 40 - h, w, h, named: "t", measured: `lt${cols + 8}` });
     blocks.push({ m: result, x, y: y1, w: wide(result, u), h: tall(result, u), named: "", measured: "rb" });
-    marks.push({ text: top.symbol, x: x - 42, y: y1 - 40 - h / 2 + 5 }, { text: result.symbol, x: x + w / 2, y: y1 - 12 });
-    x += Math.max(w, 30) + (pairs.length > 1 ? 84 : 40);
+    marks.push({ text: top.symbol, role: top.role, end: true, x: x - 32, y: y1 - 40 - h / 2 + 5 }, { text: result.symbol, role: result.role, x: x + w / 2, y: y1 - 12 });
+    x += Math.max(w, 30) + (pairs.length > 1 ? 74 : 24);
   }
   return { blocks, marks, width: Math.ceil(x), height: Math.ceil(y1 + tall(left, u) + 34) };
 }
@@ -84,12 +86,14 @@ export function product(left, pairs, u) {
 export function beside(matrices, between, u, room) {
   const gap = 76;
   const names = Math.max(...matrices.map(nameWidth));
-  const total = names + 34 + matrices.reduce((sum, m) => sum + wide(m, u) + gap, 0);
+  const lead = names + (room < 640 ? 24 : 34);
+  const total = lead + matrices.reduce((sum, m) => sum + wide(m, u), 0) + gap * (matrices.length - 1) + 8;
   const stacked = total > room && matrices.length > 1;
   /** @type {Block[]} */
   const blocks = [];
+  /** @type {import("./matrix.js").Label[]} */
   const marks = [];
-  let [x, y] = [names + 34, 0];
+  let [x, y] = [lead, 0];
   const tops = Math.max(...matrices.map((m) => nameHeight(m, u)));
   let height = 0;
   let width = 0;
@@ -98,12 +102,12 @@ export function beside(matrices, between, u, room) {
     const top = y + tops + 30;
     const first = place === 0 || stacked;
     blocks.push({ m, x, y: top, w, h, named: first ? "lt" : "t", measured: first ? `l${names + 10}b` : "b" });
-    marks.push({ text: m.symbol, x: x + w / 2, y: y + 14 });
+    marks.push({ text: m.symbol, role: m.role, x: x + w / 2, y: y + 14 });
     height = Math.max(height, top + h + 36);
     width = Math.max(width, x + w + 22);
     const more = place < matrices.length - 1;
-    if (more) marks.push(stacked ? { text: `↓ ${between[place]}`, x: x + w / 2, y: height + 6 } : { text: `${between[place]}`, x: x + w + gap / 2, y: top + h / 2 - 8 }, ...(stacked ? [] : [{ text: "→", x: x + w + gap / 2, y: top + h / 2 + 12 }]));
-    if (stacked) y = height + 22;
+    if (more) marks.push(stacked ? { text: `↓ ${between[place]}`, x: x + w / 2, y: height + 10 } : { text: `${between[place]}`, x: x + w + gap / 2, y: top + h / 2 - 8 }, ...(stacked ? [] : [{ text: "→", x: x + w + gap / 2, y: top + h / 2 + 12 }]));
+    if (stacked) y = height + 26;
     else x += w + gap;
   }
   return { blocks, marks, width: Math.ceil(width), height: Math.ceil(height) };

@@ -12,8 +12,10 @@ const PIECES = /√|[A-Za-z]+(?:[_^][A-Za-z0-9]+|')?ᵀ?|\d+(?:\.\d+)?(?:e-?\d+)
  * @param {boolean} [block]
  */
 export function formula(text, block = false) {
-  const pieces = text.match(PIECES) ?? [];
-  return math("math", { display: block ? "block" : null }, ...row(pieces, { at: 0 }));
+  const [whole, main, clause] = text.match(/^((?:\([^)]*\)|[^,，(])*)([,，].*)?$/) ?? [text, text];
+  const pieces = (main ?? whole).match(PIECES) ?? [];
+  const said = clause ? math("mtext", {}, clause.replace("-∞", "−∞")) : null;
+  return math("math", { display: block ? "block" : null }, ...row(pieces, { at: 0 }), said);
 }
 
 /** @param {string[]} pieces @param {{at: number}} place */

@@ -21,7 +21,8 @@ import { short, spelled } from "./numbers.js";
  * @property {boolean} [flip]      drawn as its transpose
  */
 /** @typedef {{m: Matrix, x: number, y: number, w: number, h: number, named: string, measured: string}} Block */
-/** @typedef {{blocks: Block[], width: number, height: number, marks: {text: string, x: number, y: number}[]}} Layout */
+/** @typedef {{text: string, x: number, y: number, role?: string, end?: boolean}} Label */
+/** @typedef {{blocks: Block[], width: number, height: number, marks: Label[]}} Layout */
 /** @typedef {{block: number, row?: number, col?: number, kind?: string}} Mark */
 /** @typedef {{block: number, row: number, col: number}} Place */
 
@@ -43,10 +44,9 @@ export const turn = (m) => ({
 });
 
 /**
- * A figure of one or more matrices; `target` is the one that the keyboard walks.
+ * A figure of one or more matrices.
  * @param {Layout} layout
  * @param {object} given
- * @param {number} given.target
  * @param {string} given.label
  * @param {() => Place} given.cursor      where the keyboard stands
  * @param {(place: Place | null) => void} given.move
@@ -68,12 +68,16 @@ export function figure(layout, given) {
     paint(pen, block);
     add(above, frame(block));
   }
-  for (const { text, x, y } of layout.marks) add(above, svg("text", { x, y, class: "operator" }, text));
+  for (const { text, x, y, role, end } of layout.marks)
+    add(above, svg("text", { x, y, class: `${role ? `symbol role-${role}` : "operator"} ${end ? "end" : "middle"}` }, raised(text)));
   const lit = svg("g", { class: "marks" });
   above.append(lit);
   listen(box, blocks, given);
   return { element: box, mark: (/** @type {Mark[]} */ marks) => lit.replaceChildren(...marks.map((mark) => outline(blocks[mark.block], mark))) };
 }
+
+/** W^Q with its Q raised. @param {string} text */
+const raised = (text) => text.split("^").map((part, place) => (place ? svg("tspan", { dy: -7, "font-size": 13 }, part) : part));
 
 /** @param {HTMLElement} box @param {Block[]} blocks @param {any} given */
 function listen(box, blocks, given) {
@@ -97,8 +101,8 @@ function listen(box, blocks, given) {
   box.addEventListener("blur", () => given.move(null));
   box.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const { m } = blocks[given.target];
-    const place = { ...given.cursor(), block: given.target };
+    const place = { ...given.cursor() };
+    const { m } = blocks[place.block];
     const steps = /** @type {Record<string, number[]>} */ ({ ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1], Home: [0, -1e9], End: [0, 1e9], PageUp: [-10, 0], PageDown: [10, 0] });
     const step = steps[event.key];
     if (step) {
@@ -191,7 +195,7 @@ function names({ m, x, y, w, h: tall }, named) {
   if (m.rowName && named.includes("l")) {
     const every = Math.ceil(13 / uy);
     for (let i = 0; i < m.rows; i += every)
-      parts.push(svg("text", { x: x - 10, y: y + (i + 0.5) * uy + 4, class: "name end" }, spelled(m.rowName(i), 10)));
+      parts.push(svg("text", { x: x - 10, y: y + (i + 0.5) * uy + 4, class: "name end" }, spelled(m.rowName(i).trim(), 10)));
   }
   if (m.colName && named.includes("t")) {
     const every = Math.ceil(14 / ux);
@@ -199,7 +203,7 @@ function names({ m, x, y, w, h: tall }, named) {
     for (let j = 0; j < m.cols; j += every) {
       const at = x + (j + 0.5) * ux;
       const place = flat ? { x: at, y: y - 9, class: "name middle" } : { transform: `translate(${at + 4} ${y - 8}) rotate(-90)`, class: "name" };
-      parts.push(svg("text", place, spelled(m.colName(j), flat ? Math.floor(ux / 7) : 8)));
+      parts.push(svg("text", place, spelled(m.colName(j).trim(), flat ? Math.floor(ux / 7) : 8)));
     }
   }
   return parts;
@@ -233,14 +237,13 @@ function measures({ m, x, y, w, h: tall }, measured) {
 /** @param {Block} block */
 function figures({ m, x, y, w, h: tall }) {
   const [ux, uy] = [w / m.cols, tall / m.rows];
-  if (ux < 37 || uy < 18 || m.rows * m.cols > PATIENCE) return [];
+  if (ux < 33 || uy < 18 || m.rows * m.cols > PATIENCE) return [];
   const parts = [];
   for (let i = 0; i < m.rows; i++)
     for (let j = 0; j < m.cols; j++) {
       if (m.hidden?.(i, j)) continue;
       const value = m.at(i, j);
-      const fill = inkOn(m.shade.at(value));
-      parts.push(svg("text", { x: x + (j + 0.5) * ux, y: y + (i + 0.5) * uy + 4, class: "number middle", fill }, short(value)));
+      parts.push(svg("text", { x: x + (j + 0.5) * ux, y: y + (i + 0.5) * uy + 4, class: `number middle ${ux < 42 ? "small " : ""}${inkOn(m.shade.at(value))}` }, short(value)));
     }
   return parts;
 }

@@ -56,7 +56,7 @@ export function oneQuery(s) {
     h(
       "table",
       { class: "one" },
-      h("thead", {}, h("tr", {}, column("key", t("key column")), column("weights", `q${subscript(i)}·k`), column("weights", "→ softmax"), column("weights", t("weight column")), column("value", t("contribution")))),
+      h("thead", {}, h("tr", {}, column("key", t("key column")), column("weights", `q${subscript(i)}·k`), column("weights", s.t("seen by softmax")), column("weights", t("weight column")), column("value", t("contribution")))),
       h("tbody", {}, shown.map(row), more, last),
     ),
   );

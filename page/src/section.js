@@ -10,15 +10,13 @@ import { fmt, spelled } from "./numbers.js";
 /** @typedef {import("./matrix.js").Place} Place */
 /** @typedef {import("./story.js").Story} Story */
 /**
- * @typedef {object} Scene      one figure of a step
+ * @typedef {object} Scene      one figure of a step; a place is a block and a cell in that matrix' own orientation
  * @property {import("./matrix.js").Layout} layout
- * @property {number} target      the block whose cells are walked
- * @property {string} name
- * @property {() => {row: number, col: number}} cursor      the story's cell, in the target's own orientation
- * @property {(place: Place) => {row: number, col: number} | null} locate      a cell anywhere in the figure, as one of the target
- * @property {(row: number, col: number) => import("./matrix.js").Mark[]} marks
- * @property {(row: number, col: number) => Child} written
- * @property {(row: number, col: number) => void} pin
+ * @property {() => Place} cursor      the story's cell
+ * @property {(place: Place) => Place} locate      the result that a cell anywhere in the figure leads to
+ * @property {(place: Place) => import("./matrix.js").Mark[]} marks
+ * @property {(place: Place) => Child} written
+ * @property {(place: Place) => void} pin
  * @property {string[]} [notes]
  */
 /** @typedef {{id: string, symbol: string, element: HTMLElement, update: () => void}} Section */
@@ -39,7 +37,7 @@ const TABLE = 12;
  * @returns {Section}
  */
 export function section(story, { id, symbol, title, says, formulas = [], scenes, before, body }) {
-  const hold = h("div", { class: "hold" });
+  const hold = h("div", { class: body ? null : "hold" });
   const heading = `step-${id}-title`;
   const element = h(
     "section",
@@ -73,49 +71,47 @@ export function section(story, { id, symbol, title, says, formulas = [], scenes,
 /** One figure with its colour bars, its written-out cell and its table. @param {Story} story @param {Scene} scene */
 function acted(story, scene) {
   const { t } = story;
-  const { m } = scene.layout.blocks[scene.target];
   const written = h("p", { class: "written" });
-  /** @type {{row: number, col: number} | null} */
+  /** @type {Place | null} */
   let over = null;
   const now = () => over ?? scene.cursor();
+  const matrixNow = () => scene.layout.blocks[now().block].m;
   const show = () => {
-    const { row, col } = now();
-    drawing.mark(scene.marks(row, col));
-    written.replaceChildren(h("span", {}, scene.written(row, col)));
+    drawing.mark(scene.marks(now()));
+    written.replaceChildren(h("span", {}, scene.written(now())));
     if (table.open) fill();
   };
   const move = (/** @type {Place | null} */ place) => {
     over = place && scene.locate(place);
     show();
-    if (!over) return;
-    const [i, j] = m.flip ? [over.col, over.row] : [over.row, over.col];
-    const value = m.hidden?.(i, j) ? t("masked cell") : fmt(m.at(i, j), 5);
-    const rowName = m.rowName ? `${t("row")} ${i} ${spelled(m.rowName(i))}` : `${t("row")} ${i}`;
-    const colName = m.colName ? `${t("column")} ${j} ${spelled(m.colName(j))}` : `${t("column")} ${j}`;
-    story.shell.say(t("readout", { symbol: scene.name, row: rowName, col: colName, value }));
+    if (over) story.shell.say(readout(story, matrixNow(), over));
   };
   const pin = (/** @type {Place} */ place) => {
     const cell = scene.locate(place);
-    if (!cell) return;
     over = null;
-    scene.pin(cell.row, cell.col);
+    scene.pin(cell);
     story.shell.say(`${t("pinned")}. ${written.textContent}`);
   };
-  const drawing = figure(scene.layout, {
-    target: scene.target,
-    label: t("figure", { name: scene.name, rows: m.rows, cols: m.cols }),
-    cursor: () => ({ block: scene.target, ...now() }),
-    move,
-    pin,
-  });
+  const { m } = scene.layout.blocks[now().block];
+  const label = t("figure", { name: m.symbol.replace("^", ""), rows: m.rows, cols: m.cols });
+  const drawing = figure(scene.layout, { label, cursor: now, move, pin });
   const hold = h("div", { class: "table" });
-  const fill = () => hold.replaceChildren(windowOf(story, m, now()));
+  const fill = () => hold.replaceChildren(windowOf(story, matrixNow(), now()));
   const table = /** @type {HTMLDetailsElement} */ (h("details", { class: "numbers", ontoggle: () => table.open && fill() }, h("summary", {}, t("numbers")), hold));
   const bars = [...new Map(scene.layout.blocks.map(({ m: each }) => [each.symbol, each])).values()].map((each) => colourBar(story, each));
   const notes = [...(scene.notes ?? [])];
   if (scene.layout.blocks.some(({ m: each, w, h: tall }) => w < each.cols || tall < each.rows)) notes.push(t("pooled"));
-  const element = h("figure", {}, h("div", { class: "pan" }, drawing.element), written, h("div", { class: "bars" }, bars, notes.map((note) => h("span", { class: "note" }, note))), table);
+  const told = h("div", { class: "told" }, written, h("div", { class: "bars" }, bars, notes.map((note) => h("span", { class: "note" }, note))), table);
+  const element = h("figure", { class: scene.layout.blocks.length > 1 ? null : "single" }, h("div", { class: "pan" }, drawing.element), told);
   return { element, update: show };
+}
+
+/** A cell in words, for the live readout. @param {Story} story @param {import("./matrix.js").Matrix} m @param {Place} at */
+function readout({ t }, m, at) {
+  const [i, j] = m.flip ? [at.col, at.row] : [at.row, at.col];
+  const value = m.hidden?.(i, j) ? t("masked cell") : fmt(m.at(i, j), 5);
+  const name = (/** @type {((i: number) => string) | null | undefined} */ names, /** @type {number} */ place) => `${place} ${names ? spelled(names(place)) : ""}`;
+  return t("readout", { symbol: m.symbol, row: `${t("row")} ${name(m.rowName, i)}`, col: `${t("column")} ${name(m.colName, j)}`, value });
 }
 
 /** A true colour bar: the colours as they are drawn, the values at its ends. @param {Story} story @param {import("./matrix.js").Matrix} m */

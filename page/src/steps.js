@@ -5,7 +5,7 @@ import { isAsRun } from "./head.js";
 import { spelled } from "./numbers.js";
 import { oneQuery } from "./onequery.js";
 import { closing, opening } from "./opening.js";
-import { bentScenes, concatScenes, givenScenes, maskedScenes, mixedScenes, outputScenes, projectionScenes, scoreScenes, weightScenes } from "./scenes.js";
+import { bentScenes, concatScenes, inputScenes, maskedScenes, mixedScenes, outputScenes, scoreScenes, weightScenes } from "./scenes.js";
 import { section } from "./section.js";
 import { begin, makeStory } from "./story.js";
 import { maskControl, ribbon, scaleControl, temperatureControl } from "./whatif.js";
@@ -19,15 +19,21 @@ export function openStory(page) {
   const state = begin(page);
   /** @type {IntersectionObserver | undefined} */
   let watcher;
+  /** @type {Map<Element, () => void>} */
+  let waiting = new Map();
+  /** @type {Set<string>} what has been looked at stays drawn, so that nothing moves when the page is drawn anew */
+  const looked = new Set();
+  addEventListener("beforeprint", () => waiting.forEach((draw) => draw()));
   return (shell) => {
     watcher?.disconnect();
-    /** @type {Map<Element, () => void>} */
-    const waiting = new Map();
+    waiting = new Map();
     const seen = (/** @type {IntersectionObserverEntry[]} */ entries) => {
-      for (const { isIntersecting, target } of entries) if (isIntersecting) waiting.get(target)?.();
+      for (const { isIntersecting, target } of entries) if (isIntersecting) {
+          looked.add(target.id);
+          waiting.get(target)?.();
+        }
     };
     watcher = new IntersectionObserver(seen, { rootMargin: "600px" });
-    addEventListener("beforeprint", () => waiting.forEach((draw) => draw()));
     const room = shell.main.clientWidth - 2 * (shell.main.clientWidth < 640 ? 14 : 32);
     const story = makeStory(page, shell, state, room, (element, draw) => {
       waiting.set(element, draw);
@@ -38,6 +44,7 @@ export function openStory(page) {
     shell.main.append(map, opening(story), ...sections.map(({ element }) => element));
     const band = ribbon(story);
     if (band) shell.main.append(band);
+    for (const [element, draw] of waiting) if (looked.has(element.id)) draw();
     follow(map, sections);
     lightDimensions(shell.main);
     keys(story);
@@ -73,7 +80,7 @@ function sectionsOf(s) {
       title: t("qkv"),
       says: t(projected ? "project" : "given qkv"),
       formulas: projected ? ["q", "k", "v"].flatMap(formulaOf) : [],
-      scenes: () => (projected ? projectionScenes(s) : givenScenes(s)),
+      scenes: () => inputScenes(s),
     }),
     section(s, { id: "one", symbol: `q → o`, title: t("one"), says: t("one says", { token: spelled(s.queryName(s.state.query)) }), body: () => oneQuery(s) }),
     plain("scores", "S", () => scoreScenes(s)),

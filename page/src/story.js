@@ -41,6 +41,7 @@ export function makeStory(page, shell, state, room, whenSeen, commit) {
   };
   const head = headAt(state.head);
   if (state.key < 0 || state.key >= head.m) state.key = strongest(head, state.query);
+  const hidden = (/** @type {number} */ i, /** @type {number} */ j) => !head.visible(i, j);
   const named = (/** @type {string} */ name) => (layer.arrays[name] ? page.array(layer.arrays[name]) : null);
   const width = (/** @type {string} */ name) => named(name)?.shape.at(-1) ?? 0;
   const sizes = { n: head.n, m: head.m, d_k: head.dk, d_v: head.dv, d_model: Math.max(width("x"), width("w_o")), "h·d_v": layer.heads * head.dv };
@@ -58,6 +59,7 @@ export function makeStory(page, shell, state, room, whenSeen, commit) {
     head,
     headAt,
     named,
+    hidden: someOf(head.n, head.m, hidden) ? hidden : null,
     sizes,
     room,
     columns,
@@ -83,6 +85,12 @@ export function strongest(head, query) {
   let best = 0;
   for (let j = 1; j < head.m; j++) if (head.weights(query, j) > head.weights(query, best)) best = j;
   return best;
+}
+
+/** @param {number} rows @param {number} cols @param {(i: number, j: number) => boolean} is */
+function someOf(rows, cols, is) {
+  for (let i = 0; i < rows; i++) for (let j = 0; j < cols; j++) if (is(i, j)) return true;
+  return false;
 }
 
 /** @param {number} i */
@@ -127,6 +135,6 @@ export const weightMatrix = (s, more = {}) =>
     shade: weighed(1),
     rowName: s.queryName,
     colName: s.keyName,
-    hidden: (i, j) => !s.head.visible(i, j),
+    hidden: s.hidden,
     ...more,
   });

@@ -53,6 +53,7 @@ const WORDS = {
   "layer output": ["The heads mixed", "混合各头"],
   "checked": ["Checked", "核对"],
   "key column": ["key", "键"],
+  "seen by softmax": ["as the softmax sees it", "softmax 所见"],
   "weight column": ["weight a", "权重 a"],
   "contribution": ["a·v", "a·v"],
   "sum": ["Σ = o", "Σ = o"],

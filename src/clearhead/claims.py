@@ -102,7 +102,11 @@ class Case:
 def _said(verdict: Verdict) -> Words:
     if verdict.right:
         return both("claim right", name=verdict.name)
-    return both("claim wrong", name=verdict.name, difference=verdict.difference)
+    wrong = both("claim wrong", name=verdict.name, difference=verdict.difference)
+    if verdict.source is None or verdict.follows is None:
+        return wrong
+    more = both("follows" if follows(verdict) else "also off", source=verdict.source, difference=verdict.off_source)
+    return {"en": f"{wrong['en']};{more['en']}", "zh": f"{wrong['zh']}；{more['zh'].strip()}"}
 
 
 def check_file(path: str | Path) -> Case:
