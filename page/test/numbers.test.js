@@ -3,8 +3,6 @@ import { test } from "node:test";
 import { fmt, percent, short, spelled } from "../src/numbers.js";
 
 test("numbers are short, and say what they are", () => {
-  const said = { 0: 0, "6.5": 6.5, "−0.25": -0.25, "4.596": 4.59619, "1234568": 1234568, "1.2e-5": 1.2e-5, "∞": Infinity, "−∞": -Infinity, NaN: NaN, "0.07764": 0.0776437 };
-  for (const [text, x] of Object.entries(said)) if (text !== "1234568") assert.equal(fmt(x).replace("0.0776", "0.0776"), fmt(x), text);
   assert.deepEqual([fmt(0), fmt(6.5), fmt(-0.25), fmt(4.59619), fmt(Infinity), fmt(-Infinity), fmt(NaN)], ["0", "6.5", "−0.25", "4.596", "∞", "−∞", "NaN"]);
   assert.match(fmt(1.2e-5), /^1\.20?e-5$/);
   assert.deepEqual([short(0), short(-22.07), short(0.953), short(123.4), short(-Infinity)], ["0.00", "−22.1", "0.95", "123", "−∞"]);
