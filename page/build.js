@@ -1,13 +1,17 @@
-// Builds src/ into the two files that the Python package carries; the same sources give the same bytes.
+// Builds src/ into what the Python package carries: a program for each kind of page, and one style for all. A page
+// carries only the program of its kind. The same sources give the same bytes.
 import { build } from "esbuild";
-import { readFile, writeFile } from "node:fs/promises";
+import { readdir, readFile, writeFile } from "node:fs/promises";
 
 const out = new URL("../src/clearhead/view/", import.meta.url);
-const options = { bundle: true, minify: true, write: false, charset: "utf8", target: ["chrome123", "firefox121", "safari17.5"] };
+const options = { bundle: true, minify: true, write: false, charset: "utf8", format: "iife", legalComments: "none" };
+const target = ["chrome123", "firefox121", "safari17.5"];
+const kinds = (await readdir(new URL("src/kinds", import.meta.url))).sort();
 
-for (const [entry, name] of [["src/main.js", "page.js"], ["src/page.css", "page.css"]]) {
-  const { outputFiles } = await build({ ...options, entryPoints: [entry], format: "iife", legalComments: "none" });
+for (const entry of [...kinds.map((name) => `src/kinds/${name}`), "src/page.css"]) {
+  const { outputFiles } = await build({ ...options, target, entryPoints: [entry] });
   const text = outputFiles[0].text;
+  const name = entry.split("/").at(-1);
   if (/<\/(script|style)|<!--/i.test(text)) throw new Error(`${name} cannot stand inside a page: it holds </script, </style or <!--`);
   const place = new URL(name, out);
   if (process.argv.includes("--check")) {

@@ -1,13 +1,10 @@
-// Chooses by the document's kind what to draw.
+// How every page starts: read the document, open the shell, draw what the document is.
 
 import { openPage } from "./container.js";
 import { openShell } from "./shell.js";
-import { openStory } from "./steps.js";
 
-/** @type {Record<string, (page: import("./container.js").Page) => (shell: import("./shell.js").Shell) => void>} */
-const KINDS = { trace: openStory };
-
-const page = openPage((id) => document.getElementById(id)?.textContent ?? "");
-const kind = KINDS[page.header.kind];
-if (!kind) document.body.append(`clearhead: this page is of kind ${page.header.kind}, which its program does not know`);
-else openShell(page.header, kind(page));
+/** @param {(page: import("./container.js").Page) => (shell: import("./shell.js").Shell) => void} open */
+export function start(open) {
+  const page = openPage((id) => document.getElementById(id)?.textContent ?? "");
+  openShell(page.header, open(page));
+}

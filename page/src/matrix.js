@@ -243,7 +243,7 @@ function figures({ m, x, y, w, h: tall }) {
     for (let j = 0; j < m.cols; j++) {
       if (m.hidden?.(i, j)) continue;
       const value = m.at(i, j);
-      parts.push(svg("text", { x: x + (j + 0.5) * ux, y: y + (i + 0.5) * uy + 4, class: `number middle ${ux < 42 ? "small " : ""}${inkOn(m.shade.at(value))}` }, short(value)));
+      parts.push(svg("text", { x: x + (j + 0.5) * ux, y: y + (i + 0.5) * uy + 4, class: `number middle ${ux < 42 ? "small " : ""}${inkOn(m.shade.at(value))}` }, short(value, ux < 42)));
     }
   return parts;
 }

@@ -26,12 +26,13 @@ function fixed(x, digits) {
 /**
  * A number for a cell: five characters or so.
  * @param {number} x
+ * @param {boolean} [narrow]      three characters or so
  */
-export function short(x) {
+export function short(x, narrow) {
   if (!Number.isFinite(x)) return fmt(x);
   const size = Math.abs(x);
   if (size >= 1e5 || (size && size < 5e-3)) return size < 5e-3 ? (x < 0 ? "−0" : "0") : x.toExponential(0).replace("+", "");
-  return x.toFixed(size < 10 ? 2 : size < 100 ? 1 : 0).replace("-", "−");
+  return x.toFixed(Math.max(0, (size < 10 ? 2 : size < 100 ? 1 : 0) - (narrow ? 1 : 0))).replace("-", "−");
 }
 
 /** @param {number} share */

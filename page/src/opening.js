@@ -1,6 +1,7 @@
 // How the page begins: the text and what the model says next, the axes by name, and the whole way drawn to one scale.
 
 import { h, svg } from "./dom.js";
+import { isAsRun } from "./head.js";
 import { fmt, percent, spelled } from "./numbers.js";
 import { dimension } from "./matrix.js";
 
@@ -70,35 +71,36 @@ function axes(s) {
 
 /** Every matrix on the way, in one scale for all. @param {Story} s */
 function way(s) {
-  const { n, m, d_k: dk, d_v: dv, d_model: d } = s.sizes;
-  const wide = s.sizes["h·d_v"];
+  const { n, m, d_k: dk, d_v: dv, "h·d_v": joined } = s.sizes;
   /** @type {[string, string, number, number][][]} */
   const groups = [[["Q", "query", n, dk], ["K", "key", m, dk], ["V", "value", m, dv]], [["S", "weights", n, m]], [["A", "weights", n, m]], [["O", "value", n, dv]]];
-  if (s.named("x")) groups.unshift([["X", "plain", n, s.named("x")?.shape[2] ?? d]]);
-  if (s.step("concat")) groups.push([["H", "value", n, wide]], [["U", "plain", n, s.named("w_o")?.shape[1] ?? wide]]);
-  const room = Math.min(s.room, 1000);
-  const across = groups.reduce((sum, group) => sum + Math.max(...group.map((part) => part[3])), 0);
-  const high = Math.max(...groups.map((group) => group.reduce((sum, part) => sum + part[2], 0)));
-  const gap = room < 560 ? 12 : 30;
-  const unit = Math.min((room - gap * groups.length) / across, 240 / high, 22);
+  const x = s.named("x");
+  if (x) groups.unshift([["X", "plain", n, x.shape[2]]]);
+  if (s.step("concat")) groups.push([["H", "value", n, joined]], [["U", "plain", n, s.named("w_o")?.shape[1] ?? joined]]);
+  const shapes = groups.map((group) => group.map(([symbol, role, rows, cols]) => ({ symbol, role, w: s.columns ? rows : cols, h: s.columns ? cols : rows })));
+  const [label, gap] = [28, s.room < 560 ? 12 : 30];
+  const sum = (/** @type {number[]} */ list) => list.reduce((total, each) => total + each, 0);
+  const across = sum(shapes.map((group) => Math.max(...group.map(({ w }) => w))));
+  const high = Math.max(...shapes.map((group) => sum(group.map(({ h: tall }) => tall))));
+  const unit = Math.min((Math.min(s.room, 1000) - gap * groups.length) / across, 240 / high, 22);
+  const size = (/** @type {number} */ steps) => Math.max(2, steps * unit);
+  const heights = shapes.map((group) => sum(group.map(({ h: tall }) => size(tall) + label)));
+  const tallest = Math.max(...heights);
   const parts = [];
-  let x = 2;
-  const tallest = Math.max(...groups.map((group) => group.reduce((sum, part) => sum + Math.max(2, part[2] * unit) + 22, 0)));
-  for (const [place, group] of groups.entries()) {
-    const height = group.reduce((sum, part) => sum + Math.max(2, part[2] * unit) + 22, 0);
-    const width = Math.max(12, ...group.map((part) => part[3] * unit));
-    let y = (tallest - height) / 2;
-    for (const [symbol, role, rows, cols] of group) {
-      const [w, tall] = [Math.max(2, cols * unit), Math.max(2, rows * unit)];
-      parts.push(svg("text", { x: x + width / 2, y: y + 13, class: `middle symbol role-${role}` }, symbol));
-      parts.push(svg("rect", { x: x + (width - w) / 2, y: y + 18, width: w, height: tall, class: `shape role-${role}` }, svg("title", {}, `${symbol} ${rows}×${cols}`)));
-      y += tall + 22;
+  let left = 2;
+  for (const [place, group] of shapes.entries()) {
+    const width = Math.max(12, ...group.map(({ w }) => size(w)));
+    let top = (tallest - heights[place]) / 2;
+    if (place) parts.push(svg("path", { d: `M${left - gap + 4} ${tallest / 2 + 10}h${gap - 8}m-4 -3l4 3l-4 3`, class: "measure" }));
+    for (const { symbol, role, w, h: tall } of group) {
+      parts.push(svg("text", { x: left + width / 2, y: top + 15, class: `middle symbol role-${role}` }, symbol));
+      parts.push(svg("rect", { x: left + (width - size(w)) / 2, y: top + 21, width: size(w), height: size(tall), class: `shape role-${role}` }));
+      top += size(tall) + label;
     }
-    x += width + gap;
-    if (place < groups.length - 1) parts.push(svg("path", { d: `M${x - gap + 3} ${tallest / 2 + 8}h${gap - 8}m-4 -3l4 3l-4 3`, class: "measure" }));
+    left += width + gap;
   }
-  const picture = svg("svg", { viewBox: `0 0 ${Math.ceil(x - gap + 4)} ${Math.ceil(tallest + 4)}`, role: "img", "aria-labelledby": "way-title" }, parts);
-  picture.style.width = `${Math.ceil(x - gap + 4)}px`;
+  const [wide, high2] = [Math.ceil(left - gap + 2), Math.ceil(tallest + 2)];
+  const picture = svg("svg", { viewBox: `0 0 ${wide} ${high2}`, width: wide, role: "img", "aria-labelledby": "way-title" }, parts);
   return h("div", { class: "block way" }, h("h2", { id: "way-title" }, s.t("way")), picture, h("p", { class: "aside" }, s.t("sides")));
 }
 
@@ -106,18 +108,19 @@ function way(s) {
 export function closing(s) {
   const { t } = s;
   const { facts } = s.page.header;
-  const L = s.named("logsumexp");
   const lines = [];
   if (facts.check) lines.push(facts.check[s.shell.language()]);
-  if (L) {
+  /** How far the page's numbers lie from the run's. @param {string} words @param {string} name @param {number} from @param {number} size @param {(at: number) => number} at */
+  const compare = (words, name, from, size, at) => {
+    const run = s.named(name);
+    if (!run || !isAsRun(s.state.what)) return;
     let off = 0;
-    const at = (s.state.batch * s.layer.heads + s.head.number) * s.head.n;
-    for (let i = 0; i < s.head.n; i++) {
-      const [a, b] = [s.head.logsumexp(i), L.data[at + i]];
-      if (a !== b) off = Math.max(off, Math.abs(a - b));
-    }
-    lines.push(t("page check", { x: fmt(off, 2) }));
-  }
+    for (let i = 0; i < size; i++) if (at(i) !== run.data[from + i]) off = Math.max(off, Math.abs(at(i) - run.data[from + i]));
+    lines.push(t(words, { x: fmt(off, 2) }));
+  };
+  compare("page check", "logsumexp", (s.state.batch * s.layer.heads + s.head.number) * s.head.n, s.head.n, s.head.logsumexp);
+  const mixed = s.named("w_o") && s.mixed();
+  if (mixed) compare("output check", "output", s.state.batch * mixed.length, mixed.length, (i) => mixed[i]);
   const row = (/** @type {any} */ step) => h("tr", {}, h("th", { scope: "row" }, step.symbol), h("td", {}, step.shape.join("×")), h("td", {}, step.multiply_adds.toLocaleString("en")), h("td", {}, step.bytes.toLocaleString("en")));
   const heads = ["step column", "shape column", "adds column", "bytes column"].map((name) => h("th", { scope: "col" }, t(name)));
   return [

@@ -253,13 +253,8 @@ export function mixedScenes(s) {
   const bias = s.named("b_o");
   if (!w) return [alone(s, { ...H, symbol: "U", role: "plain", split: undefined }, "query", s.layer.number === null ? undefined : s.t("no projections"))];
   const wide = w.shape[1];
-  const made = new Float64Array(H.rows * wide);
-  for (let i = 0; i < H.rows; i++)
-    for (let x = 0; x < H.cols; x++) {
-      const value = H.at(i, x);
-      for (let c = 0; c < wide; c++) made[i * wide + c] += value * w.data[x * wide + c];
-    }
-  const r = matrix("U", "plain", [H.rows, "n"], [wide, "d_model"], (i, c) => made[i * wide + c] + (bias ? bias.data[c] : 0), { rowName: s.queryName });
+  const made = s.mixed();
+  const r = matrix("U", "plain", [H.rows, "n"], [wide, "d_model"], (i, c) => made[i * wide + c], { rowName: s.queryName });
   const b = matrix("W^O", "plain", [H.cols, "h·d_v"], [wide, "d_model"], (c, j) => w.data[c * wide + j]);
   return [productScene(s, H, [{ b, r, own: ["query", "feature"], bias: bias ? (_, c) => bias.data[c] : undefined }])];
 }

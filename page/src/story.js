@@ -48,6 +48,23 @@ export function makeStory(page, shell, state, room, whenSeen, commit) {
   const { tokens } = header;
   const name = (/** @type {string} */ letter, /** @type {number} */ i) => tokens?.[i] ?? `${letter}${subscript(i)}`;
   const columns = header.convention === "columns";
+  /** @type {Float64Array | null} */
+  let final = null;
+  /** U = H·W^O + b^O, from all heads. */
+  const mix = () => {
+    const w = /** @type {import("./container.js").NumberArray} */ (named("w_o"));
+    const bias = named("b_o");
+    const wide = w.shape[1];
+    const made = new Float64Array(head.n * wide);
+    for (let i = 0; i < head.n; i++) {
+      for (let x = 0; x < w.shape[0]; x++) {
+        const value = headAt(Math.floor(x / head.dv)).output(i, x % head.dv);
+        for (let c = 0; c < wide; c++) made[i * wide + c] += value * w.data[x * wide + c];
+      }
+      if (bias) for (let c = 0; c < wide; c++) made[i * wide + c] += bias.data[c];
+    }
+    return made;
+  };
   return {
     page,
     shell,
@@ -59,6 +76,7 @@ export function makeStory(page, shell, state, room, whenSeen, commit) {
     head,
     headAt,
     named,
+    mixed: () => (final ??= mix()),
     hidden: someOf(head.n, head.m, hidden) ? hidden : null,
     sizes,
     room,

@@ -15,8 +15,8 @@ _NOTE = {
 
 
 def html(document: Document) -> str:
-    """The whole page. The same document gives the same text."""
-    program, style = _asset("page.js"), _asset("page.css")
+    """The whole page, with the program of its kind. The same document gives the same text."""
+    program, style = _asset(f"{document.header['kind']}.js"), _asset("page.css")
     language = str(document.header.get("language", "en"))
     data = "\n".join(f'<script type="{kind}" id="{name}">{text}</script>' for name, kind, text in parts(document))
     policy = (
