@@ -2,18 +2,29 @@
 
 import { h } from "./dom.js";
 
-/** @typedef {{low: number, high: number, at: (x: number) => number[], shade: (x: number) => number, kind: string}} Shade */
+/** @typedef {{low: number, high: number, at: (x: number) => number[], along: (t: number) => number[], shade: (x: number) => number, kind: string}} Shade
+ *     a value's place on the scale, 0 to 1, is shade(x); the colour of a place is along(t), that of a value at(x) */
 
 const probe = h("i", { hidden: true });
+/** @type {Map<string, number[]>} */
+const known = new Map();
+
+/** The theme has changed: look again. */
+export const forgetColours = () => known.clear();
 
 /**
  * The red, green and blue of a custom property as it stands now, in this theme.
  * @param {string} name
  */
 export function rgb(name) {
+  const found = known.get(name);
+  if (found) return found;
   document.body.append(probe);
+  probe.style.setProperty("forced-color-adjust", "none");
   probe.style.color = `var(--${name})`;
-  return (getComputedStyle(probe).color.match(/[\d.]+/g) ?? []).slice(0, 3).map(Number);
+  const made = (getComputedStyle(probe).color.match(/[\d.]+/g) ?? []).slice(0, 3).map(Number);
+  known.set(name, made);
+  return made;
 }
 
 /** @param {number[]} a @param {number[]} b @param {number} t */
@@ -36,7 +47,7 @@ export function signed(role, most) {
   const stops = [rgb(`${role}-minus`), rgb("paper"), rgb(role)];
   const size = most || 1;
   const shade = (/** @type {number} */ x) => 0.5 + x / size / 2;
-  return { low: -size, high: size, shade, at: (x) => along(stops, shade(x)), kind: "linear" };
+  return { low: -size, high: size, shade, at: (x) => along(stops, shade(x)), along: (t) => along(stops, t), kind: "linear" };
 }
 
 /**
@@ -54,7 +65,7 @@ export function weighed(most = 1, kind = "sqrt") {
     log: (/** @type {number} */ t) => 1 - Math.log(Math.max(t, floor)) / Math.log(floor),
   };
   const shade = (/** @type {number} */ x) => shapes[kind](x / (most || 1));
-  return { low: 0, high: most, shade, at: (x) => along(stops, shade(x)), kind };
+  return { low: 0, high: most, shade, at: (x) => along(stops, shade(x)), along: (t) => along(stops, t), kind };
 }
 
 /** @param {number[]} c */

@@ -52,6 +52,8 @@ export function openPage(read) {
  * @returns {Uint8Array}
  */
 function fromBase64(text) {
+  const direct = /** @type {any} */ (Uint8Array).fromBase64;
+  if (direct) return direct.call(Uint8Array, text);
   const raw = atob(text);
   const bytes = new Uint8Array(raw.length);
   for (let i = 0; i < raw.length; i++) bytes[i] = raw.charCodeAt(i);
@@ -71,7 +73,7 @@ export function numbers(bytes, dtype) {
   if (dtype === "uint32") return new Uint32Array(buffer);
   if (dtype === "uint8") return bytes;
   const halves = new Uint16Array(buffer);
-  return dtype === "bfloat16" ? fromBrain(halves) : Float32Array.from(halves, fromHalf);
+  return dtype === "bfloat16" ? fromBrain(halves) : fromHalves(halves);
 }
 
 /** @param {Uint16Array} halves */
@@ -79,6 +81,17 @@ function fromBrain(halves) {
   const bits = new Uint32Array(halves.length);
   for (let i = 0; i < halves.length; i++) bits[i] = halves[i] << 16;
   return new Float32Array(bits.buffer);
+}
+
+/** @type {Float32Array | null} */
+let everyHalf = null;
+
+/** @param {Uint16Array} halves */
+function fromHalves(halves) {
+  everyHalf ??= Float32Array.from({ length: 65536 }, (_, half) => fromHalf(half));
+  const made = new Float32Array(halves.length);
+  for (let i = 0; i < halves.length; i++) made[i] = everyHalf[halves[i]];
+  return made;
 }
 
 /** @param {number} half */

@@ -17,9 +17,15 @@ const MOST = 54;
  */
 export function unitsFor(width, sizes) {
   const part = Math.min(1, Math.max(0.3, width / 1080));
-  const room = /** @type {Record<string, number>} */ ({ n: 380, m: 380, d_k: 140, d_v: 140, d_model: 180, "h·d_v": 180 });
+  const { d_k, d_v, d_model } = sizes;
+  const narrow = d_model ? 154 : 290;
+  const room = /** @type {Record<string, number>} */ ({ n: 418, m: 418, d_k: narrow, d_v: narrow, d_model: 198, "h·d_v": 198 });
+  const even = d_model && width > 640 ? (width - 400) / (d_model + 2 * d_k + d_v) : 0; // X, W, Q, K, V in square cells
   const units = /** @type {Units} */ ({});
-  for (const [dim, size] of Object.entries(sizes)) units[dim] = Math.min(MOST, ((room[dim] ?? 250) * part * 1.1) / Math.max(1, size));
+  for (const [dim, size] of Object.entries(sizes)) {
+    const own = (room[dim] * part) / Math.max(1, size);
+    units[dim] = Math.min(MOST, even >= 24 && dim !== "n" && dim !== "m" ? even : own);
+  }
   return units;
 }
 

@@ -130,23 +130,43 @@ function outline({ m, x, y, w, h: tall }, mark) {
 }
 
 /** @param {CanvasRenderingContext2D} pen @param {Block} block */
-function paint(pen, { m, x, y, w, h: tall }) {
+function paint(pen, block) {
+  const { m, x, y, w, h: tall } = block;
   const [ux, uy] = [w / m.cols, tall / m.rows];
-  const [stepX, stepY] = [Math.max(1, Math.ceil(1 / ux)), Math.max(1, Math.ceil(1 / uy))];
-  const gap = Math.min(ux, uy) >= 12 ? 1 : 0;
   const hatch = hatching(pen);
-  for (let i = 0; i < m.rows; i += stepY) {
-    const [top, bottom] = [Math.round(y + i * uy), Math.round(y + Math.min(i + stepY, m.rows) * uy)];
-    for (let j = 0; j < m.cols; j += stepX) {
-      const [left, right] = [Math.round(x + j * ux), Math.round(x + Math.min(j + stepX, m.cols) * ux)];
-      if (m.hidden?.(i, j)) pen.fillStyle = hatch;
-      else {
-        const value = stepX * stepY === 1 ? m.at(i, j) : mean(m, i, j, stepY, stepX);
-        pen.fillStyle = Number.isFinite(value) ? css(m.shade.at(value)) : value === -Infinity ? hatch : css(rgb("warn"));
-      }
-      pen.fillRect(left, top, Math.max(1, right - left - gap), Math.max(1, bottom - top - gap));
+  if (Math.min(ux, uy) < 12) return paintSmall(pen, block, hatch);
+  for (let i = 0; i < m.rows; i++)
+    for (let j = 0; j < m.cols; j++) {
+      const [left, top] = [Math.round(x + j * ux), Math.round(y + i * uy)];
+      const value = m.hidden?.(i, j) ? -Infinity : m.at(i, j);
+      pen.fillStyle = Number.isFinite(value) ? css(m.shade.at(value)) : value === -Infinity ? hatch : css(rgb("warn"));
+      pen.fillRect(left, top, Math.round(x + (j + 1) * ux) - left - 1, Math.round(y + (i + 1) * uy) - top - 1);
     }
-  }
+}
+
+/** Many small cells, as an image; where they are more than pixels, each pixel is their mean. @param {CanvasRenderingContext2D} pen @param {Block} block @param {CanvasPattern} hatch */
+function paintSmall(pen, { m, x, y, w, h: tall }, hatch) {
+  const [stepX, stepY] = [Math.max(1, Math.floor(m.cols / w)), Math.max(1, Math.floor(m.rows / tall))];
+  const [wide, high] = [Math.ceil(m.cols / stepX), Math.ceil(m.rows / stepY)];
+  const image = new ImageData(wide, high);
+  const pixels = new Uint32Array(image.data.buffer);
+  const word = (/** @type {number[]} */ [r, g, b]) => (255 << 24) | (Math.round(b) << 16) | (Math.round(g) << 8) | Math.round(r);
+  const ramp = Uint32Array.from({ length: 256 }, (_, at) => word(m.shade.along(at / 255)));
+  const warn = word(rgb("warn"));
+  pen.fillStyle = hatch;
+  pen.fillRect(x, y, w, tall);
+  for (let i = 0; i < high; i++)
+    for (let j = 0; j < wide; j++) {
+      const [row, col] = [i * stepY, j * stepX];
+      if (m.hidden?.(row, col)) continue; // the hatched ground shows through
+      const value = stepX * stepY === 1 ? m.at(row, col) : mean(m, row, col, stepY, stepX);
+      if (value !== -Infinity) pixels[i * wide + j] = Number.isNaN(value) ? warn : ramp[Math.round(255 * Math.min(Math.max(m.shade.shade(value), 0), 1))];
+    }
+  const whole = document.createElement("canvas");
+  [whole.width, whole.height] = [wide, high];
+  /** @type {CanvasRenderingContext2D} */ (whole.getContext("2d")).putImageData(image, 0, 0);
+  pen.imageSmoothingEnabled = false;
+  pen.drawImage(whole, x, y, w, tall);
 }
 
 /** @param {Matrix} m @param {number} i @param {number} j @param {number} tall @param {number} wide */

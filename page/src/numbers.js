@@ -31,8 +31,9 @@ function fixed(x, digits) {
 export function short(x, narrow) {
   if (!Number.isFinite(x)) return fmt(x);
   const size = Math.abs(x);
-  if (size >= 1e5 || (size && size < 5e-3)) return size < 5e-3 ? (x < 0 ? "−0" : "0") : x.toExponential(0).replace("+", "");
-  return x.toFixed(Math.max(0, (size < 10 ? 2 : size < 100 ? 1 : 0) - (narrow ? 1 : 0))).replace("-", "−");
+  if (size >= 1e5) return x.toExponential(0).replace("+", "").replace("-", "−");
+  const text = x.toFixed(Math.max(0, (size < 10 ? 2 : size < 100 ? 1 : 0) - (narrow ? 1 : 0)));
+  return Number(text) ? text.replace("-", "−") : "0";
 }
 
 /** @param {number} share */

@@ -37,7 +37,7 @@ export function oneQuery(s) {
     return h(
       "tr",
       { class: seen ? (j === s.state.key ? "now" : null) : "hidden" },
-      h("th", { scope: "row" }, h("button", { type: "button", onclick: () => s.commit({ key: j }) }, h("small", {}, j), h("bdi", {}, spelled(s.keyName(j), 14)))),
+      h("th", { scope: "row" }, h("button", { type: "button", onclick: () => s.commit({ key: j }) }, s.page.header.tokens ? h("small", {}, j) : null, h("bdi", {}, spelled(s.keyName(j), 14)))),
       h("td", {}, fmt(head.scores(i, j))),
       seen
         ? [h("td", {}, fmt(head.masked(i, j))), h("td", { class: "weight" }, h("span", { class: "figures" }, a.toFixed(4)), h("span", { class: "track" }, bar)), h("td", { class: "mix" }, strip((c) => a * head.v(j, c)))]

@@ -1,5 +1,6 @@
 // What surrounds any page: title bar, theme, language, the live readout, and one table of keys.
 
+import { forgetColours } from "./colour.js";
 import { h } from "./dom.js";
 import { speaker } from "./words.js";
 
@@ -16,6 +17,7 @@ export function openShell(header, draw) {
   /** @type {Language} */
   let language = header.language === "zh" ? "zh" : "en";
   let theme = "auto";
+  let printing = false; // on paper: light, and everything drawn
   /** @type {Map<string, () => void>} */
   const keys = new Map();
   const live = h("div", { class: "live", role: "status", "aria-live": "polite" });
@@ -28,6 +30,7 @@ export function openShell(header, draw) {
     main,
     t: speaker(language),
     language: () => language,
+    printing: () => printing,
     /** A sentence for screen readers, once the pointer or cursor rests. @param {string} words */
     say(words) {
       clearTimeout(later);
@@ -46,12 +49,19 @@ export function openShell(header, draw) {
     act();
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  for (const [name, on] of /** @type {[string, boolean][]} */ ([["beforeprint", true], ["afterprint", false]]))
+    addEventListener(name, () => {
+      printing = on;
+      redraw();
+    });
 
   function redraw() {
     const place = window.scrollY;
     document.documentElement.lang = language === "zh" ? "zh-Hans" : "en";
-    if (theme === "auto") document.documentElement.removeAttribute("data-theme");
-    else document.documentElement.setAttribute("data-theme", theme);
+    const shown = printing ? "light" : theme;
+    if (shown === "auto") document.documentElement.removeAttribute("data-theme");
+    else document.documentElement.setAttribute("data-theme", shown);
+    forgetColours();
     shell.t = speaker(language);
     bar.replaceChildren(...buttons());
     main.replaceChildren();

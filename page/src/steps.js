@@ -23,7 +23,6 @@ export function openStory(page) {
   let waiting = new Map();
   /** @type {Set<string>} what has been looked at stays drawn, so that nothing moves when the page is drawn anew */
   const looked = new Set();
-  addEventListener("beforeprint", () => waiting.forEach((draw) => draw()));
   return (shell) => {
     watcher?.disconnect();
     waiting = new Map();
@@ -44,7 +43,7 @@ export function openStory(page) {
     shell.main.append(map, opening(story), ...sections.map(({ element }) => element));
     const band = ribbon(story);
     if (band) shell.main.append(band);
-    for (const [element, draw] of waiting) if (looked.has(element.id)) draw();
+    for (const [element, draw] of waiting) if (shell.printing() || looked.has(element.id)) draw();
     follow(map, sections);
     lightDimensions(shell.main);
     keys(story);

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from clearhead.problem import describe
 from clearhead.steps import Sizes, Steps, Used, layer_steps
 from clearhead.story import Layer, Scene, both, story
 from clearhead.tracing import TokenTrace, Trace, listed, trace
-from clearhead.view import page
+from clearhead.view import notebook, page, picture
 from clearhead.view.container import Document, narrowed
 from clearhead.words import Language
 
@@ -57,6 +58,14 @@ class Explanation:
     def to_html(self, language: Language = "en") -> str:
         """The explaining page as one self-contained text."""
         return page.html(document(self, language))
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        names = [token.text for token in self.tokens]
+        masked = np.isneginf(self.trace.masked)
+        name = f"layer {self.layer}, head {self.head}"
+        said = f"{self.text}: {name}, next {self.next[0].text!r}"
+        draw = partial(picture.svg, self.trace.weights, masked, names, names, name=name)
+        return notebook.bundle(said, self.to_html, draw, masked.size)
 
     def save(self, path: str | os.PathLike[str], language: Language = "en") -> None:
         """Write the explaining page to a file, whole or not at all."""

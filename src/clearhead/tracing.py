@@ -23,7 +23,7 @@ from clearhead.steps import (
     turned,
 )
 from clearhead.story import Layer, Scene, both, story
-from clearhead.view import notebook, page
+from clearhead.view import notebook, page, picture
 from clearhead.view.container import Document
 from clearhead.words import Language
 
@@ -134,8 +134,23 @@ class Trace:
         return Layer(self.problem, self.steps, arrays, number)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        weights = self._book.weights[0, 0]
-        return notebook.bundle(str(self), self.to_html, weights, np.isneginf(self._book.masked[0, 0]))
+        return notebook.bundle(str(self), self.to_html, self.to_svg, self.problem.queries * self.problem.keys)
+
+    def to_svg(self, head: int = 0) -> str:
+        """One head's weights as a picture for papers, (queries, keys); of a batch, the heads count on."""
+        weights, masked = self._one(head)
+        return picture.svg(weights, masked, name=f"A, head {head}" if self.problem.heads > 1 else "A")
+
+    def to_png(self, head: int = 0, cell: int = 8) -> bytes:
+        """One head's weights as PNG, cell × cell pixels for each."""
+        return picture.png(*self._one(head), cell)
+
+    def _one(self, head: int) -> tuple[Array, Array]:
+        queries, keys = self.problem.queries, self.problem.keys
+        weights, masked = (x.reshape(-1, queries, keys) for x in (self._book.weights, self._book.masked))
+        if not 0 <= head < len(weights):
+            raise SelectionError(f"head {head} is outside 0..{len(weights) - 1}.")
+        return weights[head], np.isneginf(masked[head])
 
     @property
     def geometry(self) -> Geometry:

@@ -6,18 +6,15 @@ No widget and no network: the frame is an `<iframe srcdoc>`, so neither its styl
 from collections.abc import Callable
 from html import escape
 
-from clearhead.axes import Array
-from clearhead.view import picture
-
 MOST_CELLS = 64 * 64  # larger pictures are for the page
 MOST_BYTES = 4 * 2**20  # an output is kept in the notebook's file
 
 
-def bundle(text: str, page: Callable[[], str], weights: Array, masked: Array | None = None) -> dict[str, str]:
-    """The MIME bundle: text, SVG of a small weight matrix, and the page where it is not too large."""
+def bundle(text: str, page: Callable[[], str], picture: Callable[[], str], cells: int) -> dict[str, str]:
+    """The MIME bundle: text, an SVG of so many cells where they are few, and the page where it is not too large."""
     found = {"text/plain": text}
-    if 0 < weights.size <= MOST_CELLS:
-        found["image/svg+xml"] = picture.svg(weights, masked)
+    if 0 < cells <= MOST_CELLS:
+        found["image/svg+xml"] = picture()
     whole = page()
     if len(whole) <= MOST_BYTES:
         found["text/html"] = framed(whole)

@@ -19,16 +19,19 @@ def svg(
     rows: Sequence[str] | None = None,
     cols: Sequence[str] | None = None,
     cell: int = 24,
+    name: str = "attention weights",
 ) -> str:
     """Weights (queries, keys) as SVG, a square for each; masked cells are hatched. Tokens name rows and columns."""
     n, m = weights.shape
     names = _names("q", rows, n), _names("k", cols, m)
     left, top = (8 + 7 * max((len(name) for name in part), default=0) for part in names)
-    width, height = left + m * cell + 8, top + n * cell + 34
+    high = float(weights.max(initial=0.0))
+    said = f"{name}: 0 to {high:.3g}, colour by the square root"
+    width, height = max(left + m * cell, 7 * len(said)) + 8, top + n * cell + 34
     colours = _colours(weights)
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'role="img" aria-label="attention weights, {n} queries by {m} keys" font-family="sans-serif" font-size="12">',
+        f'role="img" aria-label="{escape(name)}, {n} queries by {m} keys" font-family="sans-serif" font-size="12">',
         '<defs><pattern id="masked" width="6" height="6" patternUnits="userSpaceOnUse">'
         '<rect width="6" height="6" fill="#ececf0"/><path d="M0 6L6 0" stroke="#a9a9b4"/></pattern></defs>',
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
@@ -44,9 +47,7 @@ def svg(
         said = "masked" if hidden else f"{weights[i, j]:.4g}"
         place = f'x="{left + j * cell}" y="{top + i * cell}" width="{cell - 1}" height="{cell - 1}"'
         out.append(f'<rect {place} fill="{fill}"><title>{names[0][i]} → {names[1][j]}: {said}</title></rect>')
-    high = float(weights.max(initial=0.0))
-    said = f"rows: queries, columns: keys; 0 to {high:.3g}, colour by the square root; hatched: masked"
-    out.append(f'<text x="8" y="{height - 10}" fill="#55555f">{said}</text></svg>')
+    out.append(f'<text x="8" y="{height - 10}" fill="#55555f">{escape(said)}</text></svg>')
     return "\n".join(out)
 
 
