@@ -90,7 +90,7 @@ export function product(left, pairs, u, tight) {
  * @returns {Layout}
  */
 export function beside(matrices, between, u, room) {
-  const gap = 76;
+  const gap = 86;
   const names = Math.max(...matrices.map(nameWidth));
   const lead = names + (room < 640 ? 24 : 34);
   const total = lead + matrices.reduce((sum, m) => sum + wide(m, u), 0) + gap * (matrices.length - 1) + 8;

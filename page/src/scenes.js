@@ -210,15 +210,21 @@ export function maskedScenes(s) {
   return change(s, before, { ...before, symbol: "M", hidden: s.hidden }, "", written);
 }
 
+/** The run's own number, beside a supposed one. @param {Story} s @param {"weights" | "output"} name @param {number} i @param {number} j */
+function inTheRun(s, name, i, j) {
+  const own = s.own();
+  return own && h("span", { class: "aside line" }, s.t("in the run", { x: fmt(own[name](i, j), 5) }));
+}
+
 /** A = softmax(M), row by row. @param {Story} s @returns {Scene[]} */
 export function weightScenes(s) {
   const { head } = s;
   const before = square(s, s.state.what.temperature === 1 ? "M" : "M/T", head.masked, { hidden: s.hidden });
-  return change(s, before, weightMatrix(s), "softmax", (i, j) => softmaxOf(head, i, j, s.t), true);
+  return change(s, before, weightMatrix(s), "softmax", (i, j) => [softmaxOf(head, i, j, s.t), inTheRun(s, "weights", i, j)], true);
 }
 
 /** O = A·V. @param {Story} s @returns {Scene[]} */
-export const outputScenes = (s) => [productScene(s, weightMatrix(s), [{ b: V(s), r: O(s), own: ["query", "feature"] }])];
+export const outputScenes = (s) => [productScene(s, weightMatrix(s), [{ b: V(s), r: O(s), own: ["query", "feature"], extra: (i, c) => inTheRun(s, "output", i, c) }])];
 
 /** H: all heads' outputs beside each other. @param {Story} s */
 function joined(s) {

@@ -1,7 +1,7 @@
 // What all steps share: the chosen layer, head, query and key; the head's numbers; the figures' units and names.
 
 import { signed, weighed } from "./colour.js";
-import { asRun, headOf } from "./head.js";
+import { asRun, headOf, isAsRun } from "./head.js";
 import { unitsFor } from "./layout.js";
 import { turn } from "./matrix.js";
 
@@ -48,6 +48,8 @@ export function makeStory(page, shell, state, room, whenSeen, commit) {
   const { tokens } = header;
   const name = (/** @type {string} */ letter, /** @type {number} */ i) => tokens?.[i] ?? `${letter}${subscript(i)}`;
   const columns = header.convention === "columns";
+  /** @type {import("./head.js").Head | null} */
+  let asItWas = null;
   /** @type {Float64Array | null} */
   let final = null;
   /** U = H·W^O + b^O, from all heads. */
@@ -76,6 +78,8 @@ export function makeStory(page, shell, state, room, whenSeen, commit) {
     head,
     headAt,
     named,
+    /** The head as the run had it, where something else is supposed. */
+    own: () => (isAsRun(state.what) ? null : (asItWas ??= headOf(page, layer, state.batch, state.head, asRun()))),
     mixed: () => (final ??= mix()),
     hidden: someOf(head.n, head.m, hidden) ? hidden : null,
     sizes,

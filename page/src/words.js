@@ -78,6 +78,7 @@ const WORDS = {
   "what if window": ["only the last {x} keys", "只看最近 {x} 个键"],
   "temperature": ["temperature", "温度"],
   "window control": ["window", "窗口"],
+  "in the run": ["in the run: {x}", "运行中：{x}"],
   "back": ["back to the run's own numbers", "回到运行本身的数值"],
   "not the run": ["What if: {list}. These are not the run's numbers.", "假如：{list}。这些不是运行本身的数值。"],
   "page check": ["computed in this page from q and k: the log-sum-exp of every row of this head differs from the run's by at most {x}", "本页由 q、k 计算：此头每行的 log-sum-exp 与运行所得最大相差 {x}"],
