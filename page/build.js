@@ -1,5 +1,5 @@
-// Builds src/ into what the Python package carries: a program for each kind of page, and one style for all. A page
-// carries only the program of its kind. The same sources give the same bytes.
+// Builds src/ into what the Python package carries: a program and a style for each kind of page, so that a page carries
+// no more than it needs. The same sources give the same bytes.
 import { build } from "esbuild";
 import { readdir, readFile, writeFile } from "node:fs/promises";
 
@@ -8,7 +8,7 @@ const options = { bundle: true, minify: true, write: false, charset: "utf8", for
 const target = ["chrome123", "firefox121", "safari17.5"];
 const kinds = (await readdir(new URL("src/kinds", import.meta.url))).sort();
 
-for (const entry of [...kinds.map((name) => `src/kinds/${name}`), "src/page.css"]) {
+for (const entry of kinds.map((name) => `src/kinds/${name}`)) {
   const { outputFiles } = await build({ ...options, target, entryPoints: [entry] });
   const text = outputFiles[0].text;
   const name = entry.split("/").at(-1);

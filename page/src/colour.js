@@ -1,4 +1,4 @@
-// Colours of numbers. Every colour is a custom property of page.css, so a theme is changed in one place.
+// Colours of numbers. Every colour is a custom property of base.css, so a theme is changed in one place.
 
 import { h } from "./dom.js";
 

@@ -6,16 +6,19 @@ const SPACES = { svg: "http://www.w3.org/2000/svg", math: "http://www.w3.org/199
 
 /**
  * @param {Element} element
- * @param {Record<string, any>} given
- * @param {Child[]} children
+ * @param {string[]} classes
+ * @param {(Record<string, any> | Child)[]} given      attributes and listeners first, where there are any; then children
  */
-function fill(element, given, children) {
-  for (const [name, value] of Object.entries(given)) {
+function fill(element, classes, given) {
+  if (classes.length) element.setAttribute("class", classes.join(" "));
+  const [first] = given;
+  const plain = first !== null && typeof first === "object" && !(first instanceof Node) && !Array.isArray(first);
+  for (const [name, value] of Object.entries(plain ? first : {})) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else element.setAttribute(name, value === true ? "" : String(value));
   }
-  add(element, children);
+  add(element, /** @type {Child[]} */ (plain ? given.slice(1) : given));
   return element;
 }
 
@@ -30,26 +33,20 @@ export function add(element, child) {
 }
 
 /**
+ * h("p.note", {lang: "en"}, "text"): an element with classes, attributes and children.
  * @param {string} name
- * @param {Record<string, any>} [given]
- * @param {...Child} children
+ * @param {...(Record<string, any> | Child)} given
  * @returns {HTMLElement}
  */
-export const h = (name, given = {}, ...children) => /** @type {HTMLElement} */ (fill(document.createElement(name), given, children));
+export function h(name, ...given) {
+  const [tag, ...classes] = name.split(".");
+  return /** @type {HTMLElement} */ (fill(document.createElement(tag), classes, given));
+}
 
-/**
- * @param {string} name
- * @param {Record<string, any>} [given]
- * @param {...Child} children
- * @returns {SVGElement}
- */
-export const svg = (name, given = {}, ...children) =>
-  /** @type {SVGElement} */ (fill(document.createElementNS(SPACES.svg, name), given, children));
+const inSpace = (/** @type {string} */ space) => (/** @type {string} */ name, /** @type {(Record<string, any> | Child)[]} */ ...given) => {
+  const [tag, ...classes] = name.split(".");
+  return fill(document.createElementNS(space, tag), classes, given);
+};
 
-/**
- * @param {string} name
- * @param {Record<string, any>} [given]
- * @param {...Child} children
- * @returns {Element}
- */
-export const math = (name, given = {}, ...children) => fill(document.createElementNS(SPACES.math, name), given, children);
+export const svg = /** @type {(name: string, ...given: (Record<string, any> | Child)[]) => SVGElement} */ (inSpace(SPACES.svg));
+export const math = inSpace(SPACES.math);

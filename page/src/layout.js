@@ -46,7 +46,7 @@ function nameHeight(m, u) {
   if (u[m.colDim] >= 44) return 16;
   let most = 0;
   for (let j = 0; j < Math.min(m.cols, 300); j++) most = Math.max(most, lengthOf(spelled(m.colName(j).trim(), 8)));
-  return most * 7 + 8;
+  return most * 7.4 + 12;
 }
 
 /** Wide characters count twice. @param {string} text */

@@ -14,7 +14,7 @@ const PIECES = /√|[A-Za-z]+(?:[_^][A-Za-z0-9]+|')?ᵀ?|\d+(?:\.\d+)?(?:e-?\d+)
 export function formula(text, block = false) {
   const [whole, main, clause] = text.match(/^((?:\([^)]*\)|[^,，(])*)([,，].*)?$/) ?? [text, text];
   const pieces = (main ?? whole).match(PIECES) ?? [];
-  const said = clause ? math("mtext", {}, clause.replace("-∞", "−∞")) : null;
+  const said = clause ? math("mtext", clause.replace("-∞", "−∞")) : null;
   return math("math", { display: block ? "block" : null }, ...row(pieces, { at: 0 }), said);
 }
 
@@ -26,7 +26,7 @@ function row(pieces, place) {
     const piece = pieces[place.at];
     if (piece === "/" && made.length) {
       place.at++;
-      made.push(math("mfrac", {}, /** @type {Element} */ (made.pop()), atom(pieces, place)));
+      made.push(math("mfrac", /** @type {Element} */ (made.pop()), atom(pieces, place)));
     } else made.push(atom(pieces, place));
   }
   return made;
@@ -35,9 +35,9 @@ function row(pieces, place) {
 /** @param {string[]} pieces @param {{at: number}} place @returns {Element} */
 function atom(pieces, place) {
   const piece = pieces[place.at++];
-  if (piece === "√") return math("msqrt", {}, place.at < pieces.length ? atom(pieces, place) : math("mi", {}, ""));
-  if (/^\d/.test(piece)) return math("mn", {}, piece);
-  if (/^[\u2e80-\uffdc]/u.test(piece)) return math("mtext", {}, piece);
+  if (piece === "√") return math("msqrt", place.at < pieces.length ? atom(pieces, place) : math("mi", ""));
+  if (/^\d/.test(piece)) return math("mn", piece);
+  if (/^[\u2e80-\uffdc]/u.test(piece)) return math("mtext", piece);
   if (/^[A-Za-z]/.test(piece)) return named(piece);
   return math("mo", piece === "'" ? {} : { stretchy: "false" }, piece === "-" ? "−" : piece);
 }
@@ -46,13 +46,14 @@ function atom(pieces, place) {
 function named(piece) {
   const turned = piece.endsWith("ᵀ");
   const [, letter, mark, small] = /** @type {RegExpMatchArray} */ (piece.replace("ᵀ", "").match(/^([A-Za-z]+)(?:([_^'])(\w*))?$/));
-  if (letter.length > 1) return math(/^(softmax|tanh|concat)$/.test(letter) ? "mi" : "mtext", {}, letter === "concat" || letter === "softmax" || letter === "tanh" ? letter : `\u00a0${letter}`);
-  const dim = DIMS.has(mark === "_" ? `${letter}_${small}` : letter) ? (mark === "_" ? `${letter}_${small}` : letter) : null;
+  if (letter.length > 1) return /^(softmax|tanh|concat)$/.test(letter) ? math("mi", letter) : math("mtext", `\u00a0${letter}`);
+  const whole = mark === "_" ? `${letter}_${small}` : letter;
+  const dim = DIMS.has(whole) ? whole : null;
   const role = mark === "^" ? ROLES[small] : ROLES[letter];
   const attributes = { class: dim ? "dim" : role ? `role-${role}` : null, "data-dim": dim };
-  const base = math("mi", {}, letter);
-  if (turned) return math("msup", attributes, base, math("mi", {}, "T"));
-  if (mark === "'") return math("msup", attributes, base, math("mo", {}, "′"));
-  if (mark) return math(mark === "_" ? "msub" : "msup", attributes, base, math("mi", {}, small));
+  const base = math("mi", letter);
+  if (turned) return math("msup", attributes, base, math("mi", "T"));
+  if (mark === "'") return math("msup", attributes, base, math("mo", "′"));
+  if (mark) return math(mark === "_" ? "msub" : "msup", attributes, base, math("mi", small));
   return math("mrow", attributes, base);
 }

@@ -57,7 +57,7 @@ export function figure(layout, given) {
   const ratio = Math.min(3, Math.max(1, window.devicePixelRatio || 1));
   const canvas = /** @type {HTMLCanvasElement} */ (h("canvas", { width: Math.ceil(width * ratio), height: Math.ceil(height * ratio), "aria-hidden": "true" }));
   const above = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true", focusable: "false" });
-  const box = h("div", { class: "figure", role: "application", tabindex: "0", "aria-roledescription": "matrix", "aria-label": given.label }, canvas, above);
+  const box = h("div.figure", { role: "application", tabindex: "0", "aria-roledescription": "matrix", "aria-label": given.label }, canvas, above);
   for (const part of [canvas, above, box]) {
     part.style.width = `${width}px`;
     part.style.height = `${height}px`;
@@ -70,7 +70,7 @@ export function figure(layout, given) {
   }
   for (const { text, x, y, role, end } of layout.marks)
     add(above, svg("text", { x, y, class: `${role ? `symbol role-${role}` : "operator"} ${end ? "end" : "middle"}` }, raised(text)));
-  const lit = svg("g", { class: "marks" });
+  const lit = svg("g.marks");
   above.append(lit);
   listen(box, blocks, given);
   return { element: box, mark: (/** @type {Mark[]} */ marks) => lit.replaceChildren(...marks.map((mark) => outline(blocks[mark.block], mark))) };
@@ -236,8 +236,8 @@ function names({ m, x, y, w, h: tall }, named) {
  */
 function measures({ m, x, y, w, h: tall }, measured) {
   const label = (/** @type {string} */ dim, /** @type {number} */ size) => [
-    svg("tspan", { class: "dim", "data-dim": dim }, dimension(dim)),
-    svg("tspan", { class: "size" }, ` ${size}`),
+    svg("tspan.dim", { "data-dim": dim }, dimension(dim)),
+    svg("tspan.size", ` ${size}`),
   ];
   const parts = [];
   for (const [edge, far] of [...measured.matchAll(/([lrtb])(\d*)/g)].map((found) => /** @type {[string, number]} */ ([found[1], Number(found[2] || 12)]))) {

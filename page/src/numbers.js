@@ -32,7 +32,8 @@ export function short(x, narrow) {
   if (!Number.isFinite(x)) return fmt(x);
   const size = Math.abs(x);
   if (size >= 1e5) return x.toExponential(0).replace("+", "").replace("-", "−");
-  const text = x.toFixed(Math.max(0, (size < 10 ? 2 : size < 100 ? 1 : 0) - (narrow ? 1 : 0)));
+  const places = size < 10 ? 2 : size < 100 ? 1 : 0;
+  const text = x.toFixed(narrow && (size >= 1 || x < 0) ? Math.max(0, places - 1) : places);
   return Number(text) ? text.replace("-", "−") : "0";
 }
 

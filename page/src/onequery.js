@@ -20,44 +20,40 @@ export function oneQuery(s) {
   const rest = order.slice(KEYS);
   const shade = signed("value", most(1, head.dv, (_, c) => Math.max(Math.abs(head.output(i, c)), ...shown.map((j) => head.weights(i, j) * Math.abs(head.v(j, c))))));
   const strip = (/** @type {(c: number) => number} */ at) => {
-    const canvas = /** @type {HTMLCanvasElement} */ (h("canvas", { class: "strip", width: head.dv, height: 1, "aria-hidden": "true" }));
+    const canvas = /** @type {HTMLCanvasElement} */ (h("canvas.strip", { width: head.dv, height: 1, "aria-hidden": "true" }));
     const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
     for (let c = 0; c < head.dv; c++) {
       pen.fillStyle = css(shade.at(at(c)));
       pen.fillRect(c, 0, 1, 1);
     }
     const first = Array.from({ length: Math.min(2, head.dv) }, (_, c) => fmt(at(c), 3)).join(" ");
-    return [canvas, h("small", {}, `[${first}${head.dv > 2 ? " …" : ""}]`)];
+    return [canvas, h("small", `[${first}${head.dv > 2 ? " …" : ""}]`)];
   };
   const row = (/** @type {number} */ j) => {
     const seen = head.visible(i, j);
     const a = head.weights(i, j);
-    const bar = h("span", { class: "share" });
+    const bar = h("span.share");
     bar.style.width = `${a * 100}%`;
     return h(
       "tr",
       { class: seen ? (j === s.state.key ? "now" : null) : "hidden" },
-      h("th", { scope: "row" }, h("button", { type: "button", onclick: () => s.commit({ key: j }) }, s.page.header.tokens ? h("small", {}, j) : null, h("bdi", {}, spelled(s.keyName(j), 14)))),
-      h("td", {}, fmt(head.scores(i, j))),
+      h("th", { scope: "row" }, h("button", { type: "button", onclick: () => s.commit({ key: j }) }, s.page.header.tokens ? h("small", j) : null, h("bdi", spelled(s.keyName(j), 14)))),
+      h("td", fmt(head.scores(i, j))),
       seen
-        ? [h("td", {}, fmt(head.masked(i, j))), h("td", { class: "weight" }, h("span", { class: "figures" }, a.toFixed(4)), h("span", { class: "track" }, bar)), h("td", { class: "mix" }, strip((c) => a * head.v(j, c)))]
-        : [h("td", {}, "−∞"), h("td", { class: "weight" }, h("i", { class: "hatched" }), t("masked cell")), h("td", { class: "mix" }, "")],
+        ? [h("td", fmt(head.masked(i, j))), h("td.weight", h("span.figures", a.toFixed(4)), h("span.track", bar)), h("td.mix", strip((c) => a * head.v(j, c)))]
+        : [h("td", "−∞"), h("td.weight", h("i.hatched"), t("masked cell")), h("td.mix", "")],
     );
   };
   const more = rest.length
-    ? h("tr", {}, h("th", { scope: "row" }, t("more keys", { count: rest.length })), h("td"), h("td"), h("td", { class: "weight" }, h("span", { class: "figures" }, rest.reduce((sum, j) => sum + head.weights(i, j), 0).toFixed(4))), h("td", { class: "mix" }, strip((c) => rest.reduce((sum, j) => sum + head.weights(i, j) * head.v(j, c), 0))))
+    ? h("tr", h("th", { scope: "row" }, t("more keys", { count: rest.length })), h("td"), h("td"), h("td.weight", h("span.figures", rest.reduce((sum, j) => sum + head.weights(i, j), 0).toFixed(4))), h("td.mix", strip((c) => rest.reduce((sum, j) => sum + head.weights(i, j) * head.v(j, c), 0))))
     : null;
   const sum = order.reduce((total, j) => total + head.weights(i, j), 0);
-  const last = h("tr", { class: "total" }, h("th", { scope: "row" }, t("sum"), h("sub", {}, i)), h("td"), h("td"), h("td", { class: "weight" }, h("span", { class: "figures" }, sum.toFixed(4))), h("td", { class: "mix" }, strip((c) => head.output(i, c))));
+  const last = h("tr.total", h("th", { scope: "row" }, t("sum"), h("sub", i)), h("td"), h("td"), h("td.weight", h("span.figures", sum.toFixed(4))), h("td.mix", strip((c) => head.output(i, c))));
   const column = (/** @type {string} */ role, /** @type {any} */ ...parts) => h("th", { scope: "col", class: `role-${role}` }, parts);
-  return h(
-    "div",
-    { class: "pan" },
-    h(
-      "table",
-      { class: "one" },
-      h("thead", {}, h("tr", {}, column("key", t("key column")), column("weights", `q${subscript(i)}·k`), column("weights", s.t("seen by softmax")), column("weights", t("weight column")), column("value", t("contribution")))),
-      h("tbody", {}, shown.map(row), more, last),
+  return h("div.pan",
+    h("table.one",
+      h("thead", h("tr", column("key", t("key column")), column("weights", `q${subscript(i)}·k`), column("weights", s.t("seen by softmax")), column("weights", t("weight column")), column("value", t("contribution")))),
+      h("tbody", shown.map(row), more, last),
     ),
   );
 }

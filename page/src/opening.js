@@ -11,12 +11,10 @@ import { dimension } from "./matrix.js";
 export function opening(s) {
   const { facts, title } = s.page.header;
   const explained = facts.text !== undefined;
-  return h(
-    "section",
-    { class: "opening", "aria-labelledby": "opening-title" },
+  return h("section.opening", { "aria-labelledby": "opening-title" },
     h("h1", { id: "opening-title" }, s.t(explained ? "title explain" : "title trace")),
-    explained ? h("p", { class: "quoted" }, h("bdi", {}, spelled(title, 200))) : null,
-    facts.model ? h("p", { class: "model" }, facts.model[s.shell.language()], facts.illustration ? ` — ${s.words("illustration")}` : null) : null,
+    explained ? h("p.quoted", h("bdi", spelled(title, 200))) : null,
+    facts.model ? h("p.model", facts.model[s.shell.language()], facts.illustration ? ` — ${s.words("illustration")}` : null) : null,
     explained ? tokens(s) : null,
     facts.next ? next(s, facts.next) : null,
     axes(s),
@@ -31,15 +29,11 @@ function tokens(s) {
     s.commit({ query, key: -1 });
     document.getElementById(`token-${query}`)?.focus();
   };
-  return h(
-    "div",
-    { class: "block" },
+  return h("div.block",
     h("h2", { id: "text-title" }, s.t("text")),
-    h(
-      "div",
-      { class: "tokens", role: "group", "aria-labelledby": "text-title" },
+    h("div.tokens", { role: "group", "aria-labelledby": "text-title" },
       tokens.map((/** @type {string} */ token, /** @type {number} */ i) =>
-        h("button", { type: "button", id: `token-${i}`, "aria-pressed": String(i === s.state.query), onclick: pick(i) }, h("small", {}, i), h("bdi", {}, spelled(token))),
+        h("button", { type: "button", id: `token-${i}`, "aria-pressed": String(i === s.state.query), onclick: pick(i) }, h("small", i), h("bdi", spelled(token))),
       ),
     ),
   );
@@ -48,11 +42,11 @@ function tokens(s) {
 /** @param {Story} s @param {[string, number][]} choices */
 function next(s, choices) {
   const row = (/** @type {[string, number]} */ [token, share]) => {
-    const bar = h("span", { class: "share" });
+    const bar = h("span.share");
     bar.style.width = `${Math.max(0.5, share * 100)}%`;
-    return h("li", {}, h("bdi", {}, spelled(token)), h("span", { class: "track" }, bar), h("span", { class: "figures" }, percent(share)));
+    return h("li", h("bdi", spelled(token)), h("span.track", bar), h("span.figures", percent(share)));
   };
-  return h("div", { class: "block" }, h("h2", {}, s.t("next")), h("ol", { class: "next" }, choices.map(row)));
+  return h("div.block", h("h2", s.t("next")), h("ol.next", choices.map(row)));
 }
 
 /** @param {Story} s */
@@ -61,11 +55,9 @@ function axes(s) {
   const group = layer.heads / layer.kv_heads;
   const shown = [["n", s.head.n], ["m", s.head.m], ["d_k", s.head.dk], ["d_v", s.head.dv], ["h", layer.heads]];
   if (s.named("x")) shown.push(["d_model", s.sizes.d_model]);
-  return h(
-    "div",
-    { class: "block" },
-    h("h2", {}, s.t("sizes")),
-    h("dl", { class: "axes" }, shown.map(([dim, size]) => h("div", { "data-dim": dim }, h("dt", {}, h("var", { class: "dim" }, dimension(String(dim))), ` = ${size}`), h("dd", {}, dim === "h" && group > 1 ? s.t("h shared", { group }) : s.t(String(dim)))))),
+  return h("div.block",
+    h("h2", s.t("sizes")),
+    h("dl.axes", shown.map(([dim, size]) => h("div", { "data-dim": dim }, h("dt", h("var.dim", dimension(String(dim))), ` = ${size}`), h("dd", dim === "h" && group > 1 ? s.t("h shared", { group }) : s.t(String(dim)))))),
   );
 }
 
@@ -101,7 +93,7 @@ function way(s) {
   }
   const [wide, high2] = [Math.ceil(left - gap + 2), Math.ceil(tallest + 2)];
   const picture = svg("svg", { viewBox: `0 0 ${wide} ${high2}`, width: wide, role: "img", "aria-labelledby": "way-title" }, parts);
-  return h("div", { class: "block way" }, h("h2", { id: "way-title" }, s.t("way")), picture, h("p", { class: "aside" }, s.t("sides")));
+  return h("div.block.way", h("h2", { id: "way-title" }, s.t("way")), picture, h("p.aside", s.t("sides")));
 }
 
 /** What every step costs, and how page and run agree. @param {Story} s */
@@ -121,12 +113,12 @@ export function closing(s) {
   compare("page check", "logsumexp", (s.state.batch * s.layer.heads + s.head.number) * s.head.n, s.head.n, s.head.logsumexp);
   const mixed = s.named("w_o") && s.mixed();
   if (mixed) compare("output check", "output", s.state.batch * mixed.length, mixed.length, (i) => mixed[i]);
-  const row = (/** @type {any} */ step) => h("tr", {}, h("th", { scope: "row" }, step.symbol), h("td", {}, step.shape.join("×")), h("td", {}, step.multiply_adds.toLocaleString("en")), h("td", {}, step.bytes.toLocaleString("en")));
+  const row = (/** @type {any} */ step) => h("tr", h("th", { scope: "row" }, step.symbol), h("td", step.shape.join("×")), h("td", step.multiply_adds.toLocaleString("en")), h("td", step.bytes.toLocaleString("en")));
   const heads = ["step column", "shape column", "adds column", "bytes column"].map((name) => h("th", { scope: "col" }, t(name)));
   return [
-    h("ul", { class: "checks" }, lines.map((line) => h("li", {}, line))),
-    h("h3", {}, t("cost")),
-    h("div", { class: "pan" }, h("table", { class: "cost" }, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, s.layer.steps.map(row)))),
-    h("p", { class: "aside" }, t("offline")),
+    h("ul.checks", lines.map((line) => h("li", line))),
+    h("h3", t("cost")),
+    h("div.pan", h("table.cost", h("thead", h("tr", heads)), h("tbody", s.layer.steps.map(row)))),
+    h("p.aside", t("offline")),
   ];
 }

@@ -95,7 +95,7 @@ const alone = (s, m, own, note) => ({
   cursor: () => ({ block: 0, row: s.state[own], col: Math.min(s.state.feature, m.cols - 1) }),
   locate: (place) => place,
   marks: ({ row, col }) => [{ block: 0, row, kind: m.role }, { block: 0, row, col, kind: "result" }],
-  written: ({ row, col }) => [sym(low(m), `${row},${col}`, m.role), " = ", h("b", {}, fmt(m.at(row, col), 5))],
+  written: ({ row, col }) => [sym(low(m), `${row},${col}`, m.role), " = ", h("b", fmt(m.at(row, col), 5))],
   pin: ({ row, col }) => s.commit({ [own]: row, feature: col }),
   notes: note ? [note] : [],
 });
@@ -137,7 +137,7 @@ export function scoreScenes(s) {
   const norm = (/** @type {Cell} */ at, /** @type {number} */ i) => Math.hypot(...Array.from({ length: head.dk }, (_, c) => at(i, c)));
   const extra = (/** @type {number} */ i, /** @type {number} */ j) => {
     const [q, k] = [norm(head.q, i), norm(head.k, j)];
-    return h("span", { class: "aside line" }, ` = ${s.t("cosine")} = `, num(q, "query"), "·", num(k, "key"), "·", num(q && k ? head.scores(i, j) / q / k : 0));
+    return h("span.aside.line", ` = ${s.t("cosine")} = `, num(q, "query"), "·", num(k, "key"), "·", num(q && k ? head.scores(i, j) / q / k : 0));
   };
   return [productScene(s, Q(s), [{ b: turn({ ...K(s), symbol: "Kᵀ" }), r: square(s, "S", head.scores), own: ["query", "key"], extra }])];
 }
@@ -191,7 +191,7 @@ export function bentScenes(s, name) {
   const done = name === "scaled" ? (root ? `÷ √${head.dk}` : `× ${fmt(scale)}`) : name === "capped" ? "tanh" : "+";
   const written = (/** @type {number} */ i, /** @type {number} */ j) => {
     const [x, y] = [from.at(i, j), to.at(i, j)];
-    return [sym(low(after), `${i},${j}`, "weights"), " = ", how[name](x, y), " = ", h("b", {}, fmt(y, 5))];
+    return [sym(low(after), `${i},${j}`, "weights"), " = ", how[name](x, y), " = ", h("b", fmt(y, 5))];
   };
   return change(s, before, after, done, written);
 }
@@ -205,7 +205,7 @@ export function maskedScenes(s) {
   const written = (/** @type {number} */ i, /** @type {number} */ j) => [
     sym("m", `${i},${j}`, "weights"),
     " = ",
-    head.visible(i, j) ? [sym(low(before), `${i},${j}`, "weights"), " = ", h("b", {}, fmt(at(i, j), 5))] : [h("b", {}, "−∞"), ` (${s.t("masked cell")})`],
+    head.visible(i, j) ? [sym(low(before), `${i},${j}`, "weights"), " = ", h("b", fmt(at(i, j), 5))] : [h("b", "−∞"), ` (${s.t("masked cell")})`],
   ];
   return change(s, before, { ...before, symbol: "M", hidden: s.hidden }, "", written);
 }
@@ -213,7 +213,7 @@ export function maskedScenes(s) {
 /** The run's own number, beside a supposed one. @param {Story} s @param {"weights" | "output"} name @param {number} i @param {number} j */
 function inTheRun(s, name, i, j) {
   const own = s.own();
-  return own && h("span", { class: "aside line" }, s.t("in the run", { x: fmt(own[name](i, j), 5) }));
+  return own && h("span.aside.line", s.t("in the run", { x: fmt(own[name](i, j), 5) }));
 }
 
 /** A = softmax(M), row by row. @param {Story} s @returns {Scene[]} */
@@ -245,7 +245,7 @@ export function concatScenes(s) {
       marks: ({ row, col }) => [...(Math.floor(col / dv) === number ? [{ block: 0, row, col: col % dv, kind: "value" }] : []), { block: 1, row, col, kind: "result" }],
       written: ({ row, col }) => {
         const [from, c] = [Math.floor(col / dv), col % dv];
-        return [sym("h", `${row},${col}`, "value"), " = ", sym("o", `${row},${c}`, "value"), ` (${s.t("head")} ${from}) = `, h("b", {}, fmt(s.headAt(from).output(row, c), 5))];
+        return [sym("h", `${row},${col}`, "value"), " = ", sym("o", `${row},${c}`, "value"), ` (${s.t("head")} ${from}) = `, h("b", fmt(s.headAt(from).output(row, c), 5))];
       },
       pin: ({ row, col }) => s.commit({ query: row, feature: col % dv, head: Math.floor(col / dv) }),
     },

@@ -42,8 +42,8 @@ export function section(story, { id, symbol, title, says, formulas = [], scenes,
   const element = h(
     "section",
     { id: `step-${id}`, class: "step", "aria-labelledby": heading },
-    h("div", { class: "head" }, h("h2", { id: heading, tabindex: "-1" }, title), h("p", { class: "says" }, says)),
-    formulas.length ? h("div", { class: "formulas" }, formulas.map((text) => h("div", {}, formula(story.translated(text), true)))) : null,
+    h("div.head", h("h2", { id: heading, tabindex: "-1" }, title), h("p.says", says)),
+    formulas.length ? h("div.formulas", formulas.map((text) => h("div", formula(story.translated(text), true)))) : null,
     before,
     hold,
     verdicts(story, id),
@@ -62,7 +62,7 @@ export function section(story, { id, symbol, title, says, formulas = [], scenes,
   const update = () => {
     if (!drawn) return;
     for (const each of updates) each();
-    if (body) hold.replaceChildren(h("div", {}, body()));
+    if (body) hold.replaceChildren(h("div", body()));
   };
   story.whenSeen(element, draw);
   return { id, symbol, element, update };
@@ -71,14 +71,14 @@ export function section(story, { id, symbol, title, says, formulas = [], scenes,
 /** One figure with its colour bars, its written-out cell and its table. @param {Story} story @param {Scene} scene */
 function acted(story, scene) {
   const { t } = story;
-  const written = h("p", { class: "written" });
+  const written = h("p.written");
   /** @type {Place | null} */
   let over = null;
   const now = () => over ?? scene.cursor();
   const matrixNow = () => scene.layout.blocks[now().block].m;
   const show = () => {
     drawing.mark(scene.marks(now()));
-    written.replaceChildren(h("span", {}, scene.written(now())));
+    written.replaceChildren(h("span", scene.written(now())));
     if (table.open) fill();
   };
   const move = (/** @type {Place | null} */ place) => {
@@ -95,14 +95,14 @@ function acted(story, scene) {
   const { m } = scene.layout.blocks[now().block];
   const label = t("figure", { name: m.symbol.replace("^", ""), rows: m.rows, cols: m.cols });
   const drawing = figure(scene.layout, { label, cursor: now, move, pin });
-  const hold = h("div", { class: "table" });
+  const hold = h("div.table");
   const fill = () => hold.replaceChildren(windowOf(story, matrixNow(), now()));
-  const table = /** @type {HTMLDetailsElement} */ (h("details", { class: "numbers", ontoggle: () => table.open && fill() }, h("summary", {}, t("numbers")), hold));
+  const table = /** @type {HTMLDetailsElement} */ (h("details.numbers", { ontoggle: () => table.open && fill() }, h("summary", t("numbers")), hold));
   const bars = [...new Map(scene.layout.blocks.map(({ m: each }) => [each.symbol, each])).values()].map((each) => colourBar(story, each));
   const notes = [...(scene.notes ?? [])];
   if (scene.layout.blocks.some(({ m: each, w, h: tall }) => w < each.cols || tall < each.rows)) notes.push(t("pooled"));
-  const told = h("div", { class: "told" }, written, h("div", { class: "bars" }, bars, notes.map((note) => h("span", { class: "note" }, note))), table);
-  const element = h("figure", { class: scene.layout.blocks.length > 1 ? null : "single" }, h("div", { class: "pan" }, drawing.element), told);
+  const told = h("div.told", written, h("div.bars", bars, notes.map((note) => h("span.note", note))), table);
+  const element = h("figure", { class: scene.layout.blocks.length > 1 ? null : "single" }, h("div.pan", drawing.element), told);
   return { element, update: show };
 }
 
@@ -127,15 +127,13 @@ function colourBar(story, m) {
   }
   canvas.style.height = `${high}px`;
   const middle = (shade.low + shade.high) / 2;
-  const ends = [shade.low, middle, shade.high].map((value) => h("span", {}, fmt(value, 3)));
+  const ends = [shade.low, middle, shade.high].map((value) => h("span", fmt(value, 3)));
   const name = m.symbol.replace("^", "");
-  return h(
-    "span",
-    { class: "colourbar" },
+  return h("span.colourbar",
     h("var", { class: `role-${m.role}` }, name),
-    h("span", { class: "scale" }, canvas, h("span", { class: "ends" }, ends)),
-    shade.kind === "sqrt" ? h("span", { class: "note" }, story.t("by root")) : null,
-    m.hidden ? h("span", { class: "note" }, h("i", { class: "hatched" }), story.t("masked cell")) : null,
+    h("span.scale", canvas, h("span.ends", ends)),
+    shade.kind === "sqrt" ? h("span.note", story.t("by root")) : null,
+    m.hidden ? h("span.note", h("i.hatched"), story.t("masked cell")) : null,
   );
 }
 
@@ -150,10 +148,9 @@ function windowOf(story, m, at) {
   const caption = story.t("window", { i0, i1: i0 + rows.length - 1, n: m.rows, j0, j1: j0 + cols.length - 1, m: m.cols });
   return h(
     "table",
-    {},
-    h("caption", {}, caption),
-    h("thead", {}, h("tr", {}, h("th", {}, m.symbol.replace("^", "")), cols.map((j) => h("th", { scope: "col" }, h("bdi", {}, name(m.colName, j)))))),
-    h("tbody", {}, rows.map((i) => h("tr", {}, h("th", { scope: "row" }, h("bdi", {}, name(m.rowName, i))), cols.map((j) => h("td", {}, m.hidden?.(i, j) ? story.t("masked cell") : fmt(m.at(i, j), 5)))))),
+    h("caption", caption),
+    h("thead", h("tr", h("th", m.symbol.replace("^", "")), cols.map((j) => h("th", { scope: "col" }, h("bdi", name(m.colName, j)))))),
+    h("tbody", rows.map((i) => h("tr", h("th", { scope: "row" }, h("bdi", name(m.rowName, i))), cols.map((j) => h("td", m.hidden?.(i, j) ? story.t("masked cell") : fmt(m.at(i, j), 5)))))),
   );
 }
 
@@ -165,12 +162,12 @@ function verdicts(story, id) {
     const name = `claimed.${claim.name}`;
     const array = page.has(name) ? page.array(name) : null;
     const [rows, cols] = array ? array.shape.slice(-2) : [0, 0];
-    const cells = array && rows * cols <= 400 ? Array.from({ length: rows }, (_, i) => h("tr", {}, Array.from({ length: cols }, (_, j) => h("td", {}, fmt(array.data[i * cols + j], 5))))) : [];
+    const cells = array && rows * cols <= 400 ? Array.from({ length: rows }, (_, i) => h("tr", Array.from({ length: cols }, (_, j) => h("td", fmt(array.data[i * cols + j], 5))))) : [];
     return h(
       "div",
       { class: claim.right ? "verdict right" : "verdict wrong" },
-      h("p", {}, claim.text[shell.language()], claim.mistake ? h("strong", {}, ` ${claim.mistake[shell.language()]}`) : null),
-      cells.length ? h("table", {}, h("caption", {}, story.t("claimed")), h("tbody", {}, cells)) : null,
+      h("p", claim.text[shell.language()], claim.mistake ? h("strong", ` ${claim.mistake[shell.language()]}`) : null),
+      cells.length ? h("table", h("caption", story.t("claimed")), h("tbody", cells)) : null,
     );
   });
 }

@@ -20,8 +20,8 @@ export function openShell(header, draw) {
   let printing = false; // on paper: light, and everything drawn
   /** @type {Map<string, () => void>} */
   const keys = new Map();
-  const live = h("div", { class: "live", role: "status", "aria-live": "polite" });
-  const bar = h("header", { class: "bar" });
+  const live = h("div.live", { role: "status", "aria-live": "polite" });
+  const bar = h("header.bar");
   const main = h("main");
   document.body.append(bar, main, live);
   /** @type {ReturnType<typeof setTimeout> | undefined} */
@@ -78,11 +78,11 @@ export function openShell(header, draw) {
       redraw();
       document.getElementById(id)?.focus();
     };
-    const signs = ["arrows", "heads", "search", "point"].map((name) => h("li", {}, t(`keys ${name}`)));
+    const signs = ["arrows", "heads", "search", "point"].map((name) => h("li", t(`keys ${name}`)));
     return [
-      h("span", { class: "brand" }, "clearhead"),
-      h("span", { class: "space" }),
-      h("details", { class: "keys" }, h("summary", {}, t("keys")), h("ul", {}, signs)),
+      h("span.brand", "clearhead"),
+      h("span.space"),
+      h("details.keys", h("summary", t("keys")), h("ul", signs)),
       h("button", { id: "theme", type: "button", title: t(`theme ${theme}`), "aria-label": t(`theme ${theme}`), onclick: turn("theme", () => (theme = nextTheme)) }, theme === "auto" ? "◐" : theme === "light" ? "☀" : "☾"),
       h("button", { id: "language", type: "button", lang: other === "zh" ? "zh-Hans" : "en", onclick: turn("language", () => (language = other)) }, t("language")),
     ];

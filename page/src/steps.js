@@ -108,7 +108,7 @@ function stepMap(s, sections) {
     document.getElementById(`step-${id}`)?.scrollIntoView();
     document.getElementById(`step-${id}-title`)?.focus({ preventScroll: true });
   };
-  const links = sections.map(({ id, symbol }) => h("li", {}, h("a", { href: `#step-${id}`, onclick: go(id), "data-step": id, title: t(id === "output" && s.step("concat") ? "layer output" : id) }, symbol)));
+  const links = sections.map(({ id, symbol }) => h("li", h("a", { href: `#step-${id}`, onclick: go(id), "data-step": id, title: t(id === "output" && s.step("concat") ? "layer output" : id) }, symbol)));
   const pick = (/** @type {string} */ name, /** @type {number} */ size, /** @type {number} */ now, /** @type {(i: number) => string} */ label) => {
     if (size < 2) return null;
     const set = (/** @type {number} */ value) => {
@@ -116,16 +116,12 @@ function stepMap(s, sections) {
       document.getElementById(`pick-${name}`)?.focus();
     };
     const options = Array.from({ length: size }, (_, i) => h("option", { value: i, selected: i === now }, label(i)));
-    return h("label", {}, t(name), h("select", { id: `pick-${name}`, onchange: (/** @type {Event} */ event) => set(Number(/** @type {HTMLSelectElement} */ (event.target).value)) }, options));
+    return h("label", t(name), h("select", { id: `pick-${name}`, onchange: (/** @type {Event} */ event) => set(Number(/** @type {HTMLSelectElement} */ (event.target).value)) }, options));
   };
   const { layers } = page.header;
-  return h(
-    "nav",
-    { class: "map", "aria-label": t("steps") },
-    h("ol", {}, links),
-    h(
-      "div",
-      { class: "picks" },
+  return h("nav.map", { "aria-label": t("steps") },
+    h("ol", links),
+    h("div.picks",
       pick("layer", layers.length, state.layer, (i) => String(layers[i].number ?? i)),
       pick("batch", s.layer.batch, state.batch, String),
       pick("head", s.layer.heads, state.head, String),

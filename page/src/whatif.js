@@ -12,10 +12,10 @@ function suppose(s, change, focus) {
   document.getElementById(focus)?.focus();
 }
 
-const panel = (/** @type {Story} */ s, /** @type {any[]} */ ...parts) => h("div", { class: "whatif", role: "group", "aria-label": s.t("what if") }, h("span", { class: "tag" }, s.t("what if")), ...parts);
+const panel = (/** @type {Story} */ s, /** @type {any[]} */ ...parts) => h("div.whatif", { role: "group", "aria-label": s.t("what if") }, h("span.tag", s.t("what if")), ...parts);
 
 /** @param {Story} s @param {string} id @param {string} words @param {boolean} on @param {(on: boolean) => void} act */
-const box = (s, id, words, on, act) => h("label", {}, h("input", { type: "checkbox", id, checked: on, onchange: (/** @type {Event} */ event) => act(/** @type {HTMLInputElement} */ (event.target).checked) }), words);
+const box = (s, id, words, on, act) => h("label", h("input", { type: "checkbox", id, checked: on, onchange: (/** @type {Event} */ event) => act(/** @type {HTMLInputElement} */ (event.target).checked) }), words);
 
 /** @param {Story} s */
 export const scaleControl = (s) => panel(s, box(s, "if-scale", s.t("what if scale"), !s.state.what.scale, (on) => suppose(s, { scale: !on }, "if-scale")));
@@ -30,7 +30,6 @@ export function maskControl(s) {
     box(s, "if-causal", s.t(own ? "what if uncausal" : "what if causal"), causal !== null, (on) => suppose(s, { causal: on ? !own : null }, "if-causal")),
     h(
       "label",
-      {},
       s.t("window control"),
       h(
         "select",
@@ -45,13 +44,12 @@ export function maskControl(s) {
 /** @param {Story} s */
 export function temperatureControl(s) {
   const value = s.state.what.temperature;
-  const shown = h("output", {}, fmt(value, 3));
+  const shown = h("output", fmt(value, 3));
   const read = (/** @type {Event} */ event) => Number((2 ** Number(/** @type {HTMLInputElement} */ (event.target).value)).toPrecision(3));
   return panel(
     s,
     h(
       "label",
-      {},
       s.t("temperature"),
       h("input", { type: "range", id: "if-temperature", min: -3, max: 3, step: 0.25, value: Math.log2(value), oninput: (/** @type {Event} */ event) => (shown.textContent = fmt(read(event), 3)), onchange: (/** @type {Event} */ event) => suppose(s, { temperature: read(event) }, "if-temperature") }),
       shown,
@@ -69,5 +67,5 @@ export function ribbon(s) {
   if (what.causal !== null) list.push(s.t(what.causal ? "what if causal" : "what if uncausal"));
   if (what.window !== null) list.push(s.t("what if window", { x: what.window + 1 }));
   const back = () => s.commit({ what: asRun() });
-  return h("div", { class: "ribbon", role: "region", "aria-label": s.t("what if") }, h("span", {}, s.t("not the run", { list: list.join(s.shell.language() === "zh" ? "、" : ", ") })), h("button", { type: "button", onclick: back }, s.t("back")));
+  return h("div.ribbon", { role: "region", "aria-label": s.t("what if") }, h("span", s.t("not the run", { list: list.join(s.shell.language() === "zh" ? "、" : ", ") })), h("button", { type: "button", onclick: back }, s.t("back")));
 }

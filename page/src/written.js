@@ -13,7 +13,7 @@ const MOST = 6;
  * @param {Child} index
  * @param {string} role
  */
-export const sym = (letter, index, role) => h("span", { class: `sym role-${role}` }, h("var", {}, letter), index === "" ? null : h("sub", {}, index));
+export const sym = (letter, index, role) => h("span", { class: `sym role-${role}` }, h("var", letter), index === "" ? null : h("sub", index));
 
 /** @param {number} x @param {string} [role] @param {number} [digits] */
 export const num = (x, role, digits) => h("span", { class: role ? `num role-${role}` : "num" }, fmt(x, digits));
@@ -38,10 +38,13 @@ export function sumOfProducts({ name, symbols, terms, roles, plus, total, more }
     rest = order.slice(MOST - 1).reduce((sum, place) => sum + terms[place][0] * terms[place][1], 0);
   }
   /** @type {Child[]} */
-  const parts = shown.map(([a, b], place) => [place ? " + " : "", h("span", { class: "term" }, num(a, roles[0]), "·", num(b, roles[1]))]);
-  if (terms.length > MOST) parts.push(" + ", h("span", { class: "more" }, more(terms.length - MOST + 1, fmt(rest))));
-  if (plus !== undefined) parts.push(" + ", num(plus, "plain"));
-  return [name, " = ", symbols, " = ", parts.length ? parts : "0", " = ", h("b", {}, fmt(total, 5))];
+  const parts = shown.map(([a, b], place) => {
+    const [sign, first] = place === 0 ? ["", a] : a < 0 ? [" − ", -a] : [" + ", a];
+    return [sign, h("span.term", num(first, roles[0]), "·", b < 0 ? ["(", num(b, roles[1]), ")"] : num(b, roles[1]))];
+  });
+  if (terms.length > MOST) parts.push(" + ", h("span.more", more(terms.length - MOST + 1, fmt(rest))));
+  if (plus !== undefined) parts.push(plus < 0 ? " − " : " + ", num(Math.abs(plus), "plain"));
+  return [name, " = ", symbols, " = ", parts.length ? parts : "0", " = ", h("b", fmt(total, 5))];
 }
 
 /**
@@ -57,16 +60,16 @@ export function softmaxOf(head, i, j, t) {
   const m = head.masked(i, j);
   const seen = [];
   for (let at = 0; at < head.m; at++) if (head.visible(i, at)) seen.push(at);
-  const power = (/** @type {number} */ x) => h("span", { class: "term" }, "e", h("sup", {}, fmt(x)));
+  const power = (/** @type {number} */ x) => h("span.term", "e", h("sup", fmt(x)));
   /** @type {Child[]} */
   const parts = [name, " = "];
   if (seen.length <= MOST && head.rules.sink === -Infinity) {
     const below = seen.map((at, place) => [place ? " + " : "", power(head.masked(i, at))]);
     parts.push(power(m), " / (", below, ")");
   } else parts.push(power(m), " / ", power(head.logsumexp(i)));
-  parts.push(" = ", h("b", {}, fmt(head.weights(i, j), 5)));
+  parts.push(" = ", h("b", fmt(head.weights(i, j), 5)));
   const rank = seen.filter((at) => head.weights(i, at) > head.weights(i, j)).length + 1;
   let sum = 0;
   for (const at of seen) sum += head.weights(i, at);
-  return [parts, h("br"), h("span", { class: "aside" }, t("rank", { rank, of: seen.length, sum: fmt(sum, 6) }))];
+  return [parts, h("br"), h("span.aside", t("rank", { rank, of: seen.length, sum: fmt(sum, 6) }))];
 }

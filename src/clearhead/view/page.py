@@ -16,7 +16,8 @@ _NOTE = {
 
 def html(document: Document) -> str:
     """The whole page, with the program of its kind. The same document gives the same text."""
-    program, style = _asset(f"{document.header['kind']}.js"), _asset("page.css")
+    kind = document.header["kind"]
+    program, style = _asset(f"{kind}.js"), _asset(f"{kind}.css")
     language = str(document.header.get("language", "en"))
     data = "\n".join(f'<script type="{kind}" id="{name}">{text}</script>' for name, kind, text in parts(document))
     policy = (
