@@ -253,6 +253,28 @@ def test_each_language_is_whole(running, tmp_path, language):
         assert ("查询" in page.locator("main").inner_text()) == (language == "en")
 
 
+ODD = {
+    "no keys": ((2, 3), (0, 3), (0, 2)),
+    "no queries": ((0, 3), (2, 3), (2, 2)),
+    "no d_k": ((2, 0), (3, 0), (3, 2)),
+    "one number": ((1, 1), (1, 1), (1, 1)),
+    "many queries": ((300, 2), (3, 2), (3, 1)),
+}
+
+
+@pytest.mark.parametrize("odd", [*ODD, "NaN", "infinite", "nothing seen"])
+def test_odd_shapes_and_numbers_draw_without_an_error(running, tmp_path, odd):
+    rng = np.random.default_rng(4)
+    q, k, v = (rng.standard_normal(shape) for shape in ODD.get(odd, ((3, 2),) * 3))
+    if odd in ("NaN", "infinite"):
+        q[1, 0] = {"NaN": np.nan, "infinite": np.inf}[odd]
+    rules = {"mask": np.zeros((3, 3), bool)} if odd == "nothing seen" else {}
+    ch.trace(q, k, v, **rules).save(tmp_path / "page.html")
+    with opened(running, tmp_path / "page.html") as (page, unwanted):
+        _all_of(page)
+        assert unwanted == []
+
+
 def test_columns_convention_is_drawn_so(running, tmp_path):
     place = tmp_path / "page.html"
     rng = np.random.default_rng(3)

@@ -32,6 +32,7 @@ const mix = (a, b, t) => [0, 1, 2].map((c) => a[c] + (b[c] - a[c]) * t);
 
 /** @param {number[][]} stops @param {number} t */
 function along(stops, t) {
+  if (Number.isNaN(t)) return rgb("warn");
   const place = Math.min(Math.max(t, 0), 1) * (stops.length - 1);
   const low = Math.min(Math.floor(place), stops.length - 2);
   return mix(stops[low], stops[low + 1], place - low);

@@ -13,6 +13,7 @@ const KEYS = 10;
 export function oneQuery(s) {
   const { head, t } = s;
   const i = s.state.query;
+  if (i < 0) return null; // no query at all
   const keys = Array.from({ length: head.m }, (_, j) => j);
   const all = head.m <= KEYS;
   const order = all ? keys : keys.filter((j) => head.visible(i, j)).sort((a, b) => head.weights(i, b) - head.weights(i, a) || a - b);
@@ -48,11 +49,11 @@ export function oneQuery(s) {
     ? h("tr", h("th", { scope: "row" }, t("more keys", { count: rest.length })), h("td"), h("td"), h("td.weight", h("span.figures", rest.reduce((sum, j) => sum + head.weights(i, j), 0).toFixed(4))), h("td.mix", strip((c) => rest.reduce((sum, j) => sum + head.weights(i, j) * head.v(j, c), 0))))
     : null;
   const sum = order.reduce((total, j) => total + head.weights(i, j), 0);
-  const last = h("tr.total", h("th", { scope: "row" }, t("sum"), h("sub", i)), h("td"), h("td"), h("td.weight", h("span.figures", sum.toFixed(4))), h("td.mix", strip((c) => head.output(i, c))));
+  const last = h("tr.total", h("th", { scope: "row" }, "Σ = o", h("sub", i)), h("td"), h("td"), h("td.weight", h("span.figures", sum.toFixed(4))), h("td.mix", strip((c) => head.output(i, c))));
   const column = (/** @type {string} */ role, /** @type {any} */ ...parts) => h("th", { scope: "col", class: `role-${role}` }, parts);
   return h("div.pan",
     h("table.one",
-      h("thead", h("tr", column("key", t("key column")), column("weights", `q${subscript(i)}·k`), column("weights", s.t("seen by softmax")), column("weights", t("weight column")), column("value", t("contribution")))),
+      h("thead", h("tr", column("key", t("key column")), column("weights", `q${subscript(i)}·k`), column("weights", s.t("seen by softmax")), column("weights", t("weight column")), column("value", "a·v"))),
       h("tbody", shown.map(row), more, last),
     ),
   );

@@ -137,7 +137,7 @@ export function scoreScenes(s) {
   const norm = (/** @type {Cell} */ at, /** @type {number} */ i) => Math.hypot(...Array.from({ length: head.dk }, (_, c) => at(i, c)));
   const extra = (/** @type {number} */ i, /** @type {number} */ j) => {
     const [q, k] = [norm(head.q, i), norm(head.k, j)];
-    return h("span.aside.line", ` = ${s.t("cosine")} = `, num(q, "query"), "·", num(k, "key"), "·", num(q && k ? head.scores(i, j) / q / k : 0));
+    return h("span.aside.line", " = ‖q‖·‖k‖·cos θ = ", num(q, "query"), "·", num(k, "key"), "·", num(q && k ? head.scores(i, j) / q / k : 0));
   };
   return [productScene(s, Q(s), [{ b: turn({ ...K(s), symbol: "Kᵀ" }), r: square(s, "S", head.scores), own: ["query", "key"], extra }])];
 }

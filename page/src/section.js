@@ -77,16 +77,19 @@ function acted(story, scene) {
   const now = () => over ?? scene.cursor();
   const matrixNow = () => scene.layout.blocks[now().block].m;
   const show = () => {
+    if (m.rows * m.cols === 0) return;
     drawing.mark(scene.marks(now()));
     written.replaceChildren(h("span", scene.written(now())));
     if (table.open) fill();
   };
   const move = (/** @type {Place | null} */ place) => {
+    if (m.rows * m.cols === 0) return;
     over = place && scene.locate(place);
     show();
     if (over) story.shell.say(readout(story, matrixNow(), over));
   };
   const pin = (/** @type {Place} */ place) => {
+    if (m.rows * m.cols === 0) return;
     const cell = scene.locate(place);
     over = null;
     scene.pin(cell);
