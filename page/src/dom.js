@@ -40,7 +40,10 @@ export function add(element, child) {
  */
 export function h(name, ...given) {
   const [tag, ...classes] = name.split(".");
-  return /** @type {HTMLElement} */ (fill(document.createElement(tag), classes, given));
+  const made = fill(document.createElement(tag), classes, given);
+  if (tag === "button") made.setAttribute("type", "button");
+  if (tag === "canvas") made.setAttribute("aria-hidden", "true"); // what is drawn is also said
+  return /** @type {HTMLElement} */ (made);
 }
 
 const inSpace = (/** @type {string} */ space) => (/** @type {string} */ name, /** @type {(Record<string, any> | Child)[]} */ ...given) => {

@@ -55,7 +55,7 @@ export const turn = (m) => ({
 export function figure(layout, given) {
   const { blocks, width, height } = layout;
   const ratio = Math.min(3, Math.max(1, window.devicePixelRatio || 1));
-  const canvas = /** @type {HTMLCanvasElement} */ (h("canvas", { width: Math.ceil(width * ratio), height: Math.ceil(height * ratio), "aria-hidden": "true" }));
+  const canvas = /** @type {HTMLCanvasElement} */ (h("canvas", { width: Math.ceil(width * ratio), height: Math.ceil(height * ratio) }));
   const above = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true", focusable: "false" });
   const box = h("div.figure", { role: "application", tabindex: "0", "aria-roledescription": "matrix", "aria-label": given.label }, canvas, above);
   for (const part of [canvas, above, box]) {

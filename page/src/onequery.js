@@ -21,7 +21,7 @@ export function oneQuery(s) {
   const rest = order.slice(KEYS);
   const shade = signed("value", most(1, head.dv, (_, c) => Math.max(Math.abs(head.output(i, c)), ...shown.map((j) => head.weights(i, j) * Math.abs(head.v(j, c))))));
   const strip = (/** @type {(c: number) => number} */ at) => {
-    const canvas = /** @type {HTMLCanvasElement} */ (h("canvas.strip", { width: head.dv, height: 1, "aria-hidden": "true" }));
+    const canvas = /** @type {HTMLCanvasElement} */ (h("canvas.strip", { width: head.dv, height: 1 }));
     const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
     for (let c = 0; c < head.dv; c++) {
       pen.fillStyle = css(shade.at(at(c)));
@@ -38,7 +38,7 @@ export function oneQuery(s) {
     return h(
       "tr",
       { class: seen ? (j === s.state.key ? "now" : null) : "hidden" },
-      h("th", { scope: "row" }, h("button", { type: "button", onclick: () => s.commit({ key: j }) }, s.page.header.tokens ? h("small", j) : null, h("bdi", spelled(s.keyName(j), 14)))),
+      h("th", { scope: "row" }, h("button", { onclick: () => s.commit({ key: j }) }, s.page.header.tokens ? h("small", j) : null, h("bdi", spelled(s.keyName(j), 14)))),
       h("td", fmt(head.scores(i, j))),
       seen
         ? [h("td", fmt(head.masked(i, j))), h("td.weight", h("span.figures", a.toFixed(4)), h("span.track", bar)), h("td.mix", strip((c) => a * head.v(j, c)))]

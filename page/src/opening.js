@@ -33,7 +33,7 @@ function tokens(s) {
     h("h2", { id: "text-title" }, s.t("text")),
     h("div.tokens", { role: "group", "aria-labelledby": "text-title" },
       tokens.map((/** @type {string} */ token, /** @type {number} */ i) =>
-        h("button", { type: "button", id: `token-${i}`, "aria-pressed": String(i === s.state.query), onclick: pick(i) }, h("small", i), h("bdi", spelled(token))),
+        h("button", { id: `token-${i}`, "aria-pressed": String(i === s.state.query), onclick: pick(i) }, h("small", i), h("bdi", spelled(token))),
       ),
     ),
   );
@@ -119,6 +119,5 @@ export function closing(s) {
     h("ul.checks", lines.map((line) => h("li", line))),
     h("h3", t("cost")),
     h("div.pan", h("table.cost", h("thead", h("tr", heads)), h("tbody", s.layer.steps.map(row)))),
-    h("p.aside", t("offline")),
   ];
 }

@@ -42,7 +42,7 @@ export function section(story, { id, symbol, title, says, formulas = [], scenes,
   const element = h(
     "section",
     { id: `step-${id}`, class: "step", "aria-labelledby": heading },
-    h("div.head", h("h2", { id: heading, tabindex: "-1" }, title), h("p.says", says)),
+    h("div.head", h("h2", { id: heading, tabindex: "-1" }, title), h("p.says", toned(says))),
     formulas.length ? h("div.formulas", formulas.map((text) => h("div", formula(story.translated(text), true)))) : null,
     before,
     hold,
@@ -66,6 +66,18 @@ export function section(story, { id, symbol, title, says, formulas = [], scenes,
   };
   story.whenSeen(element, draw);
   return { id, symbol, element, update };
+}
+
+const ROLE_WORDS = /(quer(?:y|ies)|查询)|(keys?(?![a-z])|键)|(values?|(?<!数)值)|(weights?|权重)/i;
+
+/** A sentence with its queries, keys, values and weights in their colours. @param {Child} text @returns {Child} */
+function toned(text) {
+  if (typeof text !== "string") return text;
+  const found = text.match(ROLE_WORDS);
+  if (!found) return text;
+  const at = /** @type {number} */ (found.index);
+  const role = ["query", "key", "value", "weights"][found.slice(1).findIndex(Boolean)];
+  return [text.slice(0, at), h(`span.num.role-${role}`, found[0]), toned(text.slice(at + found[0].length))];
 }
 
 /** One figure with its colour bars, its written-out cell and its table. @param {Story} story @param {Scene} scene */
@@ -121,7 +133,7 @@ function readout({ t }, m, at) {
 function colourBar(story, m) {
   const { shade } = m;
   const [wide, high] = [120, 10];
-  const canvas = /** @type {HTMLCanvasElement} */ (h("canvas", { width: wide, height: 1, "aria-hidden": "true" }));
+  const canvas = /** @type {HTMLCanvasElement} */ (h("canvas", { width: wide, height: 1 }));
   const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
   for (let x = 0; x < wide; x++) {
     const value = shade.low + ((x + 0.5) / wide) * (shade.high - shade.low);

@@ -42,7 +42,7 @@ export function openShell(header, draw) {
   };
   document.addEventListener("keydown", (event) => {
     const target = /** @type {HTMLElement} */ (event.target);
-    if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(target.tagName)) return;
+    if (event.metaKey || (event.ctrlKey && !event.altKey) || /^(INPUT|SELECT|TEXTAREA)$/.test(target.tagName)) return;
     const act = keys.get(event.key);
     if (!act) return;
     event.preventDefault();
@@ -83,8 +83,8 @@ export function openShell(header, draw) {
       h("span.brand", "clearhead"),
       h("span.space"),
       h("details.keys", h("summary", t("keys")), h("ul", signs)),
-      h("button", { id: "theme", type: "button", title: t(`theme ${theme}`), "aria-label": t(`theme ${theme}`), onclick: turn("theme", () => (theme = nextTheme)) }, theme === "auto" ? "◐" : theme === "light" ? "☀" : "☾"),
-      h("button", { id: "language", type: "button", lang: other === "zh" ? "zh-Hans" : "en", onclick: turn("language", () => (language = other)) }, t("language")),
+      h("button", { id: "theme", title: t(`theme ${theme}`), "aria-label": t(`theme ${theme}`), onclick: turn("theme", () => (theme = nextTheme)) }, theme === "auto" ? "◐" : theme === "light" ? "☀" : "☾"),
+      h("button", { id: "language", lang: other === "zh" ? "zh-Hans" : "en", onclick: turn("language", () => (language = other)) }, t("language")),
     ];
   }
   redraw();

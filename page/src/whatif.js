@@ -67,5 +67,5 @@ export function ribbon(s) {
   if (what.causal !== null) list.push(s.t(what.causal ? "what if causal" : "what if uncausal"));
   if (what.window !== null) list.push(s.t("what if window", { x: what.window + 1 }));
   const back = () => s.commit({ what: asRun() });
-  return h("div.ribbon", { role: "region", "aria-label": s.t("what if") }, h("span", s.t("not the run", { list: list.join(s.shell.language() === "zh" ? "、" : ", ") })), h("button", { type: "button", onclick: back }, s.t("back")));
+  return h("div.ribbon", { role: "region", "aria-label": s.t("what if") }, h("span", s.t("not the run", { list: list.join(s.shell.language() === "zh" ? "、" : ", ") })), h("button", { onclick: back }, s.t("back")));
 }

@@ -14,7 +14,7 @@ const WORDS = {
   "keys arrows": ["arrows: move the cell; Enter pins it; Esc lets go", "方向键：移动单元格；Enter 固定；Esc 松开"],
   "keys heads": ["[ and ]: head; { and }: layer", "[ 与 ]：切换头；{ 与 }：切换层"],
   "keys search": ["/: choose the query", "/：选择查询"],
-  "keys point": ["point at a cell: its row and column light up, the product is written out; a click pins it", "指向单元格：点亮它的行与列并写出乘积；点击固定"],
+  "keys point": ["point at a cell to see what made it; click to pin it", "指向单元格看它如何得来；点击固定"],
   "layer": ["layer", "层"],
   "head": ["head", "头"],
   "batch": ["batch", "批次"],
@@ -86,7 +86,6 @@ const WORDS = {
   "shape column": ["shape", "形状"],
   "adds column": ["multiply-adds", "乘加次数"],
   "bytes column": ["bytes", "字节"],
-  "offline": ["One file, no network: every number above was computed here or carried in it.", "单个文件，不联网：以上数值都在此计算或随文件携带。"],
 };
 
 /**
