@@ -14,7 +14,6 @@ from clearhead.model import load  # noqa: E402
 TEXT = "humpty dumpty sat on"
 SHOTS = {  # name: language, width, height, theme, the step it shows
     "page.png": ("en", 1180, 700, "light", "scores"),
-    "page-dark.png": ("en", 1180, 560, "dark", "weights"),
     "page-phone.png": ("zh", 390, 800, "dark", "scores"),
 }
 

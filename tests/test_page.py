@@ -196,6 +196,37 @@ def test_the_keyboard_walks_pins_and_chooses(running, explained, seen):
         assert unwanted == []
 
 
+def test_a_layer_whose_projections_are_left_out_shows_what_the_run_said(running, explained, seen):
+    other = (seen.layer + 1) % 2
+    with opened(running, explained) as (page, unwanted):
+        page.locator("#pick-layer").select_option(str(other))
+        _all_of(page)
+        page.locator("#step-output details.numbers summary").click()
+        shown = page.locator("#step-output tbody tr").first.locator("td").all_text_contents()
+        assert [float(x.replace("−", "-")) for x in shown] == pytest.approx(seen.runs[other].output[0, :12], abs=1e-4)
+        assert "not in this file" in page.locator("#step-output").text_content()
+        assert unwanted == []
+
+
+def test_theme_paper_and_axes(running, traced):
+    with opened(running, traced, color_scheme="dark") as (page, unwanted):
+        ground = "getComputedStyle(document.body).backgroundColor"
+        dark = page.evaluate(ground)
+        page.locator("#theme").click()
+        assert page.evaluate(ground) != dark
+        page.locator("#theme").click()
+        assert page.evaluate(ground) == dark
+        page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        assert page.evaluate(ground) != dark
+        assert page.locator(".hold:empty").count() == 0  # paper shows all steps
+        page.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert page.evaluate(ground) == dark
+        page.locator(".axes [data-dim=d_k]").hover()
+        assert page.locator("tspan.lit").count() >= 4
+        assert page.locator("math .lit").count() >= 1
+        assert unwanted == []
+
+
 def test_what_if_recomputes_says_so_and_leads_back(running, traced):
     with opened(running, traced) as (page, _):
         _all_of(page)

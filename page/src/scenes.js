@@ -219,7 +219,8 @@ function inTheRun(s, name, i, j) {
 /** A = softmax(M), row by row. @param {Story} s @returns {Scene[]} */
 export function weightScenes(s) {
   const { head } = s;
-  const before = square(s, s.state.what.temperature === 1 ? "M" : "M/T", head.masked, { hidden: s.hidden });
+  const symbol = s.hidden ? "M" : bends(s).slice(-1)[0].symbol;
+  const before = square(s, s.state.what.temperature === 1 ? symbol : `${symbol}/T`, head.masked, { hidden: s.hidden });
   return change(s, before, weightMatrix(s), "softmax", (i, j) => [softmaxOf(head, i, j, s.t), inTheRun(s, "weights", i, j)], true);
 }
 
@@ -252,12 +253,18 @@ export function concatScenes(s) {
   ];
 }
 
-/** U = H·W^O; without W^O it is H. @param {Story} s @returns {Scene[]} */
+/** U = H·W^O; without W^O it is H, or what the run said where W^O is not in the file. @param {Story} s @returns {Scene[]} */
 export function mixedScenes(s) {
   const H = joined(s);
   const w = s.named("w_o");
   const bias = s.named("b_o");
-  if (!w) return [alone(s, { ...H, symbol: "U", role: "plain", split: undefined }, "query", s.layer.number === null ? undefined : s.t("no projections"))];
+  const run = s.named("output");
+  if (!w && run) {
+    const [, n, wide] = run.shape;
+    const U = matrix("U", "plain", [n, "n"], [wide, "d_model"], (i, c) => run.data[(s.state.batch * n + i) * wide + c], { rowName: s.queryName });
+    return [alone(s, U, "query", s.t("no projections"))];
+  }
+  if (!w) return [alone(s, { ...H, symbol: "U", role: "plain", split: undefined }, "query")];
   const wide = w.shape[1];
   const made = s.mixed();
   const r = matrix("U", "plain", [H.rows, "n"], [wide, "d_model"], (i, c) => made[i * wide + c], { rowName: s.queryName });

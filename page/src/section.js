@@ -68,7 +68,7 @@ export function section(story, { id, symbol, title, says, formulas = [], scenes,
   return { id, symbol, element, update };
 }
 
-const ROLE_WORDS = /(quer(?:y|ies)|查询)|(keys?(?![a-z])|键)|(values?|(?<!数)值)|(weights?|权重)/i;
+const ROLE_WORDS = /(quer(?:y|ies)|查询)|(keys?(?![a-z])|键)|(values?|(?<!数)值)|(weights?(?!e)|权重)/i;
 
 /** A sentence with its queries, keys, values and weights in their colours. @param {Child} text @returns {Child} */
 function toned(text) {

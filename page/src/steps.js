@@ -65,7 +65,7 @@ export function openStory(page) {
 
 /** @param {Story} s @returns {Section[]} */
 function sectionsOf(s) {
-  const { t, layer } = s;
+  const { t } = s;
   const formulaOf = (/** @type {string} */ name) => [s.step(name)?.formula].filter(Boolean);
   const plain = (/** @type {string} */ id, /** @type {string} */ symbol, /** @type {() => import("./section.js").Scene[]} */ scenes, /** @type {any} */ more = {}) =>
     section(s, { id, symbol, title: t(id), says: s.words(id), formulas: formulaOf(id), scenes, ...more });
@@ -97,7 +97,7 @@ function sectionsOf(s) {
     found.push(section(s, { id: "output", symbol: "U", title: t("layer output"), says: s.words("layer output"), formulas: formulaOf("output"), scenes: () => mixedScenes(s) }));
   }
   found.push(section(s, { id: "checked", symbol: "✓", title: t("checked"), says: "", body: () => closing(s) }));
-  return layer ? found : [];
+  return found;
 }
 
 /** The small map that stays: every step, and whose attention is looked at. @param {Story} s @param {Section[]} sections */
@@ -157,12 +157,16 @@ function lightDimensions(main) {
 
 /** @param {Story} s */
 function keys(s) {
-  const { shell, layer, state, page } = s;
-  const turn = (/** @type {number} */ by, /** @type {number} */ size, /** @type {number} */ now) => (now + by + size) % size;
-  const say = () => shell.say(`${s.t("layer")} ${page.header.layers[state.layer].number ?? state.layer}, ${s.t("head")} ${state.head}`);
-  for (const [key, by] of /** @type {[string, number][]} */ ([["[", -1], ["]", 1]])) shell.key(key, () => (s.commit({ head: turn(by, layer.heads, state.head), key: -1 }), say()));
+  const { shell, state, page, t } = s;
   const { layers } = page.header;
-  for (const [key, by] of /** @type {[string, number][]} */ ([["{", -1], ["}", 1]])) shell.key(key, () => (s.commit({ layer: turn(by, layers.length, state.layer), key: -1 }), say()));
+  const turn = (/** @type {string} */ key, /** @type {"head" | "layer"} */ name, /** @type {number} */ by, /** @type {number} */ size) =>
+    shell.key(key, () => {
+      s.commit({ [name]: (state[name] + by + size) % size, key: -1 });
+      shell.say(`${t("layer")} ${layers[state.layer].number ?? state.layer}, ${t("head")} ${state.head}`);
+    });
+  turn("[", "head", -1, s.layer.heads);
+  turn("]", "head", 1, s.layer.heads);
+  turn("{", "layer", -1, layers.length);
+  turn("}", "layer", 1, layers.length);
   shell.key("/", () => document.getElementById("pick-query")?.focus());
 }
-

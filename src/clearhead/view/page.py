@@ -21,7 +21,7 @@ def html(document: Document) -> str:
     language = str(document.header.get("language", "en"))
     data = "\n".join(f'<script type="{kind}" id="{name}">{text}</script>' for name, kind, text in parts(document))
     policy = (
-        f"default-src 'none'; script-src '{_hash(program)}'; style-src '{_hash(style)}'; img-src data: blob:; "
+        f"default-src 'none'; script-src '{_hash(program)}'; style-src '{_hash(style)}'; "
         "base-uri 'none'; form-action 'none'"
     )
     return f"""<!doctype html>
