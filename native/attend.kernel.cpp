@@ -1,8 +1,8 @@
 // The kernel, compiled once per instruction set: CMakeLists.txt sets the flags and CLEARHEAD_LEVEL, the level's name.
-// Read in this order: simd, exponential, tiles, packing, rules, found, rows, received, columns.
+// Read in this order: simd, exponential, tiles, packing, rules, top, found, rows, answers, received, columns, gradients.
 #include "columns.hpp"
+#include "gradients.hpp"
 #include "received.hpp"
-#include "rows.hpp"
 
 #define CLEARHEAD_JOIN_(a, b) a##b
 #define CLEARHEAD_JOIN(a, b) CLEARHEAD_JOIN_(a, b)
@@ -33,6 +33,10 @@ template <class M> void fill(Kernel& kernel) {
     kernel.merge = merge<M>;
     kernel.columns = columns<M>;
     kernel.rows_and_received = rows_and_received<M>;
+    kernel.gradient_keys = kGradientKeys;
+    kernel.gradient_scratch_bytes = gradient_scratch_bytes<M>;
+    kernel.gradient_spans = gradient_spans;
+    kernel.gradients = gradients<M>;
 }
 
 // What the processor can do at best: chains of multiply-adds that wait for nobody, for the bench's limit.

@@ -17,7 +17,7 @@ from clearhead.problem import Rules
 PACKAGE = Path(clearhead.__file__).parent
 FLOORS = (  # from the ground up; a folder is one entry
     ("errors", "axes", "arrays", "threads", "files", "words"),
-    ("problem", "visibility", "observations", "operands"),
+    ("values", "problem", "visibility", "observations", "operands"),
     ("reference",),
     ("engines",),
     ("view", "functional", "matrix", "flow", "backward", "torch_op", "torch_graph", "cache", "torch"),

@@ -34,10 +34,14 @@ _HOMES = {
     "trace_layer": "layer",
 }
 
+_PARTS = ("distributed", "nn", "torch")  # for PyTorch; loaded when first named
+
 __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PARTS:
+        return import_module(f"clearhead.{name}")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'clearhead' has no attribute '{name}'")

@@ -7,6 +7,8 @@ from clearhead.arrays import graphed
 from clearhead.observations import Wanted
 from clearhead.problem import Rules, describe
 
+_OUTPUT = Wanted(output=True)
+
 
 def attention(q: Any, k: Any, v: Any, *, engine: str | None = None, **rules: Unpack[Rules]) -> Any:
     """softmax(scale·q·kᵀ + …)·v, exactly; the weights are never stored.
@@ -43,7 +45,7 @@ def attention(q: Any, k: Any, v: Any, *, engine: str | None = None, **rules: Unp
         return Graph(q, k, rules, engine).observe(v, {}).output
     given = describe(q, k, v, rules)
     chosen = engines.get(engines.choose(given.problem, engine).engine)
-    output = chosen.rows(given.problem, given.q, given.k, given.v, Wanted(output=True))["output"]
+    output = chosen.rows(given.problem, given.q, given.k, given.v, _OUTPUT)["output"]
     return given.restore(given.problem.restore(output))
 
 

@@ -24,7 +24,8 @@ import numpy as np
 from clearhead.arrays import adopt, plain
 from clearhead.axes import Array, as_slice
 from clearhead.errors import DtypeError, RuleError, ShapeError
-from clearhead.problem import Problem, one_per_head
+from clearhead.problem import Problem
+from clearhead.values import one_per_head
 
 ROW_STATISTICS = ("logsumexp", "max_logit", "entropy", "distance", "top")
 COLUMN_STATISTICS = ("received", "peak", "image", "groups")

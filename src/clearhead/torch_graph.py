@@ -77,9 +77,13 @@ def _given(rules: Rules, engine: str | None) -> Given:
     given: dict[str, Any] = {name: value for name, value in rules.items() if name != "window"}
     for name in tensors:
         if given.get(name) is not None:
-            given[name] = torch.as_tensor(given[name])
+            given[name] = _as_tensor(given[name])
     given["causal"] = given.get("causal") or False
     return Given(**given, left=left, right=right, engine=engine)
+
+
+def _as_tensor(value: Any) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))  # lists of numbers stay float64
 
 
 def _asked(asked: Mapping[str, Any], queries: slice, *, output: bool) -> Asked:

@@ -1,4 +1,8 @@
-"""Fair timing: every contestant in turn, round after round, in one process; medians, and ratios within a round."""
+"""Fair timing: every contestant in turn, round after round, in one process; medians, and ratios within a round.
+
+A peer's threads go on spinning for tens of milliseconds after its last call, on the cores that the next contestant
+needs: so each waits for quiet, and warms up, before its time counts.
+"""
 
 import time
 from collections.abc import Callable, Mapping
@@ -26,6 +30,8 @@ def interleaved(calls: Mapping[str, Call], *, rounds: int, slice_seconds: float)
     names = list(calls)
     for turn in range(rounds):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            _wait_for_quiet()
+            calls[name]()
             found[name].append(_timed(calls[name], repeats[name]))
     return {name: Timing(seconds) for name, seconds in found.items()}
 
@@ -39,6 +45,15 @@ def _repeats(call: Call, slice_seconds: float) -> int:
     call()  # caches, compilers and thread pools wake up here
     once = _timed(call, 1)
     return max(1, min(10_000, round(slice_seconds / max(once, 1e-7))))
+
+
+def _wait_for_quiet(step: float = 0.01, most: int = 100) -> None:
+    """Until this process's threads sleep: hardly any processor time in a short wait."""
+    for _ in range(most):
+        before = time.process_time()
+        time.sleep(step)
+        if time.process_time() - before < step / 10:
+            return
 
 
 def _timed(call: Call, repeats: int) -> float:
