@@ -3,19 +3,29 @@
 Everything here is data; `report` draws it. Every number comes from the run.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from clearhead.axes import Array
 from clearhead.errors import SelectionError
+from clearhead.files import write_whole
 from clearhead.matrix import AttentionMatrix
-from clearhead.model import LayerRun, Model, Token
+from clearhead.model import SHIPPED, LayerRun, Model, Token
+from clearhead.problem import describe
 from clearhead.steps import Sizes, Steps, Used, layer_steps
+from clearhead.story import Layer, Scene, both, story
 from clearhead.tracing import TokenTrace, Trace, listed, trace
+from clearhead.view import notebook, page, picture
+from clearhead.view.container import Document, narrowed
+from clearhead.words import Language
+
+_MOST_WEIGHTS = 16 * 2**20  # bytes of W^Q … W^O that go into a page
 
 
 class Choice(NamedTuple):
@@ -39,10 +49,27 @@ class Explanation:
     chosen: tuple[bool, bool]  # whether layer and head were chosen here, by sharpness
     token: int
     run: LayerRun
+    runs: list[LayerRun]  # every layer
     steps: Steps  # the whole layer's way of shapes, all heads
     trace: Trace  # the chosen head, with its numbers
     row: TokenTrace  # the chosen token, computed alone
     entropy: Array  # (layers, heads): of the chosen token's row, in nats
+
+    def to_html(self, language: Language = "en") -> str:
+        """The explaining page as one self-contained text."""
+        return page.html(document(self, language))
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        names = [token.text for token in self.tokens]
+        masked = np.isneginf(self.trace.masked)
+        name = f"layer {self.layer}, head {self.head}"
+        said = f"{self.text}: {name}, next {self.next[0].text!r}"
+        draw = partial(picture.svg, self.trace.weights, masked, names, names, name=name)
+        return notebook.bundle(said, self.to_html, draw, masked.size)
+
+    def save(self, path: str | os.PathLike[str], language: Language = "en") -> None:
+        """Write the explaining page to a file, whole or not at all."""
+        write_whole(path, page.encoded(document(self, language)))
 
     def to_json(self) -> dict[str, Any]:
         """All of it as plain numbers, lists and words; -∞ is null."""
@@ -76,6 +103,49 @@ class Explanation:
         }
 
 
+def document(seen: Explanation, language: Language = "en") -> Document:
+    """The explaining page's document: every head of every layer, and the projections' weights of the chosen layer."""
+    config = seen.model.config
+    chosen = {"layer": seen.layer, "head": seen.head, "query": seen.token}
+    facts = {
+        "model": both("model", name=seen.model.name, layers=config.layers, heads=config.heads, d_model=config.d_model),
+        "illustration": seen.model.name == SHIPPED,
+        "text": seen.text,
+        "next": [[choice.text, choice.probability] for choice in seen.next],
+        "entropy": listed(seen.entropy),
+        "check": both("check", engine=seen.trace.check.engine, difference=seen.trace.check.largest_difference),
+    }
+    scene = Scene(seen.text, language, tokens=[token.text for token in seen.tokens], chosen=chosen, facts=facts)
+    return story([_page_layer(seen, number) for number in range(config.layers)], scene)
+
+
+def _page_layer(seen: Explanation, number: int) -> Layer:
+    model, run = seen.model, seen.runs[number]
+    given = describe(run.q, run.k, run.v, {"causal": True, "scale": model.scale(number)})
+    logsumexp = np.asarray(AttentionMatrix(run.q, run.k, causal=True, scale=model.scale(number)).logsumexp())
+    assert given.v is not None
+    arrays = {"x": run.x[None], "q": given.q, "k": given.k, "v": given.v, "logsumexp": logsumexp[None]}
+    arrays["output"] = run.output[None]
+    if number == seen.layer:
+        arrays |= _projections(model, number)
+    steps = seen.steps if number == seen.layer else _layer_steps(model, run, _unusual(model, number))
+    return Layer(given.problem, steps, arrays, number)
+
+
+def _projections(model: Model, number: int) -> dict[str, Array]:
+    """W^Q … W^O and b^Q … b^O of one layer; none where they would make the page too large."""
+    names = {f"{kind}_{p}": f"h.{number}.attn.{kind}_{p}" for p in "qkv" for kind in "wb"}
+    names |= {"w_o": f"h.{number}.attn.c_proj.weight", "b_o": f"h.{number}.attn.c_proj.bias"}
+    found = {name: narrowed(model.weights[key]) for name, key in names.items()}
+    return found if sum(array.nbytes for array in found.values()) <= _MOST_WEIGHTS else {}
+
+
+def _unusual(model: Model, layer: int) -> float | None:
+    """The scale, where it is not 1/√d_k."""
+    scale = model.scale(layer)
+    return None if scale == (model.config.d_model // model.config.heads) ** -0.5 else scale
+
+
 def explain(
     model: Model,
     text: str,
@@ -102,9 +172,8 @@ def explain(
     entropy = np.stack([_row_entropy(model, number, part, at) for number, part in enumerate(run.layers)])
     picked_layer, picked_head = _sharpest(entropy, layer, head)
     part = run.layers[picked_layer]
-    scale = model.scale(picked_layer)
-    usual = scale == (model.config.d_model // model.config.heads) ** -0.5
-    rules: dict[str, Any] = {} if usual else {"scale": scale}
+    scale = _unusual(model, picked_layer)
+    rules: dict[str, Any] = {} if scale is None else {"scale": scale}
     q, k, v = (x[picked_head] for x in (part.q, part.k, part.v))
     steps = trace(q, k, v, causal=True, **rules)
     return Explanation(
@@ -117,7 +186,8 @@ def explain(
         chosen=(layer is None, head is None),
         token=at,
         run=part,
-        steps=_layer_steps(model, part, None if usual else scale),
+        runs=run.layers,
+        steps=_layer_steps(model, part, scale),
         trace=steps,
         row=steps.token(at),
         entropy=entropy,
