@@ -62,7 +62,7 @@ def gradients(
     if problem.sinks is not None:
         by_logit = rows if answered.d_entropy is None else rows + answered.d_entropy
         weights = _sink_weights(problem.sinks, answered.logsumexp)
-        found["sinks"] = np.where(weights > 0, weights * by_logit, 0.0).sum(axis=(0, 2))
+        found["sinks"] = np.where(weights == 0, 0.0, weights * np.where(weights == 0, 0.0, by_logit)).sum(axis=(0, 2))
     return found
 
 
@@ -86,7 +86,7 @@ def _row_terms(engine: Engine, problem: Problem, q: Array, k: Array, answered: A
 def _sink_weights(sinks: Array, logsumexp: Array) -> Array:
     """exp(sink - L_i), (batch, heads, queries); 0 for a row that sees nothing."""
     empty = np.isneginf(logsumexp)
-    weights: Array = np.where(empty, 0.0, np.exp(sinks[:, None] - np.where(empty, 0.0, logsumexp)))
+    weights: Array = np.exp(np.where(empty, -np.inf, sinks[:, None] - np.where(empty, 0.0, logsumexp)))
     return weights
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from clearhead.arrays import FLOATS, Restore, adopt, plain
+from clearhead.arrays import FLOATS, Restore, adopt, autocast, plain
 from clearhead.axes import KEY, QUERY, VALUE, WEIGHTS, Array, as_places, as_slice, named
 from clearhead.errors import DtypeError, RuleError, ShapeError, unknown
 
@@ -143,9 +143,9 @@ def describe(q: Any, k: Any, v: Any, rules: Rules) -> Described:
     Raises ShapeError, DtypeError, RuleError or UnknownNameError.
     """
     check_names(rules)
-    q, restore = adopt(q, "q")
-    k = adopt(k, "k")[0]
-    v = None if v is None else adopt(v, "v")[0]
+    q, restore = adopt(autocast(q), "q")
+    k = adopt(autocast(k), "k")[0]
+    v = None if v is None else adopt(autocast(v), "v")[0]
     check_shapes(q.shape, k.shape, None if v is None else v.shape)
     _check_dtypes(q, k, v)
     problem = _apply_rules(q.shape, k.shape, q.dtype, rules)
@@ -224,7 +224,7 @@ def _apply_rules(q: Sequence[int], k: Sequence[int], dtype: np.dtype[Any], rules
     lead, prefix = tuple(q[:-3]), tuple(q[:-2])
     heads, kv_heads = (q[-3], k[-3]) if len(q) > 2 else (1, 1)
     n, m, d_k = q[-2], k[-2], q[-1]
-    causal, window = _flag("causal", get("causal")), _window(get("window"))
+    causal, window = read_flag("causal", get("causal")), read_window(get("window"))
     segments = get("query_segments"), get("kv_segments")
     if (segments[0] is None) != (segments[1] is None):
         given, other = ("query_segments", "kv_segments")[:: 1 if segments[1] is None else -1]
@@ -238,8 +238,8 @@ def _apply_rules(q: Sequence[int], k: Sequence[int], dtype: np.dtype[Any], rules
         dtype=dtype,
         rows=range(n),
         cols=range(m),
-        scale=_number("scale", get("scale"), default=1 / d_k**0.5 if d_k else 1.0),
-        softcap=_softcap(get("softcap")),
+        scale=read_number("scale", get("scale"), default=1 / d_k**0.5 if d_k else 1.0),
+        softcap=read_softcap(get("softcap")),
         bias=_matrix("bias", get("bias"), (*prefix, n, m)),
         alibi_slopes=one_per_head("alibi_slopes", get("alibi_slopes"), heads, len(q)),
         causal=causal,
@@ -254,7 +254,8 @@ def _apply_rules(q: Sequence[int], k: Sequence[int], dtype: np.dtype[Any], rules
     )
 
 
-def _number(name: str, value: Any, default: float) -> float:
+def read_number(name: str, value: Any, default: float) -> float:
+    """Validate a finite number."""
     if value is None:
         return default
     try:
@@ -266,10 +267,11 @@ def _number(name: str, value: Any, default: float) -> float:
     return number
 
 
-def _softcap(value: Any) -> float | None:
+def read_softcap(value: Any) -> float | None:
+    """Validate c of c·tanh(s/c)."""
     if value is None:
         return None
-    cap = _number("softcap", value, 0.0)
+    cap = read_number("softcap", value, 0.0)
     if cap <= 0:
         raise RuleError(
             f"softcap is {cap}: expected a positive number c, for c·tanh(s/c).", "softcap=None turns it off."
@@ -277,13 +279,15 @@ def _softcap(value: Any) -> float | None:
     return cap
 
 
-def _flag(name: str, value: Any) -> bool:
+def read_flag(name: str, value: Any) -> bool:
+    """Validate True or False; None is False."""
     if value is None or isinstance(value, (bool, np.bool_)):
         return bool(value)
     raise RuleError(f"{name} is {value!r}: expected True or False.")
 
 
-def _window(value: Any) -> Window:
+def read_window(value: Any) -> Window:
+    """Validate (left, right)."""
     if value is None:
         return (None, None)
     sides = tuple(value) if isinstance(value, (tuple, list)) else ()

@@ -62,8 +62,9 @@ def dropped(query: Tensor, key: Tensor, value: Tensor, p: float, rules: dict[str
     """
     if p == 1.0:
         return (AttentionMatrix(query, key, **rules) @ value) * 0.0
-    kept = torch.rand(*query.shape[:-1], key.shape[-2], device=query.device) >= p
-    both = kept if rules.get("mask") is None else kept & rules["mask"]
+    room = torch.empty(*query.shape[:-1], key.shape[-2], dtype=torch.bool, device=query.device)
+    kept = room.bernoulli_(1 - p)
+    both = kept if rules.get("mask") is None else kept & torch.as_tensor(rules["mask"])
     some = AttentionMatrix(query, key, **{**rules, "mask": both}).observe(value, logsumexp=True)
     every = AttentionMatrix(query, key, **rules).observe(logsumexp=True)
     share = torch.where(some.logsumexp == -torch.inf, 0.0, torch.exp(some.logsumexp - every.logsumexp))
