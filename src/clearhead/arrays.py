@@ -49,11 +49,11 @@ def graphed(q: Any, *others: Any) -> bool:
 def autocast(x: Any) -> Any:
     """What PyTorch's own attention does under autocast: float32 and narrower become autocast's dtype."""
     torch = sys.modules.get("torch")
-    if torch is None or not isinstance(x, torch.Tensor) or not torch.is_autocast_enabled(x.device.type):
+    if torch is None or not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.dtype == torch.float64:
         return x
-    if not x.is_floating_point() or x.dtype == torch.float64:
-        return x
-    return x.to(torch.get_autocast_dtype(x.device.type))
+    device = x.device.type
+    on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return x.to(torch.get_autocast_dtype(device)) if on else x
 
 
 def ungraphed() -> AbstractContextManager[Any]:

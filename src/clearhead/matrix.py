@@ -202,7 +202,8 @@ class AttentionMatrix:
         want = want.for_queries(rows)
         values = None
         if v is not None:
-            values, _ = operand(self._problem, adopt(autocast(v), "v")[0], "v", self.shape[-1], (self._problem.kv_heads,))
+            array = adopt(autocast(v), "v")[0]
+            values, _ = operand(self._problem, array, "v", self.shape[-1], (self._problem.kv_heads,))
         return part._observe(values, want)
 
     def _observe(self, v: Array | None, want: Wanted) -> Observation:
@@ -224,7 +225,7 @@ class AttentionMatrix:
         return self._restore_kind(array)
 
     def _without_graph(self) -> "AttentionMatrix":
-        """This matrix, to be read by index."""
+        """The same matrix, to be read by index."""
         if self._graph is None:
             return self
         if self._graph_with() is not None:

@@ -145,7 +145,7 @@ class MultiHeadAttention(nn.Module):
         k = self._heads(self.k_proj(inputs[1]), self.num_kv_heads, self.k_norm)
         v = self._heads(self.v_proj(inputs[2]), self.num_kv_heads, None)
         rules = {"causal": self.causal, "window": self.window, "softcap": self.softcap, "sinks": self.sinks, **rules}
-        before = None if cache is None else cache.lengths
+        before = cache.lengths if cache is not None else None
         try:
             q, k, v = self._placed(q, k, v, cache, rules)
             k, v, extras = self._with_extra_keys(k, v, rules)
@@ -154,7 +154,7 @@ class MultiHeadAttention(nn.Module):
             else:
                 heads = AttentionMatrix(q, k, **rules) @ v
         except Exception:
-            if cache is not None:
+            if cache is not None and before is not None:
                 cache.lengths = before  # what was appended is not there
             raise
         output = heads.transpose(1, 2).flatten(2)

@@ -71,7 +71,7 @@ class Graph:
 def _tensor(x: Any, name: str, q: Tensor) -> Tensor:
     """An array as a tensor beside q."""
     if not isinstance(x, Tensor):
-        x = to_torch(torch, np.require(plain(x, name), requirements="CW"))
+        x = to_torch(torch, np.require(plain(x, name), requirements=("C", "W")))
     if x.device != q.device:
         raise DtypeError(
             f"{name} is on device {x.device} but q is on device {q.device}.", f"{name}.to({str(q.device)!r}) moves it."
@@ -109,6 +109,6 @@ def _asked(asked: Mapping[str, Any], queries: slice, *, output: bool) -> Asked:
         "groups": groups is not None,
     }
     height, width = image or (0, 0)
-    labels = (None, None) if groups is None else (side if isinstance(side, Tensor) else torch.as_tensor(side) for side in groups)
+    labels = (None, None) if groups is None else (torch.as_tensor(side) for side in groups)
     names = " ".join(name for name in ANSWERS if present.get(name))
     return Asked(names, top or 0, height, width, queries.start, queries.stop, queries.step, *labels)
