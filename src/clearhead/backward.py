@@ -35,6 +35,7 @@ class Answered:
     d_received: Array | None = None  # (batch, heads, keys)
 
 
+@np.errstate(all="ignore")  # NaN and infinity are values here, from the loss too
 def gradients(
     engine: Engine,
     problem: Problem,

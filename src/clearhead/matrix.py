@@ -97,7 +97,8 @@ class AttentionMatrix:
     def __matmul__(self, v: Any) -> Any:
         """A·v, the same bits as `attention`.
 
-        v (…, kv_heads or heads, keys, d_v), or one for all heads, (keys,) or (keys, d_v).
+        v (…, kv_heads or heads, keys, d_v), or one for all heads, (keys,) or (keys, d_v). Under torch.compile, which
+        traces `@` of tensors only, `A.observe(v).output` says the same.
         """
         graph = self._graph or self._graph_with(v)
         if graph is not None:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from clearhead.cache import KVCache as KVCache
 from clearhead.errors import RuleError, ShapeError
+from clearhead.functional import attention
 from clearhead.matrix import AttentionMatrix
 from clearhead.torch import dropped
 
@@ -152,7 +153,7 @@ class MultiHeadAttention(nn.Module):
             if self.training and self.dropout:
                 heads = dropped(q, k, v, self.dropout, rules)
             else:
-                heads = AttentionMatrix(q, k, **rules) @ v
+                heads = attention(q, k, v, **rules)
         except Exception:
             if cache is not None and before is not None:
                 cache.lengths = before  # what was appended is not there

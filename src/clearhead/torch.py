@@ -12,6 +12,7 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from clearhead.arrays import autocast
 from clearhead.errors import DtypeError, RuleError, ShapeError
+from clearhead.functional import attention
 from clearhead.matrix import AttentionMatrix
 
 
@@ -53,7 +54,7 @@ def scaled_dot_product_attention(
         rules = {"causal": True, "query_offset": 0}
     rules["scale"] = scale
     if dropout_p == 0.0:
-        return AttentionMatrix(query, key, **rules) @ value
+        return attention(query, key, value, **rules)
     return dropped(query, key, value, dropout_p, rules)
 
 
@@ -63,7 +64,7 @@ def dropped(query: Tensor, key: Tensor, value: Tensor, p: float, rules: dict[str
     Σ_kept a_ij·v_j = exp(L_kept - L)·(attention over the kept keys alone); what is kept takes a byte for each weight.
     """
     if p == 1.0:
-        return (AttentionMatrix(query, key, **rules) @ value) * 0.0
+        return attention(query, key, value, **rules) * 0.0
     room = torch.empty(*query.shape[:-1], key.shape[-2], dtype=torch.bool, device=query.device)
     kept = room.bernoulli_(1 - p)
     both = kept if rules.get("mask") is None else kept & torch.as_tensor(rules["mask"])

@@ -4,7 +4,7 @@ Tensors without a graph are read as NumPy reads arrays (arrays.py), and none of 
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -38,7 +38,8 @@ class Graph:
         answers = dict(zip(names, found, strict=True))
         if not asked.get("logsumexp"):
             del answers["logsumexp"]
-        return observation(answers, len(range(self.q.shape[-2])[queries]), self.k.shape[-2])
+        length = self.q.shape[-2]  # not to be looked at where a compiler leaves it open
+        return observation(answers, length if queries == slice(None) else len(range(length)[queries]), self.k.shape[-2])
 
     def mix(self, v: Any) -> Tensor:
         """A·v."""
@@ -71,12 +72,20 @@ class Graph:
 def _tensor(x: Any, name: str, q: Tensor) -> Tensor:
     """An array as a tensor beside q."""
     if not isinstance(x, Tensor):
-        x = to_torch(torch, np.require(plain(x, name), requirements=("C", "W")))
+        x = _read(x, name)
     if x.device != q.device:
         raise DtypeError(
             f"{name} is on device {x.device} but q is on device {q.device}.", f"{name}.to({str(q.device)!r}) moves it."
         )
     return x
+
+
+def _read(x: Any, name: str) -> Tensor:
+    """What is no tensor yet, with the numbers that arrays.plain reads."""
+    if not torch.compiler.is_compiling():
+        return cast("Tensor", to_torch(torch, np.require(plain(x, name), requirements=("C", "W"))))
+    found = torch.as_tensor(x)
+    return found.double() if isinstance(x, float) else found
 
 
 def _given(q: Tensor, rules: Rules, engine: str | None) -> Given:

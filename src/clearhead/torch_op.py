@@ -235,10 +235,10 @@ def _derivatives(call: _Call, answered: backward.Answered, like: Sequence[Tensor
     if like[3] is not None:
         own = found["bias"] if like[3].ndim < 2 or like[3].shape[-2] == 1 else _among(found["bias"], call)
         found["bias"] = _joined(own, call.problem, like[3])
-    result = []
+    result, dtype = [], cast("Tensor", like[0]).dtype
     for name, x in zip(("q", "k", "v", "bias", "sinks"), like, strict=True):
         if x is None:
-            result.append(torch.empty(0))
+            result.append(torch.empty(0, dtype=dtype))
         elif name not in found:  # the loss does not use the output
             result.append(torch.zeros(x.shape, dtype=x.dtype))
         else:
