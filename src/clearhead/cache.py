@@ -41,7 +41,7 @@ class KVCache:
         device: Any = None,
     ) -> None:
         for name, value in (("capacity", capacity), ("window", window)):
-            if value is not None and value < 1:
+            if value is not None and (not isinstance(value, int) or value < 1):
                 raise RuleError(f"{name} is {value}: expected a whole number from 1 up.")
         room = capacity if window is None else max(capacity, 2 * window)
         self.window = window

@@ -128,13 +128,15 @@ class MultiHeadAttention(nn.Module):
         need_weights: bool = False,
         average_weights: bool = True,
         cache: KVCache | None = None,
+        counts: Tensor | None = None,
         **rules: Any,
     ) -> Any:
         """Attend from x (batch, queries, d_model) to context (batch, keys, d_context), or to x itself.
 
         value_context (batch, keys, d_value_context) gives the values; default context. `rules` are further score rules
         of this call (mask, bias, kv_lengths, query_segments, query_offset, …), as in `attention`.
-        cache: keys and values of earlier positions; x's own are added to it, and x's positions follow on.
+        cache: keys and values of earlier positions; x's own are added to it, and x's positions follow on. counts
+        (batch,): how many of x's positions are real in each sequence, the rest being padding; default all.
 
         Returns (batch, queries, d_model), or with need_weights that and the weights, averaged over heads
         (batch, queries, keys) or each (batch, num_heads, queries, keys): the exact weights by which the output came to
@@ -148,7 +150,7 @@ class MultiHeadAttention(nn.Module):
         rules = {"causal": self.causal, "window": self.window, "softcap": self.softcap, "sinks": self.sinks, **rules}
         before = cache.lengths if cache is not None else None
         try:
-            q, k, v = self._placed(q, k, v, cache, rules)
+            q, k, v = self._placed(q, k, v, cache, counts, rules)
             k, v, extras = self._with_extra_keys(k, v, rules)
             if self.training and self.dropout:
                 heads = dropped(q, k, v, self.dropout, rules)
@@ -184,17 +186,21 @@ class MultiHeadAttention(nn.Module):
             return [one[None] for one in given]
         return [one if self.batch_first else one.transpose(0, 1) for one in given]
 
-    def _heads(self, x: Tensor, heads: int, norm: nn.Module | None) -> Tensor:
+    def _heads(self, x: Tensor, heads: int, norm: nn.RMSNorm | None) -> Tensor:
         """(batch, length, heads·d) as (batch, heads, length, d), normalised where asked."""
-        apart = x.reshape(*x.shape[:-1], heads, -1)
-        return (apart if norm is None else norm(apart)).transpose(1, 2)
+        apart = x.unflatten(-1, (heads, x.shape[-1] // heads))
+        if norm is not None:  # in its own dtype, also where autocast gave another
+            apart = norm(apart.to(norm.weight.dtype)).to(apart.dtype)
+        return apart.transpose(1, 2)
 
     def _placed(
-        self, q: Tensor, k: Tensor, v: Tensor, cache: KVCache | None, rules: dict[str, Any]
+        self, q: Tensor, k: Tensor, v: Tensor, cache: KVCache | None, counts: Tensor | None, rules: dict[str, Any]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Turned by their positions, and with the cache's keys before; `rules` learns where the queries stand."""
         if cache is not None and (rules.get("query_offset") is not None or rules.get("kv_lengths") is not None):
             raise RuleError("query_offset and kv_lengths are the cache's to say.", "leave them out, or the cache.")
+        if cache is None and counts is not None:
+            raise RuleError("counts is given without a cache.", "kv_lengths and query_lengths say what is padding.")
         if self.rotary is not None:
             first = rules.get("query_offset") if cache is None else cache.lengths
             offset = torch.as_tensor(0 if first is None else first, device=q.device).reshape(-1, 1)
@@ -202,7 +208,7 @@ class MultiHeadAttention(nn.Module):
             before = offset if cache is not None else torch.zeros_like(offset[:1])
             k = _turned(k, before + torch.arange(k.shape[-2], device=k.device), self.rotary)
         if cache is not None:
-            k, v, places = cache.append(k, v)
+            k, v, places = cache.append(k, v, counts)
             own, kept = rules.get("window"), places.get("window")
             rules.update(places)
             if own is not None and kept is not None:  # the narrower of the layer's and the cache's
@@ -295,7 +301,8 @@ class SingleHeadAttention(MultiHeadAttention):
 def _turned(x: Tensor, positions: Tensor, base: float) -> Tensor:
     """Rotary positions: pairs (x_i, x_{i + d/2}) of x (batch, heads, length, d) turn by position·base^(-2i/d)."""
     half = x.shape[-1] // 2
-    rates = 1 / base ** (torch.arange(half, device=x.device, dtype=torch.float32) / half)
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    rates = 1 / base ** (torch.arange(half, device=x.device, dtype=wide) / half)
     angles = positions[:, None, :, None] * rates
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     a, b = x[..., :half], x[..., half:]
