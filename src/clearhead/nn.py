@@ -188,7 +188,7 @@ class MultiHeadAttention(nn.Module):
 
     def _heads(self, x: Tensor, heads: int, norm: nn.RMSNorm | None) -> Tensor:
         """(batch, length, heads·d) as (batch, heads, length, d), normalised where asked."""
-        apart = x.unflatten(-1, (heads, x.shape[-1] // heads))
+        apart = x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)
         if norm is not None:  # in its own dtype, also where autocast gave another
             apart = norm(apart.to(norm.weight.dtype)).to(apart.dtype)
         return apart.transpose(1, 2)
