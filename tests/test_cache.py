@@ -71,6 +71,14 @@ def test_the_cache_alone_with_its_rules():
     close(torch.cat(parts, 2), ch.attention(q, k, v, causal=True))
 
 
+def test_what_another_sequence_has_more_is_not_seen():
+    q, k = (normal(2, 1, 5, 4, seed=seed) for seed in range(2))
+    cache = KVCache(2, 1, 4, 4, dtype=F64)
+    keys, values, rules = cache.append(k, k, torch.tensor([3, 5]))
+    for b, length in enumerate((3, 5)):
+        close(ch.attention(q, keys, values, **rules)[b], ch.attention(q[b], k[b, :, :length], k[b, :, :length]))
+
+
 @pytest.mark.parametrize("own", [None, (None, None), (2, None), (9, 0)])
 @pytest.mark.parametrize("chunks", [(1,) * 30, (7, 1, 1, 5, 16)])
 def test_a_window_keeps_little_and_answers_the_same(own: Any, chunks: tuple[int, ...]):
@@ -114,6 +122,8 @@ def test_beam_search_and_taking_back():
     assert cache.lengths.tolist() == [8, 4, 8]
     again = layer(x[:, :1], cache=cache)
     close(again[1], layer(torch.cat([beams[1:2, :4], x[1:2, :1]], 1))[0, 4:])
+    cache.reorder(torch.tensor([1, 1, 0]))
+    assert cache.lengths.tolist() == [5, 5, 9]
     cache.crop(0)
     close(layer(x, cache=cache), layer(x))
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import clearhead as ch
 from clearhead import backward, engines, reference, visibility
-from clearhead.arrays import statistics_dtype, to_torch
+from clearhead.arrays import FLOATS, statistics_dtype, to_torch
 from clearhead.axes import Array
 from clearhead.engines.base import Upstream
 from clearhead.errors import EngineError
@@ -23,6 +23,10 @@ ENGINES = [name for name in engines.NAMES if hasattr(engines.get(name), "gradien
 ANSWERS = ("output", "logsumexp", "entropy", "received")
 every_engine = pytest.mark.parametrize("engine", ENGINES)
 some_answers = st.sets(st.sampled_from(ANSWERS), min_size=1).map(sorted)
+
+
+def normal(*shape: int) -> Array:
+    return np.random.default_rng(shape).standard_normal(shape)
 
 
 class Losses:
@@ -177,6 +181,39 @@ def by_autograd(losses: Losses, engine: str | None, given: Case | None = None) -
     torch.autograd.backward(answers, [to_torch(torch, losses.problem.restore(x)) for x in losses.by.values()])
     zero = {name: torch.zeros(x.shape) if x.grad is None else x.grad for name, x in leaves.items()}
     return {name: x.double().numpy() for name, x in zero.items()}
+
+
+def rules_at_once(shape: tuple[int, ...], keys: int) -> dict[str, Any]:
+    """Every rule, with a value of its own for each batch and head."""
+    rng, (*lead, heads, queries, _) = np.random.default_rng(0), shape
+    return {
+        "bias": rng.standard_normal((*lead, heads, queries, keys)),
+        "mask": rng.random((*lead, heads, queries, keys)) < 0.9,
+        "alibi_slopes": rng.random(heads),
+        "kv_lengths": rng.integers(keys // 2, keys + 1, lead),
+        "query_lengths": rng.integers(queries // 2, queries + 1, lead),
+        "query_segments": rng.integers(0, 2, (*lead, queries)),
+        "kv_segments": rng.integers(0, 2, (*lead, keys)),
+        "sinks": rng.standard_normal(heads),
+        "query_offset": rng.integers(0, 3, lead),
+        "causal": True,
+        "window": (5, None),
+        "softcap": 2.0,
+        "scale": -0.6,
+    }
+
+
+@every_engine
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("answers", [*([name] for name in ANSWERS), ANSWERS])
+@pytest.mark.parametrize("left_out", ["", "softcap scale causal window query_segments kv_segments"])
+def test_derivatives_under_all_rules_at_once(engine: str, dtype: np.dtype[Any], answers: list[str], left_out: str):
+    shape, kv = (2, 2, 4, 9, 5), (2, 2, 2, 8)
+    q, k, v = (normal(*size).astype(dtype) for size in (shape, (*kv, 5), (*kv, 3)))
+    rules = {name: value for name, value in rules_at_once(shape, 8).items() if name not in left_out.split()}
+    losses = Losses(Case(q, k, v, rules, 0), answers)
+    if not engines.get(engine).reasons_not(losses.problem):
+        losses.check(by_autograd(losses, engine))
 
 
 @every_engine

@@ -127,6 +127,9 @@ def test_one_key_that_is_hidden_hides_no_extra_key():
     hidden = layer(x, x[:, :1], mask=torch.tensor([False]))
     close(hidden, layer(x, x, mask=torch.zeros(3, 3, dtype=torch.bool)))
     assert hidden.abs().sum() > 0
+    rows = torch.tensor([[True], [False], [True]])
+    close(layer(x, mask=rows), layer(x, mask=rows.expand(3, 3)))
+    close(layer(x, bias=torch.where(rows, 0.0, -torch.inf)), layer(x, mask=rows))
 
 
 @pytest.mark.parametrize("batch_first", [False, True])

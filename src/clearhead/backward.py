@@ -63,7 +63,7 @@ def gradients(
     if problem.sinks is not None:
         by_logit = rows if answered.d_entropy is None else rows + answered.d_entropy
         weights = _sink_weights(problem.sinks, answered.logsumexp)
-        found["sinks"] = np.where(weights == 0, 0.0, weights * np.where(weights == 0, 0.0, by_logit)).sum(axis=(0, 2))
+        found["sinks"] = np.where(weights == 0, 0.0, weights * by_logit).sum(axis=(0, 2))
     return found
 
 
