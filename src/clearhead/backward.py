@@ -43,6 +43,7 @@ class LowRank(NamedTuple):
     keys: Array  # Y, (batch, heads, keys, rank)
 
 
+@np.errstate(all="ignore")  # NaN and infinity are values here, from the loss too
 def gradients(
     engine: Engine,
     problem: Problem,
@@ -85,7 +86,7 @@ def gradients(
     if problem.sinks is not None:
         by_logit = rows if upstream.entropy is None else rows + upstream.entropy
         weights = _sink_weights(problem.sinks, answers["logsumexp"])
-        found["sinks"] = np.where(weights > 0, weights * by_logit, 0.0).sum(axis=(0, 2))
+        found["sinks"] = np.where(weights == 0, 0.0, weights * by_logit).sum(axis=(0, 2))
     return found
 
 
@@ -124,7 +125,7 @@ def _row_terms(
 def _sink_weights(sinks: Array, logsumexp: Array) -> Array:
     """exp(sink - L_i), (batch, heads, queries); 0 for a row that sees nothing."""
     empty = np.isneginf(logsumexp)
-    weights: Array = np.where(empty, 0.0, np.exp(sinks[:, None] - np.where(empty, 0.0, logsumexp)))
+    weights: Array = np.exp(np.where(empty, -np.inf, sinks[:, None] - np.where(empty, 0.0, logsumexp)))
     return weights
 
 

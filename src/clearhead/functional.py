@@ -3,7 +3,7 @@
 from typing import Any, Unpack
 
 from clearhead import engines
-from clearhead.arrays import graphed
+from clearhead.arrays import graphed, ungraphed
 from clearhead.observations import Wanted
 from clearhead.problem import Rules, describe
 
@@ -58,4 +58,5 @@ def plan(q: Any, k: Any, v: Any = None, *, engine: str | None = None, **rules: U
     >>> print(ch.plan(np.eye(2), np.eye(2), engine="portable"))
     engine: portable
     """
-    return engines.choose(describe(q, k, v, rules).problem, engine)
+    with ungraphed():
+        return engines.choose(describe(q, k, v, rules).problem, engine)

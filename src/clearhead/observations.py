@@ -16,6 +16,7 @@ Answers over disjoint keys merge by the log-sum-exp algebra of online softmax (M
 disjoint queries, whose log-sum-exp is final, add.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
@@ -172,15 +173,17 @@ def observation(found: dict[str, Any], queries: int, keys: int) -> Observation:
 
 def wanted(problem: Problem, asked: dict[str, Any]) -> Wanted:
     """Validate what was asked for."""
+    checked = check_asked(asked)
+    return Wanted(**{**checked, "groups": _labels(problem, checked.get("groups"))})
+
+
+def check_asked(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Validate what can be without the problem: everything but the groups' labels."""
     for name in ("logsumexp", "max_logit", "entropy", "distance", "received", "peak"):
         if not isinstance(asked.get(name, False), (bool, np.bool_)):
             raise RuleError(f"{name} is {asked[name]!r}: expected True or False.")
-    return Wanted(
-        **{name: value for name, value in asked.items() if name not in ("top", "image", "groups")},
-        top=_count("top", asked.get("top")),
-        image=_size(asked.get("image")),
-        groups=_labels(problem, asked.get("groups")),
-    )
+    _check_sides(asked.get("groups"))
+    return {**asked, "top": _count("top", asked.get("top")), "image": _size(asked.get("image"))}
 
 
 def areas(pixels: int, size: int, chosen: slice) -> tuple[slice, Array]:
@@ -326,11 +329,14 @@ def _size(value: Any) -> tuple[int, int] | None:
 def _labels(problem: Problem, value: Any) -> Groups | None:
     if value is None:
         return None
-    if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise RuleError(f"groups is {type(value).__name__}: expected (query_groups, key_groups).")
     sides = (("query_groups", value[0], problem.queries), ("key_groups", value[1], problem.keys))
     queries, keys = (_label_row(problem, name, labels, size) for name, labels, size in sides)
     return Groups(queries, keys, (int(queries.max(initial=-1)) + 1, int(keys.max(initial=-1)) + 1))
+
+
+def _check_sides(value: Any) -> None:
+    if value is not None and (not isinstance(value, (tuple, list)) or len(value) != 2):
+        raise RuleError(f"groups is {type(value).__name__}: expected (query_groups, key_groups).")
 
 
 def _label_row(problem: Problem, name: str, value: Any, size: int) -> Array:

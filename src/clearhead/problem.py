@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from clearhead.arrays import FLOATS, Restore, adopt
+from clearhead.arrays import FLOATS, Restore, adopt, autocast
 from clearhead.axes import KEY, QUERY, VALUE, Array, as_places, as_slice, heads_first, named
 from clearhead.errors import DtypeError, RuleError, ShapeError, unknown
 from clearhead.values import (
@@ -156,11 +156,11 @@ def describe(q: Any, k: Any, v: Any, rules: Rules) -> Described:
     Raises ShapeError, DtypeError, RuleError or UnknownNameError.
     """
     check_names(rules)
-    q, restore = adopt(q, "q")
-    k = adopt(k, "k")[0]
+    q, restore = adopt(autocast(q), "q")
+    k = adopt(autocast(k), "k")[0]
     shapes, dtypes = [q.shape, k.shape], [q.dtype, k.dtype]
     if v is not None:
-        v = adopt(v, "v")[0]
+        v = adopt(autocast(v), "v")[0]
         shapes.append(v.shape)
         dtypes.append(v.dtype)
     plain_rules = _without_arrays(rules)

@@ -22,19 +22,9 @@ from clearhead.observations import Groups, Wanted, wanted
 from clearhead.operands import operand
 from clearhead.problem import Problem, Rules, describe
 
-ANSWERS = (  # what can be asked, in the order in which the operator lists it
-    "output",
-    "logsumexp",
-    "max_logit",
-    "entropy",
-    "distance",
-    "top_weights",
-    "top_indices",
-    "received",
-    "peak",
-    "image",
-    "groups",
-)
+# What can be asked, in the order in which the operator lists it.
+ANSWERS: tuple[str, ...] = ("output", "logsumexp", "max_logit", "entropy", "distance", "top_weights", "top_indices")
+ANSWERS += ("received", "peak", "image", "groups")
 _NEEDED = {"top_weights": ("top_weights", "top_indices")}  # the answers that a derivative reads, where not just its own
 _UNREAD = ("max_logit", "received", "image", "groups")  # answers that no derivative reads
 _RULES = (
@@ -109,14 +99,17 @@ class _Call(NamedTuple):
     whole: Problem
 
     @staticmethod
-    def read(q: Tensor, k: Tensor, v: Tensor | None, given: Given, queries: slice = slice(None)) -> "_Call":
+    def read(
+        q: Tensor, k: Tensor, v: Tensor | None, given: Given, queries: slice = slice(None), *, derivative: bool = False
+    ) -> "_Call":
         read = describe(q, k, None, given.rules())
         whole = read.problem
         values = None
         if v is not None:
             values = operand(whole, adopt(v, "v")[0], "v", whole.keys, (whole.kv_heads, whole.heads))[0]
         rows = range(whole.queries)[queries]
-        engine = engines.get(engines.choose(whole, given.engine).engine)
+        choose = engines.choose_for_gradients if derivative else engines.choose
+        engine = engines.get(choose(whole, given.engine).engine)
         return _Call(whole.take(queries=rows), read.q[:, :, queries], read.k, values, rows, engine, whole)
 
 
@@ -156,7 +149,7 @@ def _observe_backward(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> lis
     rules = len(Given._fields)
     given, asked = Given._make(rest[:rules]), Asked._make(rest[rules:-4])
     answers, used, derivatives, by_bias = rest[-4:]
-    call = _Call.read(q, k, v, given, slice(asked.start, asked.stop, asked.step))
+    call = _Call.read(q, k, v, given, slice(asked.start, asked.stop, asked.step), derivative=True)
     known, by = (
         {name: _blocks(call.problem, x) for name, x in zip(names.split(), tensors, strict=True)}
         for names, tensors in ((asked.names, answers), (used, derivatives))
@@ -196,7 +189,7 @@ def _transposed_shapes(q: Tensor, k: Tensor, g: Tensor, *rest: Any) -> list[Tens
 def _transposed_backward(q: Tensor, k: Tensor, g: Tensor, *rest: Any) -> list[Tensor]:
     """Aᵀ·g depends on the weights as A·v does, with g in dO's place and the loss's derivative in v's."""
     given, (logsumexp, d_product, by_bias) = Given._make(rest[: len(Given._fields)]), rest[len(Given._fields) :]
-    call = _Call.read(q, k, None, given)
+    call = _Call.read(q, k, None, given, derivative=True)
     dtype = statistics_dtype(call.problem.dtype)
     arrays = call.q, call.k, *(_blocks(call.problem, x) for x in (logsumexp, g, d_product))
     wide_q, wide_k, lse, columns, product = (x.astype(dtype, copy=False) for x in arrays)
@@ -221,11 +214,12 @@ def _derivatives(
     found = backward.gradients(call.engine, call.problem, arrays, answers, by, groups=groups, bias=bias)
     found["q"] = _among(found["q"], call)
     if like[3] is not None:
-        found["bias"] = _joined(_among(found["bias"], call), call.problem, like[3])
-    result = []
+        own = found["bias"] if like[3].ndim < 2 or like[3].shape[-2] == 1 else _among(found["bias"], call)
+        found["bias"] = _joined(own, call.problem, like[3])
+    result, dtype = [], cast("Tensor", like[0]).dtype
     for name, x in zip(("q", "k", "v", "bias", "sinks"), like, strict=True):
         if x is None:
-            result.append(torch.empty(0))
+            result.append(torch.empty(0, dtype=dtype))
         elif name not in found:  # the loss does not use the output
             result.append(torch.zeros(x.shape, dtype=x.dtype))
         else:
@@ -235,7 +229,7 @@ def _derivatives(
 
 def _among(part: Array, call: _Call) -> Array:
     """What belongs to the chosen queries among zeros for all the others."""
-    if part.shape[-2] != call.problem.queries or call.rows == range(call.whole.queries):
+    if call.rows == range(call.whole.queries):
         return part
     full = np.zeros((*part.shape[:-2], call.whole.queries, part.shape[-1]), part.dtype)
     full[..., as_slice(call.rows), :] = part
@@ -245,9 +239,9 @@ def _among(part: Array, call: _Call) -> Array:
 def _bias_shape(problem: Problem, bias: Tensor) -> tuple[int, int, int, int]:
     """The bias as (batch, heads, queries, keys), 1 where all share it; batches shared in part count as not shared."""
     own = _own_shape(problem, bias)
-    batch = problem.batch if any(size > 1 for size in own[:-3]) else 1
+    batch = problem.batch if any(size != 1 for size in own[:-3]) else 1
     heads, queries, keys = (1, *own)[-3:]
-    return batch, heads, problem.queries if queries > 1 else 1, keys
+    return batch, heads, 1 if queries == 1 else problem.queries, keys
 
 
 def _joined(found: Array, problem: Problem, bias: Tensor) -> Array:

@@ -52,6 +52,18 @@ def choose(problem: Problem, name: str | None = None) -> Plan:
     raise EngineError(f"no engine can run this problem. {told}", "leave `engine` out to let clearhead choose.")
 
 
+def choose_for_gradients(problem: Problem, name: str | None = None) -> Plan:
+    """As `choose`, among the engines that answer for gradients; EngineError where the named one does not."""
+    name = name or os.environ.get("CLEARHEAD_ENGINE") or None
+    plan = choose(problem, name)
+    if hasattr(get(plan.engine), "gradients"):
+        return plan
+    if name is not None:
+        raise EngineError(f"the {name} engine has no gradients.", "leave `engine` out to let clearhead choose.")
+    reasons = {**plan.reasons, plan.engine: ["it has no gradients."]}
+    return replace(choose(problem, "portable"), reasons=reasons)
+
+
 def answer(
     engine: Engine, problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted, logsumexp: Array | None = None
 ) -> dict[str, Array]:
