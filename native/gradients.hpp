@@ -77,18 +77,24 @@ void add_products(const T* weights, int outs, const Operand<T>& x, int64_t first
         }
 }
 
-// products[r·kPitch + j] for the keys j of panels first … last: a strip of rows (depth, kStrip) by panels.
+// products[r·kPitch + j] for the keys j of panels first … last: a strip of rows (depth, kStrip) by panels. A few numbers
+// deep at a time, since one long chain of additions would lie further from the truth than peers' products do.
 template <class M, int R>
 __attribute__((noinline)) void multiply_panels(const typename M::Cell* strip, const typename M::Cell* panels, int64_t depth,
                                                int first, int last, typename M::T* products) {
     using T = typename M::T;
     for (int p = first; p < last; ++p) {
-        Vec<T> sum[R][2] = {};
-        accumulate<M, R, 2, 1, kStrip>(strip, panels + p * depth * kPanel<T>, kPanel<T>, 0, depth, sum);
+        const typename M::Cell* panel = panels + p * depth * kPanel<T>;
+        for (int64_t k = 0; k == 0 || k < depth; k += kClose) {
+            Vec<T> sum[R][2] = {};
+            accumulate<M, R, 2, 1, kStrip>(strip + k * kStrip, panel + k * kPanel<T>, kPanel<T>, 0, least(kClose, depth - k), sum);
 #pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
-            store(products + r * kPitch<T> + p * kPanel<T>, sum[r][0]);
-            store(products + r * kPitch<T> + p * kPanel<T> + kLanes<T>, sum[r][1]);
+            for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+                for (int c = 0; c < 2; ++c) {
+                    T* to = products + r * kPitch<T> + p * kPanel<T> + c * kLanes<T>;
+                    store(to, k ? load(to) + sum[r][c] : sum[r][c]);
+                }
         }
     }
 }
