@@ -1,5 +1,6 @@
 // The kernel, compiled once per instruction set: CMakeLists.txt sets the flags and CLEARHEAD_LEVEL, the level's name.
-// Read in this order: simd, exponential, tiles, packing, rules, top, found, rows, answers, received, columns, gradients.
+// Read in this order: simd, exponential, tiles, packing, rules, top, found, rows, answers, received, columns, operand,
+// gradients.
 #include "columns.hpp"
 #include "gradients.hpp"
 #include "received.hpp"

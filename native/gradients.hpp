@@ -5,6 +5,7 @@
 // So no cut into tasks changes a bit, and every product is taken once.
 #pragma once
 
+#include "operand.hpp"
 #include "rules.hpp"
 #include "threads.hpp"
 
@@ -15,80 +16,24 @@ constexpr int kGradientKeys = kStrip == 14 ? 224 : 240;  // whole panels and who
 static_assert(kGradientKeys <= kBlock && kGradientKeys % kStrip == 0);
 static_assert(kGradientKeys % kPanel<float> == 0 && kGradientKeys % kPanel<double> == 0);
 
-// Rows that a product adds up: where they lie, if it can read them there, or a copy. In a sum over many, a weight of 0
-// does not stop NaN; so what is not finite is 0 here and goes, from `poison`, only to where the weight is another.
-template <class T> struct Operand {
-    const T* rows;
-    int64_t pitch, columns;
-    T* own;
-    T* poison;
-    bool fine;
-
-    static Operand in(Arena& arena, int64_t most, int64_t columns) {
-        T* own = arena.take<T>(most * columns);
-        return {own, columns, columns, own, arena.take<T>(most * columns), true};
-    }
-
-    void take(const View& x, Type type, int64_t batch, int64_t head, int64_t first, int64_t count, int64_t d) {
-        const bool direct = d == columns && in_cells<Single<T>>(x, type, d);
-        rows = direct ? reinterpret_cast<const T*>(row_of(x, type, batch, head, first)) : own;
-        pitch = direct ? x.row : columns;
-        if (!direct)
-            for (int64_t r = 0; r < count; ++r) {
-                T* to = own + r * columns;
-                fetch(row_of(x, type, batch, head, first + r), x.column, type, d, to);
-                for (int64_t c = d; c < columns; ++c) to[c] = 0;
-            }
-        Vec<T> bad = {};
-        for (int64_t r = 0; r < count; ++r)
-            for (int64_t c = 0; c < columns; c += kLanes<T>) {
-                const Vec<T> v = load(rows + r * pitch + c);
-                bad = bad + (v - v);
-            }
-        fine = sum_of<T>(bad) == 0;
-        if (!fine) separate(count);
-    }
-
-    void separate(int64_t count) {
-        for (int64_t r = 0; r < count; ++r)
-            for (int64_t c = 0; c < columns; ++c) {
-                const T x = rows[r * pitch + c];
-                poison[r * columns + c] = x - x == 0 ? T(0) : x;
-                own[r * columns + c] = x - x == 0 ? x : T(0);
-            }
-        rows = own;
-        pitch = columns;
-    }
-};
-
-// out[o] += Σ_k weights[o·ROW + k·STEP] · row first + k, for up to kStrip rows of `out`.
-template <class T, int64_t ROW, int64_t STEP>
-void add_products(const T* weights, int outs, const Operand<T>& x, int64_t first, int64_t depth, T* out) {
-    const T* rows = x.rows + first * x.pitch;
-    with_rows(outs, [&]<int R>() {
-        mix_rows<Single<T>, R, ROW, STEP>(weights, rows, x.pitch, depth, nullptr, out, x.columns, x.columns);
-    });
-    if (x.fine) return;
-    for (int64_t k = 0; k < depth; ++k)
-        for (int64_t c = 0; c < x.columns; ++c) {
-            const T bad = x.poison[(first + k) * x.columns + c];
-            for (int o = 0; bad != 0 && o < outs; ++o)
-                if (weights[o * ROW + k * STEP] != 0) out[o * x.columns + c] += weights[o * ROW + k * STEP] * bad;
-        }
-}
-
-// products[r·kPitch + j] for the keys j of panels first … last: a strip of rows (depth, kStrip) by panels.
+// products[r·kPitch + j] for the keys j of panels first … last: a strip of rows (depth, kStrip) by panels. A few numbers
+// deep at a time, since one long chain of additions would lie further from the truth than peers' products do.
 template <class M, int R>
 __attribute__((noinline)) void multiply_panels(const typename M::Cell* strip, const typename M::Cell* panels, int64_t depth,
                                                int first, int last, typename M::T* products) {
     using T = typename M::T;
     for (int p = first; p < last; ++p) {
-        Vec<T> sum[R][2] = {};
-        accumulate<M, R, 2, 1, kStrip>(strip, panels + p * depth * kPanel<T>, kPanel<T>, 0, depth, sum);
+        const typename M::Cell* panel = panels + p * depth * kPanel<T>;
+        for (int64_t k = 0; k == 0 || k < depth; k += kClose) {
+            Vec<T> sum[R][2] = {};
+            accumulate<M, R, 2, 1, kStrip>(strip + k * kStrip, panel + k * kPanel<T>, kPanel<T>, 0, least(kClose, depth - k), sum);
 #pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
-            store(products + r * kPitch<T> + p * kPanel<T>, sum[r][0]);
-            store(products + r * kPitch<T> + p * kPanel<T> + kLanes<T>, sum[r][1]);
+            for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+                for (int c = 0; c < 2; ++c) {
+                    T* to = products + r * kPitch<T> + p * kPanel<T> + c * kLanes<T>;
+                    store(to, k ? load(to) + sum[r][c] : sum[r][c]);
+                }
         }
     }
 }
@@ -96,7 +41,7 @@ __attribute__((noinline)) void multiply_panels(const typename M::Cell* strip, co
 template <class M> struct GradientTask {
     using T = typename M::T;
     using Cell = typename M::Cell;
-    static constexpr int64_t pitch = kPitch<T>;
+    static constexpr int64_t pitch = kPitch<T>, per_cell = M::per_cell;
 
     const Job& job;
     const Problem& p;
@@ -109,10 +54,10 @@ template <class M> struct GradientTask {
     Cell *key_panels, *value_panels;    // the block
     Cell *query_strip, *output_strip;   // (depth, kStrip)
     Cell* room;
-    Operand<T> queries, outputs, keys;  // a tile; a tile; the block
+    Operand<M> queries, outputs, keys;  // a tile; a tile; the block
     T* weights;                         // (kTile, pitch)
     T* slopes;                          // (kTile, pitch): first dO·v, then the loss's derivatives by logits, then by scores
-    T* bend;                            // (kStrip, pitch): what a softcap leaves of a change
+    T* bend;                            // (kStrip, pitch): what a softcap leaves of a change; then derivatives as cells
     T* by_key;                          // (kGradientKeys,): upstream.keys
     T* line;                            // (kBlock,)
     T *to_keys, *to_values;             // (kGradientKeys, columns): what the block received
@@ -136,9 +81,9 @@ template <class M> struct GradientTask {
         query_strip = arena.take<Cell>(strip_cells(depth_k));
         output_strip = arena.take<Cell>(strip_cells(depth_v));
         room = arena.take<Cell>(room_cells(most(depth_k, depth_v)));
-        queries = Operand<T>::in(arena, kTile, k_columns);
-        outputs = Operand<T>::in(arena, kTile, v_columns);
-        keys = Operand<T>::in(arena, kGradientKeys, k_columns);
+        queries = Operand<M>::in(arena, kTile, k_columns);
+        outputs = Operand<M>::in(arena, kTile, v_columns);
+        keys = Operand<M>::in(arena, kGradientKeys, k_columns);
         weights = arena.take<T>(kTile * pitch);
         slopes = arena.take<T>(kTile * pitch);
         bend = arena.take<T>(kStrip * pitch);
@@ -180,7 +125,7 @@ template <class M> struct GradientTask {
             key_head = head * p.kv_heads / p.heads;
             for (int64_t j = j0; j < end; j += kPanel<T>)
                 pack_panel<M>(p.k, p.type, batch, key_head, j, p.keys, p.d_k, room, key_panels + (j - j0) * depth_k);
-            keys.take(p.k, p.type, batch, key_head, j0, end - j0, p.d_k);
+            keys.take(p.k, p.type, batch, key_head, j0, end, p.d_k);
             for (int64_t i = 0; i < kGradientKeys * k_columns; ++i) to_keys[i] = 0;
         }
         if (want.v && value_head != head * p.v_heads / p.heads) {
@@ -213,8 +158,8 @@ template <class M> struct GradientTask {
             rows[r] = row_at(p, batch, head, i + r);
             if (static_cast<const T*>(want.logsumexp)[at + i + r] == -kInfinity<T>) rows[r].low = rows[r].high = 0;
         }
-        queries.take(p.q, p.type, batch, head, i, count, p.d_k);
-        if (want.v) outputs.take(want.output, p.type, batch, head, i, count, p.d_v);
+        queries.take(p.q, p.type, batch, head, i, i + count, p.d_k);
+        if (want.v) outputs.take(want.output, p.type, batch, head, i, i + count, p.d_v);
         for (int j = 0; j < kBlock; ++j)
             by_key[j] = want.keys && j0 + j < end ? static_cast<const T*>(want.keys)[(batch * p.heads + head) * p.keys + j0 + j] : T(0);
         for (int64_t c = 0; c < kTile * k_columns; ++c) to_queries[c] = 0;
@@ -230,14 +175,14 @@ template <class M> struct GradientTask {
     }
 
     // Keys j … j + kStrip of the block receive from the rows of the tile that see some of them.
-    void receive(int64_t j, int count, const T* from, const Operand<T>& x, T* to) {
+    void receive(int64_t j, int count, const T* from, const Operand<M>& x, T* to) {
         int first = 0, last = (count + kStrip - 1) / kStrip;
         const auto misses = [&](int s) { return reach[s][0] >= j + kStrip || reach[s][1] <= j; };
         while (first < last && misses(first)) ++first;
         while (first < last && misses(last - 1)) --last;
         if (first == last) return;
-        const int64_t r = first * kStrip, depth = least(count, last * kStrip) - r;
-        add_products<T, 1, pitch>(from + r * pitch + j, int(least(kStrip, end - j0 - j)), x, r, depth, to + j * x.columns);
+        add_products<M, 1, per_cell * pitch>(reinterpret_cast<const Cell*>(from) + j, int(least(kStrip, end - j0 - j)), x,
+                                             first * kStrip, least(count, last * kStrip), to + j * x.columns);
     }
 
     // Rows s … of the tile: their weights, the derivatives by their scores, and what the queries receive.
@@ -280,7 +225,15 @@ template <class M> struct GradientTask {
                     const Vec<T> by = load(d + r * pitch + j), slope = load(bend + r * pitch + j);
                     store(d + r * pitch + j, by == Vec<T>{} ? by : by * slope);
                 }
-        add_products<T, pitch, 1>(d + (low - j0), count, keys, low - j0, high - low, to_queries + s * k_columns);
+        const T* along = d;
+        if constexpr (per_cell == 2) {
+            for (int r = 0; r < count; r += 2) {
+                pair_rows<M>(a + r * pitch, r + 1 < count, first, last, nullptr);
+                pair_rows<M>(d + r * pitch, r + 1 < count, first, last, bend + r * pitch);
+            }
+            along = bend;
+        }
+        add_products<M, pitch, 1>(reinterpret_cast<const Cell*>(along), count, keys, low - j0, high - j0, to_queries + s * k_columns);
         return true;
     }
 
