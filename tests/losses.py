@@ -3,6 +3,7 @@
 from functools import cached_property
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import torch
 
@@ -74,12 +75,14 @@ class Losses:
         logit = unit * (book.weights * (by_weight + row[..., None]) + slack.tiny * (1 + by_weight))
         logit = logit + book.weights * lost[..., None]
         bent = logit if problem.softcap is None else logit * (1 + 1 / problem.softcap)
-        score = abs(problem.scale) * bent
+        # multiplying pairs of bfloat16, a processor takes what lies below the normal range for zero, also a sum
+        flushed = slack.tiny * (1 + problem.queries + problem.keys) if problem.dtype == ml_dtypes.bfloat16 else 0.0
+        score = abs(problem.scale) * bent + flushed
         output = mags["output"] if "output" in self.by else np.zeros((*row.shape, values.shape[-1]))
         found = {
-            "q": score @ keys,
-            "k": grouped(score.swapaxes(-1, -2) @ queries, case.given.k),
-            "v": grouped((unit * book.weights + slack.tiny).swapaxes(-1, -2) @ output, case.given.v),
+            "q": score @ keys + flushed,
+            "k": grouped(score.swapaxes(-1, -2) @ queries + flushed, case.given.k),
+            "v": grouped((unit * book.weights + slack.tiny).swapaxes(-1, -2) @ output + flushed, case.given.v),
             "logit": logit,
         }
         if problem.sinks is not None:
@@ -137,7 +140,7 @@ def formula(
         )
     empty = ~visible.any(-1, keepdim=True)
     masked = torch.where(visible | empty, scores, -torch.inf)  # an empty row is answered for at the end
-    extra = [] if sinks is None else [sinks.reshape(-1, 1, 1).expand(*scores.shape[:-1], 1)]
+    extra = [] if sinks is None else [torch.where(empty, 0.0, sinks.reshape(-1, 1, 1))]
     lse = torch.logsumexp(torch.cat([masked, *extra], -1), -1, keepdim=True)
     logs = torch.where(visible, masked - lse, 0.0)
     weights = torch.where(visible, torch.exp(logs), 0.0)

@@ -105,7 +105,7 @@ def _from_torch(torch: Any, x: Any, name: str) -> Array:
 def to_torch(torch: Any, array: Array) -> Any:
     """A tensor on the same memory."""
     if array.dtype == bfloat16:
-        return torch.from_numpy(np.ascontiguousarray(array).view(np.int16)).view(torch.bfloat16)
+        return torch.from_numpy(np.asarray(array, order="C").view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
 

@@ -65,9 +65,9 @@ class MissingExtraError(ClearheadError, ImportError):
     """An optional package is not installed."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
+def unknown(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:
     """The error for a name nobody knows, with the nearest known one."""
     names = sorted(known)
-    near = get_close_matches(name, names, n=1)
+    near = get_close_matches(str(name), names, n=1)
     guess = f"did you mean `{near[0]}`? " if near else ""
     return UnknownNameError(f"unknown {kind} `{name}`.", f"{guess}Known: {', '.join(names)}.")

@@ -39,8 +39,8 @@ def choose(problem: Problem, name: str | None = None) -> Plan:
 
     CLEARHEAD_ENGINE names one for a whole process.
     """
-    name = name or os.environ.get("CLEARHEAD_ENGINE") or None
-    if name is not None and name not in NAMES:
+    name = os.environ.get("CLEARHEAD_ENGINE") or None if name is None else name
+    if name is not None and not (isinstance(name, str) and name in NAMES):
         raise unknown("engine", name, NAMES)
     reasons: dict[str, list[str]] = {}
     for candidate in NAMES if name is None else (name,):
@@ -54,7 +54,7 @@ def choose(problem: Problem, name: str | None = None) -> Plan:
 
 def choose_for_gradients(problem: Problem, name: str | None = None) -> Plan:
     """As `choose`, among the engines that answer for gradients; EngineError where the named one does not."""
-    name = name or os.environ.get("CLEARHEAD_ENGINE") or None
+    name = os.environ.get("CLEARHEAD_ENGINE") or None if name is None else name
     plan = choose(problem, name)
     if hasattr(get(plan.engine), "gradients"):
         return plan
