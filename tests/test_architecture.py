@@ -21,7 +21,7 @@ FLOORS = (  # from the ground up; a folder is one entry
     ("reference",),
     ("engines",),
     ("functional", "matrix", "flow", "backward", "torch_op", "torch_graph", "cache", "torch"),
-    ("nn", "watch", "distributed"),
+    ("nn", "watching", "distributed"),
     ("steps", "tracing", "layer", "claims", "diagnose", "model", "explain"),
     ("cli", "__main__", "report", "bench", "view"),
 )
