@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from clearhead.threads import set_num_threads as set_num_threads
     from clearhead.tracing import trace as trace
     from clearhead.watching.looking import watch as watch
-    from clearhead.watching.saved import load as load
+    from clearhead.watching.seen import load as load
 
 # A module must not be called like a public name: importing it would put the module in the name's place.
 _HOMES = {
@@ -28,7 +28,7 @@ _HOMES = {
     "Observation": "observations",
     "attention": "functional",
     "get_num_threads": "threads",
-    "load": "watching.saved",
+    "load": "watching.seen",
     "plan": "functional",
     "rollout": "flow",
     "set_num_threads": "threads",

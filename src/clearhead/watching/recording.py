@@ -10,8 +10,8 @@ from torch import Tensor
 from clearhead.errors import RuleError
 from clearhead.matrix import AttentionMatrix
 from clearhead.observations import Observation
+from clearhead.watching.layers import Layer
 from clearhead.watching.masks import Pattern, Rules
-from clearhead.watching.seen import Layer
 
 AGAIN = "watch one sequence in a block, with its cache: open another `with ch.watch(…)` for another one."
 

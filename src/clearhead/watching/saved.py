@@ -3,7 +3,7 @@
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +13,7 @@ from clearhead.axes import Array
 from clearhead.errors import ClearheadError, FileError
 from clearhead.observations import Observation, Top
 from clearhead.problem import describe
-
-if TYPE_CHECKING:
-    from clearhead.watching.seen import Layer, Seen
+from clearhead.watching.layers import Layer
 
 FORMAT = 1
 STATISTICS = ("logsumexp", "max_logit", "entropy", "received", "peak", "distance", "image")
@@ -25,16 +23,8 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 }  # fmt: skip
 
 
-def load(path: str | os.PathLike[str]) -> "Seen":
-    """Read what `seen.save(path)` wrote; its arrays are NumPy's. Needs neither PyTorch nor Transformers.
-
-    Raises FileError when the file is missing, cut off, or not such a record: the sentence says which.
-
-    >>> import clearhead as ch
-    >>> ch.load("nowhere.safetensors")
-    Traceback (most recent call last):
-    clearhead.errors.FileError: nowhere.safetensors cannot be read: No such file or directory.
-    """
+def read(path: str | os.PathLike[str]) -> tuple[list[Layer], dict[str, Any]]:
+    """The layers, and the model's name and tokens. Raises FileError."""
     arrays, words = _read(Path(path))
     if words.get("format") != FORMAT:
         raise FileError(
@@ -42,28 +32,25 @@ def load(path: str | os.PathLike[str]) -> "Seen":
             f"{words.get('clearhead')!r}."
         )
     try:
-        return _seen(arrays, words)
+        return _record(arrays, words)
     except ClearheadError as error:
         raise FileError(f"{path} is not a whole record of ch.watch: {error.what}") from None
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise FileError(f"{path} is not a whole record of ch.watch: {type(error).__name__} {error}.") from None
 
 
-def save(seen: "Seen", path: str | os.PathLike[str]) -> None:
+def write(path: str | os.PathLike[str], layers: list[Layer], words: dict[str, Any]) -> None:
     """Write the whole file or nothing: first beside its place, then moved there. Raises FileError."""
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     arrays: dict[str, Array] = {}
-    layers = [_put(arrays, str(number), seen.layer(name)) for number, name in enumerate(seen.layers)]
-    words = {
-        "format": FORMAT, "clearhead": __version__, "model": seen.model, "layers": layers,
-        "tokens": seen.tokens, "source_tokens": seen.source_tokens,
-    }  # fmt: skip
+    parts = [_put(arrays, str(number), layer) for number, layer in enumerate(layers)]
+    header = {"format": FORMAT, "clearhead": __version__, "layers": parts, **words}
     place = Path(path)
     beside = place.with_name(f".{place.name}.{os.getpid()}")
     try:
-        save_file(arrays, beside, metadata={"watch": json.dumps(words)})
+        save_file(arrays, beside, metadata={"watch": json.dumps(header)})
         os.replace(beside, place)
     except (OSError, SafetensorError) as error:
         raise FileError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}.") from None
@@ -71,7 +58,7 @@ def save(seen: "Seen", path: str | os.PathLike[str]) -> None:
         beside.unlink(missing_ok=True)
 
 
-def _put(arrays: dict[str, Array], number: str, layer: "Layer") -> dict[str, Any]:
+def _put(arrays: dict[str, Array], number: str, layer: Layer) -> dict[str, Any]:
     """One layer's arrays under their names; returns its words."""
     seen = layer.observation
     given: dict[str, Any] = {"q": layer.q, "k": layer.k, "padding": layer.padding}
@@ -116,22 +103,18 @@ def _read(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
     return arrays, words
 
 
-def _seen(arrays: dict[str, Array], words: dict[str, Any]) -> "Seen":
-    from clearhead.watching.seen import Seen
-
-    parts = {}
+def _record(arrays: dict[str, Array], words: dict[str, Any]) -> tuple[list[Layer], dict[str, Any]]:
+    layers = []
     for number, layer in enumerate(words["layers"]):
         own = {name.partition(" ")[2]: x for name, x in arrays.items() if name.partition(" ")[0] == str(number)}
-        parts[str(layer["name"])] = _layer(own, layer)
-    if len(parts) != len(words["layers"]):
+        layers.append(_layer(own, layer))
+    if len({layer.name for layer in layers}) != len(layers):
         raise ValueError("two layers have one name")
     rows = {name: [list(row) for row in words[name]] for name in ("tokens", "source_tokens")}
-    return Seen(parts, **rows, model=str(words["model"]))
+    return layers, {**rows, "model": str(words["model"])}
 
 
-def _layer(own: dict[str, Array], words: dict[str, Any]) -> "Layer":
-    from clearhead.watching.seen import Layer
-
+def _layer(own: dict[str, Array], words: dict[str, Any]) -> Layer:
     rules: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in words["rules"].items()}
     rules |= {name.removeprefix("rule "): x for name, x in own.items() if name.startswith("rule ")}
     q, k = own.get("q"), own.get("k")

@@ -1,36 +1,20 @@
 """What was seen of a model: one layer's attention after the other, each with its queries, keys and rules."""
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
 
-from clearhead.arrays import adopt
 from clearhead.axes import WEIGHTS, named
-from clearhead.errors import RuleError, SelectionError
+from clearhead.errors import SelectionError
 from clearhead.flow import rollout
 from clearhead.matrix import AttentionMatrix
 from clearhead.observations import Observation
-
-
-@dataclass(frozen=True, eq=False)
-class Layer:
-    """One layer's attention: what was observed, and what its matrix is made of."""
-
-    name: str
-    path: str  # the module's own name in the model
-    cross: bool
-    heads: tuple[int, ...]  # the heads that were kept, by their numbers in the model
-    observation: Observation
-    q: Any  # (batch, heads, queries, d_k), or None
-    k: Any  # (batch, kv_heads, keys, d_k), or None
-    rules: dict[str, Any]
-    padding: Any  # (batch, queries), True where a query is padding; or None
-    note: str  # why a mask is held in full, or ""
-
-    def finished(self) -> "Layer":
-        return self
+from clearhead.watching.layers import Layer
+from clearhead.watching.saved import read, write
+from clearhead.watching.summary import Summary, heads_of
 
 
 @dataclass(eq=False)
@@ -75,15 +59,7 @@ class Seen:
 
         With `heads=` in `watch`, its heads axis holds those heads. Raises RuleError where keep=False let it go.
         """
-        found = self.layer(layer)
-        if found.q is None:
-            raise RuleError(
-                f"layer {found.name} was watched without its queries and keys: there is no matrix.", "keep=True"
-            )
-        matrix = AttentionMatrix(found.q, found.k, **found.rules)
-        if found.observation.logsumexp is not None:
-            matrix._logsumexp = adopt(found.observation.logsumexp, "logsumexp")[0]
-        return matrix
+        return self.layer(layer).matrix()
 
     def rollout(self, token: int, *, residual: float = 0.5, layers: Iterable[int | str] | None = None) -> Any:
         """Where one token's content comes from, through all self-attention layers: (batch, tokens), see `ch.rollout`.
@@ -100,17 +76,18 @@ class Seen:
             )
         return rollout([self.matrix(name) for name in chosen], query=token, residual=residual)
 
-    def summary(self) -> Any:
-        """One line for each head: sink, distance, entropy, previous-token and self mass; see `Summary`."""
-        from clearhead.watching.summary import summary
+    def summary(self) -> Summary:
+        """One line for each head: sink, previous-token and self mass, mean distance, entropy; `print` makes a table.
 
-        return summary(self)
+        Without queries and keys (keep=False) it says what was observed. O(queries) where distance and entropy were
+        asked for, else O(queries·keys).
+        """
+        return Summary(line for name in self.layers for line in heads_of(self.layer(name)))
 
     def save(self, path: Any) -> None:
         """Write everything to one safetensors file, whole or not at all; `ch.load` reads it."""
-        from clearhead.watching.saved import save
-
-        save(self, path)
+        layers = [self.layer(name) for name in self.layers]
+        write(path, layers, {"model": self.model, "tokens": self.tokens, "source_tokens": self.source_tokens})
 
     def __repr__(self) -> str:
         if not self.parts:
@@ -140,3 +117,17 @@ class Seen:
         except ValueError:
             kept = ", ".join(map(str, layer.heads))
             raise SelectionError(f"layer {layer.name} has no head {head}: kept are {kept}.") from None
+
+
+def load(path: str | os.PathLike[str]) -> Seen:
+    """Read what `seen.save(path)` wrote; its arrays are NumPy's. Needs neither PyTorch nor Transformers.
+
+    Raises FileError when the file is missing, cut off, or no such record: the sentence says which.
+
+    >>> import clearhead as ch
+    >>> ch.load("nowhere.safetensors")
+    Traceback (most recent call last):
+    clearhead.errors.FileError: nowhere.safetensors cannot be read: No such file or directory.
+    """
+    layers, words = read(path)
+    return Seen({layer.name: layer for layer in layers}, **words)

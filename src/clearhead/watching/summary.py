@@ -1,15 +1,13 @@
 """One line for each head: what it looks at, in five numbers."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from clearhead.arrays import adopt
 from clearhead.axes import Array
 from clearhead.matrix import AttentionMatrix
-
-if TYPE_CHECKING:
-    from clearhead.watching.seen import Layer, Seen
+from clearhead.watching.layers import Layer
 
 
 class Head(NamedTuple):
@@ -39,22 +37,15 @@ class Summary(list[Head]):
         return "\n".join(table)
 
 
-def summary(seen: "Seen") -> Summary:
-    """A line for each head of each layer. Without the queries and keys (keep=False) only what was observed.
-
-    O(queries·keys) where entropy or distance was not asked for, else O(queries).
-    """
-    return Summary(line for name in seen.layers for line in _heads(seen, seen.layer(name)))
-
-
-def _heads(seen: "Seen", layer: "Layer") -> list[Head]:
+def heads_of(layer: Layer) -> list[Head]:
+    """A line for each head of a layer."""
     observed = layer.observation
     shape = adopt(observed.logsumexp, "logsumexp")[0].shape
     padding = np.zeros((shape[0], shape[2]), bool) if layer.padding is None else adopt(layer.padding, "padding")[0]
     distance, entropy = observed.distance, observed.entropy
     sink = previous = own = None
     if layer.q is not None:
-        matrix = seen.matrix(layer.name)
+        matrix = layer.matrix()
         if distance is None or entropy is None:
             more = matrix.observe(distance=True, entropy=True)
             distance, entropy = more.distance, more.entropy
@@ -73,7 +64,7 @@ def _heads(seen: "Seen", layer: "Layer") -> list[Head]:
     return [Head(layer.name, head, *(mean[at] for mean in means)) for at, head in enumerate(layer.heads)]
 
 
-def _first(layer: "Layer", batch: int) -> int:
+def _first(layer: Layer, batch: int) -> int:
     """The first key that is not padding."""
     mask = layer.rules.get("mask")
     if mask is None:
@@ -82,7 +73,7 @@ def _first(layer: "Layer", batch: int) -> int:
     return int(seen.argmax())
 
 
-def _within(layer: "Layer", left: int) -> Array:
+def _within(layer: Layer, left: int) -> Array:
     """Each query's weight on its own key and the `left` before it, (batch, heads, queries): exp(L within - L)."""
     before, _ = layer.rules.get("window") or (None, None)
     window = (left if before is None else min(left, before), 0)
