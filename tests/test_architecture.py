@@ -21,8 +21,8 @@ FLOORS = (  # from the ground up; a folder is one entry
     ("reference",),
     ("engines",),
     ("view", "functional", "matrix", "flow", "backward", "torch_op", "torch_graph", "cache", "torch"),
-    ("nn", "watch", "distributed"),
-    ("steps", "story", "tracing", "layer", "claims", "diagnose", "model", "explain"),
+    ("nn", "watching", "distributed"),
+    ("steps", "story", "tracing", "layer", "claims", "diagnose", "model", "hub", "explain"),
     ("cli", "__main__", "report", "bench"),
 )
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}

@@ -24,6 +24,7 @@ _EXPLAIN_EXAMPLES = """examples:
   clearhead explain "jack and jill" --lang zh
   clearhead explain "humpty dumpty sat on" --html page.html
   clearhead explain "Attention is all" --model ./gpt2 --json attention.json
+  clearhead explain "Attention is all" --model Qwen/Qwen3-0.6B
 """
 _TRACE_EXAMPLES = """examples:
   clearhead trace example.json
@@ -79,7 +80,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     explain.add_argument("text", metavar="TEXT", help="the text to run through the model")
     explain.add_argument(
-        "--model", metavar="DIR", help="a directory in GPT-2 layout; default: the shipped nursery-rhyme model"
+        "--model",
+        metavar="DIR|NAME",
+        help="a GPT-2 directory, or with Transformers any model's directory or name; default: the shipped one",
     )
     explain.add_argument(
         "--layer", type=int, metavar="N", help="the layer, from 0; default: the one with the sharpest head"
@@ -123,13 +126,13 @@ def _command(
 
 def _explain(given: argparse.Namespace) -> int:
     from clearhead.explain import explain
-    from clearhead.model import load
+    from clearhead.hub import find
     from clearhead.report.progress import progress
 
     if not given.text.strip():
         raise FileError("the text is empty: there is no token to explain.", 'clearhead explain "humpty dumpty sat on"')
     chosen = {"layer": given.layer, "head": given.head, "token": given.token}
-    seen = explain(load(given.model), given.text, **chosen, each=lambda layers: progress(layers, "layers"))
+    seen = explain(find(given.model), given.text, **chosen, each=lambda layers: progress(layers, "layers"))
     if given.json is not None:
         _write_json(given.json, seen.to_json())
     if given.html is not None:

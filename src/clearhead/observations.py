@@ -162,6 +162,34 @@ class Observation:
                 joined[name] = _combine(a, b, np.maximum if name == "peak" else np.add)
         return Observation(**joined, queries=self.queries + other.queries, keys=self.keys)
 
+    def among(self, keys: int, start: int = 0) -> "Observation":
+        """The same answer where these keys are some of `keys`, from the place `start`; nothing looks at the others.
+
+        Raises RuleError for images and groups, which are about other keys then.
+        """
+        if (self.keys, start) == (keys, 0):
+            return self
+        if self.image is not None or self.groups is not None:
+            raise RuleError("images and groups do not follow when keys are added: observe them from the whole matrix.")
+        after = keys - start - self.keys
+        top = self.top
+        if top is not None and start:
+            indices, restore = adopt(top.indices, "top")
+            top = Top(top.weights, restore(np.where(indices < 0, -1, indices + start)))
+        received, peak = (_pad(x, start, after) for x in (self.received, self.peak))
+        return replace(self, top=top, received=received, peak=peak, keys=keys)
+
+    def heads(self, chosen: Any) -> "Observation":
+        """The same answer for some heads: an index, a slice or a list of the heads' axis (…, heads, …)."""
+        found: dict[str, Any] = {}
+        for name in (f.name for f in fields(self) if f.name not in ("queries", "keys")):
+            value = getattr(self, name)
+            if name == "top" and value is not None:
+                found[name] = Top(*(x[:, chosen] for x in value))
+            else:
+                found[name] = None if value is None else value[:, chosen]
+        return Observation(**found, queries=self.queries, keys=self.keys)
+
 
 def observation(found: dict[str, Any], queries: int, keys: int) -> Observation:
     """What engines answered, by name, as an Observation."""
@@ -275,6 +303,13 @@ def _combine(a: Any, b: Any, how: np.ufunc) -> Any:
 def _stack(a: Any, b: Any, axis: int) -> Any:
     left, restore = adopt(a, "part")
     return restore(np.concatenate([left, adopt(b, "part")[0]], axis=axis))
+
+
+def _pad(x: Any, before: int, after: int) -> Any:
+    if x is None:
+        return None
+    array, restore = adopt(x, "part")
+    return restore(np.pad(array, [(0, 0)] * (array.ndim - 1) + [(before, after)]))
 
 
 def _add_groups(a: Any, b: Any) -> Any:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 
 Call = Callable[[], object]
+SLOW_ROUNDS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,27 +25,35 @@ class Timing:
 
 
 def interleaved(calls: Mapping[str, Call], *, rounds: int, slice_seconds: float) -> dict[str, Timing]:
-    """Time each call in every round, in an order that turns, each for about `slice_seconds`."""
-    repeats = {name: _repeats(call, slice_seconds) for name, call in calls.items()}
+    """Time each call in every round, in an order that turns, each for about `slice_seconds`.
+
+    What takes over a second, and ten times as long as the first of the calls, takes part in two rounds only.
+    """
+    once = {name: _once(call) for name, call in calls.items()}
+    slow = {name for name in calls if once[name] > max(1.0, 10 * next(iter(once.values())))}
     found: dict[str, list[float]] = {name: [] for name in calls}
     names = list(calls)
     for turn in range(rounds):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            if name in slow and turn >= SLOW_ROUNDS:
+                continue
             _wait_for_quiet()
-            calls[name]()
-            found[name].append(_timed(calls[name], repeats[name]))
+            if once[name] < 1.0:
+                calls[name]()
+            repeats = max(1, min(10_000, round(slice_seconds / max(once[name], 1e-7))))
+            found[name].append(_timed(calls[name], repeats))
     return {name: Timing(seconds) for name, seconds in found.items()}
 
 
 def ratio(theirs: Timing, ours: Timing) -> float:
-    """How many times as fast ours is: the median over rounds of their time over ours."""
-    return median(a / b for a, b in zip(theirs.seconds, ours.seconds, strict=True))
+    """How many times as fast ours is: the median of their time over ours, over the rounds that both took part in."""
+    return median(a / b for a, b in zip(theirs.seconds, ours.seconds, strict=False))
 
 
-def _repeats(call: Call, slice_seconds: float) -> int:
-    call()  # caches, compilers and thread pools wake up here
-    once = _timed(call, 1)
-    return max(1, min(10_000, round(slice_seconds / max(once, 1e-7))))
+def _once(call: Call) -> float:
+    """About how long a call takes, once caches, compilers and thread pools are awake."""
+    first = _timed(call, 1)
+    return min(first, _timed(call, 1)) if first < 10.0 else first
 
 
 def _wait_for_quiet(step: float = 0.01, most: int = 100) -> None:

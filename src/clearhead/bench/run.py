@@ -13,6 +13,8 @@ from clearhead.bench import peers
 from clearhead.bench.cases import Case
 from clearhead.bench.limits import Limits
 from clearhead.bench.measure import Timing, interleaved, ratio
+from clearhead.bench.watching import Cost
+from clearhead.bench.watching import lines as watching_lines
 from clearhead.errors import MissingExtraError
 
 
@@ -31,6 +33,16 @@ class Row:
         figures: dict[str, Any] = {"group": self.case.group, "case": self.case.name, "share of limit": self.share}
         figures |= {f"{name} seconds": value for name, value in self.seconds.items()}
         return figures | {f"{name} ratio": value for name, value in self.ratios.items()}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Report:
+    """All that one run of the bench found."""
+
+    rows: list[Row]
+    watching: list[Cost]
+    machine: dict[str, str | int]
+    limits: Limits
 
 
 def measure(
@@ -73,13 +85,14 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
     return found
 
 
-def as_json(rows: list[Row], machine: dict[str, str | int], limits: Limits) -> str:
+def as_json(report: Report) -> str:
     """Everything measured."""
     data = {
-        "machine": machine,
-        "limits": limits._asdict(),
-        "rows": [asdict(row) for row in rows],
-        "summary": summary(rows),
+        "machine": report.machine,
+        "limits": report.limits._asdict(),
+        "rows": [asdict(row) for row in report.rows],
+        "summary": summary(report.rows),
+        "watching": [cost._asdict() for cost in report.watching],
     }
     return json.dumps(data, indent=1) + "\n"
 
@@ -94,15 +107,25 @@ def as_csv(rows: list[Row]) -> str:
     return text.getvalue()
 
 
-def as_markdown(rows: list[Row], machine: dict[str, str | int], limits: Limits) -> str:
-    """The table of docs/performance.md."""
-    told = " · ".join(f"{name} {value}" for name, value in machine.items())
+def as_markdown(report: Report) -> str:
+    """The tables of docs/performance.md."""
+    told = " · ".join(f"{name} {value}" for name, value in report.machine.items())
     lines = [
         told,
         "",
-        f"Limits measured in the same run: {limits.multiply_adds / 1e9:.0f} G multiply-adds/s in float32, "
-        f"{limits.bytes_read / 1e9:.0f} GB/s read.",
-        "",
+        f"Limits measured in the same run: {report.limits.multiply_adds / 1e9:.0f} G multiply-adds/s in float32, "
+        f"{report.limits.bytes_read / 1e9:.0f} GB/s read.",
+    ]
+    if report.rows:
+        lines += ["", *_tables(report.rows)]
+    if report.watching:
+        head, *rest = watching_lines(report.watching)
+        lines += ["", _line(head), "| ---: | --- | ---: | ---: | ---: |", *map(_line, rest)]
+    return "\n".join(lines) + "\n"
+
+
+def _tables(rows: list[Row]) -> list[str]:
+    lines = [
         "| group | case | clearhead, ms | share of limit | times as fast as |",
         "| --- | --- | ---: | ---: | --- |",
     ]
@@ -111,8 +134,11 @@ def as_markdown(rows: list[Row], machine: dict[str, str | int], limits: Limits) 
         own = row.seconds["clearhead"] * 1e3
         lines.append(f"| {row.case.group} | {row.case.name} | {own:.3f} | {row.share:.0%} | {ratios} |")
     lines += ["", "| group | peer | geometric mean | worst |", "| --- | --- | ---: | ---: |"]
-    lines += [f"| {s['group']} | {s['peer']} | {s['mean']:.2f} | {s['worst']:.2f} |" for s in summary(rows)]
-    return "\n".join(lines) + "\n"
+    return lines + [f"| {s['group']} | {s['peer']} | {s['mean']:.2f} | {s['worst']:.2f} |" for s in summary(rows)]
+
+
+def _line(words: Iterable[str]) -> str:
+    return f"| {' | '.join(words)} |"
 
 
 def plot(rows: list[Row], place: Path) -> None:
