@@ -1,6 +1,7 @@
 """What ch.watch saw, on disk: the same again, and a clear error for every file that is not whole."""
 
 import json
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -74,14 +75,15 @@ def test_files_that_are_not_whole(tmp_path: Path):
         "format 7": with_words(data, format=7),
         "not a whole record": with_words(data, layers=[{**layers[0], "queries": 5}]),
         "two layers have one name": with_words(data, layers=[layers[0], {**layers[1], "name": "0"}]),
-        "AttributeError|TypeError|KeyError": with_words(data, layers=[3]),
+        "TypeError": with_words(data, layers=[3]),
         "unknown rule": with_words(data, layers=[{**layers[0], "rules": {"caus": True}}, layers[1]]),
     }
-    for what, fault in faults.items():
+    for said, fault in faults.items():
+        what = re.escape(said)
         place.unlink(missing_ok=True)
         if fault is not None:
             place.write_bytes(fault)
-        with pytest.raises(ch.errors.FileError, match=rf"{what}"):
+        with pytest.raises(ch.errors.FileError, match=what):
             ch.load(place)
 
 
