@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 
 Call = Callable[[], object]
-SLOW_ROUNDS = 2
+SLOW_ROUNDS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ def interleaved(calls: Mapping[str, Call], *, rounds: int, slice_seconds: float)
     """Time each call in every round, in an order that turns, each for about `slice_seconds`; the first is ours.
 
     Half the rounds do where our own call is longer than a slice; what takes over a second, and four times as long as
-    ours, takes part in two rounds only.
+    ours, takes part in the first only.
     """
     once = {name: _once(call) for name, call in calls.items()}
     own = next(iter(once.values()))
