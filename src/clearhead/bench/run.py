@@ -54,10 +54,14 @@ def measure(
     missing: dict[str, str] = {}
     names = [*chosen, *(["materialised"] if case.kind == "observe" and "torch" in chosen else [])]
     for name in names:
-        made = peers.setup(name)(case, given, threads)
+        try:
+            made = peers.setup(name)(case, given, threads)
+            differs = not isinstance(made, str) and peers.differs(case, calls["clearhead"], made)
+        except Exception as error:  # whatever a peer raises is its own affair: the bench goes on
+            made, differs = f"{type(error).__name__}: {str(error).splitlines()[0]}", False
         if isinstance(made, str):
             missing[name] = made
-        elif peers.differs(case, calls["clearhead"], made):
+        elif differs:
             missing[name] = "its result differs"
         else:
             calls[name] = made
