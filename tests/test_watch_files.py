@@ -91,7 +91,7 @@ def test_a_file_of_another_kind(tmp_path: Path):
     from safetensors.numpy import save_file
 
     save_file({"x": np.zeros(3, np.float32)}, tmp_path / "other")
-    with pytest.raises(ch.errors.FileError, match="not written by seen.save"):
+    with pytest.raises(ch.errors.FileError, match=r"not written by seen\.save"):
         ch.load(tmp_path / "other")
 
 

@@ -121,11 +121,11 @@ def by_layer(out: Any) -> dict[str, np.ndarray]:
     found = {}
     for key, name in prefixes.items():
         for number, weights in enumerate(getattr(out, key, None) or ()):
-            found[name.format(number)] = weights.numpy()
+            found[name.format(number)] = weights.float().numpy()
     for side in ("text", "vision"):
         part = getattr(out, f"{side}_model_output", None)
         for number, weights in enumerate(part.attentions if part is not None else ()):
-            found[f"{side}_model.{number}"] = weights.numpy()
+            found[f"{side}_model.{number}"] = weights.float().numpy()
     return found
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from clearhead.errors import SelectionError
 from clearhead.files import write_whole
 from clearhead.matrix import AttentionMatrix
 from clearhead.model import SHIPPED, LayerRun, Model, Token
-from clearhead.problem import describe
+from clearhead.problem import Rules, describe
 from clearhead.steps import Sizes, Steps, layer_steps
 from clearhead.story import Layer, Scene, both, story
 from clearhead.tracing import TokenTrace, Trace, listed, trace, used_rules
@@ -124,7 +124,7 @@ def document(seen: Explanation, language: Language = "en") -> Document:
 
 def _page_layer(seen: Explanation, number: int) -> Layer:
     run = seen.runs[number]
-    given = describe(run.q, run.k, run.v, run.rules)
+    given = describe(run.q, run.k, run.v, cast("Rules", run.rules))
     logsumexp = np.asarray(AttentionMatrix(run.q, run.k, **run.rules).logsumexp())
     assert given.v is not None
     arrays = {"x": run.x[None], "q": given.q, "k": given.k, "v": given.v, "logsumexp": logsumexp[None]}
@@ -248,7 +248,7 @@ def _next(model: "Model | HubModel", logits: Array, count: int) -> list[Choice]:
 def _layer_steps(run: LayerRun) -> Steps:
     (n, width), (heads, _, d_k), (kv_heads, m, d_v) = run.x.shape, run.q.shape, run.v.shape
     sizes = Sizes((), heads, kv_heads, n, m, d_k, d_v)
-    used = used_rules(run.rules)._replace(through=run.through)
+    used = used_rules(cast("Rules", run.rules))._replace(through=run.through)
     out = (heads * d_v, run.output.shape[-1])
     return layer_steps(sizes, (n, width), (n, width), out, used, run.biases, "rows", run.x.itemsize, cross=False)
 

@@ -128,7 +128,7 @@ class Model:
             q, k, v = (
                 _split(x @ w[name + f"attn.w_{p}"] + w[name + f"attn.b_{p}"], config.heads) for p in ("q", "k", "v")
             )
-            rules = {"causal": True, **_scaled(config, layer)}
+            rules: dict[str, Any] = {"causal": True, **_scaled(config, layer)}
             heads = attention(q, k, v, **rules)
             joined = heads.swapaxes(0, 1).reshape(len(ids), -1)
             output = joined @ w[name + "attn.c_proj.weight"] + w[name + "attn.c_proj.bias"]

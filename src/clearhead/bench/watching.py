@@ -44,7 +44,7 @@ def costs(threads: int, *, quick: bool) -> list[Cost]:
 
 def lines(found: list[Cost]) -> list[tuple[str, ...]]:
     """The rows of a table, its heading first."""
-    rows = [("tokens", "way", "seconds", "times sdpa", "peak memory, GB")]
+    rows: list[tuple[str, ...]] = [("tokens", "way", "seconds", "times sdpa", "peak memory, GB")]
     for cost in found:
         times = "-" if cost.ratio is None else f"{cost.ratio:.2f}"
         rows.append((f"{cost.tokens:,}", cost.way, f"{cost.seconds:.2f}", times, f"{cost.peak_bytes / 1e9:.2f}"))
@@ -61,7 +61,8 @@ def _calls(tokens: int, threads: int) -> dict[str, Call]:
     torch.set_num_threads(threads)
     ch.set_num_threads(threads)
     torch.manual_seed(0)
-    model = GPT2Model(GPT2Config(n_positions=tokens, vocab_size=1000)).eval()
+    model = GPT2Model(GPT2Config(n_positions=tokens, vocab_size=1000))
+    model.train(mode=False)
     ids = torch.randint(1000, (1, tokens))
 
     def run(way: str) -> Any:

@@ -116,6 +116,7 @@ def _answer(call: Call, dropout: float, asked: dict[str, Any], *, observing: boo
     Dropout acts on the output as the model has it; what is observed are the weights before dropout.
     """
     rules, value = call.rules(), call.v
+    assert value is not None
     keeps_graph = graphed(call.q, call.k, value, *rules.values())
     if observing and not dropout and not keeps_graph:
         seen = AttentionMatrix(call.q, call.k, **rules).observe(value, **asked)

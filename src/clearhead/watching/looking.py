@@ -5,6 +5,8 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from clearhead.errors import MissingExtraError, RuleError, SelectionError
 from clearhead.watching.seen import Seen
 
@@ -106,7 +108,7 @@ class _Watching:
         tokenizer: Any,
     ) -> None:
         self.asked, self.layers, self.keep, self.values, self.tokenizer = asked, layers, keep, values, tokenizer
-        self.heads = None if heads is None else sorted(set(heads))
+        self.heads = None if heads is None else _heads(heads)
         self.paths = {module: path for path, module in model.named_modules()}
         inner = [path for path in self.paths.values() if re.search(r"\.\d+\.", path)]
         self.stacked = len({_stack(path) for path in inner}) > 1
@@ -182,6 +184,14 @@ class _Watching:
         parts = sorted(self.parts.items(), key=lambda item: order.index(item[1].path))
         self.seen.parts = {name: part.finished() for name, part in parts if part.calls}
         self.recordings.clear()
+
+
+def _heads(given: Collection[int]) -> list[int]:
+    """The heads to keep, in order. Raises SelectionError for what is no head's number."""
+    for head in given:
+        if isinstance(head, bool) or not isinstance(head, (int, np.integer)) or head < 0:
+            raise SelectionError(f"heads: {head!r} is no head's number: expected whole numbers from 0 up.")
+    return sorted(set(given))
 
 
 def _stack(path: str) -> str:

@@ -94,6 +94,8 @@ class RuledMask(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
+            if func is Tensor.contiguous:  # how the mask lies in memory changes nothing that it means
+                return args[0]
             if func in _looks():
                 return func(*args, **(kwargs or {}))
             return func(*_made(args), **_made(kwargs or {}))

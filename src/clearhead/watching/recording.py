@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.errors import RuleError
+from clearhead.errors import RuleError, SelectionError
 from clearhead.matrix import AttentionMatrix
 from clearhead.observations import Observation
 from clearhead.watching.layers import Layer
@@ -55,6 +55,10 @@ class Recording:
     def check(self, call: Call) -> None:
         """Does this call continue the sequence that was seen so far? Raises RuleError where it does not."""
         if not self.calls:
+            if self.heads is not None and max(self.heads, default=0) >= call.q.shape[1]:
+                raise SelectionError(
+                    f"heads: there is no head {max(self.heads)} in layer {self.name}, which has {call.q.shape[1]}."
+                )
             return
         before = self.calls[-1]
         place = before.keys.stop - 1 - call.keys.start
@@ -89,7 +93,10 @@ class Recording:
         elif self.heads is not None:
             shared = [head // (q.shape[1] // k.shape[1]) for head in self.heads]
             q, k, v = q[:, list(self.heads)], k[:, shared], None if v is None else v[:, shared]
-        kept = replace(call, q=_own(q), k=_own(k), v=None if v is None else _own(v))
+        scores = {name: x.detach() if isinstance(x, Tensor) else x for name, x in call.scores.items()}
+        bias = None if call.pattern.bias is None else call.pattern.bias.detach()
+        pattern = replace(call.pattern, bias=bias)
+        kept = replace(call, q=_own(q), k=_own(k), v=None if v is None else _own(v), pattern=pattern, scores=scores)
         self.calls.append(kept)
         self.parts.append(seen if self.heads is None else seen.heads(list(self.heads)))
 
