@@ -17,7 +17,7 @@ from clearhead.bench.measure import Call, interleaved, ratio
 
 WAYS = ("watch", "watch top 8", "sdpa", "eager")
 TOKENS, LONG = 4096, 16384
-FUSED = {"activation_function": "gelu_pytorch_tanh"}  # one call; GPT-2's usual one is seven, each with its own array
+FUSED = "gelu_pytorch_tanh"  # one call; GPT-2's usual one is seven, each with its own array
 
 
 class Cost(NamedTuple):
@@ -62,7 +62,9 @@ def _calls(tokens: int, threads: int) -> dict[str, Call]:
     torch.set_num_threads(threads)
     ch.set_num_threads(threads)
     torch.manual_seed(0)
-    model = GPT2Model(GPT2Config(n_positions=tokens, vocab_size=1000, bos_token_id=0, eos_token_id=0, **FUSED))
+    model = GPT2Model(
+        GPT2Config(n_positions=tokens, vocab_size=1000, bos_token_id=0, eos_token_id=0, activation_function=FUSED)
+    )
     model.train(mode=False)
     ids = torch.randint(1000, (1, tokens))
 
