@@ -1,0 +1,215 @@
+"""One rank of a test over a process group: `python sharded.py SCENARIO RANK WORLD PORT SEED`."""
+
+import os
+import sys
+import time
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import clearhead as ch
+
+METHODS = ("gather", "ring", "ulysses")
+PARTS = ("query_segments", "kv_segments", "mask", "bias")
+
+
+def problem(rng: np.random.Generator, world: int) -> tuple[dict[str, torch.Tensor], dict[str, Any], list[int], list[int]]:
+    """Whole q, k, v and rules, and how many queries and keys each rank holds: any numbers, also none."""
+    kv_heads, group, batch, d = (int(rng.integers(1, 3)) for _ in range(3)), int(rng.integers(1, 3)), 2, 4
+    heads = next(kv_heads) * world  # so that heads can be dealt out, too
+    queries, keys = (rng.multinomial(int(rng.integers(0, 40)), rng.dirichlet(np.ones(world))).tolist() for _ in "qk")
+    if rng.random() < 0.5:
+        keys = queries
+    n, m = sum(queries), sum(keys)
+    sizes = {"q": (batch, heads * group, n, d), "k": (batch, heads, m, d), "v": (batch, heads, m, 3)}
+    given = {name: torch.from_numpy(rng.standard_normal(size)) for name, size in sizes.items()}
+    every: dict[str, Any] = {
+        "causal": True,
+        "window": (int(rng.integers(0, 9)), int(rng.integers(0, 9))),
+        "query_offset": int(rng.integers(0, 5)),
+        "scale": 0.7,
+        "softcap": 1.5,
+        "alibi_slopes": rng.random(heads * group),
+        "kv_lengths": rng.integers(0, m + 1, batch),
+        "query_lengths": rng.integers(0, n + 1, batch),
+        "segments": (rng.integers(0, 2, (batch, n)), rng.integers(0, 2, (batch, m))),
+        "sinks": torch.from_numpy(rng.standard_normal(heads * group)),
+        "mask": rng.random((batch, heads * group, n, m)) < 0.8,
+        "bias": torch.from_numpy(rng.standard_normal((batch, heads * group, n, m))),
+    }
+    rules = {name: value for name, value in every.items() if rng.random() < 0.35}
+    if n != m and ("causal" in rules or "window" in rules or "alibi_slopes" in rules):
+        rules["query_offset"] = every["query_offset"]
+    if "segments" in rules:
+        rules["query_segments"], rules["kv_segments"] = rules.pop("segments")
+    return given, rules, queries, keys
+
+
+def cut(x: Any, axis: int, sizes: list[int], rank: int, layout: str) -> Any:
+    """A rank's part of a whole array, from the documented meaning of a layout."""
+    if layout == "contiguous":
+        places = np.arange(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+    else:
+        lengths = [(size + 1) // 2 for size in sizes] + [size // 2 for size in reversed(sizes)]
+        ends = np.cumsum(lengths)
+        first, last = rank, 2 * len(sizes) - 1 - rank
+        places = np.concatenate([np.arange(ends[i] - lengths[i], ends[i]) for i in (first, last)])
+    if isinstance(x, torch.Tensor):
+        return x.index_select(axis, torch.from_numpy(places))
+    return np.take(x, places, axis)
+
+
+def mine(rules: dict[str, Any], queries: list[int], keys: list[int], rank: int, layout: str) -> dict[str, Any]:
+    found = dict(rules)
+    for name in PARTS:
+        if name in found:
+            axis, sizes = (-1, keys) if name == "kv_segments" else (-1 if name == "query_segments" else 2, queries)
+            found[name] = cut(found[name], axis % found[name].ndim, sizes, rank, layout)
+    return found
+
+
+def close(found: Any, expected: Any, what: str) -> None:
+    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=1e-9, atol=1e-11, err_msg=what)
+
+
+def rules(rank: int, world: int, seed: int) -> None:
+    """Outputs, gradients and observations of random problems, as one process has them."""
+    rng = np.random.default_rng(seed)
+    for _ in range(12):
+        given, told, queries, keys = problem(rng, world)
+        layout, method = str(rng.choice(["contiguous", "zigzag"])), str(rng.choice(METHODS))
+        if method == "ulysses" and {"mask", "bias"} & told.keys():
+            method = "auto"
+        up = torch.from_numpy(rng.standard_normal((*given["q"].shape[:3], 3)))
+        what = f"{method} {layout} {sorted(told)} {queries} {keys}"
+        leaves = {name: x.clone().requires_grad_() for name, x in given.items()}
+        truth = ch.attention(leaves["q"], leaves["k"], leaves["v"], **told)
+        (truth * up).sum().backward()
+        own = {n: cut(x, 2, queries if n == "q" else keys, rank, layout).requires_grad_() for n, x in given.items()}
+        place: dict[str, Any] = {"layout": layout, "method": method, "timeout": 60.0}
+        here = mine(told, queries, keys, rank, layout)
+        output = ch.distributed.attention(own["q"], own["k"], own["v"], **place, **here)
+        close(output.detach(), cut(truth.detach(), 2, queries, rank, layout), what)
+        (output * cut(up, 2, queries, rank, layout)).sum().backward()
+        for name, x in own.items():
+            close(x.grad, cut(leaves[name].grad, 2, queries if name == "q" else keys, rank, layout), f"{what} d{name}")
+        observed(given, told, own, here, place, queries, keys, rank, what)
+
+
+def observed(given, told, own, here, place, queries, keys, rank, what) -> None:  # type: ignore[no-untyped-def]
+    """Every statistic, the picture, and the products."""
+    asked: dict[str, Any] = {"logsumexp": True, "max_logit": True, "entropy": True, "distance": True, "received": True}
+    asked |= {"peak": True, "image": (3, 4), "top": 2}
+    q, k, v = (x.detach() for x in own.values())
+    matrix = ch.distributed.ShardedAttentionMatrix(q, k, **place, **here)
+    seen = matrix.observe(v, **asked)
+    truth = ch.AttentionMatrix(given["q"], given["k"], **told).observe(given["v"], **asked)
+    for name in ("output", "logsumexp", "max_logit", "entropy", "distance"):
+        expected = cut(getattr(truth, name), 2, queries, rank, place["layout"])
+        close(getattr(seen, name), expected, f"{what} {name}")
+    for name in ("received", "peak"):
+        close(getattr(seen, name), cut(getattr(truth, name), 2, keys, rank, place["layout"]), f"{what} {name}")
+    close(seen.image, truth.image, f"{what} image")
+    close(seen.top.weights, cut(truth.top.weights, 2, queries, rank, place["layout"]), f"{what} top")
+    np.testing.assert_array_equal(seen.top.indices, cut(truth.top.indices, 2, queries, rank, place["layout"]), what)
+
+
+def bits(rank: int, world: int, seed: int) -> None:
+    """The same bits on every run and by every method; a rank's rows have those of one process where keys are gathered."""
+    rng = np.random.default_rng(seed)
+    q, k, v = (torch.from_numpy(rng.standard_normal((1, 4, 96, 8))).float() for _ in range(3))
+    sizes = [96 // world + (r < 96 % world) for r in range(world)]
+    own = [cut(x, 2, sizes, rank, "contiguous") for x in (q, k, v)]
+    outputs = [ch.distributed.attention(*own, causal=True, method="gather") for _ in range(3)]
+    assert all(torch.equal(outputs[0], one) for one in outputs)
+    again = [ch.distributed.attention(*own, causal=True, method="ring") for _ in range(3)]
+    assert all(torch.equal(again[0], one) for one in again)
+    whole = ch.attention(q, k, v, causal=True)
+    assert torch.equal(outputs[0], cut(whole, 2, sizes, rank, "contiguous"))
+
+
+def windows(rank: int, world: int, _seed: int) -> None:
+    """With a window, keys come from the neighbours that hold them alone: bytes do not grow with the sequence."""
+    counted = []
+    for n in (64 * world, 256 * world):
+        q = torch.zeros(1, 2, n // world, 8)
+        told = ch.distributed.plan(q, q, q, window=(16, 0), method="gather")
+        counted.append(told.bytes["gather"])
+    assert counted[0] == counted[1] == (0 if world == 1 else 16 * 2 * 2 * 8 * 4), counted
+    full = ch.distributed.plan(q, q, q, method="gather").bytes["gather"]
+    assert full == (world - 1) * (n // world) * 2 * 2 * 8 * 4
+    assert rank < world
+
+
+def decoding(rank: int, world: int, seed: int) -> None:
+    """One new query on the last rank, keys on all: partial answers are merged."""
+    rng = np.random.default_rng(seed)
+    q, k, v = (torch.from_numpy(rng.standard_normal((2, 4, n, 8))) for n in (1, 50, 50))
+    sizes = [50 // world + (r < 50 % world) for r in range(world)]
+    own = [cut(x, 2, sizes, rank, "contiguous") for x in (k, v)]
+    new = q if rank == world - 1 else q[:, :, :0]
+    for method in ("gather", "ring"):
+        output = ch.distributed.attention(new, *own, causal=True, query_offset=49, method=method)
+        close(output, ch.attention(q, k, v)[:, :, : new.shape[2]], method)
+
+
+def differently(rank: int, world: int, _seed: int) -> None:
+    """Ranks called with other shapes, dtypes or rules: everybody hears which rank and what."""
+    last = rank == world - 1
+    q = torch.zeros(1, 2, 4, 8)
+    calls = [
+        ("keys", lambda: (q, torch.zeros(1, 2, 4, 6) if last else q, q, {})),
+        ("dtype", lambda: (q.double(), q.double(), q.double(), {}) if last else (q, q, q, {})),
+        ("causal", lambda: (q, q, q, {"causal": last})),
+        ("softcap", lambda: (q, q, q, {"softcap": -1.0} if last else {})),
+        ("layout", lambda: (q, q, q, {"layout": "zigzag"} if last else {})),
+    ]
+    for what, call in calls:
+        *tensors, told = call()
+        try:
+            ch.distributed.attention(*tensors, timeout=20.0, **told)
+        except ch.errors.ClearheadError as error:
+            if isinstance(error, ch.errors.DistributedError):
+                assert f"rank {world - 1}" in str(error), (what, str(error))
+                continue
+            assert last, (what, error)  # it is told what is wrong with its own call
+            continue
+        raise AssertionError(f"{what}: nobody complained")
+
+
+def absent(rank: int, world: int, seed: int) -> None:
+    """The last rank is gone (seed 0) or stalls (seed 1): the others end with its name, within the timeout."""
+    q = torch.zeros(1, 2, 4, 8)
+    if rank == world - 1:
+        if seed:
+            time.sleep(12)
+        return
+    try:
+        ch.distributed.attention(q, q, q, timeout=3.0)
+    except ch.errors.DistributedError as error:
+        assert f"rank {world - 1} did not call within 3 s" in str(error), error
+    else:
+        raise AssertionError("an answer without the last rank")
+
+
+def main() -> None:
+    scenario, rank, world, port, seed = sys.argv[1], *map(int, sys.argv[2:6])
+    torch.set_num_threads(1)
+    ch.set_num_threads(1)
+    wait = timedelta(seconds=60)
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world, timeout=wait)
+    globals()[scenario](rank, world, seed)
+    print("well")
+    if scenario == "absent":
+        sys.stdout.flush()
+        time.sleep(3 if rank == 0 else 0)  # the first rank holds the store, from which the others read who is missing
+        os._exit(0)  # the group is broken: nothing to take down
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
