@@ -22,7 +22,7 @@ FLOORS = (  # from the ground up; a folder is one entry
     ("engines",),
     ("functional", "matrix", "flow", "backward", "torch_op", "torch_graph", "cache", "torch"),
     ("nn", "watch", "distributed"),
-    ("steps", "tracing", "layer", "claims", "diagnose", "model", "explain"),
+    ("casefile", "steps", "tracing", "layer", "claims", "diagnosing", "diagnosis", "model", "explain"),
     ("cli", "__main__", "report", "bench", "view"),
 )
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}

@@ -1,21 +1,19 @@
 """Somebody's worked example, checked: which claimed step first goes wrong, by how much, and what was done instead.
 
-A file (.json or .npz) holds q, k, v, or a layer's x, w_q, w_k, w_v, w_o, num_heads, context and biases; any score
+A file (.json, .npz or .safetensors) holds q, k, v, or a layer's x, w_q, w_k, w_v, w_o, num_heads, context and biases; any score
 rules; and, where it likes, the values it claims for steps: scores, scaled, capped, biased, masked, weights, output.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
-from zipfile import BadZipFile
 
 import numpy as np
 
 from clearhead import reference
 from clearhead.axes import Array
+from clearhead.casefile import INPUTS, LAYER, half_a_decimal, inputs_of, numbers, read, value_of
 from clearhead.errors import FileError, unknown
 from clearhead.layer import trace_layer
 from clearhead.problem import Rules
@@ -23,9 +21,7 @@ from clearhead.steps import turned
 from clearhead.tracing import Trace, listed, trace
 
 CLAIMABLE = ("scores", "scaled", "capped", "biased", "masked", "weights", "output")
-_INPUTS = ("q", "k", "v")
-_LAYER = ("x", "w_q", "w_k", "w_v", "w_o", "context", "b_q", "b_k", "b_v", "b_o")
-_KNOWN = (*_INPUTS, *_LAYER, "num_heads", "convention", *Rules.__annotations__, *CLAIMABLE)
+_KNOWN = (*INPUTS, *LAYER, "num_heads", "convention", *Rules.__annotations__, *CLAIMABLE)
 
 
 class Claim(NamedTuple):
@@ -89,28 +85,19 @@ def check_file(path: str | Path) -> Case:
     Raises FileError when the file is missing, malformed or of the wrong form, and what `trace` raises.
     """
     place = Path(path)
-    data = _read_npz(place) if place.suffix == ".npz" else _read_json(place)
+    data = read(place)
     for name in data:
         if name not in _KNOWN:
             raise unknown(f"key in {place.name}:", name, _KNOWN)
     claims = {name: _claim(name, data.pop(name)) for name in CLAIMABLE if name in data}
-    values = {name: _value(name, value) for name, value in data.items()}
+    values = {name: value_of(name, value) for name, value in data.items()}
     traced = _trace(place, values)
     return Case(traced, list(_verdicts(traced, claims)))
 
 
 def _trace(place: Path, values: dict[str, Any]) -> Trace:
-    layer = [name for name in _LAYER if name in values]
-    plain = [name for name in _INPUTS if name in values]
-    if layer and plain:
-        raise FileError(
-            f"{place.name} holds both {plain[0]} and {layer[0]}: give q, k, v, or a layer's x, w_q, w_k, w_v."
-        )
-    needed = ("x", "w_q", "w_k", "w_v") if layer else _INPUTS
-    missing = [name for name in needed if name not in values]
-    if missing:
-        raise FileError(f"{place.name} lacks {', '.join(missing)}.", "it needs q, k, v, or a layer's x, w_q, w_k, w_v.")
-    call: Callable[..., Trace] = trace_layer if layer else trace
+    needed = inputs_of(place, values)
+    call: Callable[..., Trace] = trace_layer if needed != INPUTS else trace
     inputs = [values.pop(name) for name in needed]
     return call(*inputs, **values)
 
@@ -220,87 +207,9 @@ def _largest(a: Array, b: Array) -> float:
     return float(np.where(np.isnan(gap), np.inf, gap).max(initial=0.0))
 
 
-def _read_json(place: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(place.read_text(encoding="utf-8"), parse_float=Decimal)
-    except FileNotFoundError:
-        raise FileError(f"{place} does not exist.") from None
-    except OSError as error:
-        raise FileError(f"{place} cannot be read: {error.strerror}.") from None
-    except ValueError as error:
-        raise FileError(f"{place} is not valid JSON: {error}.", "a .npz file needs that ending.") from None
-    if not isinstance(data, dict):
-        raise FileError(
-            f"{place} holds a {type(data).__name__}: expected an object.", '{"q": [[…]], "k": [[…]], "v": [[…]]}'
-        )
-    lowered = {name.lower(): value for name, value in data.items()}
-    if len(lowered) < len(data):
-        raise FileError(f"{place} gives a name twice, in capitals and in small letters.")
-    return lowered
-
-
-def _read_npz(place: Path) -> dict[str, Any]:
-    try:
-        with np.load(place, allow_pickle=False) as stored:
-            return {name.lower(): stored[name] for name in stored.files}
-    except FileNotFoundError:
-        raise FileError(f"{place} does not exist.") from None
-    except (OSError, ValueError, BadZipFile, EOFError, KeyError, AttributeError) as error:
-        raise FileError(f"{place} is not a readable .npz file: {str(error).splitlines()[0]}.") from None
-
-
-def _numbers(name: str, value: Any) -> Array:
-    """A list of numbers, true/false, or of lists of them, all equally long; null is -∞ in bias and masked."""
-    if isinstance(value, np.ndarray):
-        if value.dtype.kind not in "biuf":
-            raise FileError(f"{name} holds {value.dtype}: expected numbers.")
-        return value
-    try:
-        cells = np.array(value, dtype=object)
-    except ValueError:
-        cells = np.array(None)
-    flat = cells.reshape(-1).tolist()
-    if not isinstance(value, list) or any(isinstance(cell, list) for cell in flat):
-        raise FileError(f"{name} is no list of equally long rows of numbers.", f'"{name}": [[1, 0], [0, 1]]')
-    if flat and all(isinstance(cell, bool) for cell in flat):
-        return cells.astype(bool)
-    if name in ("bias", "masked"):
-        flat = [-np.inf if cell is None else cell for cell in flat]
-    if any(isinstance(cell, bool) or not isinstance(cell, (int, float, Decimal)) for cell in flat):
-        odd = next(c for c in flat if isinstance(c, bool) or not isinstance(c, (int, float, Decimal)))
-        raise FileError(f"{name} holds {odd!r}: expected numbers.")
-    whole = all(isinstance(cell, int) for cell in flat)
-    return np.array([cell if whole else float(cell) for cell in flat]).reshape(cells.shape)
-
-
 def _claim(name: str, value: Any) -> Claim:
-    array = _numbers(name, value).astype(np.float64)
+    array = numbers(name, value).astype(np.float64)
     if isinstance(value, np.ndarray):
         return Claim(array, 32 * float(np.finfo(value.dtype).eps) if value.dtype.kind == "f" else 1e-6)
-    decimals = max((-int(d.as_tuple().exponent) for d in _decimals(value)), default=0)
     largest = max(1.0, float(np.abs(array[np.isfinite(array)]).max(initial=0.0)))
-    return Claim(array, 0.5 * 10.0**-decimals / largest + 1e-5)
-
-
-def _decimals(value: Any) -> Iterator[Decimal]:
-    if isinstance(value, Decimal) and value.is_finite():
-        yield value
-    elif isinstance(value, list):
-        for part in value:
-            yield from _decimals(part)
-
-
-def _value(name: str, value: Any) -> Any:
-    """What a name's value is: an array of floats, or for rules a number, a flag, a pair or whole numbers."""
-    if name in (*_INPUTS, *_LAYER, "bias"):
-        array = _numbers(name, value)
-        return array if array.dtype.kind == "f" else array.astype(np.float64)
-    if isinstance(value, np.ndarray) and value.ndim == 0:
-        value = value.item()
-    if isinstance(value, Decimal):
-        return float(value)
-    if name == "window" and isinstance(value, (list, np.ndarray)):
-        return tuple(None if side is None else int(side) for side in value)
-    if isinstance(value, list):
-        return _numbers(name, value)
-    return value
+    return Claim(array, half_a_decimal(value) / largest + 1e-5)
