@@ -11,7 +11,7 @@ from clearhead.axes import WEIGHTS, Array, named
 from clearhead.casefile import INPUTS, LAYER, half_a_decimal, inputs_of, numbers, read, value_of
 from clearhead.diagnosing.fitting import differences
 from clearhead.diagnosing.recipe import RIGHT, STAGES, Inputs, Layer, Rotary, Stage
-from clearhead.diagnosing.search import Search, pairs
+from clearhead.diagnosing.search import Search
 from clearhead.diagnosing.verdict import Diagnosis, Explanation, Outcome, Place
 from clearhead.errors import DtypeError, FileError, RuleError, ShapeError, unknown
 from clearhead.problem import Problem, Rules, check_names, describe, heads_first
@@ -138,15 +138,15 @@ def judged(given: Inputs, slack: float = 0.0) -> Diagnosis:
 
 def explained(search: Search, difference: float, tolerance: float) -> tuple[Outcome, tuple[Explanation, ...]]:
     """What explains wrong numbers: a single mistake before two, and what fits equally together."""
-    singles = search.singles()
-    fitting = search.explained(singles) or search.explained(pairs(search.seen(singles)))
+    fitting = search.explanations()
     if not fitting:
         return "unexplained", ()
     best = fitting[0]
     equal = [f for f in fitting if f.residual <= max(2 * best.residual, 0.1 * best.tolerance)]
     if len(equal) > 1:
         return "ambiguous", tuple(Explanation(f, "ambiguous" if f in equal else "likely") for f in fitting)
-    sure = len(fitting) == 1 and difference > 10 * tolerance
+    exact = all(mistake.evidence == "numbers" for mistake in best.mistakes)
+    sure = exact and len(fitting) == 1 and difference > 10 * tolerance
     return "mistake", (Explanation(best, "sure" if sure else "likely"), *(Explanation(f, "likely") for f in fitting[1:]))
 
 

@@ -35,7 +35,7 @@ class Recipe:
     # scores
     product: str = "q·kᵀ"  # "q·k", "k·qᵀ"
     groups: str = "repeat"  # "tile": query head h reads key head h % kv_heads
-    half: str = ""  # "scores", "logits", "weights", "sum": what is rounded to `half_dtype`
+    half: str = ""  # "scores", "logits", "weights", "sum", "somewhere": what is rounded to `half_dtype`
     half_dtype: str = "float16"
     # logits
     scale: float | None = None  # None is the problem's
@@ -59,34 +59,32 @@ class Recipe:
     sinks: str = "given"  # "missing"
     blocks: tuple[str, int] = ("", 0)  # a tiled kernel: (what is wrong, keys per block)
     empty: str = "zero"  # rows that see nothing: "nan", "mean"
+    dropout: float = 0.0
     # output
     turned: bool = False  # Aᵀ·V
     values: str = "v"  # "k", "q"
     merge: str = "heads"  # "flat", "interleaved"; layer only
     tail: tuple[str, int] = ("", 0)  # rows from here on: "zero", "unknown"
+    step: str = ""  # another step's numbers
 
 
 RIGHT = Recipe()
 
 # The first stage that shows a change of the field; what is not listed shows in the output only.
 _SHOWN_FROM: dict[str, Stage] = {
-    **dict.fromkeys(("w_q", "w_k", "b_q", "b_k", "split", "rotary", "rotary_shift", "product", "groups"), "scores"),
+    **dict.fromkeys(("w_q", "w_k", "b_q", "b_k", "split", "rotary", "rotary_shift", "product", "groups", "step"), "scores"),
     "scale": "scaled",
     "softcap": "capped",
     **dict.fromkeys(("bias", "alibi"), "biased"),
-    **dict.fromkeys(("causal", "window", "mask", "padding", "query_padding", "segments", "key_tail"), "masked"),
-    **dict.fromkeys(("axis", "overflow", "sinks", "blocks", "empty"), "weights"),
+    **dict.fromkeys(("causal", "window", "mask", "padding", "query_padding", "segments", "key_tail", "masking"), "masked"),
+    **dict.fromkeys(("axis", "overflow", "sinks", "blocks", "empty", "dropout"), "weights"),
 }
 _BY_VALUE: dict[tuple[str, Any], Stage] = {
     ("half", "scores"): "scores",
     ("half", "logits"): "scaled",
     ("half", "weights"): "weights",
-    ("masking", "after"): "masked",
-    ("masking", "renormalised"): "masked",
-    ("masking", "one seen"): "masked",
-    ("masking", "one hidden"): "masked",
-    ("masking", "fill"): "masked",
-    ("masking", "add"): "masked",
+    ("half", "sum"): "weights",
+    ("half", "somewhere"): "scores",
 }
 _DETAILS = ("half_dtype", "fill")  # say more about another field
 

@@ -6,12 +6,13 @@ what still fits on everything, or on as much of it as the budget allows.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, product
 from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from clearhead.diagnosing import evidence
 from clearhead.diagnosing.fitting import Fit, coarser, differences, largest
 from clearhead.diagnosing.mistakes import MISTAKES, Mistake
 from clearhead.problem import Problem
@@ -79,17 +80,87 @@ class Search:
             found = replace(found, residual=fit.gap(found.recipe, part), tolerance=tolerance)
             if not found.fits:
                 break
+        what, start = found.recipe.tail
+        if what == "unknown" and found.fits:  # the first row that was never written must be wrong
+            row = self.wide.exact.part(self.everything.heads, (start,))
+            if self.wide.gap(replace(found.recipe, tail=("", 0)), row) <= found.tolerance:
+                return replace(found, residual=inf)
         return found
 
-    def singles(self) -> list[Found]:
+    def rounded(self, bases: list[Found], halves: list[Found]) -> list[Found]:
+        """Bases with one step in a narrow dtype; told by how much of the difference that takes away."""
+        found = []
+        for base in self._close(bases):
+            for half in halves:
+                if half.recipe.half == "somewhere" or base.recipe.half:
+                    continue
+                recipe = changed(base.recipe, half.changes[0])
+                left = evidence.rounding(self.near, base.recipe, recipe, self.sample)
+                if left is not None:
+                    both = (base.mistakes + half.mistakes, base.changes + half.changes)
+                    found.append(Found(*both, recipe, residual=left[0], tolerance=left[1]))
+        return sorted(found, key=lambda one: one.residual)
+
+    def blurred(self, bases: list[Found], halves: list[Found]) -> list[Found]:
+        """As far off as a narrow dtype rounds, somewhere."""
+        found = []
+        for base in self._close(bases):
+            for half in halves:
+                if half.recipe.half == "somewhere" and not found:
+                    kind = half.recipe.half_dtype
+                    if evidence.somewhere(self.near, base.recipe, kind, self.sample):
+                        off = self.near.gap(base.recipe, self.sample)
+                        found.append(replace(half, residual=off, tolerance=off))
+        return found
+
+    def dropped(self, bases: list[Found], chances: list[Found]) -> list[Found]:
+        """Bases with weights dropped at random; the one with the least left over."""
+        found = []
+        for chance, base in product(chances, bases):
+            rate = evidence.dropout(self.near, base.recipe, self.sample)
+            if rate is not None:
+                off = self.near.gap(base.recipe, self.sample)
+                recipe = replace(base.recipe, dropout=rate)
+                both = (base.mistakes + chance.mistakes, base.changes + chance.changes)
+                found.append(Found(*both, recipe, residual=off, tolerance=off))
+        return sorted(found, key=lambda one: one.recipe.dropout)[:1]
+
+    def _close(self, bases: list[Found]) -> Iterator[Found]:
+        for base in bases:
+            unknown = base.recipe.masking in ("fill", "add") and base.recipe.fill is None
+            if not unknown and evidence.near(self.near, base.recipe, self.screen, self.quick):
+                yield base
+
+    def singles(self, *, rare: bool = False) -> list[Found]:
         """Every mistake that these inputs leave room for."""
         given = self.near.given
         return [
             Found((mistake,), (change,), changed(RIGHT, change))
             for mistake in MISTAKES
-            for change in mistake.variants(given)
+            for change in (mistake.rare if rare else mistake.variants)(given)
             if shown(change, given.stage)
         ]
+
+    def explanations(self) -> list[Found]:
+        """What fits, the best first: one mistake before two, numbers before statistics."""
+        every = self.singles()
+        singles = [s for s in every if s.mistakes[0].evidence == "numbers" and s.recipe.tail[0] != "unknown"]
+        tails = [s for s in every if s.recipe.tail[0] == "unknown"]
+        halves = [s for s in every if s.mistakes[0].evidence == "rounding"]
+        chances = [s for s in every if s.mistakes[0].evidence == "chance"]
+        right = [Found((), (), RIGHT)]
+        found = self.explained(singles) or self.rounded(right, halves) or self.explained(self.singles(rare=True))
+        if found:
+            return found
+        seen = self.seen(singles)
+        return (
+            self.explained(tails)
+            or self.explained(pairs(seen, seen))
+            or self.explained(pairs(tails, seen))
+            or self.rounded(seen, halves)
+            or self.dropped([*right, *seen], chances)
+            or self.blurred(right, halves)
+        )
 
     def explained(self, candidates: Iterable[Found]) -> list[Found]:
         """Those that fit, the closest first."""
@@ -122,9 +193,9 @@ class Search:
         return found
 
 
-def pairs(singles: list[Found]) -> Iterator[Found]:
+def pairs(some: list[Found], others: list[Found]) -> Iterator[Found]:
     """Two mistakes that change different things."""
-    for a, b in combinations(singles, 2):
+    for a, b in combinations(some, 2) if some is others else product(some, others):
         one, other = a.changes[0], b.changes[0]
         if a.mistakes[0] is not b.mistakes[0] and not one.keys() & other.keys():
             recipe = changed(a.recipe, other)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Literal, NamedTuple
 
+from clearhead.diagnosing.recipe import Change, Recipe
 from clearhead.diagnosing.search import Found, Looked
 
 Language = Literal["en", "zh"]
@@ -72,8 +73,11 @@ class Explanation:
         return self._words("needs", language)
 
     def _words(self, what: str, language: Language) -> list[str]:
-        details = {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in self.details.items()}
-        return [getattr(m, what)[language == "zh"].format(**details) for m in self.found.mistakes]
+        pairs = zip(self.found.mistakes, self.found.changes, strict=True)
+        return [
+            getattr(mistake, what)[language == "zh"].format(**_details(self.found.recipe, change, language))
+            for mistake, change in pairs
+        ]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -175,6 +179,41 @@ _SAID: dict[str, tuple[str, str]] = {
         "这些输入无法显出这样的错误：{did}；需要{needs}",
     ),
 }
+
+
+_VALUES: dict[str, tuple[str, str]] = {
+    "per head": ("each head with its own block of W^O", "每个头只乘 W^O 的对应块"),
+    "on values": ("on the values, before attention", "在注意力之前就乘在值上"),
+    "first corner": ("first corner, query 0 at key 0", "左上角，查询 0 对键 0"),
+    "last corner": ("last corner, the last query at the last key", "右下角，最后的查询对最后的键"),
+    "one seen": ("1 where seen, 0 where hidden", "可见处为 1，隐藏处为 0"),
+    "one hidden": ("0 where seen, 1 where hidden", "可见处为 0，隐藏处为 1"),
+    "fill": ("put in their place", "取而代之"),
+    "add": ("added to them", "加在其上"),
+    "rescale": ("what was summed before", "已累加的部分"),
+    "rescale values": ("the sum of values", "值的累加"),
+    "rescale sum": ("the sum of powers", "指数之和"),
+    "last": ("sums are", "各个累加值"),
+    "last values": ("sum of values is", "值的累加"),
+    "skipped": ("they are skipped", "它们被跳过"),
+    "zeros": ("the padding behind them counts as keys with score 0", "其后的填充被当作分数为 0 的键"),
+    "zero": ("0", " 0"),
+    "unknown": ("whatever was in memory", "内存中原有的任意值"),
+}
+
+
+def _details(recipe: Recipe, change: Change, language: Language) -> dict[str, Any]:
+    """What the sentences name: the changed fields, in words where they have them."""
+    details: dict[str, Any] = {}
+    for field in change:
+        value = getattr(recipe, field)
+        details[field] = f"{value:.4g}" if isinstance(value, float) else value
+        if isinstance(value, tuple) and isinstance(value[0], str):
+            details |= {"what": _VALUES[value[0]][language == "zh"], "size": value[1]}
+        elif isinstance(value, str) and value in _VALUES:
+            details[field] = _VALUES[value][language == "zh"]
+    letters = ", ".join(field[-1].upper() for field in change if field[:2] in ("w_", "b_"))
+    return details | {"letters": letters, "rate": f"{recipe.dropout:.0%}"}
 
 
 def _say(language: Language, key: str, **values: object) -> str:

@@ -5,16 +5,15 @@ several recipes share is computed once.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
-from clearhead import visibility
 from clearhead.axes import Array
-from clearhead.problem import Problem
 from clearhead.diagnosing.recipe import Inputs, Part, Recipe
+from clearhead.diagnosing.sight import visible
+from clearhead.diagnosing.tiles import halved, product_in_half, sum_in_half, tiled
 
 _KEPT = 2**27  # bytes of shared work
 _OPERANDS = {
@@ -65,7 +64,7 @@ class Workings:
     def answer(self, recipe: Recipe, part: Part) -> Array:
         """What the recipe gives at the stage that theirs is at, for these heads and rows."""
         with np.errstate(all="ignore"):
-            stage = self.given.stage
+            stage = recipe.step or self.given.stage
             if stage == "scores":
                 return self.scores(recipe, part)
             if stage == "weights":
@@ -147,7 +146,7 @@ class Workings:
             q, k = k, q
         q = _some(q, part.rows, 2)
         made = self.rounded(q @ (k if recipe.product == "q·k" else k.swapaxes(-1, -2)))
-        return _halved(made, recipe.half_dtype) if recipe.half in ("scores", "logits") else made
+        return halved(made, recipe.half_dtype) if recipe.half in ("scores", "logits") else made
 
     def logits(self, recipe: Recipe, part: Part, stage: str = "masked") -> Array:
         """Scores, then scale, cap, bias, ALiBi, mask, up to `stage`."""
@@ -164,7 +163,7 @@ class Workings:
             x = x + bias
         x = self.rounded(x * (problem.scale if recipe.scale is None else recipe.scale))
         if recipe.half == "logits":
-            x = _halved(x, recipe.half_dtype)
+            x = halved(x, recipe.half_dtype)
         if stage != "scaled" and problem.softcap is not None and recipe.softcap == "given":
             x = self.rounded(problem.softcap * np.tanh(x / problem.softcap))
         if stage == "biased":
@@ -206,18 +205,7 @@ class Workings:
 
     def visible(self, recipe: Recipe, part: Part) -> Array:
         """bool (batch, heads or 1, rows, keys)."""
-        return self.once(("visible", part, _SEEN(recipe)), lambda: self._visible(recipe, part))
-
-    def _visible(self, recipe: Recipe, part: Part) -> Array:
-        problem, keys = self.problem, np.arange(self.problem.keys)
-        seen = _dense(_ruled(problem, recipe), part)
-        if recipe.causal in ("inverted", "upper"):
-            places = (np.array(part.rows) + problem.query_offset[:, None])[:, None, :, None]
-            seen = seen & (keys > places if recipe.causal == "inverted" else keys >= places)
-        if recipe.padding == "inverted" and problem.kv_lengths is not None:
-            seen = seen & (keys >= problem.kv_lengths[:, None, None, None])
-        what, block = recipe.key_tail
-        return seen & (keys < problem.keys // block * block) if what == "skipped" else seen
+        return self.once(("visible", part, _SEEN(recipe)), lambda: visible(self.problem, recipe, part))
 
     # ── softmax ──
 
@@ -245,12 +233,15 @@ class Workings:
         if recipe.empty != "zero":
             blind = ~self.visible(recipe, part).any(axis=-1, keepdims=True)
             made = np.where(blind, np.nan if recipe.empty == "nan" else 1 / self.problem.keys, made)
-        return _halved(made, recipe.half_dtype) if recipe.half == "weights" else made
+        return halved(made, recipe.half_dtype) if recipe.half == "weights" else made
 
     def _powers(self, recipe: Recipe, part: Part, x: Array) -> tuple[Array, Array]:
         """What stands above and below the softmax's line, up to a common factor."""
         if recipe.blocks[0]:
-            return self._tiled(recipe, part, x)
+            powers, total, final = tiled(*recipe.blocks, x)
+            for extra, count in self._extras(recipe, part):
+                total = total + count * np.exp(extra - final)
+            return powers, total
         axis: Any = {"keys": -1, "queries": -2, "matrix": (-2, -1), "heads": 1}[recipe.axis]
         extras = self._extras(recipe, part)
         peak = x.max(axis=axis, keepdims=True, initial=-np.inf)
@@ -262,7 +253,7 @@ class Workings:
             total = powers.astype(recipe.overflow).sum(axis=axis, keepdims=True).astype(x.dtype)
             return powers, np.where(total == 0, np.nan, total)
         powers = self.rounded(np.exp(x - peak))
-        total = _sum_in_half(powers, recipe.half_dtype) if recipe.half == "sum" else powers.sum(axis=axis, keepdims=True)
+        total = sum_in_half(powers, recipe.half_dtype) if recipe.half == "sum" else powers.sum(axis=axis, keepdims=True)
         for extra, count in extras:
             total = total + count * np.exp(extra - peak)
         return powers, self.rounded(total)
@@ -277,26 +268,6 @@ class Workings:
             extras.append((np.zeros((1, 1, 1), self.dtype), -self.problem.keys % block))
         return extras
 
-    def _tiled(self, recipe: Recipe, part: Part, x: Array) -> tuple[Array, Array]:
-        """An online softmax over blocks of keys with one of its classic bugs."""
-        what, size = recipe.blocks
-        of = np.arange(x.shape[-1]) // size
-        running = np.maximum.accumulate(np.maximum.reduceat(x, np.arange(0, x.shape[-1], size), axis=-1), axis=-1)
-        running = np.where(np.isneginf(running), self.dtype.type(0), running)
-        final = running[..., -1:]
-        right = np.exp(x - final)
-        if what.startswith("last"):
-            last = np.where(np.isneginf(x), -1, of).max(axis=-1, keepdims=True)
-            powers = np.where(of == last, right, self.dtype.type(0))
-            total = (right if what == "last values" else powers).sum(axis=-1, keepdims=True)
-        else:
-            stale = np.exp(x - running[..., of])
-            powers = right if what == "rescale sum" else stale
-            total = (right if what == "rescale values" else stale).sum(axis=-1, keepdims=True)
-        for extra, count in self._extras(recipe, part):
-            total = total + count * np.exp(extra - final)
-        return powers, total
-
     # ── output ──
 
     def output(self, recipe: Recipe, part: Part) -> Array:
@@ -309,7 +280,7 @@ class Workings:
             made = _some(self.weights(recipe, whole).swapaxes(-1, -2), part.rows, 2) @ values
         elif recipe.half == "sum" and recipe.axis == "keys":
             powers, total = self._powers(recipe, part, self.logits(recipe, part))
-            made = _product_in_half(powers, values, recipe.half_dtype) / total
+            made = product_in_half(powers, values, recipe.half_dtype) / total
         else:
             weights = self.weights(recipe, part)
             made = weights @ values if np.isfinite(values).all() else _careful(weights, values)
@@ -346,79 +317,10 @@ class Workings:
         return joined[:, None]
 
 
-def _ruled(problem: Problem, recipe: Recipe) -> Problem:
-    """The problem with the recipe's rules for who sees whom."""
-    left, right = problem.window
-    if recipe.window is None:
-        left = right = None
-    else:
-        left = None if left is None else left + recipe.window[0]
-        right = None if right is None else right + recipe.window[1]
-    if recipe.causal == "strict":
-        right = -1 if right is None else min(right, -1)
-    offset = problem.query_offset
-    if recipe.causal in ("first corner", "last corner"):
-        offset = np.full_like(offset, 0 if recipe.causal == "first corner" else problem.keys - problem.queries)
-    mask = problem.mask
-    if mask is not None and recipe.mask != "given":
-        mask = {"missing": None, "inverted": ~mask}.get(recipe.mask, mask.swapaxes(-1, -2))
-    lengths = problem.query_lengths if recipe.query_padding == "given" else None
-    return replace(
-        problem,
-        causal=problem.causal and recipe.causal not in ("missing", "inverted", "upper"),
-        window=(left, right),
-        query_offset=offset,
-        mask=mask,
-        kv_lengths=problem.kv_lengths if recipe.padding == "given" else None,
-        query_lengths=problem.kv_lengths if recipe.padding == "queries" else lengths,
-        query_segments=problem.query_segments if recipe.segments == "given" else None,
-    )
-
-
-def _dense(problem: Problem, part: Part) -> Array:
-    """Who sees whom for some rows; one head where all heads are alike."""
-    alike = all(x is None or x.strides[1] == 0 or x.shape[1] == 1 for x in (problem.mask, problem.bias))
-    heads = part.heads[:1] if alike else part.heads
-    keys = slice(0, problem.keys)
-    seen = np.empty((problem.batch, len(heads), len(part.rows), problem.keys), dtype=bool)
-    runs = np.split(np.arange(len(part.rows)), np.flatnonzero(np.diff(part.rows) != 1) + 1)
-    for batch in range(problem.batch):
-        for at, head in enumerate(heads):
-            for run in runs:
-                rows = slice(part.rows[run[0]], part.rows[run[-1]] + 1)
-                seen[batch, at, run] = visibility.tile(problem, batch, head, rows, keys)
-    return seen
-
-
 def _some(x: Array, chosen: tuple[int, ...], axis: int) -> Array:
     if len(chosen) == x.shape[axis]:
         return x
     return x[:, list(chosen)] if axis == 1 else x[:, :, list(chosen)]
-
-
-def _halved(x: Array, dtype: str) -> Array:
-    return x.astype(_named(dtype)).astype(x.dtype)
-
-
-def _named(dtype: str) -> np.dtype[Any]:
-    from clearhead.arrays import bfloat16
-
-    return bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
-
-
-def _sum_in_half(powers: Array, dtype: str) -> Array:
-    """One after the other, each sum rounded."""
-    total = np.zeros_like(powers[..., :1])
-    for j in range(powers.shape[-1]):
-        total = _halved(total + powers[..., j : j + 1], dtype)
-    return total
-
-
-def _product_in_half(powers: Array, values: Array, dtype: str) -> Array:
-    total = np.zeros((*powers.shape[:-1], values.shape[-1]), powers.dtype)
-    for j in range(powers.shape[-1]):
-        total = _halved(total + powers[..., j : j + 1] * values[..., j : j + 1, :], dtype)
-    return total
 
 
 def _careful(weights: Array, values: Array) -> Array:

@@ -7,26 +7,29 @@ from typing import Literal
 from clearhead.diagnosing.recipe import Change, Inputs
 
 Words = tuple[str, str]  # English, Chinese; {field} stands for a changed field of the recipe
+Variants = Callable[[Inputs], Iterable[Change]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Mistake:
     """A mistake people make; `variants` are its changes of the recipe, none where the inputs leave no room for it."""
 
     name: str
-    variants: Callable[[Inputs], Iterable[Change]]
+    variants: Variants
     did: Words  # what their code did
     mend: Words  # the line to change
     needs: Words  # what an input must have to show it
-    evidence: Literal["numbers", "rounding", "chance"] = "numbers"  # to the last bit, by size only, by statistics
+    evidence: Literal["numbers", "rounding", "chance"] = "numbers"  # to the last bit; as rounding goes; by statistics
+    rule: str = ""  # the caller's rule that it breaks
+    rare: Variants = lambda _: ()  # more variants, tried alone and last
 
 
-def always(change: Change) -> Callable[[Inputs], Iterable[Change]]:
+def always(*changes: Change) -> Variants:
     """A mistake that any input leaves room for."""
-    return lambda _: [change]
+    return lambda _: changes
 
 
-def when(holds: Callable[[Inputs], bool], *changes: Change) -> Callable[[Inputs], Iterable[Change]]:
+def when(holds: Callable[[Inputs], bool], *changes: Change) -> Variants:
     """A mistake that needs something of the inputs."""
     return lambda given: changes if holds(given) else ()
 
@@ -36,13 +39,13 @@ def square(given: Inputs) -> bool:
     return given.problem.queries == given.problem.keys
 
 
-def positional(given: Inputs) -> bool:
-    """Is causal asked for?"""
-    return given.problem.causal
+def several_heads(given: Inputs) -> bool:
+    """More than one head."""
+    return given.problem.heads > 1
 
 
-def masked(given: Inputs) -> bool:
+def hides(given: Inputs) -> bool:
     """Does a rule say who sees whom?"""
     p = given.problem
-    parts = (p.mask, p.kv_lengths, p.query_segments)
-    return p.causal or p.window != (None, None) or any(x is not None for x in parts)
+    rules = (p.mask, p.kv_lengths, p.query_segments)
+    return p.causal or p.window != (None, None) or any(rule is not None for rule in rules)

@@ -1,0 +1,106 @@
+"""Mistakes that leave no exact numbers: rounding to a narrow dtype, and dropout, told by their size and statistics."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from clearhead.axes import Array
+from clearhead.diagnosing.fitting import FACTOR, Fit, differences, eps, largest
+from clearhead.diagnosing.recipe import Part, Recipe
+from clearhead.diagnosing.tiles import named
+from clearhead.diagnosing.workings import Workings
+
+_COARSE = 0.1  # rounding, however unlucky, leaves numbers this close (relative root mean square)
+
+
+def near(fit: Fit, base: Recipe, part: Part, work: Workings | None = None) -> bool:
+    """Do theirs lie as close to the recipe's numbers as rounding could leave them?"""
+    theirs, made = fit.theirs(part), (work or fit.exact).answer(base, part)
+    return made.shape == theirs.shape and _size(theirs - made) <= _COARSE * _size(theirs)
+
+
+def rounding(fit: Fit, base: Recipe, halved: Recipe, part: Part) -> tuple[float, float] | None:
+    """What is left when the base is rounded as `halved` says, and what was there before; None if that explains little.
+
+    The order of a sum is not known, so that the numbers agree only in part: less than half must be left.
+    """
+    theirs = fit.theirs(part)
+    plain, made = fit.exact.answer(base, part), fit.exact.answer(halved, part)
+    before, left = _size(theirs - plain), _size(theirs - made)
+    if not before > fit.tolerance(base, part) / FACTOR or not left < 0.5 * before:
+        return None
+    return float(differences(theirs, made).max(initial=0)), float(differences(theirs, plain).max(initial=0))
+
+
+def somewhere(fit: Fit, base: Recipe, dtype: str, part: Part) -> bool:
+    """Is every number as near as a plain run in the narrow dtype comes, and the error no share of the numbers?"""
+    exact = fit.exact.answer(base, part)
+    theirs = fit.theirs(part)
+    narrow = Workings(fit.given, named(dtype)).answer(base, part).astype(np.float64)
+    apart = differences(theirs, exact)
+    error = differences(narrow, exact)
+    error = error[np.isfinite(error)].max(initial=0.0)
+    if apart.max(initial=0) > FACTOR * (error + eps(named(dtype)) * largest(exact)):
+        return False
+    off = (theirs - exact).ravel()
+    together = float(off @ exact.ravel()) / (np.linalg.norm(off) * np.linalg.norm(exact) + 1e-300)
+    return abs(together) < max(0.2, 4 / np.sqrt(off.size))
+
+
+def dropout(fit: Fit, base: Recipe, part: Part) -> float | None:
+    """The rate, where theirs scatter around the base as dropped weights make them: Var o = p/(1-p)·Σ a²·v²."""
+    theirs = fit.theirs(part)
+    if not np.isfinite(theirs).all():
+        return None
+    if fit.given.stage == "weights":
+        return _dropped_weights(theirs, fit.exact.answer(base, part))
+    if fit.given.stage != "output" or fit.given.merged or base.half or base.values != "v" or base.turned:
+        return None
+    weights = fit.exact.weights(base, part)
+    values = fit.exact.serving(base, fit.exact.operand(base, "v"), part.heads)
+    right = fit.exact.output(base, part)
+    if right.shape != theirs.shape or not np.isfinite(right).all():
+        return None
+    spread = weights**2 @ values**2
+    off = theirs - right
+    use = spread > 1e-12 * spread.max(initial=0)
+    if use.sum() < 64:
+        return None
+    ratio = float((off[use] ** 2).sum() / spread[use].sum())
+    share = float((off * right)[use].sum() / (right[use] ** 2).sum())
+    doubt = float(np.sqrt(ratio * (spread * right**2)[use].sum()) / (right[use] ** 2).sum())
+    rate = ratio / (1 + ratio)
+    if abs(share) > 5 * doubt + 0.02 or not 0.005 < rate < 0.95:
+        return None
+    order = np.argsort(spread[use], axis=None)
+    quarters = [float((off[use][at] ** 2).sum() / spread[use][at].sum()) for at in np.array_split(order, 4)]
+    return rate if max(quarters) < 3 * ratio and min(quarters) > ratio / 3 else None
+
+
+def _dropped_weights(theirs: Array, right: Array) -> float | None:
+    """Each weight 0 or scaled up by the same number."""
+    if right.shape != theirs.shape:
+        return None
+    live = right > 1e-6 * right.max(initial=0)
+    gone = live & (theirs == 0)
+    kept = live & ~gone
+    if not kept.any() or not gone.any():
+        return None
+    scale = theirs[kept] / right[kept]
+    middle = float(np.median(scale))
+    rate = 1 - 1 / middle if middle > 1 else 0.0
+    share = gone.sum() / live.sum()
+    steady = float(np.abs(scale / middle - 1).max()) < 1e-2
+    return rate if steady and abs(share - rate) < 5 * np.sqrt(0.25 / live.sum()) + 0.02 else None
+
+
+def _size(x: Array) -> float:
+    """Root mean square; infinite where a number is missing."""
+    with np.errstate(all="ignore"):
+        size = float(np.sqrt(np.mean(x**2))) if x.size else 0.0
+    return size if np.isfinite(size) else float("inf")
+
+
+def without(recipe: Recipe) -> Recipe:
+    """The recipe in full precision and without dropout."""
+    return replace(recipe, half="", dropout=0.0)
