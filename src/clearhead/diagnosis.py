@@ -1,5 +1,6 @@
 """Your attention is wrong; here is the mistake: what their code did, from its inputs and what it gave."""
 
+from dataclasses import replace
 from math import inf, prod
 from pathlib import Path
 from typing import Any, Unpack
@@ -11,8 +12,8 @@ from clearhead.axes import WEIGHTS, Array, named
 from clearhead.casefile import INPUTS, LAYER, half_a_decimal, inputs_of, numbers, read, value_of
 from clearhead.diagnosing.fitting import differences
 from clearhead.diagnosing.recipe import RIGHT, STAGES, Inputs, Layer, Rotary, Stage
-from clearhead.diagnosing.search import Search
-from clearhead.diagnosing.verdict import Diagnosis, Explanation, Outcome, Place
+from clearhead.diagnosing.search import Found, Search
+from clearhead.diagnosing.verdict import Confidence, Diagnosis, Explanation, Outcome, Place
 from clearhead.errors import DtypeError, FileError, RuleError, ShapeError, unknown
 from clearhead.problem import Problem, Rules, check_names, describe, heads_first
 from clearhead.steps import Convention, check_convention, layer_sizes, turned
@@ -125,8 +126,8 @@ def diagnose_file(path: str | Path) -> Diagnosis:
 def judged(given: Inputs, slack: float = 0.0) -> Diagnosis:
     """The verdict on checked inputs; `slack` is what printed decimals allow."""
     search = Search(given, slack)
-    tolerance = search.wide.tolerance(RIGHT, search.everything)
     made = search.wide.exact.answer(RIGHT, search.everything)
+    tolerance = search.wide.allowed(RIGHT, search.everything, made)
     theirs = search.wide.theirs(search.everything)
     apart = differences(theirs, made) if made.shape == theirs.shape else np.full(theirs.shape, inf)
     first = _first(search, apart, theirs, made, tolerance)
@@ -143,11 +144,17 @@ def explained(search: Search, difference: float, tolerance: float) -> tuple[Outc
         return "unexplained", ()
     best = fitting[0]
     equal = [f for f in fitting if f.residual <= max(2 * best.residual, 0.1 * best.tolerance)]
-    if len(equal) > 1:
-        return "ambiguous", tuple(Explanation(f, "ambiguous" if f in equal else "likely") for f in fitting)
-    exact = all(mistake.evidence == "numbers" for mistake in best.mistakes)
-    sure = exact and len(fitting) == 1 and difference > 10 * tolerance
-    return "mistake", (Explanation(best, "sure" if sure else "likely"), *(Explanation(f, "likely") for f in fitting[1:]))
+    alike: dict[Any, list[Found]] = {}
+    for found in fitting:
+        alike.setdefault((frozenset(found.mistakes), found in equal), []).append(found)
+    groups = [(group[0], tuple(group[1:]), same) for (_, same), group in alike.items()]
+    several = sum(same for *_, same in groups) > 1
+    exact = all(mistake.evidence == "numbers" for mistake in best.mistakes) and best.recipe.tail[0] != "unknown"
+    sure: Confidence = "sure" if exact and len(groups) == 1 and difference > 10 * tolerance else "likely"
+    words = [Explanation(f, "ambiguous" if several and same else "likely", others) for f, others, same in groups]
+    if several:
+        return "ambiguous", tuple(words)
+    return "mistake", (replace(words[0], confidence=sure), *words[1:])
 
 
 def _plain(q: Any, k: Any, v: Any, theirs: Any, stage: Stage, rotary: Rotary | None, rules: Rules) -> Inputs:

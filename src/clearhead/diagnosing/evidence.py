@@ -1,7 +1,5 @@
 """Mistakes that leave no exact numbers: rounding to a narrow dtype, and dropout, told by their size and statistics."""
 
-from dataclasses import replace
-
 import numpy as np
 
 from clearhead.axes import Array
@@ -17,6 +15,14 @@ def near(fit: Fit, base: Recipe, part: Part, work: Workings | None = None) -> bo
     """Do theirs lie as close to the recipe's numbers as rounding could leave them?"""
     theirs, made = fit.theirs(part), (work or fit.exact).answer(base, part)
     return made.shape == theirs.shape and _size(theirs - made) <= _COARSE * _size(theirs)
+
+
+def around(fit: Fit, base: Recipe, part: Part, work: Workings) -> bool:
+    """Could theirs scatter around the recipe's numbers, neither larger nor smaller in all?"""
+    theirs, made = fit.theirs(part), work.answer(base, part)
+    if made.shape != theirs.shape or not np.isfinite(theirs).all() or not np.isfinite(made).all():
+        return False
+    return abs(float((theirs * made).sum()) - float((made**2).sum())) <= 0.6 * float((made**2).sum())
 
 
 def rounding(fit: Fit, base: Recipe, halved: Recipe, part: Part) -> tuple[float, float] | None:
@@ -56,9 +62,9 @@ def dropout(fit: Fit, base: Recipe, part: Part) -> float | None:
         return _dropped_weights(theirs, fit.exact.answer(base, part))
     if fit.given.stage != "output" or fit.given.merged or base.half or base.values != "v" or base.turned:
         return None
-    weights = fit.exact.weights(base, part)
+    with np.errstate(all="ignore"):
+        weights, right = fit.exact.weights(base, part), fit.exact.output(base, part)
     values = fit.exact.serving(base, fit.exact.operand(base, "v"), part.heads)
-    right = fit.exact.output(base, part)
     if right.shape != theirs.shape or not np.isfinite(right).all():
         return None
     spread = weights**2 @ values**2
@@ -74,7 +80,21 @@ def dropout(fit: Fit, base: Recipe, part: Part) -> float | None:
         return None
     order = np.argsort(spread[use], axis=None)
     quarters = [float((off[use][at] ** 2).sum() / spread[use][at].sum()) for at in np.array_split(order, 4)]
-    return rate if max(quarters) < 3 * ratio and min(quarters) > ratio / 3 else None
+    if max(quarters) > 3 * ratio or min(quarters) < ratio / 3:
+        return None
+    return rate if 0.6 * ratio < _shaped(weights, values, off, ratio) < 1.6 * ratio else None
+
+
+def _shaped(weights: Array, values: Array, off: Array, ratio: float) -> float:
+    """The same ratio from the whole covariance Σ_j a_j²·v_j·v_jᵀ, which only dropped weights have; rows with enough keys."""
+    width = values.shape[-1]
+    found = []
+    for batch, head, row in np.ndindex(weights.shape[:3]):
+        scaled = weights[batch, head, row, :, None] * values[batch, head]
+        spread = scaled.T @ scaled
+        if np.linalg.cond(spread) < 1e6:
+            found.append(float(off[batch, head, row] @ np.linalg.solve(spread, off[batch, head, row])) / width)
+    return float(np.mean(found)) if len(found) >= 4 else ratio
 
 
 def _dropped_weights(theirs: Array, right: Array) -> float | None:
@@ -99,8 +119,3 @@ def _size(x: Array) -> float:
     with np.errstate(all="ignore"):
         size = float(np.sqrt(np.mean(x**2))) if x.size else 0.0
     return size if np.isfinite(size) else float("inf")
-
-
-def without(recipe: Recipe) -> Recipe:
-    """The recipe in full precision and without dropout."""
-    return replace(recipe, half="", dropout=0.0)

@@ -8,7 +8,7 @@ import numpy as np
 from clearhead.arrays import bfloat16
 from clearhead.axes import Array
 from clearhead.diagnosing.recipe import RIGHT, Inputs, Part, Recipe
-from clearhead.diagnosing.workings import Workings
+from clearhead.diagnosing.workings import SEEN, Workings
 
 FACTOR = 4.0  # a right result may lie this many times further from the truth than a plain run in its dtype
 _NARROW = {np.dtype(np.float64): 0, np.dtype(np.float32): 1, np.dtype(np.float16): 2, bfloat16: 3}
@@ -56,13 +56,14 @@ class Fit:
             apart = apart[:, :, np.array(part.rows) < recipe.tail[1]]
             return float(apart.max()) if apart.size else float("inf")
         worst = float(apart.max())
-        if worst > 0 and recipe.empty == "zero" and recipe != RIGHT:
+        if worst > 0 and recipe.empty == "zero" and SEEN(recipe) != SEEN(RIGHT):
             return self._excused(recipe, part, theirs, apart)
         return worst
 
     def _excused(self, recipe: Recipe, part: Part, theirs: Array, apart: Array) -> float:
         """A row that a wrong mask leaves without keys may be 0, NaN or a mean, as their library has it."""
         blind = ~self.exact.visible(recipe, part).any(axis=-1, keepdims=True)
+        blind = blind & self.exact.visible(RIGHT, part).any(axis=-1, keepdims=True)
         if not blind.any() or self.given.stage not in ("weights", "output"):
             return float(apart.max())
         if self.given.merged:
@@ -74,24 +75,53 @@ class Fit:
         apart = np.where(blind, np.minimum(apart, differences(theirs, mean)), apart)
         return float(np.where(blind & np.isnan(theirs), 0.0, apart).max())
 
+    def measure(self, recipe: Recipe, part: Part) -> tuple[float, float]:
+        """The gap, and what rounding allows."""
+        exact = self.exact.answer(recipe, part)
+        return self.between(recipe, part, exact), self.allowed(recipe, part, exact)
+
     def tolerance(self, recipe: Recipe, part: Part) -> float:
         """What rounding allows: a factor times the error of a plain run in their dtype, and their printed decimals."""
-        exact, plain = (w.answer(recipe, part).astype(np.float64) for w in (self.exact, self.plain))
+        return self.allowed(recipe, part, self.exact.answer(recipe, part))
+
+    def allowed(self, recipe: Recipe, part: Part, exact: Array) -> float:
+        """The same where the exact numbers are there already."""
         with np.errstate(all="ignore"):
-            error = np.abs(exact - plain)
-        error = error[np.isfinite(error)].max(initial=0.0) * self.shrink
-        return FACTOR * (error + eps(self.dtype) * largest(exact)) + self.slack
+            error = np.abs(exact - self.plain.answer(recipe, part))
+        worst = float(error[np.isfinite(error)].max(initial=0.0)) * self.shrink
+        return FACTOR * (worst + eps(self.dtype) * largest(exact)) + self.slack
 
     def filled(self, recipe: Recipe, part: Part, workings: Workings | None = None) -> Recipe | None:
         """The finite number in hidden places that comes nearest to theirs; None where there is none."""
         if recipe.fill is not None or recipe.masking not in ("fill", "add"):
             return recipe
-        if self.given.merged or recipe.axis != "keys" or recipe.blocks[0] or recipe.turned:
+        if recipe.blocks[0] or recipe.turned:
             return None
+        if self.given.merged or recipe.axis != "keys":
+            return self._descended(recipe, part, workings or self.exact)
         work = workings or self.exact
         with np.errstate(all="ignore"):
             found = _fill(work, recipe, part, self.theirs(part))
         return None if found is None else replace(recipe, fill=found)
+
+    def _descended(self, recipe: Recipe, part: Part, work: Workings) -> Recipe | None:
+        """The same where heads are joined: the best of a few numbers, then Newton's steps from there."""
+        theirs = self.theirs(part)
+
+        def off(fill: float) -> Array:
+            return work.answer(replace(recipe, fill=fill), part) - theirs
+
+        if off(0.0).shape != theirs.shape:
+            return None
+        fill = min((0.0, -1.0, -2.0, -4.0, -7.0, -11.0), key=lambda number: float((off(number) ** 2).sum()))
+        step = 1e-2 if work.dtype == np.float32 else 1e-5
+        for _ in range(6):
+            slope = (off(fill + step) - off(fill - step)) / (2 * step)
+            bottom = float((slope**2).sum())
+            fill -= float((off(fill) * slope).sum()) / bottom if bottom else 0.0
+            if not abs(fill) < 1e3:
+                return None
+        return replace(recipe, fill=_round(fill))
 
 
 def _fill(work: Workings, recipe: Recipe, part: Part, theirs: Array) -> float | None:
@@ -119,7 +149,7 @@ def _fill(work: Workings, recipe: Recipe, part: Part, theirs: Array) -> float | 
     use = np.isfinite(a) & np.isfinite(b)
     bottom = float((b[use] ** 2).sum())
     power = float((a[use] * b[use]).sum()) / bottom if bottom else 0.0
-    return _round(float(np.log(power))) if power > 0 else None
+    return _round(float(np.log(power))) if power > 0 and abs(power - 1) > 1e-3 * (recipe.masking == "add") else None
 
 
 def _round(x: float) -> float:

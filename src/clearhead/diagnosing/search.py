@@ -19,7 +19,8 @@ from clearhead.problem import Problem
 from clearhead.diagnosing.recipe import RIGHT, Change, Inputs, Part, Recipe, changed, shown
 from clearhead.diagnosing.workings import Workings
 
-BUDGET = 2**22  # cells of the weights that are looked at, at most
+_SOFTMAX = {"axis", "blocks", "overflow"}  # each replaces the whole softmax: no code does two of them
+BUDGET = 2**21  # cells of the weights that are looked at, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,16 @@ class Found:
     @property
     def fits(self) -> bool:
         return self.residual <= self.tolerance
+
+    @property
+    def unknown(self) -> bool:
+        """Is one of its numbers still to be found?"""
+        return self.recipe.masking in ("fill", "add") and self.recipe.fill is None
+
+    @property
+    def fitted(self) -> bool:
+        """Was one of its numbers found from theirs?"""
+        return any(change.get("masking") in ("fill", "add") for change in self.changes)
 
 
 class Looked(NamedTuple):
@@ -76,8 +87,8 @@ class Search:
     def measured(self, found: Found) -> Found:
         """The gap and what rounding allows, on everything; what fails on the sample already is not looked at further."""
         for fit, part in ((self.near, self.sample), (self.wide, self.everything)):
-            tolerance = fit.tolerance(found.recipe, part)
-            found = replace(found, residual=fit.gap(found.recipe, part), tolerance=tolerance)
+            residual, tolerance = fit.measure(found.recipe, part)
+            found = replace(found, residual=residual, tolerance=tolerance)
             if not found.fits:
                 break
         what, start = found.recipe.tail
@@ -117,6 +128,8 @@ class Search:
         """Bases with weights dropped at random; the one with the least left over."""
         found = []
         for chance, base in product(chances, bases):
+            if base.unknown or not evidence.around(self.near, base.recipe, self.screen, self.quick):
+                continue
             rate = evidence.dropout(self.near, base.recipe, self.sample)
             if rate is not None:
                 off = self.near.gap(base.recipe, self.sample)
@@ -127,8 +140,7 @@ class Search:
 
     def _close(self, bases: list[Found]) -> Iterator[Found]:
         for base in bases:
-            unknown = base.recipe.masking in ("fill", "add") and base.recipe.fill is None
-            if not unknown and evidence.near(self.near, base.recipe, self.screen, self.quick):
+            if not base.unknown and evidence.near(self.near, base.recipe, self.screen, self.quick):
                 yield base
 
     def singles(self, *, rare: bool = False) -> list[Found]:
@@ -165,7 +177,8 @@ class Search:
     def explained(self, candidates: Iterable[Found]) -> list[Found]:
         """Those that fit, the closest first."""
         fitting = [found for found in map(self.measured, self.screened(candidates)) if found.fits]
-        return sorted(fitting, key=lambda found: found.residual)
+        plain = [found for found in fitting if not found.fitted]  # a number found from theirs can mimic other mistakes
+        return sorted(plain or fitting, key=lambda found: found.residual)
 
     def screened(self, candidates: Iterable[Found]) -> Iterator[Found]:
         """Those that come near on a few rows, with their free numbers found."""
@@ -184,7 +197,7 @@ class Search:
         slack = self.near.tolerance(RIGHT, self.sample)
         found = []
         for single in singles:
-            if single.recipe.masking in ("fill", "add") and single.recipe.fill is None:
+            if single.unknown or single.mistakes[0].rule:  # another mistake may bring a rule into play
                 found.append(single)
                 continue
             made = self.quick.answer(single.recipe, self.sample)
@@ -197,7 +210,8 @@ def pairs(some: list[Found], others: list[Found]) -> Iterator[Found]:
     """Two mistakes that change different things."""
     for a, b in combinations(some, 2) if some is others else product(some, others):
         one, other = a.changes[0], b.changes[0]
-        if a.mistakes[0] is not b.mistakes[0] and not one.keys() & other.keys():
+        apart = not one.keys() & other.keys() and not (one.keys() & _SOFTMAX and other.keys() & _SOFTMAX)
+        if a.mistakes[0] is not b.mistakes[0] and apart and not (a.mistakes[0].alone or b.mistakes[0].alone):
             recipe = changed(a.recipe, other)
             yield Found(a.mistakes + b.mistakes, a.changes + b.changes, recipe)
 

@@ -37,6 +37,7 @@ class Explanation:
 
     found: Found
     confidence: Confidence
+    alike: tuple[Found, ...] = ()  # the same mistakes with other details, which give the same numbers
 
     def __repr__(self) -> str:
         return f"Explanation({' + '.join(self.mistakes)}, residual {self.residual:.2g}, {self.confidence})"
@@ -73,11 +74,12 @@ class Explanation:
         return self._words("needs", language)
 
     def _words(self, what: str, language: Language) -> list[str]:
-        pairs = zip(self.found.mistakes, self.found.changes, strict=True)
-        return [
-            getattr(mistake, what)[language == "zh"].format(**_details(self.found.recipe, change, language))
-            for mistake, change in pairs
+        said = [
+            [getattr(m, what)[language == "zh"].format(**_details(f.recipe, c, language)) for m, c in zip(f.mistakes, f.changes, strict=True)]
+            for f in (self.found, *self.alike)
         ]
+        other = f" {_say(language, 'or')} "
+        return [sentences[0] if len(set(sentences)) == 1 else other.join(dict.fromkeys(sentences)) for sentences in zip(*said, strict=True)]
 
 
 @dataclass(frozen=True, eq=False, slots=True)

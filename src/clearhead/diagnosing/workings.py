@@ -21,7 +21,7 @@ _OPERANDS = {
     "k": attrgetter("w_k", "b_k", "split", "rotary"),
     "v": attrgetter("w_v", "b_v", "split", "rotary", "rotary_values", "w_o"),
 }
-_SEEN = attrgetter("causal", "window", "mask", "padding", "query_padding", "segments", "key_tail")
+SEEN = attrgetter("causal", "window", "mask", "padding", "query_padding", "segments")
 _SCORES = attrgetter(
     *("w_q", "b_q", "w_k", "b_k", "split", "rotary", "rotary_shift", "product", "groups", "half", "half_dtype")
 )
@@ -63,7 +63,7 @@ class Workings:
 
     def answer(self, recipe: Recipe, part: Part) -> Array:
         """What the recipe gives at the stage that theirs is at, for these heads and rows."""
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"):  # wrong recipes overflow and divide by 0
             stage = recipe.step or self.given.stage
             if stage == "scores":
                 return self.scores(recipe, part)
@@ -152,7 +152,8 @@ class Workings:
         """Scores, then scale, cap, bias, ALiBi, mask, up to `stage`."""
         fields = (_SCORES(recipe), _LOGITS(recipe), stage)
         if stage == "masked":
-            return self._masked(recipe, part)
+            acts = (SEEN(recipe), recipe.key_tail, recipe.masking, recipe.fill)
+            return self.once(("masked", part, *fields, *acts), lambda: self._masked(recipe, part))
         return self.once(("logits", part, fields), lambda: self._unmasked(recipe, part, stage))
 
     def _unmasked(self, recipe: Recipe, part: Part, stage: str) -> Array:
@@ -205,7 +206,7 @@ class Workings:
 
     def visible(self, recipe: Recipe, part: Part) -> Array:
         """bool (batch, heads or 1, rows, keys)."""
-        return self.once(("visible", part, _SEEN(recipe)), lambda: visible(self.problem, recipe, part))
+        return self.once(("visible", part, SEEN(recipe), recipe.key_tail), lambda: visible(self.problem, recipe, part))
 
     # ── softmax ──
 
@@ -251,7 +252,8 @@ class Workings:
         if recipe.overflow:
             powers = np.exp(x.astype(recipe.overflow)).astype(x.dtype)
             total = powers.astype(recipe.overflow).sum(axis=axis, keepdims=True).astype(x.dtype)
-            return powers, np.where(total == 0, np.nan, total)
+            live = x.max(axis=axis, keepdims=True, initial=-np.inf) > -np.inf
+            return powers, np.where(live & (total == 0), np.nan, total)
         powers = self.rounded(np.exp(x - peak))
         total = sum_in_half(powers, recipe.half_dtype) if recipe.half == "sum" else powers.sum(axis=axis, keepdims=True)
         for extra, count in extras:

@@ -21,6 +21,7 @@ class Mistake:
     needs: Words  # what an input must have to show it
     evidence: Literal["numbers", "rounding", "chance"] = "numbers"  # to the last bit; as rounding goes; by statistics
     rule: str = ""  # the caller's rule that it breaks
+    alone: bool = False  # never looked for in pairs
     rare: Variants = lambda _: ()  # more variants, tried alone and last
 
 

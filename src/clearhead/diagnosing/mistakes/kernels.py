@@ -26,15 +26,22 @@ def _other_blocks(*bugs: str) -> Variants:
     return variants
 
 
+def _tails(keys: int, sizes: Iterable[int]) -> list[Change]:
+    """One size for each number of keys that are skipped, or of zeros that are read."""
+    uneven = sorted((size for size in sizes if keys % size), reverse=True)
+    skipped = {keys // size * size: size for size in uneven}
+    zeros = {-keys % size: size for size in uneven}
+    kinds = (("skipped", skipped), ("zeros", zeros))
+    return [{"key_tail": (kind, size)} for kind, found in kinds for size in sorted(found.values())]
+
+
 def _key_tails(given: Inputs) -> Iterable[Change]:
-    keys = given.problem.keys
-    sizes = [size for size in sorted(_sizes(keys)) if keys % size]
-    skipped = {keys // size * size: size for size in reversed(sizes)}
-    zeros = {-keys % size: size for size in reversed(sizes)}
-    return [
-        *({"key_tail": ("skipped", size)} for size in sorted(skipped.values())),
-        *({"key_tail": ("zeros", size)} for size in sorted(zeros.values())),
-    ]
+    return _tails(given.problem.keys, _sizes(given.problem.keys))
+
+
+def _other_tails(given: Inputs) -> Iterable[Change]:
+    common = list(_key_tails(given))
+    return [change for change in _tails(given.problem.keys, range(1, min(given.problem.keys, 257))) if change not in common]
 
 
 def _row_tails(given: Inputs) -> Iterable[Change]:
@@ -94,6 +101,7 @@ KERNELS = (
         ),
         ("loop over ceil(m / block) blocks, and mask j < m in the last", "循环 ceil(m / block) 块，并在最后一块遮蔽 j < m"),
         _UNEVEN,
+        rare=_other_tails,
     ),
     Mistake(
         "tail of the queries",

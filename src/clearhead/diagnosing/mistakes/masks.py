@@ -36,7 +36,27 @@ def _fills(given: Inputs) -> Iterable[Change]:
     if not hides(given):
         return []
     numbers = COMMON_FILLS if given.merged else (None,)
-    return [{"masking": kind, "fill": number} for kind in ("fill", "add") for number in numbers]
+    return [{"masking": kind, "fill": number} for kind in ("fill", "add") for number in numbers if kind == "fill" or number]
+
+
+def _other_fills(given: Inputs) -> Iterable[Change]:
+    """Any number, where it is costly to find."""
+    return [{"masking": kind, "fill": None} for kind in ("fill", "add")] if given.merged and hides(given) else []
+
+
+def _all_masks(given: Inputs) -> Iterable[Change]:
+    """All at once, where there are several."""
+    p = given.problem
+    rules: dict[str, tuple[bool, object]] = {
+        "causal": (p.causal, "missing"),
+        "window": (p.window != (None, None), None),
+        "mask": (p.mask is not None, "missing"),
+        "padding": (p.kv_lengths is not None, "missing"),
+        "query_padding": (p.query_lengths is not None, "missing"),
+        "segments": (p.query_segments is not None, "missing"),
+    }
+    change = {field: value for field, (given, value) in rules.items() if given}
+    return [change] if len(change) > 2 else []
 
 
 def _mask(given: Inputs) -> bool:
@@ -193,13 +213,14 @@ MASKS = (
     ),
     Mistake(
         "mask after softmax, renormalised",
-        when(hides, {"masking": "renormalised"}),
+        when(lambda given: hides(given) and given.problem.sinks is not None, {"masking": "renormalised"}),
         (
             "the mask is applied after the softmax, and the rows are divided by their sums again",
             "掩码用在 softmax 之后，各行再除以其和",
         ),
         _WHERE,
         ("sinks: without them this is the same as masking before, rounding apart", "汇点：没有它们时与先遮蔽相同（舍入除外）"),
+        alone=True,
     ),
     Mistake(
         "mask added as 0/1",
@@ -215,6 +236,14 @@ MASKS = (
             "hidden scores become a finite number, {fill} ({masking}), not -∞: hidden keys keep some weight",
             "被遮蔽的分数成了有限的数 {fill}（{masking}），而不是 -∞：被遮蔽的键仍有权重",
         ),
+        _WHERE,
+        _HIDDEN,
+        rare=_other_fills,
+    ),
+    Mistake(
+        "all masks ignored",
+        _all_masks,
+        ("no mask acts at all: every query sees every key", "没有任何掩码起作用：每个查询都看到所有的键"),
         _WHERE,
         _HIDDEN,
     ),

@@ -27,7 +27,7 @@ def _numbers(given: Inputs, other: "float | str") -> Iterable[float]:
         "d_model": [p.heads * p.d_k] + ([] if given.layer is None else [given.layer.x.shape[-1]]),
     }
     if other in widths:
-        return [width**-0.5 for width in widths[other] if width]
+        return [width**-0.5 for width in widths[other] if width and (other == "d_k" or width != p.d_k)]
     return {"1/d_k": [1 / p.d_k], "twice": [p.scale**2], "inverse": [1 / p.scale] if p.scale else []}[other]
 
 
