@@ -55,7 +55,12 @@ NEEDS = {
 }
 SIMPLE = (
     *("transpose missing", "no scale", "scale 1/d_k", "scale of d_model", "scale of d_v", "scale inverted"),
-    *("heads split without the transpose", "heads interleaved", "softmax over queries", "softmax over the whole matrix"),
+    *(
+        "heads split without the transpose",
+        "heads interleaved",
+        "softmax over queries",
+        "softmax over the whole matrix",
+    ),
     *("softmax over heads", "no softmax", "keys instead of values", "rescale missing", "last block only"),
     *("tail of the keys", "tail of the queries"),
 )
@@ -63,7 +68,11 @@ NAMES = sorted({*LAYER, *SQUARE, *NEEDS, *SIMPLE})
 # two ways of going wrong at the same place: no code does both
 EXCLUDE = (
     {n for n in NAMES if n.startswith("scale ") or n == "no scale"},
-    {n for n in NAMES if n.startswith("softmax ") or n in ("no softmax", "rescale missing", "last block only", "tail of the keys")},
+    {
+        n
+        for n in NAMES
+        if n.startswith("softmax ") or n in ("no softmax", "rescale missing", "last block only", "tail of the keys")
+    },
     {n for n in NAMES if n.startswith("causal")},
     {n for n in NAMES if n.startswith("padding")},
     {"mask ignored", "mask inverted", "mask transposed"},
@@ -122,14 +131,18 @@ def case(names, rng, dtype=torch.float32):
     n = int(rng.choice([18, 19, 20, 21, 23, 25, 27]))
     m = n if does & SQUARE or does & LAYER or needs & {"causal", "window", "padding"} or rng.random() < 0.5 else n + 5
     m = n + 7 if "uneven" in needs else m
-    d_v = d + 2 if "scale of d_v" in does or rng.random() < 0.3 and not does & LAYER else d
+    d_v = d + 2 if "scale of d_v" in does or (rng.random() < 0.3 and not does & LAYER) else d
     if does & {"keys instead of values", "queries instead of values"}:
         d_v = d
     if "transpose missing" in does:
         m = d = d_v = 12
         n = 12 if does & SQUARE or needs & {"causal", "window"} or rng.random() < 0.5 else 15
     rules, extra = _rules(needs, rng, n, m, heads)
-    details = {"block": int(rng.choice([4, 8])), "fill": -1.0 if does & LAYER else float(rng.choice([-1.0, -3.0, -0.5])), "extra": extra}
+    details = {
+        "block": int(rng.choice([4, 8])),
+        "fill": -1.0 if does & LAYER else float(rng.choice([-1.0, -3.0, -0.5])),
+        "extra": extra,
+    }
     details["which"] = int(rng.integers(0, 4))
     if "tail of the queries" in does or "tail of the keys" in does:
         details["block"] = 8 if n % 8 and m % 8 else 16
@@ -138,8 +151,10 @@ def case(names, rng, dtype=torch.float32):
         theirs = layer(inputs, heads, does, details, rules)
         inputs = {name: x.numpy() for name, x in inputs.items()} | {"num_heads": heads}
     else:
-        q, k, v = (torch.tensor(rng.standard_normal(shape), dtype=dtype) for shape in (
-            (2, heads, n, d), (2, kv_heads, m, d), (2, kv_heads, m, d_v)))
+        q, k, v = (
+            torch.tensor(rng.standard_normal(shape), dtype=dtype)
+            for shape in ((2, heads, n, d), (2, kv_heads, m, d), (2, kv_heads, m, d_v))
+        )
         q = q * 1.5
         theirs = attention(q, k, v, does, details, rules)
         inputs = {"q": q.numpy(), "k": k.numpy(), "v": v.numpy()}
@@ -166,7 +181,9 @@ def _rules(needs, rng, n, m, heads):
         rules["rotary"] = 100.0
     if "mask" in needs:
         rules["mask"] = rng.random((n, m)) < 0.6
-        rules["mask"][:, 0] = rules["mask"][np.arange(min(n, m)), np.arange(min(n, m))] = True if n == m else rules["mask"][:, 0]
+        rules["mask"][:, 0] = rules["mask"][np.arange(min(n, m)), np.arange(min(n, m))] = (
+            True if n == m else rules["mask"][:, 0]
+        )
     if "padding" in needs:
         rules["kv_lengths"] = np.array([m - 6, m - 3])
     if "query_lengths" in needs:
@@ -390,7 +407,9 @@ def mixed(s, v, q, seen, does, details, rules):
         a = a.transpose(-1, -2)
     out = a @ v
     if "tail of the queries" in does:
-        out[:, :, n // block * block :] = 0 if details["which"] % 2 else 1e3 * torch.randn_like(out[:, :, n // block * block :])
+        out[:, :, n // block * block :] = (
+            0 if details["which"] % 2 else 1e3 * torch.randn_like(out[:, :, n // block * block :])
+        )
     return out
 
 

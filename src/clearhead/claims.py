@@ -14,6 +14,8 @@ import numpy as np
 from clearhead import reference
 from clearhead.axes import Array
 from clearhead.casefile import INPUTS, LAYER, half_a_decimal, inputs_of, numbers, read, value_of
+from clearhead.diagnosing.verdict import Diagnosis
+from clearhead.diagnosis import examined
 from clearhead.errors import FileError, unknown
 from clearhead.layer import trace_layer
 from clearhead.problem import Rules
@@ -43,7 +45,13 @@ class Verdict:
     source: str | None  # the earlier claim it should follow from, where that one is wrong
     follows: Array | None  # what follows from that claim
     off_source: float
-    mistake: str | None  # a known mistake that gives the claimed numbers: a key of `MISTAKES`
+    diagnosis: Diagnosis | None  # of a wrong one: which mistake gives the claimed numbers
+
+    @property
+    def mistake(self) -> str | None:
+        """The names of the mistakes that give the claimed numbers, if any are known."""
+        known = self.diagnosis.explanations if self.diagnosis else ()
+        return " + ".join(known[0].mistakes) if known else None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -91,8 +99,12 @@ def check_file(path: str | Path) -> Case:
             raise unknown(f"key in {place.name}:", name, _KNOWN)
     claims = {name: _claim(name, data.pop(name)) for name in CLAIMABLE if name in data}
     values = {name: value_of(name, value) for name, value in data.items()}
-    traced = _trace(place, values)
-    return Case(traced, list(_verdicts(traced, claims)))
+    traced = _trace(place, dict(values))
+
+    def diagnosed(name: str, claimed: Array, slack: float) -> Diagnosis:
+        return examined(place, values, claimed, name, slack)
+
+    return Case(traced, list(_verdicts(traced, claims, diagnosed)))
 
 
 def _trace(place: Path, values: dict[str, Any]) -> Trace:
@@ -102,7 +114,9 @@ def _trace(place: Path, values: dict[str, Any]) -> Trace:
     return call(*inputs, **values)
 
 
-def _verdicts(traced: Trace, claims: dict[str, Claim]) -> Iterator[Verdict]:
+def _verdicts(
+    traced: Trace, claims: dict[str, Claim], diagnosed: Callable[[str, Array, float], Diagnosis]
+) -> Iterator[Verdict]:
     wrong: dict[str, Array] = {}
     for name, claim in claims.items():
         truth = np.asarray(getattr(traced, name))
@@ -121,7 +135,7 @@ def _verdicts(traced: Trace, claims: dict[str, Claim]) -> Iterator[Verdict]:
             source=None if follows is None else source,
             follows=follows,
             off_source=0.0 if follows is None else _largest(claimed, follows),
-            mistake=None if right else _mistake(traced, name, claimed, slack),
+            diagnosis=None if right else diagnosed(name, claimed, slack),
         )
         if not right:
             wrong[name] = claimed
@@ -151,44 +165,6 @@ def _onward(traced: Trace, source: str, claimed: Array, target: str) -> Array | 
     if target == "output":
         return _onward(traced, "weights", turned(problem.restore(then.weights), traced.convention), target)
     return turned(problem.restore(getattr(then, target)), traced.convention)
-
-
-def _softmax(x: Array, axis: int | tuple[int, int]) -> Array:
-    with np.errstate(invalid="ignore", over="ignore"):
-        powers = np.exp(x - x.max(axis=axis, keepdims=True))
-        return np.asarray(powers / powers.sum(axis=axis, keepdims=True))
-
-
-def _product(a: Array, b: Array) -> Array | None:
-    return a @ b if a.shape[-1] == b.shape[-2] and a.shape[:-2] == b.shape[:-2] else None
-
-
-MISTAKES: dict[str, tuple[str, Callable[[Trace], Array | None]]] = {
-    "transpose missing": ("scores", lambda t: _product(t._given.q, t._given.k)),
-    "q and k swapped": ("scores", lambda t: t._book.scores.swapaxes(-1, -2)),
-    "scores not scaled": ("scaled", lambda t: t._book.scores),
-    "scaled by 1/d_k": ("scaled", lambda t: t._book.scores / max(1, t.problem.d_k)),
-    "softmax of unscaled scores": ("weights", lambda t: _softmax(t._book.scores, -1)),
-    "softmax over queries": ("weights", lambda t: _softmax(t._book.masked, -2)),
-    "softmax over the whole matrix": ("weights", lambda t: _softmax(t._book.masked, (-1, -2))),
-    "mask missing": ("weights", lambda t: _softmax(t._book.biased, -1)),
-    "weights transposed": (
-        "output",
-        lambda t: None if t._given.v is None else _product(t._book.weights.swapaxes(-1, -2), t._given.v),
-    ),
-    "keys instead of values": ("output", lambda t: _product(t._book.weights, t._given.k)),
-}
-
-
-def _mistake(traced: Trace, name: str, claimed: Array, slack: float) -> str | None:
-    for key, (step, make) in MISTAKES.items():
-        made = make(traced) if step == name else None
-        if made is None:
-            continue
-        other = turned(traced.problem.restore(np.asarray(made, dtype=np.float64)), traced.convention)
-        if other.shape == claimed.shape and _largest(claimed, other) <= slack:
-            return key
-    return None
 
 
 def _shaped(name: str, claimed: Array, truth: Array) -> Array:

@@ -111,12 +111,22 @@ def diagnose_file(path: str | Path) -> Diagnosis:
     slack = 0.0 if isinstance(written, np.ndarray) else half_a_decimal(written)
     theirs = numbers("theirs", written)
     theirs = theirs if theirs.dtype in FLOATS else theirs.astype(np.float64)
-    needed = inputs_of(place, data)
+    stage = data.pop("stage", "output")
     values = {name: value_of(name, value) for name, value in data.items()}
-    stage = values.pop("stage", "output")
+    return examined(place, values, theirs, stage, slack)
+
+
+def examined(place: Path, values: dict[str, Any], theirs: Array, stage: Any, slack: float) -> Diagnosis:
+    """The verdict on a file's values: inputs and rules by their names."""
+    values = dict(values)
+    needed = inputs_of(place, values)
+    stage = str(stage.item()) if isinstance(stage, np.ndarray) and stage.ndim == 0 else stage
     turns = _rotary(values.pop("rotary", None), interleaved=values.pop("rotary_interleaved", False))
     if needed == INPUTS:
         q, k, v = (values.pop(name) for name in INPUTS)
+        convention = values.pop("convention", "rows")
+        check_convention(convention)
+        q, k, v, theirs = (turned(x, convention) for x in (q, k, v, theirs))
         return judged(_plain(q, k, v, theirs, stage, turns, values), slack)
     arrays = {name: values.pop(name, None) for name in LAYER}
     heads, convention = values.pop("num_heads", 1), values.pop("convention", "rows")
@@ -150,7 +160,8 @@ def explained(search: Search, difference: float, tolerance: float) -> tuple[Outc
     groups = [(group[0], tuple(group[1:]), same) for (_, same), group in alike.items()]
     several = sum(same for *_, same in groups) > 1
     exact = all(mistake.evidence == "numbers" for mistake in best.mistakes) and best.recipe.tail[0] != "unknown"
-    sure: Confidence = "sure" if exact and len(groups) == 1 and difference > 10 * tolerance else "likely"
+    lucky = search.tried * min(1.0, 4 * tolerance / difference) ** (search.wide.given.theirs.size / 2)
+    sure: Confidence = "sure" if exact and len(groups) == 1 and lucky < 1e-3 else "likely"
     words = [Explanation(f, "ambiguous" if several and same else "likely", others) for f, others, same in groups]
     if several:
         return "ambiguous", tuple(words)
@@ -185,14 +196,14 @@ def _layer(
     b = {name[2:]: a for name, a in ready.items() if name.startswith("b_")}
     own, source = (turned(ready[name], convention) for name in ("x", "context"))
     out = w["o"].shape if "o" in w else None
-    sizes = layer_sizes(
-        own.shape, source.shape, (w["q"].shape, w["k"].shape, w["v"].shape), out, num_heads, convention
-    )
+    sizes = layer_sizes(own.shape, source.shape, (w["q"].shape, w["k"].shape, w["v"].shape), out, num_heads, convention)
     for name, bias in b.items():
         if name not in w:
             raise RuleError("b_o is given but w_o is not: a bias of the output projection needs one.")
         if bias.shape != w[name].shape[-1:]:
-            raise ShapeError(f"b_{name} has shape {bias.shape}: expected one number per output column, {w[name].shape[-1:]}.")
+            raise ShapeError(
+                f"b_{name} has shape {bias.shape}: expected one number per output column, {w[name].shape[-1:]}."
+            )
     kv_heads = sizes.kv_heads or 1
     q, k, v = (  # shapes are all that is asked here: workings projects anew
         np.broadcast_to(np.zeros((), own.dtype), (*sizes.lead, heads, length, width))

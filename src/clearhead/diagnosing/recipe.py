@@ -72,11 +72,15 @@ RIGHT = Recipe()
 
 # The first stage that shows a change of the field; what is not listed shows in the output only.
 _SHOWN_FROM: dict[str, Stage] = {
-    **dict.fromkeys(("w_q", "w_k", "b_q", "b_k", "split", "rotary", "rotary_shift", "product", "groups", "step"), "scores"),
+    **dict.fromkeys(
+        ("w_q", "w_k", "b_q", "b_k", "split", "rotary", "rotary_shift", "product", "groups", "step"), "scores"
+    ),
     "scale": "scaled",
     "softcap": "capped",
     **dict.fromkeys(("bias", "alibi"), "biased"),
-    **dict.fromkeys(("causal", "window", "mask", "padding", "query_padding", "segments", "key_tail", "masking"), "masked"),
+    **dict.fromkeys(
+        ("causal", "window", "mask", "padding", "query_padding", "segments", "key_tail", "masking"), "masked"
+    ),
     **dict.fromkeys(("axis", "overflow", "sinks", "blocks", "empty", "dropout"), "weights"),
 }
 _BY_VALUE: dict[tuple[str, Any], Stage] = {

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from clearhead.diagnosing import evidence
-from clearhead.diagnosing.fitting import Fit, coarser, differences, largest
+from clearhead.diagnosing.fitting import Fit, coarser, largest
 from clearhead.diagnosing.mistakes import MISTAKES, Mistake
-from clearhead.problem import Problem
 from clearhead.diagnosing.recipe import RIGHT, Change, Inputs, Part, Recipe, changed, shown
 from clearhead.diagnosing.workings import Workings
+from clearhead.problem import Problem
 
 _SOFTMAX = {"axis", "blocks", "overflow"}  # each replaces the whole softmax: no code does two of them
 BUDGET = 2**21  # cells of the weights that are looked at, at most
@@ -61,6 +61,7 @@ class Search:
     """One case: the inputs, the parts of them to look at, and the candidates."""
 
     def __init__(self, given: Inputs, slack: float = 0.0) -> None:
+        self.tried = 0  # candidates so far
         dtype = coarser(given.problem.dtype, given.theirs.dtype)
         whole = given.problem
         cells = whole.batch * whole.heads * whole.queries * whole.keys
@@ -80,8 +81,9 @@ class Search:
             rows = tuple(sorted({*_telling(n), *np.linspace(0, n - 1, min(n, most)).astype(int).tolist()}))
         self.everything = Part(heads, rows)
         self.sample = Part(heads, _telling(n))
-        middle = heads if self.near.given.merged else heads[whole.heads // 2 :][:1]
-        self.screen = Part(middle, tuple(sorted({min(1, n - 1), n // 2, n - 1} & set(range(n)))))
+        joined = self.near.given.merged  # then every head is needed, and fewer rows must do
+        few = {n // 2} if joined else {min(1, n - 1), n // 2, n - 1} & set(range(n))
+        self.screen = Part(heads if joined else heads[whole.heads // 2 :][:1], tuple(sorted(few)))
         self.looked = Looked(batches, whole.heads, rows, cells <= BUDGET)
 
     def measured(self, found: Found) -> Found:
@@ -164,13 +166,12 @@ class Search:
         found = self.explained(singles) or self.rounded(right, halves) or self.explained(self.singles(rare=True))
         if found:
             return found
-        seen = self.seen(singles)
         return (
             self.explained(tails)
-            or self.explained(pairs(seen, seen))
-            or self.explained(pairs(tails, seen))
-            or self.rounded(seen, halves)
-            or self.dropped([*right, *seen], chances)
+            or self.explained(pairs(singles, singles))
+            or self.explained(pairs(tails, singles))
+            or self.rounded(singles, halves)
+            or self.dropped([*right, *singles], chances)
             or self.blurred(right, halves)
         )
 
@@ -183,6 +184,7 @@ class Search:
     def screened(self, candidates: Iterable[Found]) -> Iterator[Found]:
         """Those that come near on a few rows, with their free numbers found."""
         for candidate in candidates:
+            self.tried += 1
             recipe = self.near.filled(candidate.recipe, self.screen, self.quick)
             if recipe is None or self.near.gap(recipe, self.screen, self.quick) > self.rough:
                 continue
@@ -190,20 +192,6 @@ class Search:
                 recipe = self.near.filled(candidate.recipe, self.sample)
             if recipe is not None:
                 yield replace(candidate, recipe=recipe)
-
-    def seen(self, singles: list[Found]) -> list[Found]:
-        """Those that would change these numbers at all."""
-        right = self.quick.answer(RIGHT, self.sample)
-        slack = self.near.tolerance(RIGHT, self.sample)
-        found = []
-        for single in singles:
-            if single.unknown or single.mistakes[0].rule:  # another mistake may bring a rule into play
-                found.append(single)
-                continue
-            made = self.quick.answer(single.recipe, self.sample)
-            if made.shape != right.shape or differences(made, right).max(initial=0) > slack:
-                found.append(single)
-        return found
 
 
 def pairs(some: list[Found], others: list[Found]) -> Iterator[Found]:

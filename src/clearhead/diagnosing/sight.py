@@ -11,7 +11,7 @@ from clearhead.problem import Problem
 
 
 def visible(problem: Problem, recipe: Recipe, part: Part) -> Array:
-    """bool (batch, heads or 1, rows, keys)."""
+    """Bool (batch, heads or 1, rows, keys)."""
     keys = np.arange(problem.keys)
     seen = _dense(_ruled(problem, recipe), part)
     if recipe.causal in ("inverted", "upper"):

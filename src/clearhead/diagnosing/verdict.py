@@ -75,11 +75,17 @@ class Explanation:
 
     def _words(self, what: str, language: Language) -> list[str]:
         said = [
-            [getattr(m, what)[language == "zh"].format(**_details(f.recipe, c, language)) for m, c in zip(f.mistakes, f.changes, strict=True)]
+            [
+                getattr(m, what)[language == "zh"].format(**_details(f.recipe, c, language))
+                for m, c in zip(f.mistakes, f.changes, strict=True)
+            ]
             for f in (self.found, *self.alike)
         ]
         other = f" {_say(language, 'or')} "
-        return [sentences[0] if len(set(sentences)) == 1 else other.join(dict.fromkeys(sentences)) for sentences in zip(*said, strict=True)]
+        return [
+            sentences[0] if len(set(sentences)) == 1 else other.join(dict.fromkeys(sentences))
+            for sentences in zip(*said, strict=True)
+        ]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -161,7 +167,10 @@ _SAID: dict[str, tuple[str, str]] = {
         "{difference:.4g} away",
         "把握：很可能。这样算出的数与你的相差 {residual:.2g}；正确结果与你的最大相差 {difference:.4g}",
     ),
-    "tell": ("    to tell it from the others, try an input with {needs}", "    要与其他解释区分，请换这样的输入：{needs}"),
+    "tell": (
+        "    to tell it from the others, try an input with {needs}",
+        "    要与其他解释区分，请换这样的输入：{needs}",
+    ),
     "less well": ("fits too, but less well: {names}", "也吻合，但稍差：{names}"),
     "first": (
         "the first difference: batch {batch}, head {head}, query {query}, column {column}: "

@@ -36,19 +36,25 @@ class Workings:
         self.precision = precision
         self.dtype = np.dtype(np.float64 if precision in (None, np.float64) else np.float32)
         self._memo: dict[Any, Array] = {}
+        self._kept: dict[Any, Array] = {}
         self._bytes = 0
         self._whole: dict[tuple[Any, ...], Part] = {}
 
     def once(self, key: Any, make: Callable[[], Array]) -> Array:
-        """Shared work; all of it is forgotten when it grows large."""
+        """Shared work; what is oldest is forgotten when it grows large."""
         found = self._memo.get(key)
         if found is None:
-            found = make()
-            if self._bytes > _KEPT:
-                self._memo.clear()
-                self._bytes = 0
-            self._memo[key] = found
+            found = self._memo[key] = make()
             self._bytes += found.nbytes
+            while self._bytes > _KEPT and len(self._memo) > 1:
+                self._bytes -= self._memo.pop(next(iter(self._memo))).nbytes
+        return found
+
+    def kept(self, key: Any, make: Callable[[], Array]) -> Array:
+        """Shared work that is asked for all the time: projections and heads."""
+        found = self._kept.get(key)
+        if found is None:
+            found = self._kept[key] = make()
         return found
 
     def rounded(self, x: Array) -> Array:
@@ -77,7 +83,7 @@ class Workings:
 
     def operand(self, recipe: Recipe, name: str) -> Array:
         """Q, K or V as (batch, its heads, tokens, width)."""
-        return self.once((name, _OPERANDS[name](recipe)), lambda: self._operand(recipe, name))
+        return self.kept((name, _OPERANDS[name](recipe)), lambda: self._operand(recipe, name))
 
     def _operand(self, recipe: Recipe, name: str) -> Array:
         right: Array = {"q": self.given.q, "k": self.given.k, "v": self.given.v}[name]
@@ -101,14 +107,25 @@ class Workings:
         if layer is None:
             x = right.astype(self.dtype).swapaxes(1, 2)
             return x.reshape(*x.shape[:2], -1)
-        w = layer.w[name].astype(self.dtype)
-        x = (layer.x if name == "q" else layer.context).astype(self.dtype)
-        made = self.rounded(x @ (w.T if getattr(recipe, f"w_{name}") == "transposed" else w))
+        made = self._product(name, turned=getattr(recipe, f"w_{name}") == "transposed")
         if name in layer.b and getattr(recipe, f"b_{name}") == "given":
             made = self.rounded(made + layer.b[name].astype(self.dtype))
         if name == "v" and recipe.w_o == "on values":
-            made = self.rounded(made @ layer.w["o"].astype(self.dtype))
+            made = self.rounded(made @ self._w_o)
         return made
+
+    def _product(self, name: str, *, turned: bool) -> Array:
+        """X·W or X·Wᵀ."""
+        layer = self.given.layer
+        assert layer is not None
+        x, w = layer.x if name == "q" else layer.context, layer.w[name].T if turned else layer.w[name]
+        return self.kept((name, turned), lambda: self.rounded(x.astype(self.dtype) @ w.astype(self.dtype)))
+
+    @property
+    def _w_o(self) -> Array:
+        layer = self.given.layer
+        assert layer is not None
+        return self.kept("W^O", lambda: layer.w["o"].astype(self.dtype))
 
     def _rotated(self, recipe: Recipe, x: Array, *, shift: bool) -> Array:
         assert self.given.rotary is not None
@@ -205,7 +222,7 @@ class Workings:
     # ── who sees whom ──
 
     def visible(self, recipe: Recipe, part: Part) -> Array:
-        """bool (batch, heads or 1, rows, keys)."""
+        """Bool (batch, heads or 1, rows, keys)."""
         return self.once(("visible", part, SEEN(recipe), recipe.key_tail), lambda: visible(self.problem, recipe, part))
 
     # ── softmax ──
@@ -274,8 +291,10 @@ class Workings:
 
     def output(self, recipe: Recipe, part: Part) -> Array:
         """A·V per head, (batch, heads, rows, d_v)."""
-        values = self.serving(recipe, self.operand(recipe, recipe.values), part.heads) if recipe.values != "q" else (
-            _some(self.operand(recipe, "q"), part.heads, 1)
+        values = (
+            self.serving(recipe, self.operand(recipe, recipe.values), part.heads)
+            if recipe.values != "q"
+            else (_some(self.operand(recipe, "q"), part.heads, 1))
         )
         if recipe.turned:
             whole = self.part(part.heads, tuple(range(self.problem.queries)))
@@ -309,7 +328,7 @@ class Workings:
             order = (0, 2, 3, 1) if recipe.merge == "interleaved" else (0, 2, 1, 3)
             joined = made.transpose(order).reshape(made.shape[0], len(part.rows), -1)
         if "o" in layer.w and recipe.w_o not in ("missing", "on values"):
-            w = layer.w["o"].astype(self.dtype)
+            w = self._w_o
             if recipe.w_o == "per head":
                 width = w.shape[0] // all_heads
                 w = w * np.kron(np.eye(all_heads, dtype=self.dtype), np.ones((width, width), self.dtype))

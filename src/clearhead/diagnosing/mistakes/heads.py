@@ -68,7 +68,10 @@ HEADS = (
     Mistake(
         "output projection left out",
         when(_keeps_width, {"w_o": "missing"}),
-        ("the output projection W^O is left out: these are the heads side by side", "遗漏了输出投影 W^O：这只是各头的拼接"),
+        (
+            "the output projection W^O is left out: these are the heads side by side",
+            "遗漏了输出投影 W^O：这只是各头的拼接",
+        ),
         ("out = concat(heads) @ w_o + b_o",) * 2,
         ("a W^O other than the identity", "不是单位矩阵的 W^O"),
     ),

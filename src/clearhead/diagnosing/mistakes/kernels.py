@@ -8,9 +8,9 @@ from clearhead.diagnosing.mistakes.base import Mistake, Variants
 from clearhead.diagnosing.recipe import Change, Inputs
 
 
-def _sizes(keys: int) -> set[int]:
-    """The sizes that blocks have: powers of two, and a few more."""
-    return {size for size in (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512, 1024) if size < keys}
+def _sizes(length: int) -> set[int]:
+    """The sizes that blocks have; the smaller ones only where the length leaves room for no other."""
+    return {size for size in (8, 16, 32, 64, 128) if size < length} | ({2, 4} if length <= 64 else set())
 
 
 def _blocks(*bugs: str) -> Variants:
@@ -20,8 +20,9 @@ def _blocks(*bugs: str) -> Variants:
 def _other_blocks(*bugs: str) -> Variants:
     def variants(given: Inputs) -> Iterator[Change]:
         keys = given.problem.keys
-        for size in sorted(set(range(1, min(keys, 257))) - _sizes(keys)):
-            yield from ({"blocks": (bug, size)} for bug in bugs)
+        for size in sorted({*range(1, min(keys, 257)), 512, 1024} - _sizes(keys)):
+            if size < keys:
+                yield from ({"blocks": (bug, size)} for bug in bugs)
 
     return variants
 
@@ -41,7 +42,9 @@ def _key_tails(given: Inputs) -> Iterable[Change]:
 
 def _other_tails(given: Inputs) -> Iterable[Change]:
     common = list(_key_tails(given))
-    return [change for change in _tails(given.problem.keys, range(1, min(given.problem.keys, 257))) if change not in common]
+    return [
+        change for change in _tails(given.problem.keys, range(1, min(given.problem.keys, 257))) if change not in common
+    ]
 
 
 def _row_tails(given: Inputs) -> Iterable[Change]:
@@ -99,7 +102,10 @@ KERNELS = (
             "the keys behind the last whole block of {size} are wrong: {what}",
             "最后一个整块（每块 {size} 个键）之后的键出错：{what}",
         ),
-        ("loop over ceil(m / block) blocks, and mask j < m in the last", "循环 ceil(m / block) 块，并在最后一块遮蔽 j < m"),
+        (
+            "loop over ceil(m / block) blocks, and mask j < m in the last",
+            "循环 ceil(m / block) 块，并在最后一块遮蔽 j < m",
+        ),
         _UNEVEN,
         rare=_other_tails,
     ),
@@ -124,7 +130,10 @@ KERNELS = (
     Mistake(
         "half precision in the weights",
         _halves("weights"),
-        ("the weights are rounded to {half_dtype} before they meet the values", "权重在乘以值之前被舍入到 {half_dtype}"),
+        (
+            "the weights are rounded to {half_dtype} before they meet the values",
+            "权重在乘以值之前被舍入到 {half_dtype}",
+        ),
         _WIDE,
         _FLOAT32,
         evidence="rounding",

@@ -36,7 +36,9 @@ def _fills(given: Inputs) -> Iterable[Change]:
     if not hides(given):
         return []
     numbers = COMMON_FILLS if given.merged else (None,)
-    return [{"masking": kind, "fill": number} for kind in ("fill", "add") for number in numbers if kind == "fill" or number]
+    return [
+        {"masking": kind, "fill": number} for kind in ("fill", "add") for number in numbers if kind == "fill" or number
+    ]
 
 
 def _other_fills(given: Inputs) -> Iterable[Change]:
@@ -70,8 +72,14 @@ def _padding(given: Inputs) -> bool:
 _MORE = ("more than one token", "多于一个词元")
 _HIDDEN = ("a key that is hidden from some query", "对某个查询隐藏的键")
 _TRIL = ("scores = where(j <= i + offset, scores, -inf)",) * 2
-_WHERE = ("scores = where(mask, scores, -inf), before the softmax", "scores = where(mask, scores, -inf)，在 softmax 之前")
-_WINDOW = ("i + offset - left <= j <= i + offset + right, both ends included", "i + offset - left <= j <= i + offset + right，两端都含")
+_WHERE = (
+    "scores = where(mask, scores, -inf), before the softmax",
+    "scores = where(mask, scores, -inf)，在 softmax 之前",
+)
+_WINDOW = (
+    "i + offset - left <= j <= i + offset + right, both ends included",
+    "i + offset - left <= j <= i + offset + right，两端都含",
+)
 
 MASKS = (
     Mistake(
@@ -105,7 +113,10 @@ MASKS = (
             "the causal mask is aligned to the {causal}: with n ≠ m the first query belongs elsewhere",
             "因果掩码对齐到了另一角（{causal}）：n ≠ m 时第一个查询的位置不同",
         ),
-        ("j <= i + offset: offset 0 is the first corner, m - n the last", "j <= i + offset：offset 为 0 是左上角，m - n 是右下角"),
+        (
+            "j <= i + offset: offset 0 is the first corner, m - n the last",
+            "j <= i + offset：offset 为 0 是左上角，m - n 是右下角",
+        ),
         ("n ≠ m", "n ≠ m"),
         rule="query_offset",
     ),
@@ -219,13 +230,19 @@ MASKS = (
             "掩码用在 softmax 之后，各行再除以其和",
         ),
         _WHERE,
-        ("sinks: without them this is the same as masking before, rounding apart", "汇点：没有它们时与先遮蔽相同（舍入除外）"),
+        (
+            "sinks: without them this is the same as masking before, rounding apart",
+            "汇点：没有它们时与先遮蔽相同（舍入除外）",
+        ),
         alone=True,
     ),
     Mistake(
         "mask added as 0/1",
         when(hides, {"masking": "one seen"}, {"masking": "one hidden"}),
-        ("the mask is added to the scores as 0 and 1 ({masking}), not as 0 and -∞", "掩码以 0 和 1 加到分数上（{masking}），而不是 0 和 -∞"),
+        (
+            "the mask is added to the scores as 0 and 1 ({masking}), not as 0 and -∞",
+            "掩码以 0 和 1 加到分数上（{masking}），而不是 0 和 -∞",
+        ),
         _WHERE,
         _HIDDEN,
     ),

@@ -32,18 +32,19 @@ def _numbers(given: Inputs, other: "float | str") -> Iterable[float]:
 
 
 def _steps(given: Inputs) -> Iterable[Change]:
-    """The other steps up to the logits, those that do something."""
+    """The later steps up to the weights, those that do something."""
     p = given.problem
     works = {
-        "scores": True,
         "scaled": p.scale != 1,
         "capped": p.softcap is not None,
         "biased": p.bias is not None or p.alibi_slopes is not None,
         "masked": hides(given),
         "weights": True,
     }
-    own = max((s for s in STAGES[:5] if works[s] and STAGES.index(s) <= STAGES.index(given.stage)), key=STAGES.index)
-    return [{"step": s} for s in STAGES[:6] if given.stage in STAGES[:5] and works[s] and s != own]
+    if given.stage not in STAGES[:5]:
+        return []
+    later = STAGES[STAGES.index(given.stage) + 1 : 6]  # an earlier one is a rule left out, which has its own entry
+    return [{"step": step} for step in later if works[step]]
 
 
 _SCORES = ("scores = q @ k.swapaxes(-1, -2)",) * 2
@@ -126,7 +127,7 @@ SCORES = (
     Mistake(
         "another step",
         _steps,
-        ("these are the numbers of another step, {step}", "这是另一步 {step} 的数值"),
+        ("these are the numbers of a later step, {step}", "这是后面一步 {step} 的数值"),
         ('ask with stage="{step}", or hand on the step that was meant', '用 stage="{step}" 再问，或交出本来那一步'),
         ("rules that make the two steps differ", "使两步不同的规则"),
     ),
