@@ -181,9 +181,8 @@ def _rules(needs, rng, n, m, heads):
         rules["rotary"] = 100.0
     if "mask" in needs:
         rules["mask"] = rng.random((n, m)) < 0.6
-        rules["mask"][:, 0] = rules["mask"][np.arange(min(n, m)), np.arange(min(n, m))] = (
-            True if n == m else rules["mask"][:, 0]
-        )
+        rules["mask"][:, 0] = True
+        rules["mask"][np.arange(min(n, m)), np.arange(min(n, m))] = True
     if "padding" in needs:
         rules["kv_lengths"] = np.array([m - 6, m - 3])
     if "query_lengths" in needs:
@@ -334,7 +333,7 @@ def attention(q, k, v, does, details, rules):
     elif "softcap" in rules and "softcap missing" not in does:
         s = rules["softcap"] * torch.tanh(s / rules["softcap"])
     if "bias" in rules and not does & {"bias missing", "bias scaled"}:
-        s = s + torch.tensor(rules["bias"])
+        s = s + torch.tensor(rules["bias"], dtype=s.dtype)
     if "alibi_slopes" in rules and "ALiBi missing" not in does:
         far = (torch.arange(n)[:, None] + rules.get("query_offset", 0) - torch.arange(m)).abs()
         slope = torch.tensor(rules["alibi_slopes"], dtype=s.dtype)[:, None, None] * far
@@ -356,7 +355,7 @@ def scores(q, k, does, rules, heads, d, d_v):
     else:
         s = q @ k.transpose(-1, -2)
     if "bias scaled" in does:
-        s = s + torch.tensor(rules["bias"])
+        s = s + torch.tensor(rules["bias"], dtype=s.dtype)
     if "no scale" in does:
         return s
     if "scale 1/d_k" in does:
@@ -405,7 +404,7 @@ def mixed(s, v, q, seen, does, details, rules):
         a = torch.nan_to_num(a)
     if "weights transposed" in does:
         a = a.transpose(-1, -2)
-    out = a @ v
+    out = a.to(v.dtype) @ v
     if "tail of the queries" in does:
         out[:, :, n // block * block :] = (
             0 if details["which"] % 2 else 1e3 * torch.randn_like(out[:, :, n // block * block :])

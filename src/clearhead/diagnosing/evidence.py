@@ -17,6 +17,12 @@ def near(fit: Fit, base: Recipe, part: Part, work: Workings | None = None) -> bo
     return made.shape == theirs.shape and _size(theirs - made) <= _COARSE * _size(theirs)
 
 
+def off(fit: Fit, base: Recipe, part: Part) -> float:
+    """How far theirs lie from the recipe's numbers, root mean square."""
+    theirs, made = fit.theirs(part), fit.exact.answer(base, part)
+    return _size(theirs - made) if made.shape == theirs.shape else float("inf")
+
+
 def around(fit: Fit, base: Recipe, part: Part, work: Workings) -> bool:
     """Could theirs scatter around the recipe's numbers, neither larger nor smaller in all?"""
     theirs, made = fit.theirs(part), work.answer(base, part)
@@ -50,7 +56,7 @@ def somewhere(fit: Fit, base: Recipe, dtype: str, part: Part) -> bool:
         return False
     off = (theirs - exact).ravel()
     together = float(off @ exact.ravel()) / (np.linalg.norm(off) * np.linalg.norm(exact) + 1e-300)
-    return abs(together) < max(0.2, 4 / np.sqrt(off.size))
+    return abs(together) < max(0.5, 4 / np.sqrt(off.size))
 
 
 def dropout(fit: Fit, base: Recipe, part: Part) -> float | None:

@@ -96,7 +96,8 @@ class Search:
         what, start = found.recipe.tail
         if what == "unknown" and found.fits:  # the first row that was never written must be wrong
             row = self.wide.exact.part(self.everything.heads, (start,))
-            if self.wide.gap(replace(found.recipe, tail=("", 0)), row) <= found.tolerance:
+            gross = max(found.tolerance, 0.01 * largest(self.wide.theirs(self.sample)))
+            if self.wide.gap(replace(found.recipe, tail=("", 0)), row) <= gross:
                 return replace(found, residual=inf)
         return found
 
@@ -128,9 +129,11 @@ class Search:
 
     def dropped(self, bases: list[Found], chances: list[Found]) -> list[Found]:
         """Bases with weights dropped at random; the one with the least left over."""
-        found = []
+        found, most = [], evidence.off(self.near, RIGHT, self.sample)
         for chance, base in product(chances, bases):
             if base.unknown or not evidence.around(self.near, base.recipe, self.screen, self.quick):
+                continue
+            if not evidence.off(self.near, base.recipe, self.sample) <= most:  # no nearer than the right numbers are
                 continue
             rate = evidence.dropout(self.near, base.recipe, self.sample)
             if rate is not None:
@@ -171,8 +174,9 @@ class Search:
             or self.explained(pairs(singles, singles))
             or self.explained(pairs(tails, singles))
             or self.rounded(singles, halves)
-            or self.dropped([*right, *singles], chances)
             or self.blurred(right, halves)
+            or self.dropped(right, chances)
+            or self.dropped(singles, chances)
         )
 
     def explained(self, candidates: Iterable[Found]) -> list[Found]:

@@ -59,17 +59,17 @@ def _row_tails(given: Inputs) -> Iterable[Change]:
 
 def _halves(*where: str) -> Variants:
     def variants(given: Inputs) -> Iterable[Change]:
-        narrow = min(given.theirs.dtype.itemsize, given.problem.dtype.itemsize) <= 2
-        kinds = ("float16", "bfloat16")
-        return [] if narrow else [{"half": place, "half_dtype": kind} for place in where for kind in kinds]
+        size = min(given.theirs.dtype.itemsize, given.problem.dtype.itemsize)
+        kinds = [kind for kind, bytes_ in (("float32", 4), ("float16", 2), ("bfloat16", 2)) if bytes_ < size]
+        return [{"half": place, "half_dtype": kind} for place in where for kind in kinds]
 
     return variants
 
 
 _RESCALE = ("acc = acc * exp(m_old - m_new) + p @ v;  l = l * exp(m_old - m_new) + p.sum(-1)",) * 2
-_WIDE = ("keep it in float32 until the output is written", "在写出结果之前保持 float32")
+_WIDE = ("keep it in the inputs' dtype, float32 or better, until the output is written", "在写出结果之前保持输入的精度，至少 float32")
 _UNEVEN = ("a length that is no multiple of the block", "不是块大小整数倍的长度")
-_FLOAT32 = ("inputs in float32", "float32 的输入")
+_FLOAT32 = ("inputs and an output of a wider dtype", "更宽数据类型的输入和输出")
 
 KERNELS = (
     Mistake(
@@ -120,7 +120,7 @@ KERNELS = (
         _UNEVEN,
     ),
     Mistake(
-        "half precision in the scores",
+        "scores in a narrow dtype",
         _halves("scores", "logits"),
         ("the scores are rounded to {half_dtype}", "分数被舍入到 {half_dtype}"),
         _WIDE,
@@ -128,7 +128,7 @@ KERNELS = (
         evidence="rounding",
     ),
     Mistake(
-        "half precision in the weights",
+        "weights in a narrow dtype",
         _halves("weights"),
         (
             "the weights are rounded to {half_dtype} before they meet the values",
@@ -139,7 +139,7 @@ KERNELS = (
         evidence="rounding",
     ),
     Mistake(
-        "half precision in the sum",
+        "sum in a narrow dtype",
         _halves("sum"),
         ("the sums over keys are kept in {half_dtype}", "对键的求和用 {half_dtype} 累加"),
         _WIDE,
@@ -147,7 +147,7 @@ KERNELS = (
         evidence="rounding",
     ),
     Mistake(
-        "half precision somewhere",
+        "a narrow dtype somewhere",
         _halves("somewhere"),
         (
             "the numbers are as far from the right ones as {half_dtype} rounds somewhere on the way, and nothing worse",
