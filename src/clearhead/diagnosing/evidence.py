@@ -44,19 +44,23 @@ def rounding(fit: Fit, base: Recipe, halved: Recipe, part: Part) -> tuple[float,
     return float(differences(theirs, made).max(initial=0)), float(differences(theirs, plain).max(initial=0))
 
 
-def somewhere(fit: Fit, base: Recipe, dtype: str, part: Part) -> bool:
-    """Is every number as near as a plain run in the narrow dtype comes, and the error no share of the numbers?"""
+def somewhere(fit: Fit, base: Recipe, dtype: str, part: Part) -> float | None:
+    """How unlike the error of a plain run in a narrow dtype theirs is, as a ratio of sizes; None where it cannot be.
+
+    No number may be further off than such a run comes, and the error may be no share of the numbers.
+    """
     exact = fit.exact.answer(base, part)
     theirs = fit.theirs(part)
     narrow = Workings(fit.given, named(dtype)).answer(base, part).astype(np.float64)
-    apart = differences(theirs, exact)
-    error = differences(narrow, exact)
-    error = error[np.isfinite(error)].max(initial=0.0)
-    if apart.max(initial=0) > FACTOR * (error + eps(named(dtype)) * largest(exact)):
-        return False
-    off = (theirs - exact).ravel()
-    together = float(off @ exact.ravel()) / (np.linalg.norm(off) * np.linalg.norm(exact) + 1e-300)
-    return abs(together) < max(0.5, 4 / np.sqrt(off.size))
+    error, apart = narrow - exact, theirs - exact
+    worst = float(np.abs(error[np.isfinite(error)]).max(initial=0.0))
+    if not differences(theirs, exact).max(initial=0) <= FACTOR * (worst + eps(named(dtype)) * largest(exact)):
+        return None
+    together = float((apart * exact).sum()) / (np.linalg.norm(apart) * np.linalg.norm(exact) + 1e-300)
+    if abs(together) >= max(0.5, 4 / np.sqrt(apart.size)):
+        return None
+    ratio = _size(apart) / max(_size(error), 1e-300)
+    return max(ratio, 1 / max(ratio, 1e-300))
 
 
 def dropout(fit: Fit, base: Recipe, part: Part) -> float | None:
@@ -78,14 +82,16 @@ def dropout(fit: Fit, base: Recipe, part: Part) -> float | None:
     use = spread > 1e-12 * spread.max(initial=0)
     if use.sum() < 64:
         return None
-    ratio = float((off[use] ** 2).sum() / spread[use].sum())
+    each = (off**2).sum(axis=-1) / np.maximum(spread.sum(axis=-1), 1e-300)  # every row alike, whatever its keys
+    live = use.any(axis=-1)
+    ratio = float(each[live].mean())
     share = float((off * right)[use].sum() / (right[use] ** 2).sum())
     doubt = float(np.sqrt(ratio * (spread * right**2)[use].sum()) / (right[use] ** 2).sum())
     rate = ratio / (1 + ratio)
     if abs(share) > 5 * doubt + 0.02 or not 0.005 < rate < 0.95:
         return None
-    order = np.argsort(spread[use], axis=None)
-    quarters = [float((off[use][at] ** 2).sum() / spread[use][at].sum()) for at in np.array_split(order, 4)]
+    order = np.argsort(spread.sum(axis=-1)[live])
+    quarters = [float(each[live][at].mean()) for at in np.array_split(order, 4)]
     if max(quarters) > 3 * ratio or min(quarters) < ratio / 3:
         return None
     return rate if 0.6 * ratio < _shaped(weights, values, off, ratio) < 1.6 * ratio else None
@@ -95,7 +101,8 @@ def _shaped(weights: Array, values: Array, off: Array, ratio: float) -> float:
     """The same ratio from the whole covariance Σ_j a_j²·v_j·v_jᵀ, which only dropped weights have; rows with enough keys."""
     width = values.shape[-1]
     found = []
-    for batch, head, row in np.ndindex(weights.shape[:3]):
+    places = list(np.ndindex(weights.shape[:3]))
+    for batch, head, row in places[:: max(1, len(places) // 256)]:
         scaled = weights[batch, head, row, :, None] * values[batch, head]
         spread = scaled.T @ scaled
         if np.linalg.cond(spread) < 1e6:

@@ -35,7 +35,7 @@ class Recipe:
     # scores
     product: str = "q·kᵀ"  # "q·k", "k·qᵀ"
     groups: str = "repeat"  # "tile": query head h reads key head h % kv_heads
-    half: str = ""  # "scores", "logits", "weights", "sum", "somewhere": what is rounded to `half_dtype`
+    half: str = ""  # "scores", "logits", "powers", "weights", "sum", "somewhere": what is rounded to `half_dtype`
     half_dtype: str = "float16"
     # logits
     scale: float | None = None  # None is the problem's
@@ -87,6 +87,7 @@ _BY_VALUE: dict[tuple[str, Any], Stage] = {
     ("half", "scores"): "scores",
     ("half", "logits"): "scaled",
     ("half", "weights"): "weights",
+    ("half", "powers"): "weights",
     ("half", "sum"): "weights",
     ("half", "somewhere"): "scores",
 }

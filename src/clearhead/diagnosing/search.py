@@ -97,7 +97,8 @@ class Search:
         if what == "unknown" and found.fits:  # the first row that was never written must be wrong
             row = self.wide.exact.part(self.everything.heads, (start,))
             gross = max(found.tolerance, 0.01 * largest(self.wide.theirs(self.sample)))
-            if self.wide.gap(replace(found.recipe, tail=("", 0)), row) <= gross:
+            whole = replace(found.recipe, tail=("", 0))
+            if min(self.wide.gap(whole, row), self.wide.gap(RIGHT, row)) <= gross:
                 return replace(found, residual=inf)
         return found
 
@@ -115,17 +116,16 @@ class Search:
                     found.append(Found(*both, recipe, residual=left[0], tolerance=left[1]))
         return sorted(found, key=lambda one: one.residual)
 
-    def blurred(self, bases: list[Found], halves: list[Found]) -> list[Found]:
-        """As far off as a narrow dtype rounds, somewhere."""
-        found = []
-        for base in self._close(bases):
-            for half in halves:
-                if half.recipe.half == "somewhere" and not found:
-                    kind = half.recipe.half_dtype
-                    if evidence.somewhere(self.near, base.recipe, kind, self.sample):
-                        off = self.near.gap(base.recipe, self.sample)
-                        found.append(replace(half, residual=off, tolerance=off))
-        return found
+    def blurred(self, halves: list[Found]) -> list[Found]:
+        """As far off as a narrow dtype rounds, somewhere: the dtype whose plain run is off by most nearly as much."""
+        near = evidence.near(self.near, RIGHT, self.screen, self.quick)
+        found = {}
+        for half in [half for half in halves if near and half.recipe.half == "somewhere"]:
+            unlike = evidence.somewhere(self.near, RIGHT, half.recipe.half_dtype, self.sample)
+            if unlike is not None:
+                found[unlike] = half
+        off = self.near.gap(RIGHT, self.sample)
+        return [replace(found[min(found)], residual=off, tolerance=off)] if found else []
 
     def dropped(self, bases: list[Found], chances: list[Found]) -> list[Found]:
         """Bases with weights dropped at random; the one with the least left over."""
@@ -135,7 +135,7 @@ class Search:
                 continue
             if not evidence.off(self.near, base.recipe, self.sample) <= most:  # no nearer than the right numbers are
                 continue
-            rate = evidence.dropout(self.near, base.recipe, self.sample)
+            rate = evidence.dropout(self.wide, base.recipe, self.everything)
             if rate is not None:
                 off = self.near.gap(base.recipe, self.sample)
                 recipe = replace(base.recipe, dropout=rate)
@@ -174,7 +174,7 @@ class Search:
             or self.explained(pairs(singles, singles))
             or self.explained(pairs(tails, singles))
             or self.rounded(singles, halves)
-            or self.blurred(right, halves)
+            or self.blurred(halves)
             or self.dropped(right, chances)
             or self.dropped(singles, chances)
         )

@@ -272,6 +272,8 @@ class Workings:
             live = x.max(axis=axis, keepdims=True, initial=-np.inf) > -np.inf
             return powers, np.where(live & (total == 0), np.nan, total)
         powers = self.rounded(np.exp(x - peak))
+        if recipe.half == "powers":
+            powers = halved(powers, recipe.half_dtype)
         total = sum_in_half(powers, recipe.half_dtype) if recipe.half == "sum" else powers.sum(axis=axis, keepdims=True)
         for extra, count in extras:
             total = total + count * np.exp(extra - peak)

@@ -88,8 +88,9 @@ KERNELS = (
         "last block only",
         _blocks("last", "last values"),
         (
-            "a kernel over blocks of {size} keys keeps only the last block: its {what} overwritten, not added to",
-            "按每块 {size} 个键计算，却只留下最后一块：{what}被覆盖而不是累加",
+            "a kernel over blocks of {size} keys (or a size that leaves as many for the last) keeps only the last "
+            "block: its {what} overwritten, not added to",
+            "按每块 {size} 个键（或使最后一块同样长的大小）计算，却只留下最后一块：{what}被覆盖而不是累加",
         ),
         ("acc += p @ v, not acc = p @ v", "acc += p @ v，而不是 acc = p @ v"),
         ("more keys than a block holds", "多于一块的键"),
@@ -129,7 +130,7 @@ KERNELS = (
     ),
     Mistake(
         "weights in a narrow dtype",
-        _halves("weights"),
+        _halves("powers", "weights"),
         (
             "the weights are rounded to {half_dtype} before they meet the values",
             "权重在乘以值之前被舍入到 {half_dtype}",
