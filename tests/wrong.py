@@ -137,11 +137,10 @@ def case(names, rng, dtype=torch.float32):
     if "transpose missing" in does:
         m = d = d_v = 12
         n = 12 if does & SQUARE or needs & {"causal", "window"} or rng.random() < 0.5 else 15
-    rules, extra = _rules(needs, rng, n, m, heads)
+    rules = _rules(needs, rng, n, m, heads)
     details = {
         "block": int(rng.choice([4, 8])),
         "fill": -1.0 if does & LAYER else float(rng.choice([-1.0, -3.0, -0.5])),
-        "extra": extra,
     }
     details["which"] = int(rng.integers(0, 4))
     if "tail of the queries" in does or "tail of the keys" in does:
@@ -163,7 +162,6 @@ def case(names, rng, dtype=torch.float32):
 
 def _rules(needs, rng, n, m, heads):
     rules = {}
-    extra = []
     if "causal" in needs or "blind" in needs:
         rules["causal"] = True
         rules["query_offset"] = m - n if "uneven" not in needs or rng.random() < 0.5 else 0
@@ -195,7 +193,7 @@ def _rules(needs, rng, n, m, heads):
         rules["query_offset"] = m - n
     if "sinks" in needs:
         rules["sinks"] = np.linspace(0.5, 1.5, heads)
-    return rules, extra
+    return rules
 
 
 def _layer_inputs(rng, batch, n, heads, d, dtype):

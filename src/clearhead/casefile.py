@@ -76,6 +76,14 @@ def half_a_decimal(value: Any) -> float:
     return 0.5 * 10.0 ** -max((-int(d.as_tuple().exponent) for d in _decimals(value)), default=0)
 
 
+def precision(value: Any, array: Array) -> Array:
+    """A list's numbers in the dtype that they were printed from: float32 where nine digits hold them, or it does."""
+    short = all(len(d.as_tuple().digits) <= 9 for d in _decimals(value))
+    narrow = array.astype(np.float32)
+    exact = bool((narrow.astype(np.float64) == array)[np.isfinite(array)].all())
+    return narrow if short or exact else array
+
+
 def value_of(name: str, value: Any) -> Any:
     """What a name's value is: an array of floats, or for rules a number, a flag, a pair or whole numbers."""
     if name in (*INPUTS, *LAYER, "bias"):
@@ -129,13 +137,21 @@ def _read_npz(place: Path) -> dict[str, Any]:
 
 
 def _read_safetensors(place: Path) -> dict[str, Any]:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+    """The tensors, and rules that are no tensors from the file's metadata: {"causal": "true", "stage": "weights"}."""
+    from safetensors import SafetensorError, safe_open
 
     try:
-        arrays: dict[str, Any] = load_file(place)
+        with safe_open(place, framework="np") as stored:
+            values: dict[str, Any] = {name: _said(text) for name, text in (stored.metadata() or {}).items()}
+            return values | {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise FileError(f"{place} does not exist.") from None
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise FileError(f"{place} is not a readable .safetensors file: {str(error).splitlines()[0]}.") from None
-    return {name: array.reshape(()) if array.shape == (1,) else array for name, array in arrays.items()}
+
+
+def _said(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

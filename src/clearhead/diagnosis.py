@@ -9,7 +9,7 @@ import numpy as np
 
 from clearhead.arrays import FLOATS, adopt
 from clearhead.axes import WEIGHTS, Array, named
-from clearhead.casefile import INPUTS, LAYER, half_a_decimal, inputs_of, numbers, read, value_of
+from clearhead.casefile import INPUTS, LAYER, half_a_decimal, inputs_of, numbers, precision, read, value_of
 from clearhead.diagnosing.fitting import differences
 from clearhead.diagnosing.recipe import RIGHT, STAGES, Inputs, Layer, Rotary, Stage
 from clearhead.diagnosing.search import Found, Search
@@ -111,6 +111,7 @@ def diagnose_file(path: str | Path) -> Diagnosis:
     slack = 0.0 if isinstance(written, np.ndarray) else half_a_decimal(written)
     theirs = numbers("theirs", written)
     theirs = theirs if theirs.dtype in FLOATS else theirs.astype(np.float64)
+    theirs = theirs if isinstance(written, np.ndarray) else precision(written, theirs)
     stage = data.pop("stage", "output")
     values = {name: value_of(name, value) for name, value in data.items()}
     return examined(place, values, theirs, stage, slack)
@@ -133,6 +134,7 @@ def examined(place: Path, values: dict[str, Any], theirs: Array, stage: Any, sla
     return judged(_layer(arrays, theirs, heads, convention, stage, turns, values), slack)
 
 
+@np.errstate(all="ignore")  # wrong recipes overflow and divide by 0
 def judged(given: Inputs, slack: float = 0.0) -> Diagnosis:
     """The verdict on checked inputs; `slack` is what printed decimals allow."""
     search = Search(given, slack)
@@ -143,7 +145,9 @@ def judged(given: Inputs, slack: float = 0.0) -> Diagnosis:
     first = _first(search, apart, theirs, made, tolerance)
     difference = float(apart.max(initial=0.0))
     verdict, explanations = ("right", ()) if first is None else explained(search, difference, tolerance)
-    unseen = ()
+    known = {mistake for explanation in explanations for mistake in explanation.found.mistakes}
+    hidden = [] if verdict == "unexplained" else search.unseen()
+    unseen = tuple(Explanation(f, "ambiguous") for f in hidden if f.mistakes[0] not in known)
     return Diagnosis(verdict, explanations, difference, tolerance, first, search.looked, unseen)
 
 

@@ -72,8 +72,7 @@ def dropout(fit: Fit, base: Recipe, part: Part) -> float | None:
         return _dropped_weights(theirs, fit.exact.answer(base, part))
     if fit.given.stage != "output" or fit.given.merged or base.half or base.values != "v" or base.turned:
         return None
-    with np.errstate(all="ignore"):
-        weights, right = fit.exact.weights(base, part), fit.exact.output(base, part)
+    weights, right = fit.exact.weights(base, part), fit.exact.output(base, part)
     values = fit.exact.serving(base, fit.exact.operand(base, "v"), part.heads)
     if right.shape != theirs.shape or not np.isfinite(right).all():
         return None
@@ -129,6 +128,5 @@ def _dropped_weights(theirs: Array, right: Array) -> float | None:
 
 def _size(x: Array) -> float:
     """Root mean square; infinite where a number is missing."""
-    with np.errstate(all="ignore"):
-        size = float(np.sqrt(np.mean(x**2))) if x.size else 0.0
+    size = float(np.sqrt(np.mean(x**2))) if x.size else 0.0
     return size if np.isfinite(size) else float("inf")

@@ -70,8 +70,7 @@ class Fit:
             blind = blind.any(axis=1, keepdims=True)
             apart = np.where(blind & np.isnan(theirs), 0.0, apart)
             return float(apart.max())
-        with np.errstate(all="ignore"):
-            mean = self.exact.answer(replace(recipe, empty="mean"), part)
+        mean = self.exact.answer(replace(recipe, empty="mean"), part)
         apart = np.where(blind, np.minimum(apart, differences(theirs, mean)), apart)
         return float(np.where(blind & np.isnan(theirs), 0.0, apart).max())
 
@@ -86,8 +85,7 @@ class Fit:
 
     def allowed(self, recipe: Recipe, part: Part, exact: Array) -> float:
         """The same where the exact numbers are there already."""
-        with np.errstate(all="ignore"):
-            error = np.abs(exact - self.plain.answer(recipe, part))
+        error = np.abs(exact - self.plain.answer(recipe, part))
         worst = float(error[np.isfinite(error)].max(initial=0.0)) * self.shrink
         return FACTOR * (worst + eps(self.dtype) * largest(exact)) + self.slack
 
@@ -100,8 +98,7 @@ class Fit:
         if self.given.merged or recipe.axis != "keys":
             return self._descended(recipe, part, workings or self.exact)
         work = workings or self.exact
-        with np.errstate(all="ignore"):
-            found = _fill(work, recipe, part, self.theirs(part))
+        found = _fill(work, recipe, part, self.theirs(part))
         return None if found is None else replace(recipe, fill=found)
 
     def _descended(self, recipe: Recipe, part: Part, work: Workings) -> Recipe | None:
@@ -160,9 +157,8 @@ def _round(x: float) -> float:
 
 def differences(a: Array, b: Array) -> Array:
     """|a - b|; NaN or infinity in both is no difference, in one an infinite one."""
-    with np.errstate(all="ignore"):
-        apart = np.abs(a - b)
-        apart = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, apart)
+    apart = np.abs(a - b)
+    apart = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, apart)
     return np.where(np.isnan(apart), np.inf, apart)
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from clearhead.diagnosing import evidence
-from clearhead.diagnosing.fitting import Fit, coarser, largest
+from clearhead.diagnosing.fitting import Fit, coarser, differences, largest
 from clearhead.diagnosing.mistakes import MISTAKES, Mistake
 from clearhead.diagnosing.recipe import RIGHT, Change, Inputs, Part, Recipe, changed, shown
 from clearhead.diagnosing.workings import Workings
@@ -94,13 +94,20 @@ class Search:
             if not found.fits:
                 break
         what, start = found.recipe.tail
-        if what == "unknown" and found.fits:  # the first row that was never written must be wrong
-            row = self.wide.exact.part(self.everything.heads, (start,))
-            gross = max(found.tolerance, 0.01 * largest(self.wide.theirs(self.sample)))
-            whole = replace(found.recipe, tail=("", 0))
-            if min(self.wide.gap(whole, row), self.wide.gap(RIGHT, row)) <= gross:
-                return replace(found, residual=inf)
+        if what == "unknown" and found.fits and not self._unwritten(found.recipe, start):
+            return replace(found, residual=inf)
         return found
+
+    def _unwritten(self, recipe: Recipe, start: int) -> bool:
+        """Are the rows from here on, and the very first of them, wrong beyond all rounding?"""
+        whole, gross = replace(recipe, tail=("", 0)), 0.01 * largest(self.wide.theirs(self.sample))
+        rows = tuple(row for row in self.everything.rows if row >= start)
+        for part in (self.wide.exact.part(self.everything.heads, some) for some in ((start,), rows)):
+            for other in (whole, RIGHT):
+                made, theirs = self.wide.exact.answer(other, part), self.wide.theirs(part)
+                if made.shape != theirs.shape or np.mean(differences(theirs, made).max(axis=-1) > gross) < 0.5:
+                    return False
+        return True
 
     def rounded(self, bases: list[Found], halves: list[Found]) -> list[Found]:
         """Bases with one step in a narrow dtype; told by how much of the difference that takes away."""
@@ -116,11 +123,10 @@ class Search:
                     found.append(Found(*both, recipe, residual=left[0], tolerance=left[1]))
         return sorted(found, key=lambda one: one.residual)
 
-    def blurred(self, halves: list[Found]) -> list[Found]:
+    def blurred(self, right: list[Found], halves: list[Found]) -> list[Found]:
         """As far off as a narrow dtype rounds, somewhere: the dtype whose plain run is off by most nearly as much."""
-        near = evidence.near(self.near, RIGHT, self.screen, self.quick)
         found = {}
-        for half in [half for half in halves if near and half.recipe.half == "somewhere"]:
+        for half in [half for _ in self._close(right) for half in halves if half.recipe.half == "somewhere"]:
             unlike = evidence.somewhere(self.near, RIGHT, half.recipe.half_dtype, self.sample)
             if unlike is not None:
                 found[unlike] = half
@@ -131,7 +137,7 @@ class Search:
         """Bases with weights dropped at random; the one with the least left over."""
         found, most = [], evidence.off(self.near, RIGHT, self.sample)
         for chance, base in product(chances, bases):
-            if base.unknown or not evidence.around(self.near, base.recipe, self.screen, self.quick):
+            if base.unknown or not evidence.around(self.near, base.recipe, self.sample, self.quick):
                 continue
             if not evidence.off(self.near, base.recipe, self.sample) <= most:  # no nearer than the right numbers are
                 continue
@@ -145,8 +151,10 @@ class Search:
 
     def _close(self, bases: list[Found]) -> Iterator[Found]:
         for base in bases:
-            if not base.unknown and evidence.near(self.near, base.recipe, self.screen, self.quick):
-                yield base
+            if base.unknown or not evidence.near(self.near, base.recipe, self.screen, self.quick):
+                continue
+            if self.wide.gap(base.recipe, self.everything) <= 30 * self.near.gap(base.recipe, self.sample):
+                yield base  # no place stands out: so it is with rounding
 
     def singles(self, *, rare: bool = False) -> list[Found]:
         """Every mistake that these inputs leave room for."""
@@ -157,6 +165,18 @@ class Search:
             for change in (mistake.rare if rare else mistake.variants)(given)
             if shown(change, given.stage)
         ]
+
+    def unseen(self) -> list[Found]:
+        """Mistakes about the caller's own rules that would give the right numbers here: these inputs cannot show them."""
+        right = self.near.exact.answer(RIGHT, self.sample)
+        allowed = self.near.allowed(RIGHT, self.sample, right)
+        alike: dict[str, list[Found]] = {}
+        for single in self.singles():
+            if single.mistakes[0].rule and not single.unknown:
+                made = self.near.exact.answer(single.recipe, self.sample)
+                same = made.shape == right.shape and differences(made, right).max(initial=0) <= allowed
+                alike.setdefault(single.mistakes[0].name, []).extend([single] if same else [])
+        return [found[0] for found in alike.values() if found]
 
     def explanations(self) -> list[Found]:
         """What fits, the best first: one mistake before two, numbers before statistics."""
@@ -174,7 +194,7 @@ class Search:
             or self.explained(pairs(singles, singles))
             or self.explained(pairs(tails, singles))
             or self.rounded(singles, halves)
-            or self.blurred(halves)
+            or self.blurred(right, halves)
             or self.dropped(right, chances)
             or self.dropped(singles, chances)
         )

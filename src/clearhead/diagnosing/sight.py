@@ -61,7 +61,7 @@ def _dense(problem: Problem, part: Part) -> Array:
     runs = np.split(np.arange(len(part.rows)), np.flatnonzero(np.diff(part.rows) != 1) + 1)
     for batch in range(problem.batch):
         for at, head in enumerate(heads):
-            for run in runs:
+            for run in runs if part.rows else ():
                 rows = slice(part.rows[run[0]], part.rows[run[-1]] + 1)
                 seen[batch, at, run] = visibility.tile(problem, batch, head, rows, keys)
     return seen

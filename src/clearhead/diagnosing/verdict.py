@@ -125,12 +125,12 @@ class Diagnosis:
             "verdict": self.verdict,
             "explanations": [
                 {"mistakes": e.mistakes, "confidence": e.confidence, "residual": _plain(e.residual)}
-                | {"tolerance": e.tolerance, "details": e.details, "did": e.did(), "mend": e.mend()}
+                | {"tolerance": _plain(e.tolerance), "details": {k: _plain(v) for k, v in e.details.items()}, "did": e.did(), "mend": e.mend()}
                 | {"needs": e.needs()}
                 for e in self.explanations
             ],
             "largest_difference": _plain(self.difference),
-            "tolerance": self.tolerance,
+            "tolerance": _plain(self.tolerance),
             "first_difference": first and {k: _plain(v) for k, v in first._asdict().items()},
             "looked_at": self.looked._asdict(),
             "unseen": [e.mistakes[0] for e in self.unseen],
@@ -272,5 +272,5 @@ def _explained(explanation: Explanation, language: Language, *, apart: bool = Fa
 
 
 def _plain(x: Any) -> Any:
-    """JSON has no NaN and no infinity."""
-    return x if x is None or isfinite(x) else str(x)
+    """JSON has no NaN and no infinity: null."""
+    return None if isinstance(x, float) and not isfinite(x) else x

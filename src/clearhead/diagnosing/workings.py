@@ -69,15 +69,14 @@ class Workings:
 
     def answer(self, recipe: Recipe, part: Part) -> Array:
         """What the recipe gives at the stage that theirs is at, for these heads and rows."""
-        with np.errstate(all="ignore"):  # wrong recipes overflow and divide by 0
-            stage = recipe.step or self.given.stage
-            if stage == "scores":
-                return self.scores(recipe, part)
-            if stage == "weights":
-                return self.weights(recipe, part)
-            if stage != "output":
-                return self.logits(recipe, part, stage)
-            return self.layer_output(recipe, part) if self.given.layer is not None else self.output(recipe, part)
+        stage = recipe.step or self.given.stage
+        if stage == "scores":
+            return self.scores(recipe, part)
+        if stage == "weights":
+            return self.weights(recipe, part)
+        if stage != "output":
+            return self.logits(recipe, part, stage)
+        return self.layer_output(recipe, part) if self.given.layer is not None else self.output(recipe, part)
 
     # ── projections, heads, positions ──
 
@@ -106,7 +105,7 @@ class Workings:
         layer = self.given.layer
         if layer is None:
             x = right.astype(self.dtype).swapaxes(1, 2)
-            return x.reshape(*x.shape[:2], -1)
+            return x.reshape(*x.shape[:2], x.shape[2] * x.shape[3])
         made = self._product(name, turned=getattr(recipe, f"w_{name}") == "transposed")
         if name in layer.b and getattr(recipe, f"b_{name}") == "given":
             made = self.rounded(made + layer.b[name].astype(self.dtype))
@@ -324,11 +323,11 @@ class Workings:
             needed = sorted(set((flat % n).ravel().tolist()))
             made = self.output(recipe, self.part(heads, tuple(needed)))
             at = np.searchsorted(needed, flat % n)
-            joined = made[:, flat // n, at].reshape(made.shape[0], len(part.rows), -1)
+            joined = made[:, flat // n, at].reshape(made.shape[0], len(part.rows), all_heads * made.shape[-1])
         else:
             made = self.output(recipe, self.part(heads, part.rows))
             order = (0, 2, 3, 1) if recipe.merge == "interleaved" else (0, 2, 1, 3)
-            joined = made.transpose(order).reshape(made.shape[0], len(part.rows), -1)
+            joined = made.transpose(order).reshape(made.shape[0], len(part.rows), all_heads * made.shape[-1])
         if "o" in layer.w and recipe.w_o not in ("missing", "on values"):
             w = self._w_o
             if recipe.w_o == "per head":

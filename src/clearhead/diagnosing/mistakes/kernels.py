@@ -67,7 +67,10 @@ def _halves(*where: str) -> Variants:
 
 
 _RESCALE = ("acc = acc * exp(m_old - m_new) + p @ v;  l = l * exp(m_old - m_new) + p.sum(-1)",) * 2
-_WIDE = ("keep it in the inputs' dtype, float32 or better, until the output is written", "在写出结果之前保持输入的精度，至少 float32")
+_WIDE = (
+    "keep it in the inputs' dtype, float32 or better, until the output is written",
+    "在写出结果之前保持输入的精度，至少 float32",
+)
 _UNEVEN = ("a length that is no multiple of the block", "不是块大小整数倍的长度")
 _FLOAT32 = ("inputs and an output of a wider dtype", "更宽数据类型的输入和输出")
 
