@@ -1,6 +1,5 @@
 """How well a recipe's numbers fit theirs: the gap, what rounding allows, and numbers found from theirs."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,14 +29,18 @@ class Fit:
     def __init__(self, given: Inputs, dtype: np.dtype[Any], slack: float) -> None:
         self.given, self.dtype, self.slack = given, dtype, slack
         self.exact = Workings(given)
+        self._theirs: dict[Part, Array] = {}
         single = dtype == np.float64
         self.plain = Workings(given, np.dtype(np.float32) if single else dtype)
         self.shrink = 2.0**-29 if single else 1.0  # float32's error, told in float64's
 
     def theirs(self, part: Part) -> Array:
         """Their numbers for these heads and rows."""
-        x = self.given.theirs[:, :, list(part.rows)].astype(np.float64)
-        return x if self.given.merged else x[:, list(part.heads)]
+        found = self._theirs.get(part)
+        if found is None:
+            x = self.given.theirs[:, :, list(part.rows)].astype(np.float64)
+            found = self._theirs[part] = x if self.given.merged else x[:, list(part.heads)]
+        return found
 
     def gap(self, recipe: Recipe, part: Part, workings: Workings | None = None) -> float:
         """The largest difference between theirs and the recipe's numbers; infinite where shapes or NaNs differ."""
@@ -70,7 +73,7 @@ class Fit:
             blind = blind.any(axis=1, keepdims=True)
             apart = np.where(blind & np.isnan(theirs), 0.0, apart)
             return float(apart.max())
-        mean = self.exact.answer(replace(recipe, empty="mean"), part)
+        mean = self.exact.answer(recipe._replace(empty="mean"), part)
         apart = np.where(blind, np.minimum(apart, differences(theirs, mean)), apart)
         return float(np.where(blind & np.isnan(theirs), 0.0, apart).max())
 
@@ -99,14 +102,14 @@ class Fit:
             return self._descended(recipe, part, workings or self.exact)
         work = workings or self.exact
         found = _fill(work, recipe, part, self.theirs(part))
-        return None if found is None else replace(recipe, fill=found)
+        return None if found is None else recipe._replace(fill=found)
 
     def _descended(self, recipe: Recipe, part: Part, work: Workings) -> Recipe | None:
         """The same where heads are joined: the best of a few numbers, then Newton's steps from there."""
         theirs = self.theirs(part)
 
         def off(fill: float) -> Array:
-            return work.answer(replace(recipe, fill=fill), part) - theirs
+            return work.answer(recipe._replace(fill=fill), part) - theirs
 
         if off(0.0).shape != theirs.shape:
             return None
@@ -118,7 +121,7 @@ class Fit:
             fill -= float((off(fill) * slope).sum()) / bottom if bottom else 0.0
             if not abs(fill) < 1e3:
                 return None
-        return replace(recipe, fill=_round(fill))
+        return recipe._replace(fill=_round(fill))
 
 
 def _fill(work: Workings, recipe: Recipe, part: Part, theirs: Array) -> float | None:

@@ -4,7 +4,7 @@ A mistake is a change of fields; workings.py computes what a recipe gives, right
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from clearhead.axes import Array
@@ -15,8 +15,7 @@ STAGES: tuple[Stage, ...] = ("scores", "scaled", "capped", "biased", "masked", "
 Change = Mapping[str, Any]  # field of Recipe -> value
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
+class Recipe(NamedTuple):
     """How attention is computed, step by step; `Recipe()` is the textbook."""
 
     # projections, layer only: W^Q, W^K, W^V, W^O "given" or "transposed"; biases "given" or "missing"
@@ -105,7 +104,7 @@ def shown(change: Change, stage: Stage) -> bool:
 
 def changed(recipe: Recipe, change: Change) -> Recipe:
     """The recipe with other fields."""
-    return replace(recipe, **change)
+    return recipe._replace(**change)
 
 
 class Rotary(NamedTuple):

@@ -4,7 +4,7 @@ Every candidate is tried on a few rows of one head first; what comes near is tri
 what still fits on everything, or on as much of it as the budget allows.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 from math import inf
@@ -100,7 +100,7 @@ class Search:
 
     def _unwritten(self, recipe: Recipe, start: int) -> bool:
         """Are the rows from here on, and the very first of them, wrong beyond all rounding?"""
-        whole, gross = replace(recipe, tail=("", 0)), 0.01 * largest(self.wide.theirs(self.sample))
+        whole, gross = recipe._replace(tail=("", 0)), 0.01 * largest(self.wide.theirs(self.sample))
         rows = tuple(row for row in self.everything.rows if row >= start)
         for part in (self.wide.exact.part(self.everything.heads, some) for some in ((start,), rows)):
             for other in (whole, RIGHT):
@@ -144,7 +144,7 @@ class Search:
             rate = evidence.dropout(self.wide, base.recipe, self.everything)
             if rate is not None:
                 off = self.near.gap(base.recipe, self.sample)
-                recipe = replace(base.recipe, dropout=rate)
+                recipe = base.recipe._replace(dropout=rate)
                 both = (base.mistakes + chance.mistakes, base.changes + chance.changes)
                 found.append(Found(*both, recipe, residual=off, tolerance=off))
         return sorted(found, key=lambda one: one.recipe.dropout)[:1]
@@ -156,12 +156,12 @@ class Search:
             if self.wide.gap(base.recipe, self.everything) <= 30 * self.near.gap(base.recipe, self.sample):
                 yield base  # no place stands out: so it is with rounding
 
-    def singles(self, *, rare: bool = False) -> list[Found]:
+    def singles(self, *, rare: bool = False, only: Callable[[Mistake], bool] = bool) -> list[Found]:
         """Every mistake that these inputs leave room for."""
         given = self.near.given
         return [
             Found((mistake,), (change,), changed(RIGHT, change))
-            for mistake in MISTAKES
+            for mistake in filter(only, MISTAKES)
             for change in (mistake.rare if rare else mistake.variants)(given)
             if shown(change, given.stage)
         ]
@@ -171,8 +171,8 @@ class Search:
         right = self.near.exact.answer(RIGHT, self.sample)
         allowed = self.near.allowed(RIGHT, self.sample, right)
         alike: dict[str, list[Found]] = {}
-        for single in self.singles():
-            if single.mistakes[0].rule and not single.unknown:
+        for single in self.singles(only=lambda mistake: bool(mistake.rule)):
+            if not single.unknown:
                 made = self.near.exact.answer(single.recipe, self.sample)
                 same = made.shape == right.shape and differences(made, right).max(initial=0) <= allowed
                 alike.setdefault(single.mistakes[0].name, []).extend([single] if same else [])

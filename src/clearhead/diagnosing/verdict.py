@@ -125,7 +125,12 @@ class Diagnosis:
             "verdict": self.verdict,
             "explanations": [
                 {"mistakes": e.mistakes, "confidence": e.confidence, "residual": _plain(e.residual)}
-                | {"tolerance": _plain(e.tolerance), "details": {k: _plain(v) for k, v in e.details.items()}, "did": e.did(), "mend": e.mend()}
+                | {
+                    "tolerance": _plain(e.tolerance),
+                    "details": {k: _plain(v) for k, v in e.details.items()},
+                    "did": e.did(),
+                    "mend": e.mend(),
+                }
                 | {"needs": e.needs()}
                 for e in self.explanations
             ],
