@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
-import wrong
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 import clearhead as ch
+import wrong
 from clearhead import reference
 from clearhead.diagnosing.recipe import RIGHT, Inputs
 from clearhead.diagnosing.search import BUDGET, Search

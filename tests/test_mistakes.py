@@ -5,9 +5,9 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-import wrong
 
 import clearhead as ch
+import wrong
 from clearhead.diagnosing.mistakes import MISTAKES
 
 ELSEWHERE = {  # made here, not in wrong.py

@@ -65,9 +65,9 @@ class Fit:
 
     def _excused(self, recipe: Recipe, part: Part, theirs: Array, apart: Array) -> float:
         """A row that a wrong mask leaves without keys may be 0, NaN or a mean, as their library has it."""
-        blind = ~self.exact.visible(recipe, part).any(axis=-1, keepdims=True)
+        blind: Array = ~self.exact.visible(recipe, part).any(axis=-1, keepdims=True)
         blind = blind & self.exact.visible(RIGHT, part).any(axis=-1, keepdims=True)
-        if not blind.any() or self.given.stage not in ("weights", "output"):
+        if not bool(blind.any()) or self.given.stage not in ("weights", "output"):
             return float(apart.max())
         if self.given.merged:
             blind = blind.any(axis=1, keepdims=True)
@@ -92,19 +92,21 @@ class Fit:
         worst = float(error[np.isfinite(error)].max(initial=0.0)) * self.shrink
         return FACTOR * (worst + eps(self.dtype) * largest(exact)) + self.slack
 
-    def filled(self, recipe: Recipe, part: Part, workings: Workings | None = None) -> Recipe | None:
+    def filled(
+        self, recipe: Recipe, part: Part, workings: Workings | None = None, start: float | None = None
+    ) -> Recipe | None:
         """The finite number in hidden places that comes nearest to theirs; None where there is none."""
         if recipe.fill is not None or recipe.masking not in ("fill", "add"):
             return recipe
         if recipe.blocks[0] or recipe.turned:
             return None
         if self.given.merged or recipe.axis != "keys":
-            return self._descended(recipe, part, workings or self.exact)
+            return self._descended(recipe, part, workings or self.exact, start)
         work = workings or self.exact
         found = _fill(work, recipe, part, self.theirs(part))
         return None if found is None else recipe._replace(fill=found)
 
-    def _descended(self, recipe: Recipe, part: Part, work: Workings) -> Recipe | None:
+    def _descended(self, recipe: Recipe, part: Part, work: Workings, start: float | None) -> Recipe | None:
         """The same where heads are joined: the best of a few numbers, then Newton's steps from there."""
         theirs = self.theirs(part)
 
@@ -113,9 +115,10 @@ class Fit:
 
         if off(0.0).shape != theirs.shape:
             return None
-        fill = min((0.0, -1.0, -2.0, -4.0, -7.0, -11.0), key=lambda number: float((off(number) ** 2).sum()))
+        starts = (0.0, -1.0, -2.0, -4.0, -7.0, -11.0) if start is None else (start,)
+        fill = min(starts, key=lambda number: float((off(number) ** 2).sum()))
         step = 1e-2 if work.dtype == np.float32 else 1e-5
-        for _ in range(6):
+        for _ in range(6 if start is None else 3):
             slope = (off(fill + step) - off(fill - step)) / (2 * step)
             bottom = float((slope**2).sum())
             fill -= float((off(fill) * slope).sum()) / bottom if bottom else 0.0

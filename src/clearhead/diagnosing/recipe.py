@@ -136,11 +136,12 @@ class Inputs:
     stage: Stage
     layer: Layer | None = None
     rotary: Rotary | None = None
+    apart: bool = False  # a layer's heads, before they are joined
 
     @property
     def merged(self) -> bool:
         """Is theirs the layer's output, all heads in one?"""
-        return self.layer is not None and self.stage == "output"
+        return self.layer is not None and self.stage == "output" and not self.apart
 
 
 @dataclass(frozen=True, eq=False, slots=True)

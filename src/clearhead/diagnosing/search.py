@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 from math import inf
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from clearhead.diagnosing import evidence
 from clearhead.diagnosing.fitting import Fit, coarser, differences, largest
 from clearhead.diagnosing.mistakes import MISTAKES, Mistake
 from clearhead.diagnosing.recipe import RIGHT, Change, Inputs, Part, Recipe, changed, shown
-from clearhead.diagnosing.workings import Workings
+from clearhead.diagnosing.screening import Screen, taken
 from clearhead.problem import Problem
 
 _SOFTMAX = {"axis", "blocks", "overflow"}  # each replaces the whole softmax: no code does two of them
@@ -66,12 +66,11 @@ class Search:
         whole = given.problem
         cells = whole.batch * whole.heads * whole.queries * whole.keys
         batches = tuple(range(whole.batch)) if cells <= BUDGET else tuple(sorted({0, whole.batch - 1}))
-        self.wide = Fit(_some_batches(given, batches), dtype, slack)
+        self.wide = Fit(taken(given, batches), dtype, slack)
         few = tuple(sorted({0, whole.batch - 1}))
-        self.near = self.wide if batches == few else Fit(_some_batches(given, few), dtype, slack)
-        self.quick = self.near.plain if dtype in (np.float32, np.float64) else Workings(self.near.given, np.dtype("f4"))
+        self.near = self.wide if batches == few else Fit(taken(given, few), dtype, slack)
+        self.screen = Screen(self.near)
         self._parts(whole, cells, batches)
-        self.rough = max(1e-3 * largest(self.near.theirs(self.screen)), 5 * self.near.tolerance(RIGHT, self.screen))
 
     def _parts(self, whole: Problem, cells: int, batches: tuple[int, ...]) -> None:
         n, heads = whole.queries, tuple(range(whole.heads))
@@ -81,13 +80,10 @@ class Search:
             rows = tuple(sorted({*_telling(n), *np.linspace(0, n - 1, min(n, most)).astype(int).tolist()}))
         self.everything = Part(heads, rows)
         self.sample = Part(heads, _telling(n))
-        joined = self.near.given.merged  # then every head is needed, and fewer rows must do
-        few = {n // 2} if joined else {min(1, n - 1), n // 2, n - 1} & set(range(n))
-        self.screen = Part(heads if joined else heads[whole.heads // 2 :][:1], tuple(sorted(few)))
         self.looked = Looked(batches, whole.heads, rows, cells <= BUDGET)
 
     def measured(self, found: Found) -> Found:
-        """The gap and what rounding allows, on everything; what fails on the sample already is not looked at further."""
+        """The gap and what rounding allows, on everything; what fails on the sample already is looked at no further."""
         for fit, part in ((self.near, self.sample), (self.wide, self.everything)):
             residual, tolerance = fit.measure(found.recipe, part)
             found = replace(found, residual=residual, tolerance=tolerance)
@@ -137,7 +133,7 @@ class Search:
         """Bases with weights dropped at random; the one with the least left over."""
         found, most = [], evidence.off(self.near, RIGHT, self.sample)
         for chance, base in product(chances, bases):
-            if base.unknown or not evidence.around(self.near, base.recipe, self.sample, self.quick):
+            if base.unknown or not evidence.around(self.near, base.recipe, self.sample, self.screen.work):
                 continue
             if not evidence.off(self.near, base.recipe, self.sample) <= most:  # no nearer than the right numbers are
                 continue
@@ -151,7 +147,7 @@ class Search:
 
     def _close(self, bases: list[Found]) -> Iterator[Found]:
         for base in bases:
-            if base.unknown or not evidence.near(self.near, base.recipe, self.screen, self.quick):
+            if base.unknown or not evidence.near(self.near, base.recipe, self.screen.part, self.screen.work):
                 continue
             if self.wide.gap(base.recipe, self.everything) <= 30 * self.near.gap(base.recipe, self.sample):
                 yield base  # no place stands out: so it is with rounding
@@ -167,7 +163,7 @@ class Search:
         ]
 
     def unseen(self) -> list[Found]:
-        """Mistakes about the caller's own rules that would give the right numbers here: these inputs cannot show them."""
+        """Mistakes about the caller's own rules that would give the right numbers here: not shown by these inputs."""
         right = self.near.exact.answer(RIGHT, self.sample)
         allowed = self.near.allowed(RIGHT, self.sample, right)
         alike: dict[str, list[Found]] = {}
@@ -209,11 +205,9 @@ class Search:
         """Those that come near on a few rows, with their free numbers found."""
         for candidate in candidates:
             self.tried += 1
-            recipe = self.near.filled(candidate.recipe, self.screen, self.quick)
-            if recipe is None or self.near.gap(recipe, self.screen, self.quick) > self.rough:
-                continue
-            if recipe is not candidate.recipe:  # found roughly: find it well
-                recipe = self.near.filled(candidate.recipe, self.sample)
+            recipe = self.screen.near(candidate.recipe)
+            if recipe is not None and recipe is not candidate.recipe:  # found roughly: find it well
+                recipe = self.near.filled(candidate.recipe, self.sample, start=recipe.fill)
             if recipe is not None:
                 yield replace(candidate, recipe=recipe)
 
@@ -237,24 +231,3 @@ def _telling(n: int) -> tuple[int, ...]:
     for size in (power // 2, power // 4, power // 8):
         edges |= {size - 1, size, size + 1}
     return tuple(sorted(row for row in edges if 0 <= row < n))
-
-
-def _some_batches(given: Inputs, batches: tuple[int, ...]) -> Inputs:
-    """The same inputs for some batch entries."""
-    if len(batches) == given.problem.batch:
-        return given
-    at = list(batches)
-
-    def some(x: Any) -> Any:
-        return None if x is None else x[at]
-
-    layer = given.layer
-    return replace(
-        given,
-        problem=given.problem.take_heads(np.array(at), range(given.problem.heads)),
-        q=given.q[at],
-        k=given.k[at],
-        v=some(given.v),
-        theirs=given.theirs[at],
-        layer=None if layer is None else replace(layer, x=layer.x[at], context=layer.context[at]),
-    )

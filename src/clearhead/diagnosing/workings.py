@@ -76,7 +76,7 @@ class Workings:
             return self.weights(recipe, part)
         if stage != "output":
             return self.logits(recipe, part, stage)
-        return self.layer_output(recipe, part) if self.given.layer is not None else self.output(recipe, part)
+        return self.layer_output(recipe, part) if self.given.merged else self.output(recipe, part)
 
     # ── projections, heads, positions ──
 
@@ -85,7 +85,7 @@ class Workings:
         return self.kept((name, _OPERANDS[name](recipe)), lambda: self._operand(recipe, name))
 
     def _operand(self, recipe: Recipe, name: str) -> Array:
-        right: Array = {"q": self.given.q, "k": self.given.k, "v": self.given.v}[name]
+        right: Array = getattr(self.given, name)
         heads = right.shape[1]
         tokens = self._tokens(recipe, name, right)
         batch, length, width = tokens.shape

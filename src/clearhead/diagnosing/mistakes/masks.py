@@ -5,8 +5,6 @@ from collections.abc import Iterable
 from clearhead.diagnosing.mistakes.base import Mistake, hides, square, when
 from clearhead.diagnosing.recipe import Change, Inputs
 
-COMMON_FILLS = (0.0, -1.0, -5.0, -10.0, -20.0)  # where joined heads leave no way to find the number
-
 
 def _causal(given: Inputs) -> bool:
     return given.problem.causal
@@ -33,17 +31,8 @@ def _windows(given: Inputs) -> Iterable[Change]:
 
 
 def _fills(given: Inputs) -> Iterable[Change]:
-    if not hides(given):
-        return []
-    numbers = COMMON_FILLS if given.merged else (None,)
-    return [
-        {"masking": kind, "fill": number} for kind in ("fill", "add") for number in numbers if kind == "fill" or number
-    ]
-
-
-def _other_fills(given: Inputs) -> Iterable[Change]:
-    """Any number, where it is costly to find."""
-    return [{"masking": kind, "fill": None} for kind in ("fill", "add")] if given.merged and hides(given) else []
+    """Which number is found from theirs."""
+    return [{"masking": kind, "fill": None} for kind in ("fill", "add")] if hides(given) else []
 
 
 def _all_masks(given: Inputs) -> Iterable[Change]:
@@ -255,7 +244,6 @@ MASKS = (
         ),
         _WHERE,
         _HIDDEN,
-        rare=_other_fills,
     ),
     Mistake(
         "all masks ignored",
