@@ -64,12 +64,31 @@ struct ColumnAnswers {
     int64_t g_columns = 0;
 };
 
+// The loss's derivatives: what is known of them, and where the others go. Numbers are in the statistics' type, contiguous,
+// and null where not given or not asked for. The answers start at 0.
+struct GradientAnswers {
+    const void* logsumexp = nullptr;  // (batch, heads, queries)
+    const void* rows = nullptr;       // (batch, heads, queries)
+    const void* keys = nullptr;       // (batch, heads, keys)
+    const void* entropy = nullptr;    // (batch, heads, queries)
+    const void* distance = nullptr;   // (batch, heads, queries)
+    View output;                      // (batch, heads, queries, d_v) in the problem's type
+    void* q = nullptr;                // (batch, heads, queries, d_k)
+    void* k = nullptr;                // (batch, kv_heads, keys, d_k)
+    void* v = nullptr;                // (batch, v_heads, keys, d_v)
+    void* bias = nullptr;             // its strides are 0 where it is broadcast
+    int64_t bias_batch = 0, bias_head = 0, bias_row = 0, bias_column = 0;
+    int64_t* spans = nullptr;   // (batch, tiles, 2): the keys that some query of a tile may see by position
+    int32_t* turns = nullptr;   // (batch, heads, tiles): how many blocks of keys have given a tile of queries their part
+};
+
 // A problem cut into tasks. Rows of a run are (head in run, query), flattened: all heads of a run share one key head and
 // one value head. Cutting changes no bit of the answers.
 struct Job {
     Problem problem;
     RowAnswers rows;
     ColumnAnswers columns;
+    GradientAnswers gradients;
     int64_t group = 1;       // heads in a run
     int64_t runs = 0;        // over all batches
     int64_t run_rows = 0;    // group · queries
@@ -104,6 +123,10 @@ struct Kernel {
     void (*merge)(const Job&, int64_t run, int64_t block, void* scratch);
     void (*columns)(const Job&, int64_t head, int64_t chunk, void* scratch);
     void (*rows_and_received)(const Job&, int64_t head, int64_t segment, void* scratch);
+    int64_t gradient_keys;  // a block of the backward pass
+    int64_t (*gradient_scratch_bytes)(const Job&);
+    void (*gradient_spans)(const Job&, int64_t batch);
+    void (*gradients)(const Job&, int64_t batch, int64_t unit, int64_t block, void* scratch);
 };
 
 // The three ways of computing of one instruction set.
@@ -111,6 +134,7 @@ struct Level {
     const char* name;
     Kernel f64, f32, bf16;  // f16 runs in f32
     int64_t (*exercise)(int64_t rounds, float* result);  // independent float multiply-adds; says how many
+    float (*read)(const float* from, int64_t count);     // looks at so many floats, a multiple of 256
 };
 
 }  // namespace clearhead

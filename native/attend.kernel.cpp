@@ -1,8 +1,9 @@
 // The kernel, compiled once per instruction set: CMakeLists.txt sets the flags and CLEARHEAD_LEVEL, the level's name.
-// Read in this order: simd, exponential, tiles, packing, rules, found, rows, received, columns.
+// Read in this order: simd, exponential, tiles, packing, rules, top, found, rows, answers, received, columns, operand,
+// gradients.
 #include "columns.hpp"
+#include "gradients.hpp"
 #include "received.hpp"
-#include "rows.hpp"
 
 #define CLEARHEAD_JOIN_(a, b) a##b
 #define CLEARHEAD_JOIN(a, b) CLEARHEAD_JOIN_(a, b)
@@ -33,6 +34,10 @@ template <class M> void fill(Kernel& kernel) {
     kernel.merge = merge<M>;
     kernel.columns = columns<M>;
     kernel.rows_and_received = rows_and_received<M>;
+    kernel.gradient_keys = kGradientKeys;
+    kernel.gradient_scratch_bytes = gradient_scratch_bytes<M>;
+    kernel.gradient_spans = gradient_spans;
+    kernel.gradients = gradients<M>;
 }
 
 // What the processor can do at best: chains of multiply-adds that wait for nobody, for the bench's limit.
@@ -48,11 +53,23 @@ int64_t exercise(int64_t rounds, float* result) {
     return rounds * chains * kLanes<float>;
 }
 
+// Reading and nothing else: the largest of many floats.
+float read(const float* from, int64_t count) {
+    constexpr int chains = 256 / kLanes<float> < 16 ? 256 / kLanes<float> : 16;
+    Vec<float> best[chains] = {};
+    for (int64_t i = 0; i < count; i += chains * kLanes<float>)
+#pragma GCC unroll 16
+        for (int c = 0; c < chains; ++c) best[c] = larger(load(from + i + c * kLanes<float>), best[c]);
+    for (int c = 1; c < chains; ++c) best[0] = larger(best[c], best[0]);
+    return largest_of<float>(best[0]);
+}
+
 }  // namespace
 
 void CLEARHEAD_JOIN(fill_, CLEARHEAD_LEVEL)(Level& level) {
     level.name = CLEARHEAD_TEXT(CLEARHEAD_LEVEL);
     level.exercise = exercise;
+    level.read = read;
     fill<Single<double>>(level.f64);
     fill<Single<float>>(level.f32);
 #if defined(__AVX512BF16__)

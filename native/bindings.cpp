@@ -45,14 +45,20 @@ void* room(const std::optional<Taken>& x, int64_t count, int64_t bytes, const ch
     return x->data();
 }
 
-// The score rules and the arrays q and k; keeps them alive.
+// The shapes and the score rules; keeps their arrays alive.
 struct Described {
     Problem p{};
     nb::object kept;
+
+    Problem with(const Given& q, const Given& k) const {
+        Problem whole = p;
+        whole.q = view(q, bytes_of(p.type), p.batch, p.heads, p.queries, p.d_k, "q");
+        whole.k = view(k, bytes_of(p.type), p.batch, p.kv_heads, p.keys, p.d_k, "k");
+        return whole;
+    }
 };
 
-Described describe(int type, nb::tuple sizes, nb::tuple places, double scale, double softcap, const Given& q, const Given& k,
-                   const Given& offset, std::optional<Given> kv_lengths, std::optional<Given> query_lengths,
+Described describe(int type, nb::tuple sizes, nb::tuple places, double scale, double softcap, const Given& offset, std::optional<Given> kv_lengths, std::optional<Given> query_lengths,
                    std::optional<Given> query_segments, std::optional<Given> kv_segments, std::optional<Given> alibi_slopes,
                    std::optional<Given> sinks, std::optional<Given> bias, int bias_type, std::optional<Given> mask, nb::object kept) {
     check(type >= 0 && type < 4 && bias_type >= 0 && bias_type < 4, "type");
@@ -69,8 +75,6 @@ Described describe(int type, nb::tuple sizes, nb::tuple places, double scale, do
     check(p.row_step != 0 && p.column_step != 0, "steps");
     p.scale = scale;
     p.softcap = softcap;
-    p.q = view(q, bytes_of(p.type), p.batch, p.heads, p.queries, p.d_k, "q");
-    p.k = view(k, bytes_of(p.type), p.batch, p.kv_heads, p.keys, p.d_k, "k");
     p.offset = whole<int64_t>(offset, p.batch, "query_offset");
     p.kv_lengths = whole<int64_t>(kv_lengths, p.batch, "kv_lengths");
     p.query_lengths = whole<int64_t>(query_lengths, p.batch, "query_lengths");
@@ -106,11 +110,11 @@ void work(bool (*how)(Job, bool (*)()), const Job& job) {
     if (!done) throw nb::python_error();
 }
 
-void rows(const Described& d, std::optional<Given> v, std::optional<Taken> output, std::optional<Taken> logsumexp,
+void rows(const Described& d, const Given& q, const Given& k, std::optional<Given> v, std::optional<Taken> output, std::optional<Taken> logsumexp,
           std::optional<Taken> max_logit, std::optional<Taken> entropy, std::optional<Taken> distance,
           std::optional<Taken> top_weights, std::optional<Taken> top_indices, int64_t top, std::optional<Taken> received) {
     Job job;
-    job.problem = d.p;
+    job.problem = d.with(q, k);
     Problem& p = job.problem;
     const int64_t n = p.batch * p.heads * p.queries, wide = p.type == Type::f64 ? 8 : 4;
     if (output) {
@@ -134,13 +138,13 @@ void rows(const Described& d, std::optional<Given> v, std::optional<Taken> outpu
     work(attend, job);
 }
 
-void columns(const Described& d, const Given& logsumexp, std::optional<Taken> received, std::optional<Taken> peak,
+void columns(const Described& d, const Given& q, const Given& k, const Given& logsumexp, std::optional<Taken> received, std::optional<Taken> peak,
              std::optional<Taken> image, int64_t height, int64_t width, std::optional<Taken> groups,
              std::optional<Given> query_labels, std::optional<Given> key_labels, int64_t query_groups, int64_t key_groups,
              std::optional<Taken> weights, std::optional<Taken> transposed, std::optional<Given> g, int g_type) {
     Job job;
-    job.problem = d.p;
-    const Problem& p = d.p;
+    job.problem = d.with(q, k);
+    const Problem& p = job.problem;
     ColumnAnswers& want = job.columns;
     const int64_t heads = p.batch * p.heads, wide = p.type == Type::f64 ? 8 : 4;
     want.logsumexp = wide == 8 ? static_cast<const void*>(whole<double>(logsumexp, heads * p.queries, "logsumexp"))
@@ -175,6 +179,49 @@ void columns(const Described& d, const Given& logsumexp, std::optional<Taken> re
     work(observe, job);
 }
 
+void gradients(const Described& d, const Given& q, const Given& k, std::optional<Given> v, std::optional<Given> output, const Given& logsumexp,
+               const Given& rows, std::optional<Given> keys, std::optional<Given> entropy,
+               std::optional<Given> distance, const Taken& by_q, const Taken& by_k, std::optional<Taken> by_v,
+               std::optional<Taken> by_bias) {
+    Job job;
+    job.problem = d.with(q, k);
+    Problem& p = job.problem;
+    GradientAnswers& want = job.gradients;
+    const int64_t wide = p.type == Type::f64 ? 8 : 4, heads = p.batch * p.heads;
+    const auto given = [&](const std::optional<Given>& x, int64_t count, const char* what) {
+        return wide == 8 ? static_cast<const void*>(whole<double>(x, count, what)) : static_cast<const void*>(whole<float>(x, count, what));
+    };
+    want.logsumexp = given(logsumexp, heads * p.queries, "logsumexp");
+    want.rows = given(rows, heads * p.queries, "rows");
+    want.keys = given(keys, heads * p.keys, "keys");
+    want.entropy = given(entropy, heads * p.queries, "entropy");
+    want.distance = given(distance, heads * p.queries, "distance");
+    check(!output == !v && !output == !by_v, "output, v and v's derivative");
+    if (output) {
+        check(v->ndim() == 4, "v");
+        p.v_heads = int64_t(v->shape(1));
+        p.d_v = int64_t(v->shape(3));
+        check(p.v_heads > 0 ? p.heads % p.v_heads == 0 : p.heads == 0, "v's heads");
+        p.v = view(*v, bytes_of(p.type), p.batch, p.v_heads, p.keys, p.d_v, "v");
+        want.output = view(*output, bytes_of(p.type), p.batch, p.heads, p.queries, p.d_v, "output");
+        want.v = room(by_v, p.batch * p.v_heads * p.keys * p.d_v, wide, "v's derivative");
+    }
+    want.q = room(by_q, heads * p.queries * p.d_k, wide, "q's derivative");
+    want.k = room(by_k, p.batch * p.kv_heads * p.keys * p.d_k, wide, "k's derivative");
+    if (by_bias) {
+        check(by_bias->ndim() == 4, "bias's derivative");
+        const int64_t size[] = {p.batch, p.heads, p.queries, p.keys};
+        int64_t* stride[] = {&want.bias_batch, &want.bias_head, &want.bias_row, &want.bias_column};
+        for (int i = 0; i < 4; ++i) {
+            const int64_t own = int64_t(by_bias->shape(i));
+            check(own == size[i] || own == 1, "bias's derivative");
+            *stride[i] = own == 1 ? 0 : by_bias->stride(i);
+        }
+        want.bias = room(by_bias, int64_t(by_bias->size()), wide, "bias's derivative");
+    }
+    work(differentiate, job);
+}
+
 // Float multiply-adds on every thread at once, `rounds` of them; returns how many were done.
 int64_t exercise(int64_t rounds) {
     struct Context {
@@ -193,6 +240,28 @@ int64_t exercise(int64_t rounds) {
     return total;
 }
 
+// Reads all of an array of floats with every thread, a mebibyte at a time; returns the largest.
+float read_all(const Given& x) {
+    constexpr int64_t piece = 1 << 18;
+    struct Context {
+        const float* from;
+        float best[4096];
+    } context{static_cast<const float*>(x.data()), {}};
+    const int64_t count = int64_t(x.size()) / piece;
+    check(level() && x.itemsize() == 4 && int64_t(x.size()) % piece == 0 && count <= 4096 && whole<float>(x, x.size(), "x"), "x");
+    const auto body = [](const void* given, int64_t task, void*) {
+        Context& c = *static_cast<Context*>(const_cast<void*>(given));
+        c.best[task] = level()->read(c.from + task * piece, piece);
+    };
+    {
+        nb::gil_scoped_release released;
+        run({count, body, &context, 0, nullptr});
+    }
+    float best = 0;
+    for (int64_t i = 0; i < count; ++i) best = context.best[i] > best ? context.best[i] : best;
+    return best;
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -201,7 +270,9 @@ NB_MODULE(_native, m) {
     m.def("describe", &describe);
     m.def("rows", &rows);
     m.def("columns", &columns);
+    m.def("gradients", &gradients);
     m.def("exercise", &exercise);
+    m.def("read", &read_all);
     m.def("level", [] { return level() ? level()->name : ""; });
     m.def("levels", &level_names);
     m.def("set_threads", &set_threads);

@@ -13,5 +13,6 @@ const char* level_names();  // those that this processor can run, fastest first,
 // Both return false when `stop` ended the work early, and throw std::bad_alloc.
 bool attend(Job job, bool (*stop)());
 bool observe(Job job, bool (*stop)());
+bool differentiate(Job job, bool (*stop)());
 
 }  // namespace clearhead

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "packing.hpp"
+#include "top.hpp"
 
 namespace clearhead {
 namespace {
@@ -40,13 +41,6 @@ template <class T> struct Found {
         for (int64_t i = 0; i < n * columns; ++i) out[i] = 0;
     }
 };
-
-// One strong score enters a falling list; of equals the earlier key stays ahead.
-template <class T> void insert(T* top, int64_t* key, int64_t k, T score, int64_t j) {
-    int64_t at = k - 1;
-    for (; at > 0 && top[at - 1] < score; --at) top[at] = top[at - 1], key[at] = key[at - 1];
-    top[at] = score, key[at] = j;
-}
 
 }  // namespace
 }  // namespace clearhead

@@ -77,17 +77,10 @@ template <class M> CLEARHEAD_INLINE bool in_cells(const View& x, Type type, int6
     return M::per_cell == 2 ? type == Type::bf16 : bytes_of(type) == int64_t(sizeof(typename M::T));
 }
 
-// What will be read soon, row by row beside the rows that are packed now: null or (row, bytes).
-struct Soon {
-    const char* next = nullptr;   // the same rows of the next block
-    const char* other = nullptr;  // the values of these keys
-    int64_t next_pitch = 0, other_pitch = 0, other_bytes = 0;
-};
-
 // Rows first … first + kPanel of a matrix become one panel; `room` holds kPanel rows of cells.
 template <class M>
 void pack_panel(const View& x, Type type, int64_t batch, int64_t head, int64_t first, int64_t rows, int64_t d,
-                typename M::Cell* room, typename M::Cell* panel, const Soon& soon = {}) {
+                typename M::Cell* room, typename M::Cell* panel, Ahead* ahead = nullptr) {
     using T = typename M::T;
     constexpr int n = kLanes<T>, wide = kPanel<T>;
     const int64_t depth = depth_of<M>(d), pitch = up_to_multiple(depth, n);
@@ -108,16 +101,46 @@ void pack_panel(const View& x, Type type, int64_t batch, int64_t head, int64_t f
         for (int64_t k = 0; k < last_whole; k += n) {
             Vec<T> square[n];
             load_columns<T>(row + side * n, k, square);
-            if (soon.next)
-                for (int64_t j = side * n, at = k * int64_t(sizeof(T)); j < side * n + n; ++j) {
-                    __builtin_prefetch(soon.next + j * soon.next_pitch + at, 0, 2);
-                    if (at < soon.other_bytes) __builtin_prefetch(soon.other + j * soon.other_pitch + at, 0, 2);
-                }
+            if (ahead) ahead->ask<3>();
 #pragma GCC unroll 16
             for (int i = 0; i < n; ++i) store(panel + (k + i) * wide + side * n, square[i]);
         }
     for (int64_t k = last_whole; k < depth; ++k)
         for (int j = 0; j < wide; ++j) std::memcpy(panel + k * wide + j, row[j] + k, sizeof(T));
+}
+
+// As score_panels, for as many keys as there are lanes, from rows that lie in memory as their cells would. The sums are
+// taken in the same order, to the same bits.
+template <class M, int R>
+CLEARHEAD_INLINE void score_square(const typename M::Cell* queries, const typename M::T* const* row, int64_t depth,
+                                   typename M::T* scores, Ahead& ahead) {
+    using T = typename M::T;
+    constexpr int n = kLanes<T>;
+    static_assert(kClose % n == 0);
+    static_assert(n % 2 == 0);
+    Vec<T> total[R] = {}, even[R] = {}, odd[R] = {};
+    for (int64_t k = 0; k < depth; k += n) {
+        ahead.ask<3>();
+        Vec<T> square[n];
+        load_columns<T>(row, k, square);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+            for (int i = 0; i < n; i += 2) {
+                const typename M::Cell* q = queries + (k + i) * kStrip + r;
+                even[r] = M::multiply_add(spread<T>(q[0]), square[i], even[r]);
+                odd[r] = M::multiply_add(spread<T>(q[kStrip]), square[i + 1], odd[r]);
+            }
+        if ((k + n) % kClose && k + n < depth) continue;
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const Vec<T> sum = even[r] + odd[r];
+            total[r] = k < kClose ? sum : total[r] + sum;
+            even[r] = odd[r] = Vec<T>{};
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) store(scores + r * kPitch<T>, total[r]);
 }
 
 // Two rows of brain floats as pairs, as many whole vectors as there are; returns how many columns that was.
@@ -160,6 +183,45 @@ void pack_value_rows(const View& x, Type type, int64_t batch, int64_t head, int6
     }
 }
 
+// Queries as one strip, zeros for those that are missing: `room` holds kStrip + 1 rows of cells. Whole vectors are stored,
+// so the first cells after the strip are lost.
+template <class M>
+void pack_strip(const char* const* from, int count, const View& x, Type type, int64_t d, bool negate,
+                typename M::Cell* room, typename M::Cell* strip) {
+    using T = typename M::T;
+    constexpr int n = kLanes<T>, squares = (kStrip + n - 1) / n;
+    const int64_t depth = depth_of<M>(d), pitch = up_to_multiple(depth, n), last_whole = depth / n * n;
+    const T* row[squares * n];
+    const bool direct = in_cells<M>(x, type, d);
+    T* zeros = room + kStrip * pitch;
+    for (int64_t k = 0; k < depth; ++k) zeros[k] = 0;
+    for (int r = 0; r < squares * n; ++r) {
+        row[r] = zeros;
+        if (r >= count) continue;
+        row[r] = direct ? reinterpret_cast<const T*>(from[r]) : room + r * pitch;
+        if (!direct) fetch_cells<M>(from[r], x.column, type, d, room + r * pitch);
+    }
+    // The sign bits of a cell: what a square stores beyond the strip is stored again by the first square, or after it.
+    const uint32_t halves = 0x80008000;
+    Vec<T> sign = spread<T>(T(-0.0));
+    if constexpr (M::per_cell == 2) std::memcpy(&sign, &halves, 4), sign = spread<T>(sign[0]);
+    if (!negate) sign = Vec<T>{};
+    for (int side = squares - 1; side >= 0; --side)
+        for (int64_t k = 0; k < last_whole; k += n) {
+            Vec<T> square[n];
+            load_columns<T>(row + side * n, k, square);
+#pragma GCC unroll 16
+            for (int i = 0; i < n; ++i)
+                store(strip + (k + i) * kStrip + side * n, (Vec<T>)((IntVec<T>)square[i] ^ (IntVec<T>)sign));
+        }
+    for (int64_t k = last_whole; k < depth; ++k)
+        for (int r = 0; r < kStrip; ++r) {
+            T cell[n] = {row[r][k]};
+            store(cell, (Vec<T>)((IntVec<T>)load(cell) ^ (IntVec<T>)sign));
+            std::memcpy(strip + k * kStrip + r, cell, sizeof(T));
+        }
+}
+
 // One query as column r of its strip; `room` holds a row of cells.
 template <class M>
 void pack_query(const View& x, Type type, int64_t batch, int64_t head, int64_t query, int64_t d, bool negate,
@@ -173,6 +235,42 @@ void pack_query(const View& x, Type type, int64_t batch, int64_t head, int64_t q
             for (int64_t k = 0; k < 2 * depth; ++k) reinterpret_cast<uint16_t*>(room)[k] ^= 0x8000;
     }
     for (int64_t k = 0; k < depth; ++k) std::memcpy(strip + k * kStrip + r, room + k, sizeof *room);
+}
+
+// As many rows as a strip holds, or fewer and zeros, as a whole strip; `room` as for a panel, or kStrip rows of cells if
+// those are more. Squares reach past a strip's side, into cells that are written after them: kLanes cells follow the last.
+template <class M>
+void pack_strip(const View& x, Type type, int64_t batch, int64_t head, int64_t first, int count, int64_t d, bool negate,
+                typename M::Cell* room, typename M::Cell* strip) {
+    using T = typename M::T;
+    constexpr int n = kLanes<T>, squares = (kStrip + n - 1) / n;
+    const int64_t depth = depth_of<M>(d), pitch = up_to_multiple(depth, n), last_whole = depth / n * n;
+    const T* row[squares * n];
+    const bool direct = in_cells<M>(x, type, d);
+    for (int r = 0; r < squares * n; ++r) {
+        T* copy = room + least(r, kStrip - 1) * pitch;
+        row[r] = copy;
+        if (r < count && direct)
+            row[r] = reinterpret_cast<const T*>(row_of(x, type, batch, head, first + r));
+        else if (r < count)
+            fetch_cells<M>(row_of(x, type, batch, head, first + r), x.column, type, d, copy);
+        else if (r < kStrip)
+            for (int64_t i = 0; i < depth; ++i) copy[i] = 0;
+    }
+    for (int64_t k = 0; k < last_whole; k += n)
+        for (int side = squares; side-- > 0;) {
+            Vec<T> square[n];
+            load_columns<T>(row + side * n, k, square);
+#pragma GCC unroll 16
+            for (int i = 0; i < n; ++i) store(strip + (k + i) * kStrip + side * n, square[i]);
+        }
+    for (int64_t k = last_whole; k < depth; ++k)
+        for (int r = 0; r < kStrip; ++r) std::memcpy(strip + k * kStrip + r, row[r] + k, sizeof(T));
+    if (!negate) return;
+    if constexpr (M::per_cell == 1)
+        for (int64_t i = 0; i < kStrip * depth; ++i) strip[i] = -strip[i];
+    else
+        for (int64_t i = 0; i < 2 * kStrip * depth; ++i) reinterpret_cast<uint16_t*>(strip)[i] ^= 0x8000;
 }
 
 template <class M> CLEARHEAD_INLINE int64_t value_columns(const Problem& p) {

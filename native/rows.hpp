@@ -13,6 +13,9 @@ namespace {
 
 CLEARHEAD_INLINE int64_t key_blocks(const Problem& p) { return (p.keys + kBlock - 1) / kBlock; }
 
+constexpr int64_t kNear = 32;              // keys
+constexpr int kFew = kStrip > 8 ? 8 : 4;  // rows
+
 template <class M> struct RowTask {
     using T = typename M::T;
     using Cell = typename M::Cell;
@@ -23,7 +26,7 @@ template <class M> struct RowTask {
     Arena arena;
     int64_t batch, first_head, count, depth, columns;
     int64_t key_head, value_head;
-    bool mixes, careful = false;
+    bool mixes, careful = false, direct_keys;
     Rules<T> rules;
     Row* rows;
     Strip* strips;
@@ -39,6 +42,7 @@ template <class M> struct RowTask {
     Vec<T>*sums, *centred, *far;  // of each row, over this span, lane by lane
     int64_t own_keys = -1, own_values = -1;  // which block `keys` and `values` hold
     const Cell *block_keys, *block_values;
+    Ahead ahead;
     int64_t* poison;  // in careful mode: which values are not finite, as key · columns + column
     T* poison_value;
     int64_t poison_count = 0;
@@ -54,14 +58,15 @@ template <class M> struct RowTask {
         columns = mixes ? value_columns<M>(p) : 0;
         key_head = batch * p.kv_heads + first_head * p.kv_heads / p.heads;
         value_head = mixes ? batch * p.v_heads + first_head * p.v_heads / p.heads : 0;
+        direct_keys = !job.packed && count <= kFew && depth % kLanes<T> == 0 && in_cells<M>(p.k, p.type, p.d_k);
         strip_count = int((count + kStrip - 1) / kStrip);
         rows = arena.take<Row>(job.block_rows);
         strips = arena.take<Strip>(job.block_rows);
-        queries = arena.take<Cell>(up_to_multiple(job.block_rows, kStrip) * depth);
+        queries = arena.take<Cell>(up_to_multiple(job.block_rows, kStrip) * depth + kLanes<T>);
         scores = arena.take<T>(kStrip * pitch);
         kept = job.segment_sums ? arena.take<T>(kept_numbers(job)) : nullptr;
         const int64_t padded = up_to_multiple(depth, kLanes<T>);
-        room = arena.take<Cell>(kPanel<T> * padded);
+        room = arena.take<Cell>(most(kPanel<T>, kStrip + 1) * padded);
         keys = job.packed ? nullptr : arena.take<Cell>(kBlock * depth);
         values = arena.take<Cell>(kBlock * columns);
         shrink = arena.take<T>(kStrip);
@@ -76,6 +81,13 @@ template <class M> struct RowTask {
             rows[r] = row_at(p, batch, first_head + (start + r) / p.queries, (start + r) % p.queries);
         for (int s = 0; s < strip_count; ++s)
             strips[s] = strip_of(rows + s * kStrip, int(least(kStrip, count - s * kStrip)));
+        if (!job.packed) {
+            const Strip whole = strip_of(rows, int(count));
+            Ahead soon;
+            ask_rows(soon, 0, p.k, key_head % p.kv_heads, p.d_k, whole.low, least(whole.low + kNear, whole.high));
+            soon.bytes = kNear * p.d_k * bytes_of(p.type);
+            soon.template ask<3>();
+        }
         pack_queries();
     }
 
@@ -85,23 +97,31 @@ template <class M> struct RowTask {
 
     void pack_queries() {
         for (int s = 0; s < strip_count; ++s) {
-            Cell* strip = queries + s * kStrip * depth;
-            if (strips[s].rows < kStrip)
-                for (int64_t i = 0; i < kStrip * depth; ++i) strip[i] = 0;
+            const char* row[kStrip];
             for (int r = 0; r < strips[s].rows; ++r) {
-                const Row& row = rows[s * kStrip + r];
-                pack_query<M>(p.q, p.type, batch, row.head, row.query, p.d_k, rules.negated, room, strip, r);
+                const Row& own = rows[s * kStrip + r];
+                row[r] = row_of(p.q, p.type, batch, own.head, own.query);
             }
+            for (int64_t r = (s + 1) * kStrip; r < least((s + 2) * kStrip, count); ++r)  // the next strip
+                ask_for(row_of(p.q, p.type, batch, rows[r].head, rows[r].query), p.d_k * bytes_of(p.type));
+            pack_strip<M>(row, strips[s].rows, p.q, p.type, p.d_k, rules.negated, room, queries + s * kStrip * depth);
         }
+    }
+
+    static void ask_for(const char* from, int64_t bytes) {
+        for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 3);
     }
 
     // Points block_keys and block_values at the block that starts at j0, packing the keys first … last where nobody has.
     void open_block(int64_t j0, int64_t first, int64_t last) {
         if (job.packed)
             block_keys = reinterpret_cast<const Cell*>(job.packed_keys + (key_head - job.first_key_head) * packed_key_bytes<M>(job)) + j0 * depth;
+        else if (direct_keys)
+            block_keys = nullptr;
         else if (own_keys != j0) {
+            Ahead soon = near_keys(first, last);
             for (int64_t j = first / kPanel<T> * kPanel<T>; j < last; j += kPanel<T>)
-                pack_panel<M>(p.k, p.type, batch, key_head % p.kv_heads, j, p.keys, p.d_k, room, keys + (j - j0) * depth, soon(j));
+                pack_panel<M>(p.k, p.type, batch, key_head % p.kv_heads, j, p.keys, p.d_k, room, keys + (j - j0) * depth, &soon);
             block_keys = keys;
             own_keys = j0;
         }
@@ -122,16 +142,28 @@ template <class M> struct RowTask {
         }
     }
 
-    // Few rows are bound by memory: while keys are packed, ask for the next block's keys and this block's values.
-    Soon soon(int64_t j) const {
-        if (count > kStrip || j + kBlock + kPanel<T> > p.keys) return {};
+    // Few rows are bound by memory. What they read is asked for in the order of the memory, kNear rows before it is needed:
+    // while keys are read, the later ones and the first values; while values are read, the later ones and the next keys.
+    Ahead near_keys(int64_t first, int64_t last) const {
+        Ahead soon;
+        ask_rows(soon, 0, p.k, key_head % p.kv_heads, p.d_k, first + kNear, last);
+        if (mixes) ask_rows(soon, 1, p.v, value_head % p.v_heads, p.d_v, first, least(first + kNear, last));
+        soon.bytes = kLanes<T> * kVectorBytes;
+        return soon;
+    }
+
+    Ahead near_values(int64_t first, int64_t last) const {
+        Ahead soon;
+        if (job.direct_values) ask_rows(soon, 0, p.v, value_head % p.v_heads, p.d_v, first + kNear, last);
+        ask_rows(soon, 1, p.k, key_head % p.kv_heads, p.d_k, last, least(last + kNear, p.keys));
+        soon.bytes = kClose * columns * int64_t(sizeof(T));
+        return soon;
+    }
+
+    void ask_rows(Ahead& soon, int which, const View& x, int64_t head, int64_t d, int64_t first, int64_t last) const {
         const int64_t size = bytes_of(p.type);
-        Soon s{row_of(p.k, p.type, batch, key_head % p.kv_heads, j + kBlock), nullptr, p.k.row * size, 0, 0};
-        if (!mixes) return s;
-        s.other = row_of(p.v, p.type, batch, value_head % p.v_heads, j);
-        s.other_pitch = p.v.row * size;
-        s.other_bytes = p.d_v * size;
-        return s;
+        if (x.column != 1 || first >= last) return;
+        soon.add(which, row_of(x, p.type, batch, head, first), d * size, x.row * size, last - first);
     }
 
     // Values that are NaN or infinite become 0 here and are listed, so that only rows that see them meet them.
@@ -158,6 +190,19 @@ template <class M> struct RowTask {
             }
     }
 
+    // Where the block that starts at j0 will be read, shared out among the products of the block before it.
+    Ahead next_block(int64_t j0) const {
+        const int64_t keys_here = least(kBlock, p.keys - j0), size = int64_t(sizeof(T));
+        Ahead next;
+        const int64_t key_bytes = keys_here * depth * size, v_pitch = value_pitch();
+        next.add(0, block_keys + kBlock * depth, key_bytes, key_bytes, 1);
+        if (mixes && !careful)
+            next.add(1, block_values + kBlock / M::per_cell * v_pitch, columns * size, v_pitch * size, keys_here / M::per_cell);
+        const int64_t lines = keys_here * (depth + columns / M::per_cell) * size / 64;
+        next.bytes = (lines / (strip_count * (kBlock / kPanel<T>) * ((depth + kClose - 1) / kClose)) + 1) * 64;
+        return next;
+    }
+
     int64_t value_pitch() const { return job.direct_values && !careful ? p.v.row : columns; }
 
     // All keys of one span, for all rows: `part` starts cleared and ends closed.
@@ -168,6 +213,7 @@ template <class M> struct RowTask {
         const int64_t stop = least(whole.high, (span + 1) * kSpan);
         for (int64_t j0 = most(whole.low / kBlock * kBlock, span * kSpan); j0 < stop; j0 += kBlock) {
             open_block(j0, most(whole.low, j0), least(whole.high, j0 + kBlock));
+            ahead = job.packed && j0 + kBlock < stop ? next_block(j0 + kBlock) : Ahead{};
             for (int s = 0; s < strip_count; ++s) add_block(j0, s, part);
         }
         for (int64_t r = 0; r < count; ++r) {
@@ -187,56 +233,115 @@ template <class M> struct RowTask {
         const int from = int(first - j0) / kPanel<T>, to = int(last - j0 + kPanel<T> - 1) / kPanel<T>;
         const Cell* strip_queries = queries + s * kStrip * depth;
         logits = kept ? kept + (s * key_blocks(p) + j0 / kBlock) * kStrip * pitch : scores;
-        with_rows(strip.rows, [&]<int R>() { score_panels<M, R>(strip_queries, block_keys, depth, from, to, logits); });
+        if (direct_keys)
+            score_rows(strip_queries, strip.rows, j0, from * kPanel<T>, to * kPanel<T>);
+        else
+            with_rows(strip.rows, [&]<int R>() { score_panels<M, R>(strip_queries, block_keys, depth, from, to, logits, &ahead); });
         rules.apply(own, strip.rows, j0, from * kPanel<T>, to * kPanel<T>, logits);
-        for (int r = 0; r < strip.rows; ++r) soften(s * kStrip + r, r, sight, j0, from * kPanel<T>, to * kPanel<T>, part);
+        soften(s * kStrip, strip.rows, sight, j0, from * kPanel<T>, to * kPanel<T>, part);
         if (!mixes) return;
         const int64_t begin = (first - j0) / M::per_cell, depth_here = (last - j0 + M::per_cell - 1) / M::per_cell - begin;
         const Cell* weights = reinterpret_cast<const Cell*>(scores) + begin;
         const int64_t v_pitch = value_pitch();
         T* out = part.out + s * kStrip * columns;
+        const bool near = !job.packed && !careful && count <= kStrip;
+        Ahead soon = near ? near_values(first, last) : Ahead{};
         with_rows(strip.rows, [&]<int R>() {
-            mix_rows<M, R, pitch, 1>(weights, block_values + begin * v_pitch, v_pitch, depth_here, shrink, out, columns, columns);
+            mix_rows<M, R, pitch, 1>(weights, block_values + begin * v_pitch, v_pitch, depth_here, shrink, out, columns, columns,
+                                     near ? &soon : nullptr);
         });
         if (careful) add_poison(strip.rows, from * kPanel<T>, to * kPanel<T>, out);
     }
 
-    // Row r's scores of columns first … last become weights; the running sums follow the maximum.
-    void soften(int64_t n, int r, Sight sight, int64_t j0, int first, int last, Found<T>& part) {
-        constexpr int side = kLanes<T>;
-        T* x = logits + r * pitch;
-        rules.forbid(rows[n], r, sight, j0, first, last, x);
-        if (careful)
-            for (int j = first; j < last; ++j) visible[r * kBlock + j] = !(x[j] == -kInfinity<T>);
-        if (job.rows.top) enter_top(n, j0, first, last, x, part);
-        Vec<T> high_a = spread<T>(part.highest[n]), high_b = high_a;
-        for (int j = first; j < last; j += 2 * side) {
-            high_a = larger(load(x + j), high_a);
-            high_b = larger(load(x + j + side), high_b);
+    // Few rows: keys are read where they are, a square at a time, which spares writing panels and reading them again.
+    void score_rows(const Cell* strip_queries, int count_here, int64_t j0, int first, int last) {
+        constexpr int n = kLanes<T>;
+        const int64_t head = key_head % p.kv_heads;
+        for (int64_t k = 0; k < depth; ++k) room[k] = 0;
+        Ahead soon = near_keys(j0 + first, least(j0 + last, p.keys));
+        for (int j = first; j < last; j += n) {
+            const T* row[n];
+            for (int i = 0; i < n; ++i) {
+                const int64_t key = j0 + j + i;
+                row[i] = key < p.keys ? reinterpret_cast<const T*>(row_of(p.k, p.type, batch, head, key)) : room;
+            }
+            if (count_here == 1)
+                score_square<M, 1>(strip_queries, row, depth, logits + j, soon);
+            else if (count_here == 2)
+                score_square<M, 2>(strip_queries, row, depth, logits + j, soon);
+            else if (count_here <= 4)
+                score_square<M, 4>(strip_queries, row, depth, logits + j, soon);
+            else
+                score_square<M, kFew>(strip_queries, row, depth, logits + j, soon);
         }
-        const T highest = largest_of<T>(larger(high_a, high_b));
-        const T old = part.reference[n];
-        T reference = old, less = 1;
-        if (highest != part.highest[n]) {
-            reference = highest * rules.factor;
-            less = old == -kInfinity<T> ? T(0) : exp2_of(old - reference);
-            move_reference(n, old, reference, less);
-            part.highest[n] = highest;
-            part.reference[n] = reference;
-        }
-        shrink[r] = less;
-        const Vec<T> origin = spread<T>(reference == -kInfinity<T> ? T(0) : -reference);
-        if (job.rows.entropy || job.rows.distance)
-            weigh<true>(n, j0, first, last, x, scores + r * pitch, origin);
-        else
-            weigh<false>(n, j0, first, last, x, scores + r * pitch, origin);
     }
 
-    // Scores become weights, 2^(score·factor + origin), and are summed lane by lane; some are also looked at.
-    template <bool LOOKS> void weigh(int64_t n, int64_t j0, int first, int last, const T* x, T* weights, Vec<T> origin) {
+    // The scores of columns first … last become weights; the running sums follow the maxima.
+    void soften(int64_t n, int count_here, Sight sight, int64_t j0, int first, int last, Found<T>& part) {
         constexpr int side = kLanes<T>;
-        const Vec<T> factor = spread<T>(rules.factor), lowest = spread<T>(T(-1e30));
+        Turn turn;
+        for (int r = 0; r < count_here; ++r) {
+            T* x = logits + r * pitch;
+            rules.forbid(rows[n + r], r, sight, j0, first, last, x);
+            if (careful)
+                for (int j = first; j < last; ++j) visible[r * kBlock + j] = !(x[j] == -kInfinity<T>);
+            Vec<T> high_a = spread<T>(-kInfinity<T>), high_b = high_a;
+            for (int j = first; j < last; j += 2 * side) {
+                high_a = larger(load(x + j), high_a);
+                high_b = larger(load(x + j + side), high_b);
+            }
+            high_a = larger(high_a, high_b);
+            turn.highest[r] = largest_of<T>(larger(high_a, spread<T>(part.highest[n + r])));
+            const int64_t k = job.rows.top;
+            if (k) enter_top(part.top + (n + r) * k, part.top_key + (n + r) * k, k, x, j0, first, last, high_a);
+        }
+        turn.take(n, count_here, rules.factor, part, shrink);
+        const bool looks = job.rows.entropy || job.rows.distance;
+        for (int r = 0; r < count_here; ++r)
+            if (looks)
+                weigh<true>(n + r, j0, first, last, logits + r * pitch, scores + r * pitch, turn, r);
+            else
+                weigh<false>(n + r, j0, first, last, logits + r * pitch, scores + r * pitch, turn, r);
+    }
+
+    // A strip's maxima after another block, and how the sums so far follow them: all rows at once.
+    struct Turn {
+        static constexpr int room = (kStrip + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
+        T highest[room], origin[room], fall[room], less[room];
+
+        void take(int64_t n, int count, T factor, Found<T>& part, T* shrink) {
+            T before[room], reference[room];
+            for (int r = 0; r < room; ++r) {
+                before[r] = part.highest[n + (r < count ? r : 0)];
+                reference[r] = part.reference[n + (r < count ? r : 0)];
+                if (r >= count) highest[r] = before[r];
+            }
+            for (int r = 0; r < room; r += kLanes<T>) {
+                const Vec<T> high = load(highest + r), old = load(reference + r), none = spread<T>(-kInfinity<T>);
+                const auto same = high == load(before + r);
+                const Vec<T> next = same ? old : high * spread<T>(factor);
+                const Vec<T> down = same || old == none ? Vec<T>{} : old - next;
+                store(fall + r, down);
+                store(less + r, !same && old == none ? Vec<T>{} : power_of_two<T>(down));
+                store(origin + r, next == none ? Vec<T>{} : -next);
+                store(reference + r, next);
+            }
+            for (int r = 0; r < count; ++r) {
+                part.highest[n + r] = highest[r];
+                part.reference[n + r] = reference[r];
+                shrink[r] = less[r];
+            }
+        }
+    };
+
+    // Scores become weights, 2^(score·factor + origin), and are summed lane by lane; some are also looked at.
+    template <bool LOOKS>
+    void weigh(int64_t n, int64_t j0, int first, int last, const T* x, T* weights, const Turn& turn, int r) {
+        constexpr int side = kLanes<T>;
+        const Vec<T> factor = spread<T>(rules.factor), origin = spread<T>(turn.origin[r]), lowest = spread<T>(T(-1e30));
+        const Vec<T> less = spread<T>(turn.less[r]);
         Vec<T> sum_a = {}, sum_b = {}, centred_a = {}, centred_b = {};
+        if (LOOKS && job.rows.distance) far[n] = far[n] * less;
         for (int j = first; j < last; j += 2 * side) {
             const Vec<T> t = fma(load(x + j), factor, origin), u = fma(load(x + j + side), factor, origin);
             const Vec<T> a = power_of_two<T>(t), b = power_of_two<T>(u);
@@ -250,29 +355,8 @@ template <class M> struct RowTask {
             }
             M::store_weights(weights, j, a, b);
         }
-        sums[n] = sums[n] + (sum_a + sum_b);
-        if constexpr (LOOKS) centred[n] = centred[n] + (centred_a + centred_b);
-    }
-
-    // The sums so far were taken from `old`; from now on they are taken from `reference`.
-    CLEARHEAD_INLINE_MEMBER void move_reference(int64_t n, T old, T reference, T less) {
-        if (old == -kInfinity<T>) return;  // nothing summed yet
-        const Vec<T> by = spread<T>(less);
-        if (job.rows.entropy) centred[n] = (centred[n] + sums[n] * spread<T>(old - reference)) * by;
-        if (job.rows.distance) far[n] = far[n] * by;
-        sums[n] = sums[n] * by;
-    }
-
-    void enter_top(int64_t n, int64_t j0, int first, int last, const T* x, Found<T>& part) {
-        const int64_t k = job.rows.top;
-        T* top = part.top + n * k;
-        int64_t* key = part.top_key + n * k;
-        for (int j = first; j < last; j += kLanes<T>) {
-            for (uint32_t above = lanes_above<T>(load(x + j), top[k - 1]); above; above &= above - 1) {
-                const int i = j + __builtin_ctz(above);
-                if (x[i] > top[k - 1]) insert(top, key, k, x[i], j0 + i);
-            }
-        }
+        if constexpr (LOOKS) centred[n] = fma(fma(sums[n], spread<T>(turn.fall[r]), centred[n]), less, centred_a + centred_b);
+        sums[n] = fma(sums[n], less, sum_a + sum_b);
     }
 
     // What is poison in keys first … last of the block goes to the rows that see it; elsewhere `visible` is another strip's.
@@ -284,143 +368,7 @@ template <class M> struct RowTask {
                 if (visible[r * kBlock + j]) out[r * columns + c] += M::weight_at(scores + r * pitch, j) * poison_value[i];
         }
     }
-
-    // Takes a part over later keys into the total; both are weighed from the larger maximum.
-    void merge(Found<T>& total, const Found<T>& part) {
-        for (int64_t r = 0; r < count; ++r) {
-            if (part.reference[r] == -kInfinity<T> && part.sum[r] == 0) continue;
-            const T highest = part.highest[r] > total.highest[r] ? part.highest[r] : total.highest[r];
-            const T reference = part.highest[r] > total.highest[r] ? part.reference[r] : total.reference[r];
-            const double down = total.reference[r] == -kInfinity<T> ? 0 : double(total.reference[r]) - double(reference);
-            const double fall = part.reference[r] == -kInfinity<T> ? 0 : double(part.reference[r]) - double(reference);
-            const double a = total.reference[r] == -kInfinity<T> ? 0 : exp2_of(down), b = fall == 0 ? 1 : exp2_of(fall);
-            total.centred[r] = a * (total.centred[r] + total.sum[r] * down) + b * (part.centred[r] + part.sum[r] * fall);
-            total.sum[r] = a * total.sum[r] + b * part.sum[r];
-            total.far[r] = a * total.far[r] + b * part.far[r];
-            total.highest[r] = highest;
-            total.reference[r] = reference;
-            const Vec<T> more = spread<T>(T(b)), less = spread<T>(T(a));
-            T* out = total.out + r * columns;
-            const T* add = part.out + r * columns;
-            for (int64_t c = 0; c < columns; c += kLanes<T>) store(out + c, fma(load(add + c), more, load(out + c) * less));
-            const int64_t k = job.rows.top;
-            for (int64_t i = 0; i < k && part.top_key[r * k + i] >= 0; ++i)
-                if (part.top[r * k + i] > total.top[r * k + k - 1])
-                    insert(total.top + r * k, total.top_key + r * k, k, part.top[r * k + i], part.top_key[r * k + i]);
-        }
-    }
-
-    // Writes the answers; false when an output is not finite and nobody has looked at why.
-    bool finish(const Found<T>& found) {
-        bool fine = true;
-        for (int64_t r = 0; r < count; ++r) {
-            const Row& row = rows[r];
-            const int64_t at = (batch * p.heads + row.head) * p.queries + row.query;
-            const bool empty = found.sum[r] == 0;
-            const double own = empty ? 0 : double(found.reference[r] == -kInfinity<T> ? T(0) : found.reference[r]) * kLn2 + log(found.sum[r]);
-            double lse = own, share = 1;
-            if (p.sinks && !empty) {
-                const double sink = p.sinks[row.head], top = sink > own ? sink : own;
-                if (own == own) lse = top + log(exp(own - top) + exp(sink - top));
-                share = exp(own - lse);
-            }
-            const double mass = empty ? 0 : share / found.sum[r];
-            write(job.rows.logsumexp, at, empty ? -kInfinity<double> : lse);
-            const double highest = double(found.highest[r]) * double(rules.natural);
-            write(job.rows.max_logit, at, found.sum[r] != found.sum[r] && !(highest == kInfinity<double>) ? found.sum[r] : highest);
-            write(job.rows.entropy, at, empty ? 0 : share * (log(found.sum[r]) - kLn2 * found.centred[r] / found.sum[r] + (lse - own)));
-            write(job.rows.distance, at, found.far[r] * mass);
-            for (int64_t i = 0; i < job.rows.top; ++i) {
-                const T score = found.top[r * job.rows.top + i];
-                write(job.rows.top_weights, at * job.rows.top + i, empty ? 0 : exp(double(score) * double(rules.natural) - lse));
-                job.rows.top_indices[at * job.rows.top + i] = found.top_key[r * job.rows.top + i];
-            }
-            if (mixes) fine &= write_output(found.out + r * columns, mass, at);
-        }
-        return fine || careful;
-    }
-
-    CLEARHEAD_INLINE_MEMBER void write(void* to, int64_t at, double x) const {
-        if (to) static_cast<T*>(to)[at] = T(x);
-    }
-
-    bool write_output(T* out, double mass, int64_t at) const {
-        T bad = 0;
-        for (int64_t c = 0; c < columns; ++c) {
-            out[c] = T(double(out[c]) * mass) + T(0);  // no -0
-            bad += out[c] - out[c];
-        }
-        char* to = static_cast<char*>(job.rows.output) + at * p.d_v * bytes_of(p.type);
-        if (p.type == Type::bf16)
-            for (int64_t c = 0; c < p.d_v; ++c) reinterpret_cast<uint16_t*>(to)[c] = to_bf16(float(out[c]));
-        else if (p.type == Type::f16)
-            for (int64_t c = 0; c < p.d_v; ++c) reinterpret_cast<uint16_t*>(to)[c] = to_f16(float(out[c]));
-        else
-            std::memcpy(to, out, p.d_v * sizeof(T));
-        return bad == 0;
-    }
-
-    // All spans, one after the other.
-    void run() {
-        Arena mark = arena;
-        Found<T> total = Found<T>::in(arena, job, columns), part = Found<T>::in(arena, job, columns);
-        const Strip whole = strip_of(rows, int(count));
-        for (;;) {
-            total.clear(job, count, columns);
-            const int64_t first = whole.low / kSpan;
-            const bool single = whole.low < whole.high && whole.high <= (first + 1) * kSpan;
-            if (single) add_span(first, total);  // to merge one span with nothing changes no bit
-            for (int64_t span = first; !single && span * kSpan < whole.high; ++span) {
-                part.clear(job, count, columns);
-                add_span(span, part);
-                merge(total, part);
-            }
-            if (finish(total)) break;
-            careful = true;
-        }
-        arena = mark;
-    }
 };
-
-template <class M> int64_t part_bytes(const Job& job) {
-    Arena arena{nullptr};
-    Found<typename M::T>::in(arena, job, job.rows.output ? value_columns<M>(job.problem) : 0);
-    return arena.at - static_cast<char*>(nullptr);
-}
-
-template <class M> Found<typename M::T> part_of(const Job& job, int64_t run, int64_t block, int64_t span, int64_t columns) {
-    const int64_t index = ((run - job.first_run) * job.blocks + block) * job.spans + span;
-    Arena arena{job.parts + index * part_bytes<M>(job)};
-    return Found<typename M::T>::in(arena, job, columns);
-}
-
-template <class M> int64_t row_scratch_bytes(const Job& job) {
-    using T = typename M::T;
-    const int64_t n = job.block_rows, depth = up_to_multiple(depth_of<M>(job.problem.d_k), kLanes<T>);
-    const int64_t columns = job.rows.output ? value_columns<M>(job.problem) : 0;
-    return 2 * part_bytes<M>(job) + n * int64_t(sizeof(Row) + sizeof(Strip) + 3 * sizeof(Vec<T>)) +
-           (n + kStrip + kBlock + kPanel<T>) * depth * 8 + kStrip * kPitch<T> * 8 + kStrip * kBlock * 16 +
-           kBlock * columns * 24 + 64 * 64 + (job.segment_sums ? RowTask<M>::kept_numbers(job) * int64_t(sizeof(T)) : 0);
-}
-
-template <class M> void rows(const Job& job, int64_t run, int64_t block, int64_t span, void* scratch) {
-    RowTask<M> task(job, run, block, scratch);
-    if (!job.split) return task.run();
-    Found<typename M::T> part = part_of<M>(job, run, block, span, task.columns);
-    part.clear(job, task.count, task.columns);
-    task.add_span(span, part);
-}
-
-template <class M> void merge(const Job& job, int64_t run, int64_t block, void* scratch) {
-    RowTask<M> task(job, run, block, scratch);
-    Arena arena = task.arena;
-    Found<typename M::T> total = Found<typename M::T>::in(arena, job, task.columns);
-    total.clear(job, task.count, task.columns);
-    for (int64_t span = 0; span < job.spans; ++span) task.merge(total, part_of<M>(job, run, block, span, task.columns));
-    if (task.finish(total)) return;
-    task.careful = true;
-    task.run();
-}
 
 }  // namespace
 }  // namespace clearhead

@@ -109,15 +109,20 @@ template <class T> struct Rules {
         return !any ? Sight::nobody : all ? Sight::everybody : Sight::some;
     }
 
-    // Scores of columns first … last (of the block, whole vectors) become what the softmax sees.
-    void apply(const Row* rows, int count, int64_t j0, int first, int last, T* scores) {
+    // Scores of columns first … last (of the block, whole vectors) become what the softmax sees; `slopes`, where given,
+    // what the cap leaves of a small change, 1 - tanh².
+    void apply(const Row* rows, int count, int64_t j0, int first, int last, T* scores, T* slopes = nullptr) {
         if (plain) return;
         for (int r = 0; r < count; ++r) {
             T* x = scores + r * kPitch<T>;
             const T slope = p.alibi_slopes ? T(p.alibi_slopes[rows[r].head]) : T(0);
             for (int j = first; j < last; j += kLanes<T>) {
                 Vec<T> s = load(x + j) * spread<T>(T(p.scale));
-                if (p.softcap != 0) s = tanh_of(s * spread<T>(T(1 / p.softcap))) * spread<T>(T(p.softcap));
+                if (p.softcap != 0) {
+                    const Vec<T> bent = tanh_of(s * spread<T>(T(1 / p.softcap)));
+                    if (slopes) store(slopes + r * kPitch<T> + j, spread<T>(T(1)) - bent * bent);
+                    s = bent * spread<T>(T(p.softcap));
+                }
                 if (p.bias.data) s = s + load(bias + r * kBlock + j);
                 if (p.alibi_slopes) s = s - distance(rows[r], j0 + j) * spread<T>(slope);
                 store(x + j, s);

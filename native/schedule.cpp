@@ -4,6 +4,11 @@
 #include <memory>
 #include <new>
 #include <numeric>
+#include <utility>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #include "dispatch.hpp"
 #include "threads.hpp"
@@ -19,12 +24,37 @@ struct Free {
 };
 using Buffer = std::unique_ptr<char, Free>;
 
-Buffer buffer(int64_t bytes) {
-    if (bytes == 0) return nullptr;
-    char* p = static_cast<char*>(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096));
-    if (!p) throw std::bad_alloc();
-    return Buffer(p);
-}
+// Memory for one call. What is not much stays with the calling thread for its next call: the system clears fresh pages,
+// and that takes longer than to pack keys into them. A call within a call (a signal's handler) gets memory of its own.
+class Room {
+public:
+    Room() : data(std::move(kept)), bytes(std::exchange(kept_bytes, 0)) {}
+    ~Room() {
+        if (bytes > kKeep) return;
+        kept = std::move(data);
+        kept_bytes = bytes;
+    }
+    char* at_least(int64_t wanted) {
+        if (wanted <= bytes) return data.get();
+        data.reset();
+        bytes = 0;
+        const int64_t page = wanted < kHugePage ? 4096 : kHugePage, size = (wanted + page - 1) / page * page;
+        data.reset(static_cast<char*>(std::aligned_alloc(page, size)));
+        if (!data) throw std::bad_alloc();
+#if defined(__linux__)
+        if (page == kHugePage) madvise(data.get(), size, MADV_HUGEPAGE);
+#endif
+        bytes = size;
+        return data.get();
+    }
+
+private:
+    static constexpr int64_t kKeep = int64_t{16} << 20, kHugePage = int64_t{2} << 20;
+    inline static thread_local Buffer kept;
+    inline static thread_local int64_t kept_bytes = 0;
+    Buffer data;
+    int64_t bytes;
+};
 
 int64_t parts(int64_t x, int64_t size) { return (x + size - 1) / size; }
 
@@ -62,11 +92,22 @@ void pack_values(const void* context, int64_t task, void* scratch) {
     f.kernel.pack_values(f.job, f.job.first_value_head + task / blocks, task % blocks, scratch);
 }
 
-// The last rows first: under a causal rule they see the most.
+struct Place {
+    int64_t run, piece;
+};
+
+// A few runs at a time, so that their keys and values stay in the caches; of these the last rows first, since under a causal
+// rule they see the most.
+Place place_of(const Job& job, int64_t task, int64_t pieces) {
+    const int64_t together = threads(), band = task / (together * pieces), first = band * together;
+    const int64_t here = job.wave_runs - first < together ? job.wave_runs - first : together, rest = task % (together * pieces);
+    return {job.first_run + first + rest % here, pieces - 1 - rest / here};
+}
+
 void rows(const void* context, int64_t task, void* scratch) {
     const Phase& f = *static_cast<const Phase*>(context);
-    const int64_t block = f.job.blocks - 1 - task / f.job.wave_runs;
-    f.kernel.rows(f.job, f.job.first_run + task % f.job.wave_runs, block, 0, scratch);
+    const Place at = place_of(f.job, task, f.job.blocks);
+    f.kernel.rows(f.job, at.run, at.piece, 0, scratch);
 }
 
 void spans(const void* context, int64_t task, void* scratch) {
@@ -88,8 +129,26 @@ void columns(const void* context, int64_t task, void* scratch) {
 
 void received(const void* context, int64_t task, void* scratch) {
     const Phase& f = *static_cast<const Phase*>(context);
-    const int64_t segments = parts(f.job.problem.queries, f.job.segment_rows), segment = segments - 1 - task / f.job.wave_runs;
-    f.kernel.rows_and_received(f.job, f.job.first_run + task % f.job.wave_runs, segment, scratch);
+    const Place at = place_of(f.job, task, parts(f.job.problem.queries, f.job.segment_rows));
+    f.kernel.rows_and_received(f.job, at.run, at.piece, scratch);
+}
+
+void spans_of_tiles(const void* context, int64_t batch, void*) {
+    const Phase& f = *static_cast<const Phase*>(context);
+    f.kernel.gradient_spans(f.job, batch);
+}
+
+// Blocks of keys one after the other, so that a task waits for earlier ones only. Units whose bias is one and the same
+// are one task, which adds up what they give to it.
+void gradients(const void* context, int64_t task, void* scratch) {
+    const Phase& f = *static_cast<const Phase*>(context);
+    const Problem& p = f.job.problem;
+    const GradientAnswers& want = f.job.gradients;
+    const int64_t units = f.job.runs / p.batch, block = task / f.job.wave_runs, set = task % f.job.wave_runs;
+    const bool all_batches = want.bias && !want.bias_batch, all_heads = want.bias && !want.bias_head;
+    const int64_t batch = all_batches ? 0 : all_heads ? set : set / units, unit = all_heads ? 0 : set % units;
+    for (int64_t b = batch; b < (all_batches ? p.batch : batch + 1); ++b)
+        for (int64_t u = unit; u < (all_heads ? units : unit + 1); ++u) f.kernel.gradients(f.job, b, u, block, scratch);
 }
 
 // Queries whose column sums are taken together: at most eight segments a head, of whole tiles, whatever the threads.
@@ -106,42 +165,39 @@ int64_t rows_of_task(const Job& job, const Kernel& kernel) {
     return job.run_rows < rows ? job.run_rows : rows;
 }
 
-bool wave(Job& job, const Kernel& kernel, bool alone, bool (*stop)()) {
+bool wave(Job& job, const Kernel& kernel, Room& room, bool alone, bool (*stop)()) {
     const Problem& p = job.problem;
-    const int64_t blocks = parts(p.keys, kernel.block_keys), scratch = kernel.scratch_bytes(job);
+    const int64_t blocks = parts(p.keys, kernel.block_keys);
     const int64_t batch_runs = p.heads / job.group;
     job.first_key_head = job.first_run * p.kv_heads / batch_runs;
     job.first_value_head = job.first_run * p.v_heads / batch_runs;
     const int64_t key_heads = job.wave_runs * p.kv_heads / batch_runs, value_heads = job.wave_runs * p.v_heads / batch_runs;
     const auto each = [&](int64_t count, void (*body)(const void*, int64_t, void*)) {
-        return go({job, kernel, count, body}, scratch, alone, stop);
+        return go({job, kernel, count, body}, kernel.scratch_bytes(job), alone, stop);
     };
-    Buffer keys, values, found;
-    if (job.packed) {
-        keys = buffer(key_heads * kernel.packed_key_bytes(job));
-        job.packed_keys = keys.get();
-        if (!each(key_heads * blocks, pack_keys)) return false;
-        if (job.rows.output && !job.direct_values) {
-            values = buffer(value_heads * kernel.packed_value_bytes(job));
-            job.packed_values = values.get();
-            if (!each(value_heads * blocks, pack_values)) return false;
-        }
-    }
+    const int64_t tasks = job.wave_runs * job.blocks, segments = parts(p.queries, job.segment_rows);
+    const bool values = job.packed && job.rows.output && !job.direct_values;
+    const int64_t key_bytes = job.packed ? key_heads * kernel.packed_key_bytes(job) : 0;
+    const int64_t value_bytes = values ? value_heads * kernel.packed_value_bytes(job) : 0;
+    const int64_t found_bytes = job.rows.received ? job.wave_runs * segments * p.keys * int64_t(sizeof(double))
+                                : job.split       ? tasks * job.spans * kernel.part_bytes(job)
+                                                  : 0;
+    job.packed_keys = room.at_least(key_bytes + value_bytes + found_bytes + 2 * 64);
+    job.packed_values = job.packed_keys + parts(key_bytes, 64) * 64;
+    char* found = job.packed_values + parts(value_bytes, 64) * 64;
+    if (job.packed && !each(key_heads * blocks, pack_keys)) return false;
+    if (values && !each(value_heads * blocks, pack_values)) return false;
     if (job.rows.received) {
-        const int64_t segments = parts(p.queries, job.segment_rows);
-        found = buffer(job.wave_runs * segments * p.keys * int64_t(sizeof(double)));
-        job.segment_sums = reinterpret_cast<double*>(found.get());
-        if (!go({job, kernel, job.wave_runs * segments, received}, kernel.scratch_bytes(job), alone, stop)) return false;
+        job.segment_sums = reinterpret_cast<double*>(found);
+        if (!each(job.wave_runs * segments, received)) return false;
         for (int64_t run = 0; run < job.wave_runs; ++run)
             for (int64_t s = 0; s < segments; ++s)
                 for (int64_t j = 0; j < p.keys; ++j)
                     job.rows.received[(job.first_run + run) * p.keys + j] += job.segment_sums[(run * segments + s) * p.keys + j];
         return true;
     }
-    const int64_t tasks = job.wave_runs * job.blocks;
     if (!job.split) return each(tasks, rows);
-    found = buffer(tasks * job.spans * kernel.part_bytes(job));
-    job.parts = found.get();
+    job.parts = found;
     return each(tasks * job.spans, spans) && each(tasks, merge);
 }
 
@@ -173,10 +229,11 @@ bool attend(Job job, bool (*stop)()) {
         const int64_t fit = kWaveBytes / (key_bytes + value_bytes + 1);
         take = fit < 1 ? 1 : fit < units ? fit : units;
     }
+    Room room;
     for (int64_t first = 0; first < units; first += take) {
         job.first_run = first * unit_runs;
         job.wave_runs = (first + take < units ? take : units - first) * unit_runs;
-        if (!wave(job, kernel, alone, stop)) return false;
+        if (!wave(job, kernel, room, alone, stop)) return false;
     }
     return true;
 }
@@ -193,6 +250,25 @@ bool observe(Job job, bool (*stop)()) {
     job.key_chunks = together ? 0 : parts(p.keys, job.key_chunk);
     const bool alone = double(heads) * double(p.queries) * double(p.keys) * double(p.d_k) < kAlone;
     return go({job, kernel, together ? heads : heads * job.key_chunks, columns}, kernel.scratch_bytes(job), alone, stop);
+}
+
+bool differentiate(Job job, bool (*stop)()) {
+    const Problem& p = job.problem;
+    GradientAnswers& want = job.gradients;
+    const Kernel& kernel = kernel_of(p);
+    if (p.batch * p.heads * p.queries * p.keys == 0) return true;
+    const int64_t tiles = parts(p.queries, kernel.tile_rows), blocks = parts(p.keys, kernel.gradient_keys);
+    const int64_t units = std::gcd(p.kv_heads, want.v ? p.v_heads : p.kv_heads);  // of a batch: whole key heads and value heads
+    job.runs = p.batch * units;
+    job.wave_runs = (want.bias && !want.bias_batch ? 1 : p.batch) * (want.bias && !want.bias_head ? 1 : units);
+    Room room;
+    const int64_t spans = p.batch * tiles * 2;
+    want.spans = reinterpret_cast<int64_t*>(room.at_least(spans * int64_t(sizeof(int64_t)) + p.batch * p.heads * tiles * int64_t(sizeof(int32_t))));
+    want.turns = reinterpret_cast<int32_t*>(want.spans + spans);
+    for (int64_t i = 0; i < p.batch * p.heads * tiles; ++i) want.turns[i] = 0;
+    const bool alone = double(p.batch * p.heads) * double(p.queries) * double(p.keys) * double(p.d_k + p.d_v) < kAlone;
+    return go({job, kernel, p.batch, spans_of_tiles}, 0, alone, stop) &&
+           go({job, kernel, blocks * job.wave_runs, gradients}, kernel.gradient_scratch_bytes(job), alone, stop);
 }
 
 }  // namespace clearhead

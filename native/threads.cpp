@@ -137,6 +137,15 @@ Pool& the_pool() {
 
 }  // namespace
 
+void await(const int32_t* turn, int32_t mine) {
+    for (int i = 0; __atomic_load_n(turn, __ATOMIC_ACQUIRE) != mine; ++i) {
+        if (i < kSpins)
+            pause();
+        else
+            std::this_thread::yield();
+    }
+}
+
 void set_threads(int count) { wanted_threads = count < 1 ? 1 : count; }
 int threads() { return wanted_threads; }
 

@@ -17,6 +17,9 @@ struct Tasks {
 // then does its tasks alone. Throws std::bad_alloc.
 bool run(const Tasks& tasks);
 
+// Returns once *turn is `mine`. The tasks that bring it there must have started earlier, so that some thread has them.
+void await(const int32_t* turn, int32_t mine);
+
 void set_threads(int count);
 int threads();
 

@@ -82,70 +82,96 @@ template <class Work> CLEARHEAD_INLINE void with_rows(int rows, Work work) {
         work.template operator()<kStrip>();
 }
 
-constexpr int kClose = 16;                       // depth summed on its own, evens and odds apart, before it joins the rest
-constexpr int kHigh = kRegisters == 32 ? 4 : 2;  // rows of a tile whose sums are kept that way
+// What will be read soon, asked for a few lines at a time between the products, so that it is near by then.
+struct Ahead {
+    struct Rows {
+        const char* row = nullptr;
+        int64_t bytes = 0, pitch = 0, left = 0, at = 0;
+    } rows[2];  // the second when the first has been asked for
+    int64_t bytes = 0;  // at a time
 
-// As accumulate with pairs of vectors, but more exact: many short chains instead of one as long as the depth. One chain
-// would lie further from the truth than the matrix-vector product that peers use for a single query.
+    void add(int which, const void* first, int64_t bytes_here, int64_t pitch, int64_t count) {
+        const bool whole = bytes_here == pitch;
+        rows[which] = {static_cast<const char*>(first), whole ? bytes_here * count : bytes_here, pitch, whole ? count > 0 : count, 0};
+    }
+
+    template <int LEVEL> CLEARHEAD_INLINE_MEMBER void ask() {
+        for (int64_t more = bytes; more > 0;) {
+            Rows& r = rows[rows[0].left == 0];
+            if (r.left == 0) return;
+            const char* from = r.row + r.at;
+            const int64_t here = r.bytes - r.at < more ? r.bytes - r.at : more;
+            for (int64_t i = 0; i < here; i += 64) __builtin_prefetch(from + i, 0, LEVEL);
+            more -= here;
+            r.at += here;
+            if (r.at >= r.bytes) r.at = 0, r.row += r.pitch, --r.left;
+        }
+    }
+};
+
+constexpr int kClose = 16;  // depth summed on its own, evens and odds apart, before it joins the rest
+
+// scores[r·kPitch + j] for the keys j of C / 2 panels: queries (depth, kStrip), panels (panel, depth, kPanel). Many short
+// chains instead of one as long as the depth: one would lie further from the truth than the matrix-vector product that
+// peers use for a single query. The sums so far wait in `scores`, since the next chains need the registers.
 template <class M, int R, int C>
-CLEARHEAD_INLINE void accumulate_closely(const typename M::Cell* a, const typename M::Cell* b, int64_t apart, int64_t depth,
-                                         Vec<typename M::T> (&total)[R][C]) {
+CLEARHEAD_INLINE void score(const typename M::Cell* queries, const typename M::Cell* panels, int64_t depth,
+                            typename M::T* scores, Ahead* ahead) {
     using T = typename M::T;
     constexpr int64_t pitch = kPanel<T>;
-    for (; depth > 0; depth -= kClose, a += kClose * kStrip, b += kClose * pitch) {
+    const int64_t apart = depth * pitch;
+    for (int64_t start = 0; start < depth || start == 0; start += kClose) {  // once without depth: all scores are 0
+        if (ahead) ahead->ask<2>();  // to the second cache
         Vec<T> even[R][C] = {}, odd[R][C] = {};
-        const int64_t here = depth < kClose ? depth : kClose;
-        for (int64_t k = 0; k + 2 <= here; k += 2) {
-            accumulate<M, R, C, 1, kStrip>(a + k * kStrip, b + k * pitch, pitch, apart, 1, even);
-            accumulate<M, R, C, 1, kStrip>(a + (k + 1) * kStrip, b + (k + 1) * pitch, pitch, apart, 1, odd);
+        const int64_t stop = depth - start < kClose ? depth : start + kClose;
+        int64_t k = start;
+        for (; k + 2 <= stop; k += 2) {
+            accumulate<M, R, C, 1, kStrip>(queries + k * kStrip, panels + k * pitch, pitch, apart, 1, even);
+            accumulate<M, R, C, 1, kStrip>(queries + (k + 1) * kStrip, panels + (k + 1) * pitch, pitch, apart, 1, odd);
         }
-        if (here % 2)
-            accumulate<M, R, C, 1, kStrip>(a + (here - 1) * kStrip, b + (here - 1) * pitch, pitch, apart, 1, even);
+        if (k < stop) accumulate<M, R, C, 1, kStrip>(queries + k * kStrip, panels + k * pitch, pitch, apart, 1, even);
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-            for (int c = 0; c < C; ++c) total[r][c] = total[r][c] + (even[r][c] + odd[r][c]);
+            for (int c = 0; c < C; ++c) {
+                T* to = scores + r * kPitch<T> + c * kLanes<T>;
+                const Vec<T> sum = even[r][c] + odd[r][c];
+                store(to, start ? load(to) + sum : sum);
+            }
     }
-}
-
-// scores[r·kPitch + j] for the keys j of C / 2 panels: queries (depth, kStrip), panels (panel, depth, kPanel).
-template <class M, int R, int C>
-CLEARHEAD_INLINE void score(const typename M::Cell* queries, const typename M::Cell* panels, int64_t depth,
-                            typename M::T* scores) {
-    using T = typename M::T;
-    Vec<T> sum[R][C] = {};
-    accumulate_closely<M, R, C>(queries, panels, depth * kPanel<T>, depth, sum);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-        for (int c = 0; c < C; ++c) store(scores + r * kPitch<T> + c * kLanes<T>, sum[r][c]);
 }
 
 template <class M, int R>
 __attribute__((noinline)) void score_panels(const typename M::Cell* queries, const typename M::Cell* panels, int64_t depth,
-                                            int first, int last, typename M::T* scores) {
+                                            int first, int last, typename M::T* scores, Ahead* ahead = nullptr) {
     using T = typename M::T;
-    constexpr int few = kRegisters == 32 && R <= 2 ? 4 : 2;  // two panels at once, so that enough chains are under way
+    constexpr int few = kRegisters < 32 || R > 2 ? 2 : 8 / R;  // vectors: few rows, more chains under way
+    constexpr int high = R * 4 + 3 <= kRegisters ? R : R / 2;  // rows of a tile whose sums fit the registers
+    static_assert(R % high == 0 && high * few * 2 <= kRegisters);
     int p = first;
-    if constexpr (few > 2)
-        for (; p + few / 2 <= last; p += few / 2)
-            score<M, R, few>(queries, panels + p * depth * kPanel<T>, depth, scores + p * kPanel<T>);
-    for (; p < last; ++p) {
-        const typename M::Cell* panel = panels + p * depth * kPanel<T>;
-        T* to = scores + p * kPanel<T>;
-        int r = 0;
-        for (; r + kHigh <= R; r += kHigh) score<M, kHigh, 2>(queries + r, panel, depth, to + r * kPitch<T>);
-        if constexpr (R % kHigh != 0) score<M, R % kHigh, 2>(queries + r, panel, depth, to + r * kPitch<T>);
-    }
+    for (; p + few / 2 <= last; p += few / 2)
+        for (int r = 0; r < R; r += high)
+            score<M, high, few>(queries + r, panels + p * depth * kPanel<T>, depth, scores + r * kPitch<T> + p * kPanel<T>, ahead);
+    for (; p < last; ++p)
+        for (int r = 0; r < R; r += high)
+            score<M, high, 2>(queries + r, panels + p * depth * kPanel<T>, depth, scores + r * kPitch<T> + p * kPanel<T>, ahead);
 }
 
 // out[r][c] = out[r][c]·shrink[r] + Σ_j weights[r][j]·values[j][c], for C vectors of columns.
 template <class M, int R, int C, int64_t ROW, int64_t STEP>
 CLEARHEAD_INLINE void mix_columns(const typename M::Cell* weights, const typename M::Cell* values, int64_t pitch,
-                                  int64_t depth, const typename M::T* shrink, typename M::T* out, int64_t out_pitch) {
+                                  int64_t depth, const typename M::T* shrink, typename M::T* out, int64_t out_pitch,
+                                  Ahead* ahead) {
     using T = typename M::T;
     Vec<T> sum[R][C] = {};
-    accumulate<M, R, C, ROW, STEP>(weights, values, pitch, 2 * kLanes<T>, depth, sum);
+    if (ahead)
+        for (int64_t k = 0; k < depth; k += kClose) {
+            ahead->ask<3>();
+            accumulate<M, R, C, ROW, STEP>(weights + k * STEP, values + k * pitch, pitch, 2 * kLanes<T>,
+                                           depth - k < kClose ? depth - k : kClose, sum);
+        }
+    else
+        accumulate<M, R, C, ROW, STEP>(weights, values, pitch, 2 * kLanes<T>, depth, sum);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
@@ -158,16 +184,16 @@ CLEARHEAD_INLINE void mix_columns(const typename M::Cell* weights, const typenam
 template <class M, int R, int64_t ROW, int64_t STEP>
 __attribute__((noinline)) void mix_rows(const typename M::Cell* weights, const typename M::Cell* values, int64_t pitch,
                                         int64_t depth, const typename M::T* shrink, typename M::T* out,
-                                        int64_t out_pitch, int64_t columns) {
+                                        int64_t out_pitch, int64_t columns, Ahead* ahead = nullptr) {
     using T = typename M::T;
     constexpr int wide = kRegisters < 32 ? 2 : R <= 2 ? 8 : R <= 4 ? 4 : 2;  // few rows: more columns, so that enough chains are under way
     int64_t c = 0;
     for (; c + wide * kLanes<T> <= columns; c += wide * kLanes<T>)
-        mix_columns<M, R, wide, ROW, STEP>(weights, values + c, pitch, depth, shrink, out + c, out_pitch);
+        mix_columns<M, R, wide, ROW, STEP>(weights, values + c, pitch, depth, shrink, out + c, out_pitch, ahead);
     for (; c + 2 * kLanes<T> <= columns; c += 2 * kLanes<T>)
-        mix_columns<M, R, 2, ROW, STEP>(weights, values + c, pitch, depth, shrink, out + c, out_pitch);
+        mix_columns<M, R, 2, ROW, STEP>(weights, values + c, pitch, depth, shrink, out + c, out_pitch, ahead);
     for (; c < columns; c += kLanes<T>)
-        mix_columns<M, R, 1, ROW, STEP>(weights, values + c, pitch, depth, shrink, out + c, out_pitch);
+        mix_columns<M, R, 1, ROW, STEP>(weights, values + c, pitch, depth, shrink, out + c, out_pitch, ahead);
 }
 
 }  // namespace

@@ -7,7 +7,9 @@ import ml_dtypes
 import numpy as np
 
 from clearhead import reference
+from clearhead.arrays import statistics_dtype
 from clearhead.engines import native
+from clearhead.engines.base import Upstream
 from clearhead.observations import Groups, Wanted
 from clearhead.problem import describe
 
@@ -125,6 +127,45 @@ def compare(seed: int) -> None:
     truth = book.weights.swapaxes(-1, -2) @ g.astype(np.float64)
     found = native.transposed(p, given.q, given.k, rows["logsumexp"], g)
     same("transposed", found, truth, (stat[0], stat[1] * p.queries + 1e-7))
+    compare_gradients(rng, given, book, rows["logsumexp"], same)
+
+
+def compare_gradients(rng: np.random.Generator, given: Any, book: reference.Textbook, lse: Any, same: Any) -> None:
+    p, stats = given.problem, statistics_dtype(given.problem.dtype)
+    number = lambda *shape: rng.standard_normal(shape).astype(stats)  # noqa: E731
+    told = Upstream(
+        number(p.batch, p.heads, p.queries),
+        strided(rng, rng.standard_normal((p.batch, p.heads, p.queries, given.v.shape[-1])).astype(p.dtype)),
+        number(p.batch, p.heads, p.keys) if rng.random() < 0.5 else None,
+        number(p.batch, p.heads, p.queries) if rng.random() < 0.5 else None,
+        number(p.batch, p.heads, p.queries) if rng.random() < 0.5 else None,
+        tuple(size if rng.random() < 0.6 else 1 for size in book.weights.shape) if rng.random() < 0.5 else None,  # type: ignore[arg-type]
+    )
+    wide = lambda x: x.astype(np.float64)  # noqa: E731
+    a, group = book.weights, p.heads // p.kv_heads
+    k, v = (np.repeat(wide(x), group, axis=1) for x in (given.k, given.v))
+    slope = wide(told.output) @ v.swapaxes(-1, -2) + told.rows[..., None]
+    if told.keys is not None:
+        slope = slope + told.keys[..., None, :]
+    if told.entropy is not None:
+        slope = slope - told.entropy[..., None] * np.log(np.where(a > 0, a, 1))
+    if told.distance is not None:
+        slope = slope + told.distance[..., None] * reference.all_distances(p)
+    slope = a * slope
+    bent = slope * (1 - (book.capped / p.softcap) ** 2 if p.softcap else 1)
+    fold = lambda x: x.reshape(p.batch, p.kv_heads, group, *x.shape[2:]).sum(2)  # noqa: E731
+    truth = {
+        "q": p.scale * (bent @ k),
+        "k": p.scale * fold(bent.swapaxes(-1, -2) @ wide(given.q)),
+        "v": fold(a.swapaxes(-1, -2) @ wide(told.output)),
+    }
+    if told.bias is not None:
+        truth["bias"] = slope.sum(axis=tuple(i for i in range(4) if told.bias[i] == 1), keepdims=True)
+    found = native.gradients(p, given.q, given.k, given.v, lse, told)
+    rtol, atol = DTYPES[p.dtype]
+    for name, x in found.items():
+        most = np.abs(truth[name]).max(initial=0)
+        same(f"gradient {name}", x, truth[name], (rtol, 30 * atol + (3 * atol + rtol) * most))
 
 
 if __name__ == "__main__":

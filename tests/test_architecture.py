@@ -16,14 +16,14 @@ from clearhead.problem import Rules
 
 PACKAGE = Path(clearhead.__file__).parent
 FLOORS = (  # from the ground up; a folder is one entry
-    ("errors", "axes", "arrays", "threads"),
-    ("problem", "visibility", "observations", "operands"),
+    ("errors", "axes", "arrays", "threads", "files", "words"),
+    ("values", "problem", "visibility", "observations", "operands"),
     ("reference",),
     ("engines",),
-    ("functional", "matrix", "flow", "backward", "torch_op", "torch_graph", "cache", "torch"),
-    ("nn", "watch", "distributed"),
-    ("casefile", "steps", "tracing", "layer", "claims", "diagnosing", "diagnosis", "model", "explain"),
-    ("cli", "__main__", "report", "bench", "view"),
+    ("view", "functional", "matrix", "flow", "backward", "torch_op", "torch_graph", "cache", "torch"),
+    ("nn", "watching", "distributed"),
+    ("casefile", "steps", "story", "tracing", "layer", "claims", "diagnosing", "diagnosis", "model", "hub", "explain"),
+    ("cli", "__main__", "report", "bench"),
 )
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}

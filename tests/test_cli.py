@@ -229,3 +229,15 @@ def test_no_heavy_package_is_loaded_for_the_main_job():
         [sys.executable, "-c", code], capture_output=True, text=True, env=PLAIN, timeout=60, check=True
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("command", [("explain", "humpty dumpty sat on"), ("trace", "examples/wrong.json")])
+def test_html_writes_one_page_that_is_the_same_every_time(tmp_path, command):
+    pages = []
+    for name in ("a.html", "b.html"):
+        done = run(*command, "--html", tmp_path / name, "--lang", "zh")
+        assert done.stderr == ""
+        pages.append((tmp_path / name).read_bytes())
+    assert pages[0] == pages[1]
+    assert pages[0].startswith(b'<!doctype html>\n<html lang="zh-Hans">')
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "b.html"]

@@ -248,8 +248,8 @@ def test_files_of_the_wrong_form(tmp_path, change, error, words):
 
 
 def test_missing_and_broken_files(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps({"q": Q, "k": K, "v": V}))
     with pytest.raises(FileError, match=r"lacks theirs\."):
-        (tmp_path / "a.json").write_text(json.dumps({"q": Q, "k": K, "v": V}))
         diagnose_file(tmp_path / "a.json")
     for name in ("none.safetensors", "none.npz", "none.json"):
         with pytest.raises(FileError, match="does not exist"):

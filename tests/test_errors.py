@@ -41,7 +41,7 @@ ARRAYS: dict[str, Wrong] = {
     "gradients": (
         attention(v=torch.ones(2, 2, 5, 3, requires_grad=True)),
         TypeError,
-        "v requires grad, and no engine here has gradients yet.\n\n"
+        "v requires grad, and nothing here keeps a graph for it.\n\n"
         "hint: v.detach(), or `with torch.no_grad():` around the call.",
     ),
     "a sparse tensor": (

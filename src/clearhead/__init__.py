@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from clearhead.threads import get_num_threads as get_num_threads
     from clearhead.threads import set_num_threads as set_num_threads
     from clearhead.tracing import trace as trace
+    from clearhead.watching.looking import watch as watch
+    from clearhead.watching.seen import load as load
 
 # A module must not be called like a public name: importing it would put the module in the name's place.
 _HOMES = {
@@ -30,18 +32,24 @@ _HOMES = {
     "diagnose": "diagnosis",
     "diagnose_layer": "diagnosis",
     "get_num_threads": "threads",
+    "load": "watching.seen",
     "plan": "functional",
     "rollout": "flow",
     "set_num_threads": "threads",
     "shapes": "steps",
     "trace": "tracing",
     "trace_layer": "layer",
+    "watch": "watching.looking",
 }
+
+_PARTS = ("distributed", "nn", "torch")  # for PyTorch; loaded when first named
 
 __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PARTS:
+        return import_module(f"clearhead.{name}")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'clearhead' has no attribute '{name}'")

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import ml_dtypes
@@ -43,6 +44,22 @@ def graphed(q: Any, *others: Any) -> bool:
     if torch.compiler.is_compiling() or type(q) not in (torch.Tensor, torch.nn.Parameter):
         return True
     return bool(torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in (q, *others)))
+
+
+def autocast(x: Any) -> Any:
+    """What PyTorch's own attention does under autocast: float32 and narrower become autocast's dtype."""
+    torch = None if isinstance(x, np.ndarray) else sys.modules.get("torch")
+    if torch is None or not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.dtype == torch.float64:
+        return x
+    device = x.device.type
+    on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return x.to(torch.get_autocast_dtype(device)) if on else x
+
+
+def ungraphed() -> AbstractContextManager[Any]:
+    """For reading tensors that require grad where nothing is computed."""
+    torch = sys.modules.get("torch")
+    return nullcontext() if torch is None else torch.no_grad()
 
 
 def plain(x: Any, name: str) -> Array:
@@ -88,7 +105,7 @@ def _from_torch(torch: Any, x: Any, name: str) -> Array:
 def to_torch(torch: Any, array: Array) -> Any:
     """A tensor on the same memory."""
     if array.dtype == bfloat16:
-        return torch.from_numpy(np.ascontiguousarray(array).view(np.int16)).view(torch.bfloat16)
+        return torch.from_numpy(np.asarray(array, order="C").view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
 

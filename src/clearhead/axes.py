@@ -4,6 +4,7 @@ batch · heads · kv_heads · queries · keys · d_k · d_v · d_model
 """
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,15 @@ def named(shape: Sequence[int], axes: Sequence[str]) -> str:
     extra = max(0, len(shape) - len(axes))
     names = ("batch",) * extra + tuple(axes)[max(0, len(axes) - len(shape)) :]
     return "(" + ", ".join(f"{name} {size}" for name, size in zip(names, shape, strict=True)) + ")"
+
+
+def heads_first(x: Array) -> Array:
+    """View (…, heads, length, d) as (batch, heads, length, d)."""
+    if x.ndim == 4:
+        return x
+    if x.ndim == 2:
+        return x[None, None]
+    return x.reshape(prod(x.shape[:-3]), *x.shape[-3:])
 
 
 def blocks(size: int, block: int) -> list[slice]:

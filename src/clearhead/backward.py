@@ -1,102 +1,263 @@
 """From a loss's derivatives by what attention answered to its derivatives by what attention was given.
 
-With a_ij the weights, s_ij the logits, L_i the log-sum-exp, O the output, H the entropy, R what each key received, and
-dX the loss's derivative by X, every answer depends on the logits through the weights and L:
+With a_ij the weights, s_ij the logits, L_i the log-sum-exp, O the output, H the entropy, D the mean distance, R what
+each key received, and dX the loss's derivative by X, every answer depends on the logits through the weights and L:
 
-    dA_ij = dO_i·v_j + dR_j - dH_i·(ln a_ij + 1)
-    dS_ij = a_ij·(dA_ij - Σ_l a_il·dA_il + dL_i)           the softmax's own derivative, and ∂L_i/∂s_ij = a_ij
-    Σ_j a_ij·dA_ij = dO_i·O_i + (A·dR)_i + dH_i·(H_i - Σ_j a_ij)
+    dA_ij = dO_i·v_j + X_i·Y_j + dR_j - dH_i·(ln a_ij + 1) + dD_i·|i - j| + (dT at the strongest, dP at each key's peak)
+    dS_ij = a_ij·(dA_ij - Σ_l a_il·dA_il + dL_i) + (dM at the maximum)
 
-so an engine needs one number for each row besides dO, dR and dH, and no weight is stored (Dao et al. 2022, appendix B).
-A sink is a logit without a value: its weight is exp(sink - L_i), and it takes part in the sum's place alone.
+A picture and sums between groups are products of low rank: X and Y hold what each query and each key has to do with
+their cells. So an engine needs one number for each row besides dO, X, Y, dR, dH and dD, and no weight is stored (Dao
+et al. 2022, appendix B); strongest weights, peaks and maxima are few, and are taken one by one. A sink is a logit
+without a value: its weight is exp(sink - L_i), and it takes part in the sum over l alone.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from clearhead.arrays import statistics_dtype
 from clearhead.axes import Array
 from clearhead.engines.base import Engine, Upstream
-from clearhead.observations import Wanted
+from clearhead.observations import Groups, Wanted, areas
 from clearhead.problem import Problem
 
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """Attention's answers and the loss's derivatives by them; (batch, heads, …), None where not asked or used."""
-
-    logsumexp: Array  # (batch, heads, queries)
-    output: Array | None = None  # (batch, heads, queries, d_v)
-    entropy: Array | None = None  # (batch, heads, queries)
-    d_output: Array | None = None
-    d_logsumexp: Array | None = None
-    d_entropy: Array | None = None
-    d_received: Array | None = None  # (batch, heads, keys)
+_PEAK_KEYS = 256  # keys whose weights are looked at together, to find who gives each its peak
 
 
+class Entries(NamedTuple):
+    """Single weights, and the loss's derivative by each one's logit as if no other weight depended on it."""
+
+    queries: Array  # (batch, heads, count)
+    keys: Array
+    slopes: Array
+    softmax: bool  # do the row's other weights give way?
+
+
+class LowRank(NamedTuple):
+    """dA_ij = X_i·Y_j."""
+
+    queries: Array  # X, (batch, heads, queries, rank)
+    keys: Array  # Y, (batch, heads, keys, rank)
+
+
+@np.errstate(all="ignore")  # NaN and infinity are values here, from the loss too
 def gradients(
     engine: Engine,
     problem: Problem,
-    q: Array,
-    k: Array,
-    v: Array | None,
-    answered: Answered,
+    arrays: tuple[Array, Array, Array | None],
+    answers: Mapping[str, Array],
+    by: Mapping[str, Array],
+    *,
+    groups: Groups | None = None,
     bias: tuple[int, int, int, int] | None = None,
 ) -> dict[str, Array]:
     """The loss's derivatives by "q", "k", "v", and, where the problem has them, "sinks" (heads,) and "bias".
 
-    `bias` is the bias's own shape, 1 where it is broadcast, if its derivative is asked for.
+    arrays   q, k and v as engines take them
+    answers  what was answered, (batch, heads, …): logsumexp always, and each answer that `by` has a derivative of
+    by       the loss's derivatives by answers, of the answers' shapes
+    groups   the labels, where `by` has groups
+    bias     the bias's own shape, 1 where it is broadcast, if its derivative is asked for
     O(queries·keys·(d_k + d_v)) time, O(queries + keys) memory beyond inputs and answers.
     """
-    rows = _row_terms(engine, problem, q, k, answered)
     dtype = statistics_dtype(problem.dtype)
+    low = _low_rank(problem, by, groups)
+    entries = _entries(engine, problem, arrays, answers, by)
+    rows = _row_terms(engine, problem, arrays, answers, by, low, entries)
     upstream = Upstream(
         rows=rows.astype(dtype),
-        output=answered.d_output,
-        keys=_in(dtype, answered.d_received),
-        entropy=_in(dtype, answered.d_entropy),
+        output=by.get("output"),
+        keys=_in(dtype, by.get("received")),
+        entropy=_in(dtype, by.get("entropy")),
+        distance=_in(dtype, by.get("distance")),
         bias=bias,
     )
-    found = dict(engine.gradients(problem, q, k, v, answered.logsumexp, upstream))
+    if low is None:
+        found = dict(engine.gradients(problem, *arrays, answers["logsumexp"], upstream))
+    else:
+        found = _with_low_rank(engine, problem, arrays, answers["logsumexp"], upstream, low)
+    if entries:
+        found = {name: array.astype(np.float64) for name, array in found.items()}
+        for one in entries:
+            _add_entries(problem, arrays, found, one)
     if problem.sinks is not None:
-        by_logit = rows if answered.d_entropy is None else rows + answered.d_entropy
-        weights = _sink_weights(problem.sinks, answered.logsumexp)
-        found["sinks"] = np.where(weights > 0, weights * by_logit, 0.0).sum(axis=(0, 2))
+        by_logit = rows if upstream.entropy is None else rows + upstream.entropy
+        weights = _sink_weights(problem.sinks, answers["logsumexp"])
+        found["sinks"] = np.where(weights == 0, 0.0, weights * by_logit).sum(axis=(0, 2))
     return found
 
 
-def _row_terms(engine: Engine, problem: Problem, q: Array, k: Array, answered: Answered) -> Array:
+def _row_terms(
+    engine: Engine,
+    problem: Problem,
+    arrays: tuple[Array, Array, Array | None],
+    answers: Mapping[str, Array],
+    by: Mapping[str, Array],
+    low: LowRank | None,
+    entries: list[Entries],
+) -> Array:
     """dL_i - Σ_j a_ij·dA_ij - dH_i, (batch, heads, queries) in float64."""
-    terms = np.zeros(answered.logsumexp.shape)
-    if answered.d_logsumexp is not None:
-        terms += answered.d_logsumexp
-    if answered.d_output is not None and answered.output is not None:
-        dtype = statistics_dtype(problem.dtype)
-        wide = (x.astype(dtype, copy=False) for x in (answered.d_output, answered.output))
-        terms -= np.einsum("bhnd,bhnd->bhn", *wide)
-    if answered.d_received is not None:
-        terms -= _mixed(engine, problem, q, k, answered.d_received)
-    if answered.d_entropy is not None and answered.entropy is not None:
-        mass = 1.0 if problem.sinks is None else 1 - _sink_weights(problem.sinks, answered.logsumexp)
-        terms -= answered.d_entropy * (answered.entropy - mass + 1)
+    terms = np.zeros(answers["logsumexp"].shape)
+    dtype = statistics_dtype(problem.dtype)
+    if "logsumexp" in by:
+        terms += by["logsumexp"]
+    if "output" in by:
+        terms -= np.einsum("bhnd,bhnd->bhn", *(x.astype(dtype, copy=False) for x in (by["output"], answers["output"])))
+    if "entropy" in by:
+        mass = 1.0 if problem.sinks is None else 1 - _sink_weights(problem.sinks, answers["logsumexp"])
+        terms -= by["entropy"] * (answers["entropy"] - mass + 1)
+    if "distance" in by:
+        terms -= by["distance"] * answers["distance"]
+    if "received" in by:
+        terms -= _mixed(engine, problem, arrays, by["received"][..., None])[..., 0]
+    if low is not None:
+        terms -= np.einsum("bhnc,bhnc->bhn", low.queries, _mixed(engine, problem, arrays, low.keys))
+    for batch, head in np.ndindex(terms.shape[:2]):
+        for one in entries:
+            if one.softmax:
+                np.subtract.at(terms[batch, head], one.queries[batch, head], one.slopes[batch, head])
     return terms
 
 
 def _sink_weights(sinks: Array, logsumexp: Array) -> Array:
     """exp(sink - L_i), (batch, heads, queries); 0 for a row that sees nothing."""
     empty = np.isneginf(logsumexp)
-    weights: Array = np.where(empty, 0.0, np.exp(sinks[:, None] - np.where(empty, 0.0, logsumexp)))
+    weights: Array = np.exp(np.where(empty, -np.inf, sinks[:, None] - np.where(empty, 0.0, logsumexp)))
     return weights
 
 
-def _mixed(engine: Engine, problem: Problem, q: Array, k: Array, numbers: Array) -> Array:
-    """Σ_j a_ij·numbers_j, (batch, heads, queries), not rounded to a half."""
+def _mixed(engine: Engine, problem: Problem, arrays: tuple[Array, Array, Array | None], values: Array) -> Array:
+    """A·values for values (batch, heads, keys, columns), not rounded to a half."""
     dtype = statistics_dtype(problem.dtype)
-    wide = replace(problem, dtype=dtype)
-    values = numbers.astype(dtype, copy=False)[..., None]
-    found = engine.rows(wide, q.astype(dtype, copy=False), k.astype(dtype, copy=False), values, Wanted(output=True))
-    return found["output"][..., 0]
+    q, k, values = (x.astype(dtype, copy=False) for x in (arrays[0], arrays[1], values))
+    return engine.rows(replace(problem, dtype=dtype), q, k, values, Wanted(output=True))["output"]
+
+
+def _low_rank(problem: Problem, by: Mapping[str, Array], groups: Groups | None) -> LowRank | None:
+    """What pictures and sums between groups ask of each weight, of the smaller of the two ranks."""
+    parts: list[tuple[Array, Array]] = []
+    if "image" in by:
+        given = by["image"]
+        high, wide = given.shape[-2:]
+        tall = areas(high, problem.queries, slice(0, problem.queries))[1].T
+        broad = areas(wide, problem.keys, slice(0, problem.keys))[1].T
+        parts.append((tall, broad @ given.swapaxes(-1, -2)) if high <= wide else (tall @ given, broad))
+    if "groups" in by and groups is not None:
+        given = by["groups"]
+        member = [_one_hot(side, count) for side, count in zip(groups[:2], given.shape[-2:], strict=True)]
+        few = given.shape[-2] <= given.shape[-1]
+        parts.append((member[0], member[1] @ given.swapaxes(-1, -2)) if few else (member[0] @ given, member[1]))
+    if not parts:
+        return None
+    lead = next(by[name] for name in ("image", "groups") if name in by).shape[:2]
+    sides = ([np.broadcast_to(part[side], (*lead, *part[side].shape[-2:])) for part in parts] for side in (0, 1))
+    return LowRank(*(np.concatenate(side, axis=-1) for side in sides))
+
+
+def _one_hot(labels: Array, count: int) -> Array:
+    """(batch, 1, size, count): 1 where a label is that of the column; labels below 0 have none."""
+    member: Array = (labels[:, None, :, None] == np.arange(count)).astype(np.float64)
+    return member
+
+
+def _with_low_rank(
+    engine: Engine,
+    problem: Problem,
+    arrays: tuple[Array, Array, Array | None],
+    logsumexp: Array,
+    upstream: Upstream,
+    low: LowRank,
+) -> dict[str, Array]:
+    """X and Y join dO and v as further columns; shares of cells are no halves, so the statistics' dtype is read."""
+    dtype = statistics_dtype(problem.dtype)
+    q, k, v = arrays
+    given, values = [low.queries], [low.keys]
+    if v is not None and upstream.output is not None:
+        given.insert(0, upstream.output)
+        values.insert(0, np.repeat(v, problem.heads // max(1, v.shape[1]), axis=1))
+    both = (np.concatenate([x.astype(dtype, copy=False) for x in side], axis=-1) for side in (given, values))
+    output, joined = both
+    found = dict(
+        engine.gradients(
+            replace(problem, dtype=dtype),
+            q.astype(dtype, copy=False),
+            k.astype(dtype, copy=False),
+            joined,
+            logsumexp,
+            replace(upstream, output=output),
+        )
+    )
+    by_values = found.pop("v")
+    if v is not None and upstream.output is not None:
+        own = by_values[..., : v.shape[-1]].reshape(problem.batch, v.shape[1], -1, *v.shape[2:])
+        found["v"] = own.sum(axis=2)
+    return found
+
+
+def _entries(
+    engine: Engine,
+    problem: Problem,
+    arrays: tuple[Array, Array, Array | None],
+    answers: Mapping[str, Array],
+    by: Mapping[str, Array],
+) -> list[Entries]:
+    """The single weights that the loss asks for: the strongest of each row, each key's peak, each row's maximum."""
+    found = []
+    rows = np.arange(problem.queries)
+    if "top_weights" in by:
+        keys, slopes = answers["top_indices"], by["top_weights"] * answers["top_weights"].astype(np.float64)
+        queries = np.broadcast_to(rows[:, None], keys.shape)
+        shape = (*keys.shape[:2], -1)
+        there = keys >= 0
+        flat = np.where(there, slopes, 0.0).reshape(shape)
+        found.append(Entries(queries.reshape(shape), np.where(there, keys, 0).reshape(shape), flat, softmax=True))
+    if "max_logit" in by:
+        keys = engine.rows(problem, *arrays[:2], None, Wanted(top=1))["top_indices"][..., 0]
+        slopes = np.where(keys < 0, 0.0, by["max_logit"])
+        found.append(Entries(np.broadcast_to(rows, keys.shape), np.maximum(keys, 0), slopes, softmax=False))
+    if "peak" in by:
+        queries = _peaks(engine, problem, arrays, answers["logsumexp"])
+        keys = np.broadcast_to(np.arange(problem.keys), queries.shape)
+        slopes = by["peak"] * answers["peak"].astype(np.float64)
+        found.append(Entries(queries, keys, slopes, softmax=True))
+    return found
+
+
+def _peaks(engine: Engine, problem: Problem, arrays: tuple[Array, Array, Array | None], logsumexp: Array) -> Array:
+    """Which query gives each key its peak, the first of equals, (batch, heads, keys)."""
+    q, k = arrays[:2]
+    found = np.zeros((problem.batch, problem.heads, problem.keys), np.int64)
+    for start in range(0, problem.keys if problem.queries else 0, _PEAK_KEYS):
+        cols = slice(start, min(start + _PEAK_KEYS, problem.keys))
+        part = problem.take(keys=range(cols.start, cols.stop))
+        found[:, :, cols] = engine.weights(part, q, k[:, :, cols], logsumexp).argmax(axis=-2)
+    return found
+
+
+def _add_entries(
+    problem: Problem, arrays: tuple[Array, Array, Array | None], found: dict[str, Array], entries: Entries
+) -> None:
+    """Add to the derivatives by q, k and bias what single logits give."""
+    q, k = arrays[:2]
+    for batch, head in np.ndindex(q.shape[:2]):
+        at, own = (batch, head), (batch, head * k.shape[1] // problem.heads)
+        rows, cols, slopes = (x[at] for x in entries[:3])
+        queries, keys = q[at][rows].astype(np.float64), k[own][cols].astype(np.float64)
+        by_score = problem.scale * slopes
+        if problem.softcap is not None:
+            by_score = by_score * (1 - np.tanh(problem.scale * (queries * keys).sum(-1) / problem.softcap) ** 2)
+        used = slopes != 0  # what no slope reaches may be NaN
+        np.add.at(found["q"][at], rows[used], (by_score[:, None] * keys)[used])
+        np.add.at(found["k"][own], cols[used], (by_score[:, None] * queries)[used])
+        if "bias" in found:
+            sizes = found["bias"].shape
+            place = tuple(
+                x if size > 1 else 0 for x, size in zip((batch, head, rows[used], cols[used]), sizes, strict=True)
+            )
+            np.add.at(found["bias"], place, slopes[used])
 
 
 def _in(dtype: np.dtype[np.generic], x: Array | None) -> Array | None:

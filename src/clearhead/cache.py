@@ -15,7 +15,8 @@ class KVCache:
 
     batch, kv_heads   sizes; d_k, d_v are the widths of a key and a value
     capacity          positions of room at the start; it doubles when full, so a step costs O(1) copies on average
-    window            keep only the last `window` positions of each sequence (at least that many, at most twice)
+    window            attend to the last `window` positions only; the room is then for twice as many (more where
+                      sequences differ in length), and what all sequences have left behind is let go
 
     `append` adds positions and gives what attention reads; positions count from the start of each sequence, also when
     the window has let the first ones go. Nothing is differentiable: values are stored detached.
@@ -40,7 +41,7 @@ class KVCache:
         device: Any = None,
     ) -> None:
         for name, value in (("capacity", capacity), ("window", window)):
-            if value is not None and value < 1:
+            if value is not None and (not isinstance(value, int) or value < 1):
                 raise RuleError(f"{name} is {value}: expected a whole number from 1 up.")
         room = capacity if window is None else max(capacity, 2 * window)
         self.window = window
@@ -57,11 +58,13 @@ class KVCache:
         """Add k (batch, kv_heads, new, d_k) and v (batch, kv_heads, new, d_v) after what each sequence has.
 
         counts (batch,): how many of the new positions are real, the rest being padding at the end; None: all.
-        Returns all keys and values, as views, and the rules `query_offset` and `kv_lengths` under which the new
-        positions attend to them. Raises ShapeError or RuleError before anything is changed.
+        Returns all keys and values, as views, and the rules `query_offset`, `kv_lengths` and `window` under which the
+        new positions attend to them. Raises ShapeError, DtypeError or RuleError before anything is changed.
         """
-        new = self._check(k, v, counts)
-        added = torch.full_like(self.lengths, new) if counts is None else counts.to(torch.int64)
+        new = self._check(k, v)
+        added = torch.full_like(self.lengths, new if counts is None else 0)
+        if counts is not None:
+            added += self._numbers("counts", counts, new)
         before = self.lengths
         last = int(before.max()) + new if len(before) else new
         self._make_room(last, int(before.min()) if len(before) else 0)
@@ -79,22 +82,23 @@ class KVCache:
         rules: dict[str, Any] = {"query_offset": before - self.start}
         if bool((self.lengths - self.start != stop).any()):
             rules["kv_lengths"] = self.lengths - self.start
+        if self.window is not None:
+            rules["window"] = (self.window - 1, None)
         return self.keys[:, :, :stop], self.values[:, :, :stop], rules
 
     def reorder(self, order: Tensor) -> None:
-        """Sequence i becomes what sequence order[i] was: the step of beam search. order (batch,)."""
-        if order.shape != self.lengths.shape or not bool(((order >= 0) & (order < len(self.lengths))).all()):
-            raise ShapeError(f"order is {order.tolist()}: expected (batch {len(self.lengths)},) of sequence numbers.")
+        """Sequence i becomes what sequence order[i] was: the step of beam search. order (batch,); else RuleError."""
+        order = self._numbers("order", order, len(self.lengths) - 1)
         used = slice(0, len(self) - self.start)
-        self.keys[:, :, used] = self.keys[order.to(self.keys.device)][:, :, used]
-        self.values[:, :, used] = self.values[order.to(self.values.device)][:, :, used]
+        for room in (self.keys, self.values):
+            room[:, :, used] = room[:, :, used][order.to(room.device)]
         self.lengths = self.lengths[order]
 
     def crop(self, length: int | Tensor) -> None:
         """Forget what lies beyond `length` positions, one number or (batch,); longer sequences only are changed."""
-        wanted = torch.minimum(self.lengths, torch.as_tensor(length, dtype=torch.int64))
-        if bool((wanted < 0).any()):
-            raise RuleError(f"length is {length}: expected positions from 0 up.")
+        most = torch.as_tensor(length)
+        most = self._numbers("length", most.expand(len(self.lengths)) if most.ndim == 0 else most, None)
+        wanted = torch.minimum(self.lengths, most)
         if not bool(wanted.any()):
             self.start = 0
         elif self.start and bool((wanted - (self.window or 0) + 1 < self.start).any()):
@@ -104,7 +108,20 @@ class KVCache:
             )
         self.lengths = wanted
 
-    def _check(self, k: Tensor, v: Tensor, counts: Tensor | None) -> int:
+    def _numbers(self, name: str, value: Any, most: int | None) -> Tensor:
+        """Validate one whole number for each sequence, between 0 and `most`."""
+        numbers = torch.as_tensor(value).cpu()
+        whole = not (numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool)
+        fits = numbers.shape == self.lengths.shape and whole and bool((numbers >= 0).all())
+        if not fits or (most is not None and bool((numbers > most).any())):
+            span = "from 0 up" if most is None else f"between 0 and {most}"
+            raise RuleError(
+                f"{name} is {numbers.tolist()}: expected a whole number {span} for each sequence, "
+                f"(batch {len(self.lengths)},)."
+            )
+        return numbers.to(torch.int64)
+
+    def _check(self, k: Tensor, v: Tensor) -> int:
         new = k.shape[-2] if k.ndim == 4 else -1
         for name, x, room in (("k", k, self.keys), ("v", v, self.values)):
             expected = (room.shape[0], room.shape[1], new, room.shape[3])
@@ -115,10 +132,6 @@ class KVCache:
                 raise DtypeError(
                     f"{name} is {x.dtype} but the cache holds {room.dtype}.", f"KVCache(…, dtype={x.dtype})"
                 )
-        if counts is not None:
-            fine = counts.shape == self.lengths.shape and bool(((counts >= 0) & (counts <= new)).all())
-            if not fine:
-                raise RuleError(f"counts is {counts.tolist()}: expected (batch,) numbers between 0 and {new}.")
         return new
 
     def _make_room(self, last: int, shortest: int) -> None:

@@ -1,9 +1,11 @@
 """Somebody's worked example, checked: which claimed step first goes wrong, by how much, and what was done instead.
 
-A file (.json, .npz or .safetensors) holds q, k, v, or a layer's x, w_q, w_k, w_v, w_o, num_heads, context and biases; any score
-rules; and, where it likes, the values it claims for steps: scores, scaled, capped, biased, masked, weights, output.
+A file (.json, .npz or .safetensors) holds q, k, v, or a layer's x, w_q, w_k, w_v, w_o, num_heads, context and biases;
+any score rules; and, where it likes, the values it claims for steps: scores, scaled, capped, biased, masked, weights,
+output.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +19,14 @@ from clearhead.casefile import INPUTS, LAYER, half_a_decimal, inputs_of, numbers
 from clearhead.diagnosing.verdict import Diagnosis
 from clearhead.diagnosis import examined
 from clearhead.errors import FileError, unknown
+from clearhead.files import write_whole
 from clearhead.layer import trace_layer
 from clearhead.problem import Rules
 from clearhead.steps import turned
+from clearhead.story import Scene, Words, both
 from clearhead.tracing import Trace, listed, trace
+from clearhead.view import page
+from clearhead.words import Language
 
 CLAIMABLE = ("scores", "scaled", "capped", "biased", "masked", "weights", "output")
 _KNOWN = (*INPUTS, *LAYER, "num_heads", "convention", *Rules.__annotations__, *CLAIMABLE)
@@ -65,6 +71,17 @@ class Case:
     def first_wrong(self) -> Verdict | None:
         return next((verdict for verdict in self.verdicts if not verdict.right), None)
 
+    def save(self, path: str | os.PathLike[str], language: Language = "en") -> None:
+        """Write the explaining page, with a verdict on every claimed step, to a file."""
+        said = [
+            {"name": v.name, "right": v.right, "difference": v.difference, "text": _said(v)}
+            | {"mistake": None if v.mistake is None else both(v.mistake)}
+            for v in self.verdicts
+        ]
+        claimed = {v.name: np.asarray(v.claimed, dtype=np.float64) for v in self.verdicts if not v.right}
+        scene = Scene("attention, step by step", language, claims=said, claimed=claimed)
+        write_whole(path, page.encoded(self.trace.document(scene)))
+
     def to_json(self) -> dict[str, Any]:
         """Every step's numbers and every verdict, as plain lists and words; -∞ is null."""
         described = [
@@ -85,6 +102,16 @@ class Case:
             "first_wrong": first,
             "check": self.trace.check._asdict(),
         }
+
+
+def _said(verdict: Verdict) -> Words:
+    if verdict.right:
+        return both("claim right", name=verdict.name)
+    wrong = both("claim wrong", name=verdict.name, difference=verdict.difference)
+    if verdict.source is None or verdict.follows is None:
+        return wrong
+    more = both("follows" if follows(verdict) else "also off", source=verdict.source, difference=verdict.off_source)
+    return {"en": f"{wrong['en']};{more['en']}", "zh": f"{wrong['zh']}；{more['zh'].strip()}"}
 
 
 def check_file(path: str | Path) -> Case:

@@ -1,4 +1,6 @@
-"""The command line: explain a text, trace a file, diagnose a file. Data goes to standard output, words about problems to standard error.
+"""The command line: explain a text, trace a file, diagnose a file.
+
+Data goes to standard output, words about problems to standard error.
 
 Exit codes: 0 all is well, 1 a claim in a traced file is wrong or a mistake was found, 2 bad input, 3 no known mistake
 explains the numbers, 130 interrupted.
@@ -8,14 +10,13 @@ import argparse
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from clearhead import __version__
 from clearhead.errors import ClearheadError, FileError
+from clearhead.files import write_whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,11 +25,13 @@ _EXPLAIN_EXAMPLES = """examples:
   clearhead explain "humpty dumpty sat on"
   clearhead explain "twinkle twinkle little star" --layer 0 --head 3 --token little
   clearhead explain "jack and jill" --lang zh
+  clearhead explain "humpty dumpty sat on" --html page.html
   clearhead explain "Attention is all" --model ./gpt2 --json attention.json
+  clearhead explain "Attention is all" --model Qwen/Qwen3-0.6B
 """
 _TRACE_EXAMPLES = """examples:
   clearhead trace example.json
-  clearhead trace layer.npz --json steps.json
+  clearhead trace layer.npz --json steps.json --html page.html
 
 a file holds q, k, v (or x, w_q, w_k, w_v, w_o, num_heads), any score rules, and, where it
 likes, the values it claims for scores, scaled, weights or output:
@@ -93,7 +96,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     explain.add_argument("text", metavar="TEXT", help="the text to run through the model")
     explain.add_argument(
-        "--model", metavar="DIR", help="a directory in GPT-2 layout; default: the shipped nursery-rhyme model"
+        "--model",
+        metavar="DIR|NAME",
+        help="a GPT-2 directory, or with Transformers any model's directory or name; default: the shipped one",
     )
     explain.add_argument(
         "--layer", type=int, metavar="N", help="the layer, from 0; default: the one with the sharpest head"
@@ -120,6 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     info.add_argument("--json", action="store_true", help="as JSON")
     for command in (explain, trace, diagnose):
         command.add_argument("--lang", choices=("en", "zh"), default="en", help="English or Chinese; default: en")
+        command.add_argument("--html", metavar="FILE", help="write the page that shows it, one self-contained file")
         command.add_argument("--json", metavar="FILE", help="write every number to FILE as JSON; - is standard output")
     return parser
 
@@ -140,15 +146,17 @@ def _command(
 
 def _explain(given: argparse.Namespace) -> int:
     from clearhead.explain import explain
-    from clearhead.model import load
+    from clearhead.hub import find
     from clearhead.report.progress import progress
 
     if not given.text.strip():
         raise FileError("the text is empty: there is no token to explain.", 'clearhead explain "humpty dumpty sat on"')
     chosen = {"layer": given.layer, "head": given.head, "token": given.token}
-    seen = explain(load(given.model), given.text, **chosen, each=lambda layers: progress(layers, "layers"))
+    seen = explain(find(given.model), given.text, **chosen, each=lambda layers: progress(layers, "layers"))
     if given.json is not None:
         _write_json(given.json, seen.to_json())
+    if given.html is not None:
+        seen.save(given.html, given.lang)
     if given.json != "-":
         from clearhead.report import explained
 
@@ -162,6 +170,8 @@ def _trace(given: argparse.Namespace) -> int:
     case = check_file(given.file)
     if given.json is not None:
         _write_json(given.json, case.to_json())
+    if given.html is not None:
+        case.save(given.html, given.lang)
     if given.json != "-":
         from clearhead.report import traced
 
@@ -226,30 +236,11 @@ def _console() -> "Console":
 
 
 def _write_json(target: str, data: dict[str, Any]) -> None:
-    """Write the whole file or nothing: first beside its place, then moved there."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False) + "\n"
     if target == "-":
         sys.stdout.write(text)
-        return
-    place = Path(target)
-    try:
-        handle, beside = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.chmod(beside, 0o666 & ~_umask())
-            os.replace(beside, place)
-        except BaseException:
-            os.unlink(beside)
-            raise
-    except OSError as error:
-        raise FileError(f"{target} cannot be written: {error.strerror}.") from None
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    else:
+        write_whole(target, text.encode("utf-8"))
 
 
 if __name__ == "__main__":

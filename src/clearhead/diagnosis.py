@@ -8,14 +8,14 @@ from typing import Any, Unpack
 import numpy as np
 
 from clearhead.arrays import FLOATS, adopt
-from clearhead.axes import WEIGHTS, Array, named
+from clearhead.axes import WEIGHTS, Array, heads_first, named
 from clearhead.casefile import INPUTS, LAYER, half_a_decimal, inputs_of, numbers, precision, read, value_of
 from clearhead.diagnosing.fitting import differences
 from clearhead.diagnosing.recipe import RIGHT, STAGES, Inputs, Layer, Rotary, Stage
 from clearhead.diagnosing.search import Found, Search
 from clearhead.diagnosing.verdict import Confidence, Diagnosis, Explanation, Outcome, Place
 from clearhead.errors import DtypeError, FileError, RuleError, ShapeError, unknown
-from clearhead.problem import Problem, Rules, check_names, describe, heads_first
+from clearhead.problem import Problem, Rules, check_names, describe
 from clearhead.steps import Convention, check_convention, layer_sizes, turned
 
 _OPTIONS = ("stage", "rotary", "rotary_interleaved")

@@ -7,6 +7,7 @@ ClearheadError
 ├── UnknownNameError  (TypeError)     a rule or option nobody knows
 ├── SelectionError    (IndexError)    an index outside the matrix
 ├── EngineError       (RuntimeError)  the engine asked for cannot run this problem
+├── DistributedError  (RuntimeError)  a rank is missing, or ranks were called with different things
 ├── FileError         (ValueError)    a file or checkpoint is missing or malformed
 └── MissingExtraError (ImportError)   an optional package is not installed
 """
@@ -52,6 +53,10 @@ class EngineError(ClearheadError, RuntimeError):
     """The engine asked for cannot run this problem."""
 
 
+class DistributedError(ClearheadError, RuntimeError):
+    """A rank is missing, or ranks were called with different things."""
+
+
 class FileError(ClearheadError, ValueError):
     """A file or checkpoint is missing or malformed."""
 
@@ -60,9 +65,9 @@ class MissingExtraError(ClearheadError, ImportError):
     """An optional package is not installed."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
+def unknown(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:
     """The error for a name nobody knows, with the nearest known one."""
     names = sorted(known)
-    near = get_close_matches(name, names, n=1)
+    near = get_close_matches(str(name), names, n=1)
     guess = f"did you mean `{near[0]}`? " if near else ""
     return UnknownNameError(f"unknown {kind} `{name}`.", f"{guess}Known: {', '.join(names)}.")

@@ -3,19 +3,32 @@
 Everything here is data; `report` draws it. Every number comes from the run.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
 from clearhead.axes import Array
 from clearhead.errors import SelectionError
+from clearhead.files import write_whole
 from clearhead.matrix import AttentionMatrix
-from clearhead.model import LayerRun, Model, Token
-from clearhead.steps import Sizes, Steps, Used, layer_steps
-from clearhead.tracing import TokenTrace, Trace, listed, trace
+from clearhead.model import SHIPPED, LayerRun, Model, Token
+from clearhead.problem import Rules, describe
+from clearhead.steps import Sizes, Steps, layer_steps
+from clearhead.story import Layer, Scene, both, story
+from clearhead.tracing import TokenTrace, Trace, listed, trace, used_rules
+from clearhead.view import notebook, page, picture
+from clearhead.view.container import Document, narrowed
+from clearhead.words import Language
+
+if TYPE_CHECKING:
+    from clearhead.hub import HubModel
+
+_MOST_WEIGHTS = 16 * 2**20  # bytes of W^Q … W^O that go into a page
 
 
 class Choice(NamedTuple):
@@ -30,7 +43,7 @@ class Choice(NamedTuple):
 class Explanation:
     """A text, what the model says next, and one head of one layer, step by step."""
 
-    model: Model
+    model: "Model | HubModel"
     text: str
     tokens: list[Token]
     next: list[Choice]
@@ -39,10 +52,27 @@ class Explanation:
     chosen: tuple[bool, bool]  # whether layer and head were chosen here, by sharpness
     token: int
     run: LayerRun
+    runs: list[LayerRun]  # every layer
     steps: Steps  # the whole layer's way of shapes, all heads
     trace: Trace  # the chosen head, with its numbers
     row: TokenTrace  # the chosen token, computed alone
     entropy: Array  # (layers, heads): of the chosen token's row, in nats
+
+    def to_html(self, language: Language = "en") -> str:
+        """The explaining page as one self-contained text."""
+        return page.html(document(self, language))
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        names = [token.text for token in self.tokens]
+        masked = np.isneginf(self.trace.masked)
+        name = f"layer {self.layer}, head {self.head}"
+        said = f"{self.text}: {name}" + (f", next {self.next[0].text!r}" if self.next else "")
+        draw = partial(picture.svg, self.trace.weights, masked, names, names, name=name)
+        return notebook.bundle(said, self.to_html, draw, masked.size)
+
+    def save(self, path: str | os.PathLike[str], language: Language = "en") -> None:
+        """Write the explaining page to a file, whole or not at all."""
+        write_whole(path, page.encoded(document(self, language)))
 
     def to_json(self) -> dict[str, Any]:
         """All of it as plain numbers, lists and words; -∞ is null."""
@@ -76,8 +106,42 @@ class Explanation:
         }
 
 
+def document(seen: Explanation, language: Language = "en") -> Document:
+    """The explaining page's document: every head of every layer, and the projections' weights of the chosen layer."""
+    config = seen.model.config
+    chosen = {"layer": seen.layer, "head": seen.head, "query": seen.token}
+    facts = {
+        "model": both("model", name=seen.model.name, layers=config.layers, heads=config.heads, d_model=config.d_model),
+        "illustration": seen.model.name == SHIPPED,
+        "text": seen.text,
+        "next": [[choice.text, choice.probability] for choice in seen.next] or None,
+        "entropy": listed(seen.entropy),
+        "check": both("check", engine=seen.trace.check.engine, difference=seen.trace.check.largest_difference),
+    }
+    scene = Scene(seen.text, language, tokens=[token.text for token in seen.tokens], chosen=chosen, facts=facts)
+    return story([_page_layer(seen, number) for number in range(config.layers)], scene)
+
+
+def _page_layer(seen: Explanation, number: int) -> Layer:
+    run = seen.runs[number]
+    given = describe(run.q, run.k, run.v, cast("Rules", run.rules))
+    logsumexp = np.asarray(AttentionMatrix(run.q, run.k, **run.rules).logsumexp())
+    assert given.v is not None
+    arrays = {"x": run.x[None], "q": given.q, "k": given.k, "v": given.v, "logsumexp": logsumexp[None]}
+    arrays["output"] = run.output[None]
+    if number == seen.layer:
+        arrays |= _projections(seen.model, number)
+    return Layer(given.problem, seen.steps if number == seen.layer else _layer_steps(run), arrays, number)
+
+
+def _projections(model: "Model | HubModel", number: int) -> dict[str, Array]:
+    """W^Q … W^O and b^Q … b^O of one layer; none where they would make the page too large."""
+    found = {name: narrowed(array) for name, array in model.projections(number).items()}
+    return found if sum(array.nbytes for array in found.values()) <= _MOST_WEIGHTS else {}
+
+
 def explain(
-    model: Model,
+    model: "Model | HubModel",
     text: str,
     *,
     layer: int | None = None,
@@ -99,25 +163,24 @@ def explain(
     _check_index("layer", layer, model.config.layers)
     _check_index("head", head, model.config.heads)
     run = model.run([t.id for t in tokens], each)
-    entropy = np.stack([_row_entropy(model, number, part, at) for number, part in enumerate(run.layers)])
+    entropy = np.stack([_row_entropy(part, at) for part in run.layers])
     picked_layer, picked_head = _sharpest(entropy, layer, head)
     part = run.layers[picked_layer]
-    scale = model.scale(picked_layer)
-    usual = scale == (model.config.d_model // model.config.heads) ** -0.5
-    rules: dict[str, Any] = {} if usual else {"scale": scale}
-    q, k, v = (x[picked_head] for x in (part.q, part.k, part.v))
-    steps = trace(q, k, v, causal=True, **rules)
+    group = len(part.q) // len(part.k)
+    q, k, v = part.q[picked_head], part.k[picked_head // group], part.v[picked_head // group]
+    steps = trace(q, k, v, **_of_head(part.rules, picked_head))
     return Explanation(
         model=model,
         text=text,
         tokens=tokens,
-        next=_next(model, run.logits[-1], count),
+        next=[] if run.logits is None else _next(model, run.logits[-1], count),
         layer=picked_layer,
         head=picked_head,
         chosen=(layer is None, head is None),
         token=at,
         run=part,
-        steps=_layer_steps(model, part, None if usual else scale),
+        runs=run.layers,
+        steps=_layer_steps(part),
         trace=steps,
         row=steps.token(at),
         entropy=entropy,
@@ -147,10 +210,22 @@ def find_token(tokens: list[Token], text: str, wanted: str | None) -> int:
     )
 
 
-def _row_entropy(model: Model, layer: int, run: LayerRun, token: int) -> Array:
-    matrix = AttentionMatrix(run.q, run.k, causal=True, scale=model.scale(layer))
-    seen = matrix.observe(entropy=True, queries=slice(token, token + 1))
+def _row_entropy(run: LayerRun, token: int) -> Array:
+    seen = AttentionMatrix(run.q, run.k, **run.rules).observe(entropy=True, queries=slice(token, token + 1))
     return np.asarray(seen.entropy, dtype=np.float64)[:, 0]
+
+
+def _of_head(rules: dict[str, Any], head: int) -> dict[str, Any]:
+    """The rules of one head alone: what has a value for each head keeps its own."""
+    found = dict(rules)
+    for name in ("sinks", "alibi_slopes"):
+        if name in found:
+            found[name] = np.asarray(found[name])[[head]]
+    for name in ("mask", "bias"):  # (batch, heads or 1, queries, keys)
+        if name in found:
+            array = np.asarray(found[name])[0]
+            found[name] = array[head if len(array) > 1 else 0]
+    return found
 
 
 def _sharpest(entropy: Array, layer: int | None, head: int | None) -> tuple[int, int]:
@@ -162,7 +237,7 @@ def _sharpest(entropy: Array, layer: int | None, head: int | None) -> tuple[int,
     return int(place[0]), int(place[1])
 
 
-def _next(model: Model, logits: Array, count: int) -> list[Choice]:
+def _next(model: "Model | HubModel", logits: Array, count: int) -> list[Choice]:
     exact = logits.astype(np.float64)
     probabilities = np.exp(exact - exact.max())
     probabilities /= probabilities.sum()
@@ -170,12 +245,12 @@ def _next(model: Model, logits: Array, count: int) -> list[Choice]:
     return [Choice(int(i), model.text(int(i)), float(probabilities[i])) for i in order]
 
 
-def _layer_steps(model: Model, run: LayerRun, scale: float | None) -> Steps:
-    n, d = run.x.shape
-    sizes = Sizes((), model.config.heads, model.config.heads, n, n, d // model.config.heads, d // model.config.heads)
-    used = Used(scale=scale, masked=("causal",))
-    biases = frozenset(("b_q", "b_k", "b_v", "b_o"))
-    return layer_steps(sizes, (n, d), (n, d), (d, d), used, biases, "rows", run.x.itemsize, cross=False)
+def _layer_steps(run: LayerRun) -> Steps:
+    (n, width), (heads, _, d_k), (kv_heads, m, d_v) = run.x.shape, run.q.shape, run.v.shape
+    sizes = Sizes((), heads, kv_heads, n, m, d_k, d_v)
+    used = used_rules(cast("Rules", run.rules))._replace(through=run.through)
+    out = (heads * d_v, run.output.shape[-1])
+    return layer_steps(sizes, (n, width), (n, width), out, used, run.biases, "rows", run.x.itemsize, cross=False)
 
 
 def _check_index(name: str, value: int | None, size: int) -> None:

@@ -3,9 +3,11 @@
 from typing import Any, Unpack
 
 from clearhead import engines
-from clearhead.arrays import graphed
+from clearhead.arrays import graphed, ungraphed
 from clearhead.observations import Wanted
 from clearhead.problem import Rules, describe
+
+_OUTPUT = Wanted(output=True)
 
 
 def attention(q: Any, k: Any, v: Any, *, engine: str | None = None, **rules: Unpack[Rules]) -> Any:
@@ -43,7 +45,7 @@ def attention(q: Any, k: Any, v: Any, *, engine: str | None = None, **rules: Unp
         return Graph(q, k, rules, engine).observe(v, {}).output
     given = describe(q, k, v, rules)
     chosen = engines.get(engines.choose(given.problem, engine).engine)
-    output = chosen.rows(given.problem, given.q, given.k, given.v, Wanted(output=True))["output"]
+    output = chosen.rows(given.problem, given.q, given.k, given.v, _OUTPUT)["output"]
     return given.restore(given.problem.restore(output))
 
 
@@ -56,4 +58,5 @@ def plan(q: Any, k: Any, v: Any = None, *, engine: str | None = None, **rules: U
     >>> print(ch.plan(np.eye(2), np.eye(2), engine="portable"))
     engine: portable
     """
-    return engines.choose(describe(q, k, v, rules).problem, engine)
+    with ungraphed():
+        return engines.choose(describe(q, k, v, rules).problem, engine)

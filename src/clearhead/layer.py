@@ -70,10 +70,13 @@ def trace_layer(
     heads = given.problem.restore(book.output)
     concat = heads.swapaxes(-2, -3).reshape(*heads.shape[:-3], heads.shape[-2], -1)
     output = concat if out is None else _project(concat, out, b_o, "b_o")
-    biases = frozenset(n for n, b in (("b_q", b_q), ("b_k", b_k), ("b_v", b_v), ("b_o", b_o)) if b is not None)
+    given_b = {"b_q": b_q, "b_k": b_k, "b_v": b_v, "b_o": b_o}
+    weights = {name: w for name, w in read.items() if name.startswith("w_")}
+    weights |= {name: adopt(b, name)[0] for name, b in given_b.items() if b is not None}
+    biases = frozenset(name for name in weights if name.startswith("b_"))
     used, cross = used_rules(rules), context is not None
     steps = layer_steps(sizes, own.shape, source.shape, out_shape, used, biases, convention, own.itemsize, cross=cross)
-    arrays = {"x": own, "context": source, "q": q, "k": k, "v": v, **intermediates(given.problem, book)}
+    arrays = {"x": own, "context": source, **weights, "q": q, "k": k, "v": v, **intermediates(given.problem, book)}
     return Trace(given, book, steps, {**arrays, "heads": heads, "concat": concat, "output": output}, convention)
 
 

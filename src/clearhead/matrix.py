@@ -11,7 +11,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from clearhead import engines
-from clearhead.arrays import adopt, graphed, statistics_dtype
+from clearhead.arrays import adopt, autocast, graphed, statistics_dtype
 from clearhead.axes import TRANSPOSED, WEIGHTS, Array, as_places, as_slice, named
 from clearhead.engines.base import Engine
 from clearhead.errors import RuleError, SelectionError
@@ -38,16 +38,23 @@ class AttentionMatrix:
     __array_ufunc__ = None  # so that `array @ A` fails loudly instead of looping over elements
 
     def __init__(self, q: Any, k: Any, *, engine: str | None = None, **rules: Unpack[Rules]) -> None:
-        self._graph: Any = None
-        if graphed(q, k, *rules.values()):
-            from clearhead.torch_graph import Graph
-
-            self._graph = Graph(q, k, rules, engine)
+        self._source: Any = q, k, rules, engine
+        self._graph: Any = self._graph_with()
+        if self._graph is not None:
             return
         given = describe(q, k, None, rules)
         self._problem: Problem = given.problem
         self._q, self._k, self._restore_kind = given.q, given.k, given.restore
         self._engine: Engine = engines.get(engines.choose(given.problem, engine).engine)
+
+    def _graph_with(self, *others: Any) -> Any:
+        """What answers where PyTorch keeps a graph for q, k, a rule or one of `others`; None where it keeps none."""
+        q, k, rules, engine = self._source
+        if not graphed(q, k, *rules.values(), *others):
+            return None
+        from clearhead.torch_graph import Graph
+
+        return Graph(q, k, rules, engine)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -84,16 +91,19 @@ class AttentionMatrix:
 
         Raises SelectionError for anything else. O(rows·keys) time for the rows asked for, the first time.
         """
-        return self._give(self._tile(key))
+        matrix = self._without_graph()
+        return matrix._give(matrix._tile(key))
 
     def __matmul__(self, v: Any) -> Any:
         """A·v, the same bits as `attention`.
 
-        v (…, kv_heads or heads, keys, d_v), or one for all heads, (keys,) or (keys, d_v).
+        v (…, kv_heads or heads, keys, d_v), or one for all heads, (keys,) or (keys, d_v). Under torch.compile, which
+        traces `@` of tensors only, `A.observe(v).output` says the same.
         """
-        if self._graph is not None:
-            return self._graph.mix(v)
-        array, restore = adopt(v, "v")
+        graph = self._graph or self._graph_with(v)
+        if graph is not None:
+            return graph.mix(v)
+        array, restore = adopt(autocast(v), "v")
         heads = self._problem.kv_heads, self._problem.heads
         values, vector = operand(self._problem, array, "v", self.shape[-1], heads)
         output = self._engine.rows(self._problem, self._q, self._k, values, Wanted(output=True))["output"]
@@ -183,14 +193,18 @@ class AttentionMatrix:
             "image": image,
             "groups": groups,
         }
-        if self._graph is not None:
-            return self._graph.observe(v, asked, queries)
+        if not isinstance(queries, slice):
+            raise SelectionError(f"queries is {queries!r}: expected a slice.", "queries=slice(-64, None)")
+        graph = self._graph or self._graph_with(v)
+        if graph is not None:
+            return graph.observe(v, asked, queries)
         want = wanted(self._problem, asked)
         part, rows = self._rows(queries)
         want = want.for_queries(rows)
         values = None
         if v is not None:
-            values, _ = operand(self._problem, adopt(v, "v")[0], "v", self.shape[-1], (self._problem.kv_heads,))
+            array = adopt(autocast(v), "v")[0]
+            values, _ = operand(self._problem, array, "v", self.shape[-1], (self._problem.kv_heads,))
         return part._observe(values, want)
 
     def _observe(self, v: Array | None, want: Wanted) -> Observation:
@@ -211,6 +225,18 @@ class AttentionMatrix:
     def _give(self, array: Array) -> Any:
         return self._restore_kind(array)
 
+    def _without_graph(self) -> "AttentionMatrix":
+        """The same matrix, to be read by index."""
+        if self._graph is None:
+            return self
+        if self._graph_with() is not None:
+            raise RuleError(
+                "weights read by index have no derivative, and PyTorch keeps or traces a graph for them.",
+                "with torch.no_grad(): A[…]; A @ v and A.observe keep the graph.",
+            )
+        q, k, rules, engine = self._source
+        return AttentionMatrix(q, k, engine=engine, **rules)
+
     def _part(self, problem: Problem, q: Array, k: Array) -> "AttentionMatrix":
         part = object.__new__(AttentionMatrix)
         part._problem, part._q, part._k = problem, q, k
@@ -219,8 +245,6 @@ class AttentionMatrix:
 
     def _rows(self, queries: slice) -> tuple["AttentionMatrix", range]:
         """The matrix of some queries only; its log-sum-exp is this one's where that is known."""
-        if not isinstance(queries, slice):
-            raise SelectionError(f"queries is {queries!r}: expected a slice.", "queries=slice(-64, None)")
         rows = range(self._problem.queries)[queries]
         if rows == range(self._problem.queries):
             return self, rows
@@ -230,11 +254,6 @@ class AttentionMatrix:
         return part, rows
 
     def _tile(self, key: Any) -> Array:
-        if self._graph is not None:
-            raise RuleError(
-                "weights read by index have no derivative, and q or k requires grad.",
-                "with torch.no_grad(): AttentionMatrix(q, k)[…]; A @ v and A.observe keep the graph.",
-            )
         picked = _expand(key, self.shape, WEIGHTS)
         chosen = [range(p, p + 1) if isinstance(p, int) else p for p in picked]
         rows, cols = chosen[-2:]
@@ -288,17 +307,19 @@ class TransposedMatrix:
         """Exact weights, as from the matrix with its last two axes swapped."""
         picked = _expand(key, self.shape, TRANSPOSED)
         picked[-1], picked[-2] = picked[-2], picked[-1]
-        tile = self.T._tile(tuple(p if isinstance(p, int) else as_slice(p) for p in picked))
+        matrix = self.T._without_graph()
+        tile = matrix._tile(tuple(p if isinstance(p, int) else as_slice(p) for p in picked))
         both = not isinstance(picked[-1], int) and not isinstance(picked[-2], int)
-        return self.T._give(tile.swapaxes(-1, -2) if both else tile)
+        return matrix._give(tile.swapaxes(-1, -2) if both else tile)
 
     def __matmul__(self, g: Any) -> Any:
         """Aᵀ·g: g (…, heads, queries, d), or one for all heads (queries,), (queries, d); gives (…, heads, keys, d).
 
         O(queries·keys·d) time, less where rows of g are all zero; O(queries + keys) memory.
         """
-        if self.T._graph is not None:
-            return self.T._graph.transposed(g)
+        graph = self.T._graph or self.T._graph_with(g)
+        if graph is not None:
+            return graph.transposed(g)
         problem = self.T._problem
         array, restore = adopt(g, "g")
         columns, vector = operand(problem, array, "g", problem.queries, (problem.heads, 1))

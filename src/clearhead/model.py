@@ -51,7 +51,10 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LayerRun:
-    """What one layer's attention saw and said: x (tokens, d_model), normalised; q, k, v (heads, tokens, d_k)."""
+    """What one layer's attention saw and said: x (tokens, d_model), normalised; q (heads, tokens, d_k), k and v alike.
+
+    k and v may have fewer heads, each shared by a group of query heads.
+    """
 
     x: Array
     q: Array
@@ -59,6 +62,9 @@ class LayerRun:
     v: Array
     heads: Array  # (heads, tokens, d_k)
     output: Array  # (tokens, d_model), after W^O
+    rules: dict[str, Any]  # of the scores, as `clearhead.attention` takes them
+    biases: frozenset[str] = frozenset(("b_q", "b_k", "b_v", "b_o"))
+    through: str = "{}"  # what queries and keys go through after their projections, for the formulas
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -66,7 +72,7 @@ class Run:
     """One text through the model."""
 
     layers: list[LayerRun]
-    logits: Array  # (tokens, vocabulary)
+    logits: Array | None  # (tokens, vocabulary); None where the model says no next token
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -102,11 +108,11 @@ class Model:
         decoded: str = self.tokenizer.decode([token], skip_special_tokens=False)
         return decoded if "\ufffd" not in decoded else str(self.tokenizer.id_to_token(token))
 
-    def scale(self, layer: int) -> float:
-        """What scores are multiplied with: 1/√d_k, unless the config says otherwise."""
-        width = self.config.d_model // self.config.heads
-        base = width**-0.5 if self.config.scaled else 1.0
-        return base / (layer + 1) if self.config.scaled_by_layer else base
+    def projections(self, layer: int) -> dict[str, Array]:
+        """W^Q, W^K, W^V, W^O and their biases of one layer, each (d_in, d_out)."""
+        names = {f"{kind}_{p}": f"h.{layer}.attn.{kind}_{p}" for p in "qkv" for kind in "wb"}
+        names |= {"w_o": f"h.{layer}.attn.c_proj.weight", "b_o": f"h.{layer}.attn.c_proj.bias"}
+        return {name: self.weights[key] for name, key in names.items()}
 
     def run(self, ids: list[int], each: Callable[[range], Iterable[int]] = iter) -> Run:
         """The forward pass: (tokens, vocabulary) logits, and what each attention layer saw. float32.
@@ -122,10 +128,11 @@ class Model:
             q, k, v = (
                 _split(x @ w[name + f"attn.w_{p}"] + w[name + f"attn.b_{p}"], config.heads) for p in ("q", "k", "v")
             )
-            heads = attention(q, k, v, causal=True, scale=self.scale(layer))
+            rules: dict[str, Any] = {"causal": True, **_scaled(config, layer)}
+            heads = attention(q, k, v, **rules)
             joined = heads.swapaxes(0, 1).reshape(len(ids), -1)
             output = joined @ w[name + "attn.c_proj.weight"] + w[name + "attn.c_proj.bias"]
-            runs.append(LayerRun(x, q, k, v, heads, output))
+            runs.append(LayerRun(x, q, k, v, heads, output, rules))
             hidden = hidden + output
             y = _normalise(hidden, w[name + "ln_2.weight"], w[name + "ln_2.bias"], config.epsilon)
             inner = _ACTIVATIONS[config.activation](y @ w[name + "mlp.c_fc.weight"] + w[name + "mlp.c_fc.bias"])
@@ -177,7 +184,7 @@ def _load(place: Path, name: str) -> Model:
 
 
 def _config(path: Path) -> Config:
-    data = _json(path)
+    data = json_of(path)
     kind = data.get("model_type")
     if kind != "gpt2":
         raise FileError(
@@ -242,7 +249,7 @@ def _stored(place: Path) -> dict[str, Array]:
     if single.is_file():
         return _safetensors(single)
     if index.is_file():
-        shards = _json(index).get("weight_map")
+        shards = json_of(index).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
             raise FileError(f"{index} has no weight_map of tensor names to files.")
         merged: dict[str, Array] = {}
@@ -287,7 +294,8 @@ def _tokenizer(place: Path) -> Any:
     raise FileError(f"{place} has no tokenizer.json, and no vocab.json with merges.txt.")
 
 
-def _json(path: Path) -> dict[str, Any]:
+def json_of(path: Path) -> dict[str, Any]:
+    """A JSON object from a file. Raises FileError where there is none."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -299,6 +307,13 @@ def _json(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise FileError(f"{path} holds a {type(data).__name__}: expected a JSON object.")
     return data
+
+
+def _scaled(config: Config, layer: int) -> dict[str, float]:
+    """What scores are multiplied with where the config does not say 1/√d_k."""
+    base = (config.d_model // config.heads) ** -0.5 if config.scaled else 1.0
+    scale = base / (layer + 1) if config.scaled_by_layer else base
+    return {} if config.scaled and (layer == 0 or not config.scaled_by_layer) else {"scale": scale}
 
 
 def _normalise(x: Array, weight: Array, bias: Array, epsilon: float) -> Array:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from clearhead.cache import KVCache as KVCache
 from clearhead.errors import RuleError, ShapeError
+from clearhead.functional import attention
 from clearhead.matrix import AttentionMatrix
 from clearhead.torch import dropped
 
@@ -30,10 +31,15 @@ class MultiHeadAttention(nn.Module):
     zero_key           one key and value of zeros that every query sees besides the others
     batch_first        inputs (batch, length, d), or (length, batch, d); without a batch (length, d)
 
-    rotary             base of rotary positions, e.g. 10000.0 (Su et al. 2021; in halves, as in Llama); None: none
-    sinks (num_heads,), extra_key (num_kv_heads, 1, d_k), extra_value (num_kv_heads, 1, d_v). Initialised: projections
-    Xavier uniform (Glorot & Bengio 2010), biases and sinks 0, norms 1, extra key and value normal with deviation
-    d_model^-0.5.
+    Its state_dict, each name only where its option is on:
+
+    q_proj.weight (num_heads·d_k, d_model), k_proj.weight (num_kv_heads·d_k, d_context),
+    v_proj.weight (num_kv_heads·d_v, d_value_context), out_proj.weight (d_model, num_heads·d_v), each with its .bias,
+    q_norm.weight and k_norm.weight (d_k,), sinks (num_heads,), extra_key (num_kv_heads, 1, d_k),
+    extra_value (num_kv_heads, 1, d_v).
+
+    Initialised: projections Xavier uniform (Glorot & Bengio 2010), biases and sinks 0, norms 1, extra key and value
+    normal with deviation d_model^-0.5.
 
     >>> import torch, clearhead.nn
     >>> clearhead.nn.MultiHeadAttention(8, 2, causal=True)(torch.ones(1, 5, 8)).shape
@@ -122,29 +128,38 @@ class MultiHeadAttention(nn.Module):
         need_weights: bool = False,
         average_weights: bool = True,
         cache: KVCache | None = None,
+        counts: Tensor | None = None,
         **rules: Any,
     ) -> Any:
         """Attend from x (batch, queries, d_model) to context (batch, keys, d_context), or to x itself.
 
         value_context (batch, keys, d_value_context) gives the values; default context. `rules` are further score rules
         of this call (mask, bias, kv_lengths, query_segments, query_offset, …), as in `attention`.
-        cache: keys and values of earlier positions; x's own are added to it, and x's positions follow on.
+        cache: keys and values of earlier positions; x's own are added to it, and x's positions follow on. counts
+        (batch,): how many of x's positions are real in each sequence, the rest being padding; default all.
 
         Returns (batch, queries, d_model), or with need_weights that and the weights, averaged over heads
         (batch, queries, keys) or each (batch, num_heads, queries, keys): the exact weights by which the output came to
-        be (before dropout), which costs their memory and changes no bit of the output.
+        be (before dropout), which costs their memory and changes no bit of the output; in float32, or float64 for
+        float64, and without a gradient.
         """
         inputs = self._inputs(x, context, value_context)
         q = self._heads(self.q_proj(inputs[0]), self.num_heads, self.q_norm)
         k = self._heads(self.k_proj(inputs[1]), self.num_kv_heads, self.k_norm)
         v = self._heads(self.v_proj(inputs[2]), self.num_kv_heads, None)
         rules = {"causal": self.causal, "window": self.window, "softcap": self.softcap, "sinks": self.sinks, **rules}
-        q, k, v = self._placed(q, k, v, cache, rules)
-        k, v, extras = self._with_extra_keys(k, v, rules)
-        if self.training and self.dropout:
-            heads = dropped(q, k, v, self.dropout, rules)
-        else:
-            heads = AttentionMatrix(q, k, **rules) @ v
+        before = cache.lengths if cache is not None else None
+        try:
+            q, k, v = self._placed(q, k, v, cache, counts, rules)
+            k, v, extras = self._with_extra_keys(k, v, rules)
+            if self.training and self.dropout:
+                heads = dropped(q, k, v, self.dropout, rules)
+            else:
+                heads = attention(q, k, v, **rules)
+        except Exception:
+            if cache is not None and before is not None:
+                cache.lengths = before  # what was appended is not there
+            raise
         output = heads.transpose(1, 2).flatten(2)
         output = output if self.out_proj is None else self.out_proj(output)
         output = output[0] if x.ndim == 2 else output if self.batch_first else output.transpose(0, 1)
@@ -171,17 +186,21 @@ class MultiHeadAttention(nn.Module):
             return [one[None] for one in given]
         return [one if self.batch_first else one.transpose(0, 1) for one in given]
 
-    def _heads(self, x: Tensor, heads: int, norm: nn.Module | None) -> Tensor:
+    def _heads(self, x: Tensor, heads: int, norm: nn.RMSNorm | None) -> Tensor:
         """(batch, length, heads·d) as (batch, heads, length, d), normalised where asked."""
-        apart = x.reshape(*x.shape[:-1], heads, -1)
-        return (apart if norm is None else norm(apart)).transpose(1, 2)
+        apart = x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)
+        if norm is not None:  # in its own dtype, also where autocast gave another
+            apart = norm(apart.to(norm.weight.dtype)).to(apart.dtype)
+        return apart.transpose(1, 2)
 
     def _placed(
-        self, q: Tensor, k: Tensor, v: Tensor, cache: KVCache | None, rules: dict[str, Any]
+        self, q: Tensor, k: Tensor, v: Tensor, cache: KVCache | None, counts: Tensor | None, rules: dict[str, Any]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Turned by their positions, and with the cache's keys before; `rules` learns where the queries stand."""
         if cache is not None and (rules.get("query_offset") is not None or rules.get("kv_lengths") is not None):
             raise RuleError("query_offset and kv_lengths are the cache's to say.", "leave them out, or the cache.")
+        if cache is None and counts is not None:
+            raise RuleError("counts is given without a cache.", "kv_lengths and query_lengths say what is padding.")
         if self.rotary is not None:
             first = rules.get("query_offset") if cache is None else cache.lengths
             offset = torch.as_tensor(0 if first is None else first, device=q.device).reshape(-1, 1)
@@ -189,8 +208,12 @@ class MultiHeadAttention(nn.Module):
             before = offset if cache is not None else torch.zeros_like(offset[:1])
             k = _turned(k, before + torch.arange(k.shape[-2], device=k.device), self.rotary)
         if cache is not None:
-            k, v, places = cache.append(k, v)
+            k, v, places = cache.append(k, v, counts)
+            own, kept = rules.get("window"), places.get("window")
             rules.update(places)
+            if own is not None and kept is not None:  # the narrower of the layer's and the cache's
+                left, right = own
+                rules["window"] = (kept[0] if left is None else min(left, kept[0]), right)
         return q, k, v
 
     def _with_extra_keys(self, k: Tensor, v: Tensor, rules: dict[str, Any]) -> tuple[Tensor, Tensor, int]:
@@ -205,18 +228,19 @@ class MultiHeadAttention(nn.Module):
         for name in ("window", "query_segments", "kv_segments", "alibi_slopes"):
             if rules.get(name) is not None:
                 raise RuleError(f"{name} with an extra key has no meaning here: which place would the key have?")
-        count = len(extra)
+        count, keys = len(extra), k.shape[-2]
         k, v = (
             torch.cat([*(pair[side].expand(len(x), -1, -1, -1) for pair in extra), x], dim=2)
             for side, x in enumerate((k, v))
         )
-        if rules["causal"] or rules.get("query_offset") is not None:
-            rules["query_offset"] = torch.as_tensor(rules.get("query_offset") or 0) + count
-        if rules.get("kv_lengths") is not None:
-            rules["kv_lengths"] = torch.as_tensor(rules["kv_lengths"]) + count
+        for name, start in (("query_offset", 0 if rules["causal"] else None), ("kv_lengths", None)):
+            value = start if rules.get(name) is None else rules[name]
+            rules[name] = None if value is None else torch.as_tensor(value) + count
         for name, seen in (("mask", True), ("bias", 0.0)):
-            if rules.get(name) is not None and rules[name].shape[-1] > 1:
-                rules[name] = nn.functional.pad(rules[name], (count, 0), value=seen)
+            if rules.get(name) is not None:
+                own = torch.as_tensor(rules[name])
+                each = own.expand(*own.shape[:-1], keys) if own.ndim else own.expand(keys)
+                rules[name] = nn.functional.pad(each, (count, 0), value=seen)
         return k, v, count
 
     @classmethod
@@ -277,7 +301,8 @@ class SingleHeadAttention(MultiHeadAttention):
 def _turned(x: Tensor, positions: Tensor, base: float) -> Tensor:
     """Rotary positions: pairs (x_i, x_{i + d/2}) of x (batch, heads, length, d) turn by position·base^(-2i/d)."""
     half = x.shape[-1] // 2
-    rates = base ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    rates = 1 / base ** (torch.arange(half, device=x.device, dtype=wide) / half)
     angles = positions[:, None, :, None] * rates
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     a, b = x[..., :half], x[..., half:]

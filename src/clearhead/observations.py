@@ -16,6 +16,7 @@ Answers over disjoint keys merge by the log-sum-exp algebra of online softmax (M
 disjoint queries, whose log-sum-exp is final, add.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
@@ -24,7 +25,8 @@ import numpy as np
 from clearhead.arrays import adopt, plain
 from clearhead.axes import Array, as_slice
 from clearhead.errors import DtypeError, RuleError, ShapeError
-from clearhead.problem import Problem, one_per_head
+from clearhead.problem import Problem
+from clearhead.values import one_per_head
 
 ROW_STATISTICS = ("logsumexp", "max_logit", "entropy", "distance", "top")
 COLUMN_STATISTICS = ("received", "peak", "image", "groups")
@@ -160,6 +162,34 @@ class Observation:
                 joined[name] = _combine(a, b, np.maximum if name == "peak" else np.add)
         return Observation(**joined, queries=self.queries + other.queries, keys=self.keys)
 
+    def among(self, keys: int, start: int = 0) -> "Observation":
+        """The same answer where these keys are some of `keys`, from the place `start`; nothing looks at the others.
+
+        Raises RuleError for images and groups, which are about other keys then.
+        """
+        if (self.keys, start) == (keys, 0):
+            return self
+        if self.image is not None or self.groups is not None:
+            raise RuleError("images and groups do not follow when keys are added: observe them from the whole matrix.")
+        after = keys - start - self.keys
+        top = self.top
+        if top is not None and start:
+            indices, restore = adopt(top.indices, "top")
+            top = Top(top.weights, restore(np.where(indices < 0, -1, indices + start)))
+        received, peak = (_pad(x, start, after) for x in (self.received, self.peak))
+        return replace(self, top=top, received=received, peak=peak, keys=keys)
+
+    def heads(self, chosen: Any) -> "Observation":
+        """The same answer for some heads: an index, a slice or a list of the heads' axis (…, heads, …)."""
+        found: dict[str, Any] = {}
+        for name in (f.name for f in fields(self) if f.name not in ("queries", "keys")):
+            value = getattr(self, name)
+            if name == "top" and value is not None:
+                found[name] = Top(*(x[:, chosen] for x in value))
+            else:
+                found[name] = None if value is None else value[:, chosen]
+        return Observation(**found, queries=self.queries, keys=self.keys)
+
 
 def observation(found: dict[str, Any], queries: int, keys: int) -> Observation:
     """What engines answered, by name, as an Observation."""
@@ -171,15 +201,17 @@ def observation(found: dict[str, Any], queries: int, keys: int) -> Observation:
 
 def wanted(problem: Problem, asked: dict[str, Any]) -> Wanted:
     """Validate what was asked for."""
+    checked = check_asked(asked)
+    return Wanted(**{**checked, "groups": _labels(problem, checked.get("groups"))})
+
+
+def check_asked(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Validate what can be without the problem: everything but the groups' labels."""
     for name in ("logsumexp", "max_logit", "entropy", "distance", "received", "peak"):
         if not isinstance(asked.get(name, False), (bool, np.bool_)):
             raise RuleError(f"{name} is {asked[name]!r}: expected True or False.")
-    return Wanted(
-        **{name: value for name, value in asked.items() if name not in ("top", "image", "groups")},
-        top=_count("top", asked.get("top")),
-        image=_size(asked.get("image")),
-        groups=_labels(problem, asked.get("groups")),
-    )
+    _check_sides(asked.get("groups"))
+    return {**asked, "top": _count("top", asked.get("top")), "image": _size(asked.get("image"))}
 
 
 def areas(pixels: int, size: int, chosen: slice) -> tuple[slice, Array]:
@@ -273,6 +305,13 @@ def _stack(a: Any, b: Any, axis: int) -> Any:
     return restore(np.concatenate([left, adopt(b, "part")[0]], axis=axis))
 
 
+def _pad(x: Any, before: int, after: int) -> Any:
+    if x is None:
+        return None
+    array, restore = adopt(x, "part")
+    return restore(np.pad(array, [(0, 0)] * (array.ndim - 1) + [(before, after)]))
+
+
 def _add_groups(a: Any, b: Any) -> Any:
     """The sum of two tables (…, query groups, key groups); a query group that one part has not got adds nothing."""
     (left, restore), (right, _) = adopt(a, "groups"), adopt(b, "groups")
@@ -325,11 +364,14 @@ def _size(value: Any) -> tuple[int, int] | None:
 def _labels(problem: Problem, value: Any) -> Groups | None:
     if value is None:
         return None
-    if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise RuleError(f"groups is {type(value).__name__}: expected (query_groups, key_groups).")
     sides = (("query_groups", value[0], problem.queries), ("key_groups", value[1], problem.keys))
     queries, keys = (_label_row(problem, name, labels, size) for name, labels, size in sides)
     return Groups(queries, keys, (int(queries.max(initial=-1)) + 1, int(keys.max(initial=-1)) + 1))
+
+
+def _check_sides(value: Any) -> None:
+    if value is not None and (not isinstance(value, (tuple, list)) or len(value) != 2):
+        raise RuleError(f"groups is {type(value).__name__}: expected (query_groups, key_groups).")
 
 
 def _label_row(problem: Problem, name: str, value: Any, size: int) -> Array:

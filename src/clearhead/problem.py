@@ -6,17 +6,28 @@ A score is scale · q_i·k_j, then softcap, bias and ALiBi; causal, window, mask
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import isfinite, prod
+from functools import lru_cache
+from math import prod
+from types import NoneType
 from typing import Any, TypedDict
 
 import numpy as np
 
-from clearhead.arrays import FLOATS, Restore, adopt, plain
-from clearhead.axes import KEY, QUERY, VALUE, WEIGHTS, Array, as_places, as_slice, named
+from clearhead.arrays import FLOATS, Restore, adopt, autocast
+from clearhead.axes import KEY, QUERY, VALUE, Array, as_places, as_slice, heads_first, named
 from clearhead.errors import DtypeError, RuleError, ShapeError, unknown
-
-Window = tuple[int | None, int | None]
-FAR = 2**53  # positions beyond this are no use to anybody, and would overflow
+from clearhead.values import (
+    Window,
+    one_per_head,
+    read_flag,
+    read_lengths,
+    read_matrix,
+    read_number,
+    read_offset,
+    read_segments,
+    read_softcap,
+    read_window,
+)
 
 
 class Rules(TypedDict, total=False):
@@ -37,7 +48,7 @@ class Rules(TypedDict, total=False):
     query_offset: Any
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Problem:
     """One attention problem over arrays viewed as (batch, heads, queries, d_k); made by `describe`."""
 
@@ -78,6 +89,8 @@ class Problem:
 
     def restore(self, array: Array) -> Array:
         """An array (batch, heads, …) with the caller's own leading axes."""
+        if len(self.prefix) == 2:
+            return array
         return array.reshape(self.prefix + array.shape[2:])
 
     def take(self, queries: range | None = None, keys: range | None = None) -> "Problem":
@@ -143,20 +156,42 @@ def describe(q: Any, k: Any, v: Any, rules: Rules) -> Described:
     Raises ShapeError, DtypeError, RuleError or UnknownNameError.
     """
     check_names(rules)
-    q, restore = adopt(q, "q")
-    k = adopt(k, "k")[0]
-    v = None if v is None else adopt(v, "v")[0]
-    check_shapes(q.shape, k.shape, None if v is None else v.shape)
-    _check_dtypes(q, k, v)
-    problem = _apply_rules(q.shape, k.shape, q.dtype, rules)
+    q, restore = adopt(autocast(q), "q")
+    k = adopt(autocast(k), "k")[0]
+    shapes, dtypes = [q.shape, k.shape], [q.dtype, k.dtype]
+    if v is not None:
+        v = adopt(autocast(v), "v")[0]
+        shapes.append(v.shape)
+        dtypes.append(v.dtype)
+    plain_rules = _without_arrays(rules)
+    if plain_rules is None:
+        problem = _checked(tuple(shapes), tuple(dtypes), rules)
+    else:
+        problem = _known(tuple(shapes), tuple(dtypes), *plain_rules)
     return Described(problem, heads_first(q), heads_first(k), None if v is None else heads_first(v), restore)
 
 
-def heads_first(x: Array) -> Array:
-    """View (…, heads, length, d) as (batch, heads, length, d)."""
-    if x.ndim == 2:
-        return x[None, None]
-    return x.reshape(prod(x.shape[:-3]), *x.shape[-3:])
+def _without_arrays(rules: Rules) -> list[Any] | None:
+    """Names and values, if all values are plain numbers and windows of them: such problems can be known again."""
+    found: list[Any] = []
+    for name, value in rules.items():
+        whole = type(value) is tuple and all(type(side) in (int, NoneType) for side in value)
+        if not whole and type(value) not in (int, float, bool, NoneType):
+            return None
+        found += name, value
+    return found
+
+
+def _checked(shapes: tuple[tuple[int, ...], ...], dtypes: tuple[np.dtype[Any], ...], rules: Rules) -> Problem:
+    check_shapes(shapes[0], shapes[1], shapes[2] if len(shapes) > 2 else None)
+    _check_dtypes(dtypes)
+    return _apply_rules(shapes[0], shapes[1], dtypes[0], rules)
+
+
+@lru_cache(maxsize=512, typed=True)  # a short call takes as long as this; typed, since True is no 1 here
+def _known(shapes: tuple[tuple[int, ...], ...], dtypes: tuple[np.dtype[Any], ...], *plain_rules: Any) -> Problem:
+    rules: Any = dict(zip(plain_rules[::2], plain_rules[1::2], strict=True))
+    return _checked(shapes, dtypes, rules)
 
 
 def check_names(rules: Rules) -> None:
@@ -206,17 +241,15 @@ def _check_heads(q: Sequence[int], k: Sequence[int], v: Sequence[int] | None) ->
         raise ShapeError(f"v has {v[-3]} heads but k has {k[-3]}: each key head needs its value head.", hint)
 
 
-def _check_dtypes(q: Array, k: Array, v: Array | None) -> None:
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x is None:
-            continue
-        if x.dtype not in FLOATS:
+def _check_dtypes(dtypes: Sequence[np.dtype[Any]]) -> None:
+    for name, dtype in zip("qkv", dtypes, strict=False):
+        if dtype not in FLOATS:
             raise DtypeError(
-                f"{name} is {x.dtype}: expected float64, float32, bfloat16 or float16.",
+                f"{name} is {dtype}: expected float64, float32, bfloat16 or float16.",
                 f"{name}.astype(np.float32), or {name}.float() for a tensor.",
             )
-        if x.dtype != q.dtype:
-            raise DtypeError(f"{name} is {x.dtype} but q is {q.dtype}: q, k and v must have one dtype.")
+        if dtype != dtypes[0]:
+            raise DtypeError(f"{name} is {dtype} but q is {dtypes[0]}: q, k and v must have one dtype.")
 
 
 def _apply_rules(q: Sequence[int], k: Sequence[int], dtype: np.dtype[Any], rules: Rules) -> Problem:
@@ -224,7 +257,7 @@ def _apply_rules(q: Sequence[int], k: Sequence[int], dtype: np.dtype[Any], rules
     lead, prefix = tuple(q[:-3]), tuple(q[:-2])
     heads, kv_heads = (q[-3], k[-3]) if len(q) > 2 else (1, 1)
     n, m, d_k = q[-2], k[-2], q[-1]
-    causal, window = _flag("causal", get("causal")), _window(get("window"))
+    causal, window = read_flag("causal", get("causal")), read_window(get("window"))
     segments = get("query_segments"), get("kv_segments")
     if (segments[0] is None) != (segments[1] is None):
         given, other = ("query_segments", "kv_segments")[:: 1 if segments[1] is None else -1]
@@ -238,146 +271,20 @@ def _apply_rules(q: Sequence[int], k: Sequence[int], dtype: np.dtype[Any], rules
         dtype=dtype,
         rows=range(n),
         cols=range(m),
-        scale=_number("scale", get("scale"), default=1 / d_k**0.5 if d_k else 1.0),
-        softcap=_softcap(get("softcap")),
-        bias=_matrix("bias", get("bias"), (*prefix, n, m)),
+        scale=read_number("scale", get("scale"), default=1 / d_k**0.5 if d_k else 1.0),
+        softcap=read_softcap(get("softcap")),
+        bias=read_matrix("bias", get("bias"), (*prefix, n, m)),
         alibi_slopes=one_per_head("alibi_slopes", get("alibi_slopes"), heads, len(q)),
         causal=causal,
         window=window,
-        mask=_matrix("mask", get("mask"), (*prefix, n, m)),
-        kv_lengths=_lengths("kv_lengths", get("kv_lengths"), lead, m, "keys"),
-        query_lengths=_lengths("query_lengths", get("query_lengths"), lead, n, "queries"),
-        query_segments=_segments("query_segments", segments[0], lead, n, "queries"),
-        kv_segments=_segments("kv_segments", segments[1], lead, m, "keys"),
+        mask=read_matrix("mask", get("mask"), (*prefix, n, m)),
+        kv_lengths=read_lengths("kv_lengths", get("kv_lengths"), lead, m, "keys"),
+        query_lengths=read_lengths("query_lengths", get("query_lengths"), lead, n, "queries"),
+        query_segments=read_segments("query_segments", segments[0], lead, n, "queries"),
+        kv_segments=read_segments("kv_segments", segments[1], lead, m, "keys"),
         sinks=one_per_head("sinks", get("sinks"), heads, len(q)),
-        query_offset=_offset(get("query_offset"), lead, n, m, positional=causal or window != (None, None)),
+        query_offset=read_offset(get("query_offset"), lead, n, m, positional=causal or window != (None, None)),
     )
-
-
-def _number(name: str, value: Any, default: float) -> float:
-    if value is None:
-        return default
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise RuleError(f"{name} is {value!r}: expected a number.") from None
-    if not isfinite(number):
-        raise RuleError(f"{name} is {number}: expected a finite number.", f"leave {name} out for its default.")
-    return number
-
-
-def _softcap(value: Any) -> float | None:
-    if value is None:
-        return None
-    cap = _number("softcap", value, 0.0)
-    if cap <= 0:
-        raise RuleError(
-            f"softcap is {cap}: expected a positive number c, for c·tanh(s/c).", "softcap=None turns it off."
-        )
-    return cap
-
-
-def _flag(name: str, value: Any) -> bool:
-    if value is None or isinstance(value, (bool, np.bool_)):
-        return bool(value)
-    raise RuleError(f"{name} is {value!r}: expected True or False.")
-
-
-def _window(value: Any) -> Window:
-    if value is None:
-        return (None, None)
-    sides = tuple(value) if isinstance(value, (tuple, list)) else ()
-    whole = all(s is None or (isinstance(s, (int, np.integer)) and not isinstance(s, bool) and s >= 0) for s in sides)
-    if len(sides) != 2 or not whole:
-        raise RuleError(
-            f"window is {value!r}: expected (left, right), each a whole number of keys from 0 up, or None.",
-            "window=(255, 0) sees the last 256 keys, itself included.",
-        )
-    left, right = (None if side is None else min(int(side), 4 * FAR) for side in sides)
-    return left, right
-
-
-def _matrix(name: str, value: Any, shape: tuple[int, ...]) -> Array | None:
-    """Bias and mask: broadcast to the weights' shape, as a view where NumPy can."""
-    if value is None:
-        return None
-    array = plain(value, name)
-    if name == "mask" and array.dtype != np.bool_:
-        raise DtypeError(
-            f"mask is {array.dtype}: expected bool, True = may attend.",
-            "numbers to add to the scores go in `bias`; mask.astype(bool) makes 1/0 a mask.",
-        )
-    if name == "bias" and array.dtype not in FLOATS:
-        raise DtypeError(f"bias is {array.dtype}: expected a float dtype.", "True/False per position goes in `mask`.")
-    try:
-        np.broadcast_to(array, shape)
-    except ValueError:
-        raise ShapeError(
-            f"{name} has shape {array.shape}, which does not broadcast to {named(shape, WEIGHTS)}.",
-            f"one {name} per batch is {name}[:, None, None, :] for keys alone.",
-        ) from None
-    own = array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
-    lead = shape[:-3]  # joining the batch axes may copy: before the other axes are broadcast, it copies little
-    joined = heads_first(np.broadcast_to(own, lead + own.shape[len(lead) :]))
-    return np.broadcast_to(joined, (prod(lead), *(1, *shape)[-3:]))
-
-
-def one_per_head(name: str, value: Any, heads: int, ndim: int) -> Array | None:
-    """Validate one number per query head, (heads,) in float64; for inputs of 2 axes a single number will do."""
-    if value is None:
-        return None
-    array = plain(value, name)
-    if array.shape != (heads,) and not (ndim == 2 and array.ndim == 0):
-        raise ShapeError(f"{name} has shape {array.shape}: expected one number per query head, (heads {heads},).")
-    if array.dtype.kind not in "iuf" and array.dtype not in FLOATS:
-        raise DtypeError(f"{name} is {array.dtype}: expected a float dtype.")
-    numbers = array.reshape(heads).astype(np.float64)
-    none = np.isneginf(numbers) & (name == "sinks")  # a sink of -inf adds nothing
-    if not (np.isfinite(numbers) | none).all():
-        raise RuleError(f"{name} is {numbers.tolist()}: expected finite numbers.")
-    return numbers
-
-
-def _whole(name: str, value: Any, shape: tuple[int, ...], axes: Sequence[str]) -> Array:
-    array = plain(value, name)
-    if array.dtype.kind not in "iu" and array.size:
-        raise DtypeError(f"{name} is {array.dtype}: expected whole numbers.")
-    try:
-        return np.broadcast_to(array, shape).astype(np.int64)
-    except ValueError:
-        want = named(shape, axes) if shape else "a single number"
-        raise ShapeError(f"{name} has shape {array.shape}: expected {want}.") from None
-
-
-def _lengths(name: str, value: Any, lead: tuple[int, ...], most: int, of: str) -> Array | None:
-    if value is None:
-        return None
-    lengths = _whole(name, value, lead, ("batch",)).reshape(-1)
-    if ((lengths < 0) | (lengths > most)).any():
-        raise RuleError(f"{name} is {lengths.tolist()}: each must lie between 0 and the number of {of}, {most}.")
-    return lengths
-
-
-def _segments(name: str, value: Any, lead: tuple[int, ...], size: int, axis: str) -> Array | None:
-    if value is None:
-        return None
-    return _whole(name, value, (*lead, size), ("batch", axis)).reshape(prod(lead), size)
-
-
-def _offset(value: Any, lead: tuple[int, ...], n: int, m: int, *, positional: bool) -> Array:
-    if value is None:
-        if positional and n != m:
-            raise RuleError(
-                f"causal and window need query_offset when queries ({n}) and keys ({m}) differ: "
-                "peers disagree about it.",
-                f"query_offset=0 aligns the first query with the first key (PyTorch, JAX); query_offset={m - n} aligns "
-                "the last query with the last key (FlashAttention, a key-value cache).",
-            )
-        value = 0
-    offset = _whole("query_offset", value, lead, ("batch",)).reshape(-1)
-    if (offset > FAR).any() or (offset < -FAR).any():
-        raise RuleError(f"query_offset is {value}: expected positions between -2^53 and 2^53.")
-    return offset
 
 
 def _all(size: int) -> slice:

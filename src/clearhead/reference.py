@@ -47,7 +47,7 @@ def from_scores(problem: Problem, scores: Array) -> Textbook:
     if problem.bias is not None:
         biased = biased + problem.bias.astype(np.float64)
     if problem.alibi_slopes is not None:
-        biased = biased - problem.alibi_slopes[:, None, None] * _all_distances(problem)
+        biased = biased - problem.alibi_slopes[:, None, None] * all_distances(problem)
     masked = np.where(visibility.dense(problem), biased, -np.inf)
     logsumexp = _logsumexp(masked, problem.sinks)
     weights = np.where(np.isneginf(masked), 0.0, np.exp(masked - logsumexp[..., None]))
@@ -67,7 +67,7 @@ def entropy(book: Textbook) -> Array:
 
 def distance(problem: Problem, book: Textbook) -> Array:
     """Σ_j a_ij |position of i - j|, (batch, heads, queries)."""
-    return np.sum(book.weights * _all_distances(problem), axis=-1)
+    return np.sum(book.weights * all_distances(problem), axis=-1)
 
 
 def top(book: Textbook, count: int) -> tuple[Array, Array]:
@@ -136,7 +136,8 @@ def _areas(pixels: int, size: int) -> Array:
     return np.maximum(overlap, 0.0) / max(size / pixels, 1e-300)
 
 
-def _all_distances(problem: Problem) -> Array:
+def all_distances(problem: Problem) -> Array:
+    """|position of i - j|, (batch, 1, queries, keys)."""
     rows, cols = slice(0, problem.queries), slice(0, problem.keys)
     each = [visibility.distances(problem, batch, rows, cols) for batch in range(problem.batch)]
     return np.array(each, dtype=np.float64).reshape(problem.batch, 1, problem.queries, problem.keys)

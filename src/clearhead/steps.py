@@ -79,6 +79,7 @@ class Used(NamedTuple):
     biased: tuple[str, ...] = ()
     masked: tuple[str, ...] = ()
     sinks: bool = False
+    through: str = "{}"  # what Q and K go through after their projections, such as RoPE({})
 
 
 def shapes(
@@ -226,7 +227,8 @@ def layer_steps(
 
     def project(symbol: str, given: str, bias: str) -> str:
         plus = f" + b^{symbol}" if bias in biases else ""
-        return f"{symbol} = {given}·W^{symbol}{plus}" if rows else f"{symbol} = W^{symbol}·{given}{plus}"
+        product = f"{given}·W^{symbol}{plus}" if rows else f"W^{symbol}·{given}{plus}"
+        return f"{symbol} = {used.through.format(product) if symbol in 'QK' else product}"
 
     steps = [flat("x", "X", "X", ("queries", "d_model"), (n, x[-1]), 0)]
     if cross:

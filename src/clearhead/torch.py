@@ -3,13 +3,16 @@
 from clearhead.torch import scaled_dot_product_attention
 """
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
+from clearhead.arrays import autocast
 from clearhead.errors import DtypeError, RuleError, ShapeError
+from clearhead.functional import attention
 from clearhead.matrix import AttentionMatrix
 
 
@@ -51,7 +54,7 @@ def scaled_dot_product_attention(
         rules = {"causal": True, "query_offset": 0}
     rules["scale"] = scale
     if dropout_p == 0.0:
-        return AttentionMatrix(query, key, **rules) @ value
+        return attention(query, key, value, **rules)
     return dropped(query, key, value, dropout_p, rules)
 
 
@@ -61,9 +64,10 @@ def dropped(query: Tensor, key: Tensor, value: Tensor, p: float, rules: dict[str
     Σ_kept a_ij·v_j = exp(L_kept - L)·(attention over the kept keys alone); what is kept takes a byte for each weight.
     """
     if p == 1.0:
-        return (AttentionMatrix(query, key, **rules) @ value) * 0.0
-    kept = torch.rand(*query.shape[:-1], key.shape[-2], device=query.device) >= p
-    both = kept if rules.get("mask") is None else kept & rules["mask"]
+        return attention(query, key, value, **rules) * 0.0
+    room = torch.empty(*query.shape[:-1], key.shape[-2], dtype=torch.bool, device=query.device)
+    kept = room.bernoulli_(1 - p)
+    both = kept if rules.get("mask") is None else kept & torch.as_tensor(rules["mask"])
     some = AttentionMatrix(query, key, **{**rules, "mask": both}).observe(value, logsumexp=True)
     every = AttentionMatrix(query, key, **rules).observe(logsumexp=True)
     share = torch.where(some.logsumexp == -torch.inf, 0.0, torch.exp(some.logsumexp - every.logsumexp))
@@ -79,17 +83,24 @@ def _mask_rules(query: Tensor, key: Tensor, attn_mask: Tensor | None) -> dict[st
         return {"causal": True, "query_offset": key.shape[-2] - query.shape[-2] if lower_right else 0}
     if attn_mask.ndim < 2:
         raise ShapeError(f"attn_mask has shape {tuple(attn_mask.shape)}: expected (…, queries, keys).")
+    weights = (*query.shape[:-1], key.shape[-2])
+    own = (1,) * (len(weights) - attn_mask.ndim) + tuple(attn_mask.shape)
+    if len(own) != len(weights) or any(size not in (1, full) for size, full in zip(own, weights, strict=True)):
+        raise ShapeError(f"attn_mask has shape {tuple(attn_mask.shape)}, which does not broadcast to {weights}.")
     if attn_mask.dtype == torch.bool:
         return {"mask": attn_mask}
-    if not attn_mask.is_floating_point():
-        raise DtypeError(f"attn_mask is {attn_mask.dtype}: expected bool, True = may attend, or a float dtype.")
+    if autocast(attn_mask).dtype not in (torch.float32, query.dtype):
+        raise DtypeError(f"attn_mask is {attn_mask.dtype}: expected bool, True = may attend, float32 or query's own.")
     return {"bias": attn_mask}
 
 
 def _broadcast(query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Leading axes made equal, as PyTorch's matrix product would; heads only where they are not grouped."""
     fixed = 3 if enable_gqa else 2
+    query, key, value = (autocast(x) for x in (query, key, value))
     for name, x in (("query", query), ("key", key), ("value", value)):
+        if x.dtype != query.dtype:
+            raise DtypeError(f"{name} is {x.dtype} but query is {query.dtype}: they must have one dtype.")
         if x.ndim < fixed:
             axes = "(…, heads, length, d)" if enable_gqa else "(…, length, d)"
             raise ShapeError(f"{name} has shape {tuple(x.shape)}: expected {axes}.")
@@ -100,4 +111,7 @@ def _broadcast(query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: bool) -
         hint = "" if enable_gqa else "fewer key heads than query heads need enable_gqa=True."
         raise ShapeError(f"the leading axes of {shapes} do not broadcast.", hint) from None
     q, k, v = (x if x.shape[:-fixed] == lead else x.expand(*lead, *x.shape[-fixed:]) for x in (query, key, value))
+    if enable_gqa and k.shape[-3] != v.shape[-3]:  # each grouped in its own way
+        heads = math.lcm(k.shape[-3], v.shape[-3])
+        k, v = (x.repeat_interleave(heads // max(1, x.shape[-3]), -3) for x in (k, v))
     return q, k, v

@@ -4,36 +4,29 @@
 tracing and its derivative as an operator of its own. backward.py has the formulas, torch_graph.py the callers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from clearhead import backward, engines
 from clearhead.arrays import adopt, statistics_dtype, to_torch
 from clearhead.axes import Array, as_slice
 from clearhead.engines.base import Engine
 from clearhead.errors import RuleError
-from clearhead.observations import Wanted, wanted
+from clearhead.observations import Groups, Wanted, wanted
 from clearhead.operands import operand
 from clearhead.problem import Problem, Rules, describe
 
-ANSWERS = {  # what can be asked, in the order in which the operator lists it: is it differentiable?
-    "output": True,
-    "logsumexp": True,
-    "max_logit": False,
-    "entropy": True,
-    "distance": False,
-    "top_weights": False,
-    "top_indices": False,
-    "received": True,
-    "peak": False,
-    "image": False,
-    "groups": False,
-}
+# What can be asked, in the order in which the operator lists it.
+ANSWERS: tuple[str, ...] = ("output", "logsumexp", "max_logit", "entropy", "distance", "top_weights", "top_indices")
+ANSWERS += ("received", "peak", "image", "groups")
+_NEEDED = {"top_weights": ("top_weights", "top_indices")}  # the answers that a derivative reads, where not just its own
+_UNREAD = ("max_logit", "received", "image", "groups")  # answers that no derivative reads
 _RULES = (
     "Tensor? bias, Tensor? alibi_slopes, Tensor? mask, Tensor? kv_lengths, Tensor? query_lengths, "
     "Tensor? query_segments, Tensor? kv_segments, Tensor? sinks, Tensor? query_offset, float? scale, float? softcap, "
@@ -106,21 +99,21 @@ class _Call(NamedTuple):
     whole: Problem
 
     @staticmethod
-    def read(q: Tensor, k: Tensor, v: Tensor | None, given: Given, queries: slice = slice(None)) -> "_Call":
+    def read(
+        q: Tensor, k: Tensor, v: Tensor | None, given: Given, queries: slice = slice(None), *, derivative: bool = False
+    ) -> "_Call":
         read = describe(q, k, None, given.rules())
         whole = read.problem
         values = None
         if v is not None:
             values = operand(whole, adopt(v, "v")[0], "v", whole.keys, (whole.kv_heads, whole.heads))[0]
         rows = range(whole.queries)[queries]
-        engine = engines.get(engines.choose(whole, given.engine).engine)
+        choose = engines.choose_for_gradients if derivative else engines.choose
+        engine = engines.get(choose(whole, given.engine).engine)
         return _Call(whole.take(queries=rows), read.q[:, :, queries], read.k, values, rows, engine, whole)
 
 
-@torch.library.custom_op(
-    "clearhead::observe", mutates_args=(), schema=f"(Tensor q, Tensor k, Tensor? v, {_RULES}, {_ASKED}) -> Tensor[]"
-)
-def observe(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
+def _observe(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
     """What is asked of softmax(…), in the order of ANSWERS."""
     given, asked = Given._make(rest[: len(Given._fields)]), Asked._make(rest[len(Given._fields) :])
     call = _Call.read(q, k, v, given, slice(asked.start, asked.stop, asked.step))
@@ -129,8 +122,7 @@ def observe(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
     return [_tensor(call.problem.restore(found[name])) for name in asked.names.split()]
 
 
-@observe.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
+def _observe_shapes(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
     asked = Asked._make(rest[len(Given._fields) :])
     chosen = slice(asked.start, asked.stop, asked.step)
     queries = q.shape[-2] if chosen == slice(None) else len(range(int(q.shape[-2]))[chosen])
@@ -152,22 +144,22 @@ def _(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
     return [q.new_empty(shapes.get(name, rows), dtype=dtypes.get(name, usual)) for name in asked.names.split()]
 
 
-@torch.library.custom_op(
-    "clearhead::observe_backward",
-    mutates_args=(),
-    schema=f"(Tensor q, Tensor k, Tensor? v, {_RULES}, SymInt? start, SymInt? stop, SymInt? step, Tensor logsumexp, "
-    "Tensor? output, Tensor? entropy, Tensor? d_output, Tensor? d_logsumexp, Tensor? d_entropy, Tensor? d_received, "
-    "bool by_bias) -> Tensor[]",
-)
 def _observe_backward(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
-    given, rest = Given._make(rest[: len(Given._fields)]), rest[len(Given._fields) :]
-    call = _Call.read(q, k, v, given, slice(*rest[:3]))
-    known: Any = [None if x is None else _blocks(call.problem, x) for x in rest[3:-1]]
-    answered = backward.Answered(*known)
-    return _derivatives(call, answered, (q, k, v, given.bias if rest[-1] else None, given.sinks))
+    """`names` of the request are the answers handed over, `used` those that the loss has derivatives by."""
+    rules = len(Given._fields)
+    given, asked = Given._make(rest[:rules]), Asked._make(rest[rules:-4])
+    answers, used, derivatives, by_bias = rest[-4:]
+    call = _Call.read(q, k, v, given, slice(asked.start, asked.stop, asked.step), derivative=True)
+    known, by = (
+        {name: _blocks(call.problem, x) for name, x in zip(names.split(), tensors, strict=True)}
+        for names, tensors in ((asked.names, answers), (used, derivatives))
+    )
+    labels = {"groups": (asked.query_groups, asked.key_groups)} if "groups" in by else {}
+    groups = wanted(call.whole, labels).for_queries(call.rows).groups
+    return _derivatives(call, known, by, (q, k, v, given.bias if by_bias else None, given.sinks), groups)
 
 
-def _fake_derivatives(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
+def _derivative_shapes(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
     given, by_bias = Given._make(rest[: len(Given._fields)]), rest[-1]
     like = (q, k, v, given.bias if by_bias else None, given.sinks)
     return [
@@ -175,13 +167,7 @@ def _fake_derivatives(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> lis
     ]
 
 
-_observe_backward.register_fake(_fake_derivatives)
-
-
-@torch.library.custom_op(
-    "clearhead::transposed", mutates_args=(), schema=f"(Tensor q, Tensor k, Tensor g, {_RULES}) -> Tensor[]"
-)
-def transposed(q: Tensor, k: Tensor, g: Tensor, *rest: Any) -> list[Tensor]:
+def _transposed(q: Tensor, k: Tensor, g: Tensor, *rest: Any) -> list[Tensor]:
     """Aᵀ·g (…, heads, keys, d), and the log-sum-exp that its derivative needs."""
     call = _Call.read(q, k, None, Given._make(rest))
     problem = call.problem
@@ -193,48 +179,47 @@ def transposed(q: Tensor, k: Tensor, g: Tensor, *rest: Any) -> list[Tensor]:
     return [_tensor(problem.restore(array)) for array in (found, logsumexp)]
 
 
-@transposed.register_fake
-def _(q: Tensor, k: Tensor, g: Tensor, *rest: Any) -> list[Tensor]:
+def _transposed_shapes(q: Tensor, k: Tensor, g: Tensor, *rest: Any) -> list[Tensor]:
     del rest
     usual = torch.float64 if q.dtype == torch.float64 else torch.float32
     shapes = (*q.shape[:-2], k.shape[-2], g.shape[-1]), q.shape[:-1]
     return [q.new_empty(shape, dtype=usual) for shape in shapes]
 
 
-@torch.library.custom_op(
-    "clearhead::transposed_backward",
-    mutates_args=(),
-    schema=f"(Tensor q, Tensor k, Tensor g, {_RULES}, Tensor logsumexp, Tensor d_product, bool by_bias) -> Tensor[]",
-)
 def _transposed_backward(q: Tensor, k: Tensor, g: Tensor, *rest: Any) -> list[Tensor]:
     """Aᵀ·g depends on the weights as A·v does, with g in dO's place and the loss's derivative in v's."""
     given, (logsumexp, d_product, by_bias) = Given._make(rest[: len(Given._fields)]), rest[len(Given._fields) :]
-    call = _Call.read(q, k, None, given)
+    call = _Call.read(q, k, None, given, derivative=True)
     dtype = statistics_dtype(call.problem.dtype)
     arrays = call.q, call.k, *(_blocks(call.problem, x) for x in (logsumexp, g, d_product))
     wide_q, wide_k, lse, columns, product = (x.astype(dtype, copy=False) for x in arrays)
     wide = call._replace(problem=replace(call.problem, dtype=dtype), q=wide_q, k=wide_k, v=product)
     by_g = call.engine.rows(wide.problem, wide_q, wide_k, product, Wanted(output=True))["output"]
-    answered = backward.Answered(lse, output=by_g, d_output=columns)
-    found = _derivatives(wide, answered, (q, k, None, given.bias if by_bias else None, given.sinks))
+    answers, by = {"logsumexp": lse, "output": by_g}, {"output": columns}
+    found = _derivatives(wide, answers, by, (q, k, None, given.bias if by_bias else None, given.sinks))
     found[2] = _tensor(call.problem.restore(by_g)).to(g.dtype)
     return found
 
 
-_transposed_backward.register_fake(_fake_derivatives)
-
-
-def _derivatives(call: _Call, answered: backward.Answered, like: Sequence[Tensor | None]) -> list[Tensor]:
+def _derivatives(
+    call: _Call,
+    answers: dict[str, Array],
+    by: dict[str, Array],
+    like: Sequence[Tensor | None],
+    groups: Groups | None = None,
+) -> list[Tensor]:
     """The loss's derivatives, each shaped as its tensor in `like`: q, k, v, bias, sinks; empty where that is None."""
     bias = None if like[3] is None else _bias_shape(call.problem, like[3])
-    found = backward.gradients(call.engine, call.problem, call.q, call.k, call.v, answered, bias)
+    arrays = call.q, call.k, call.v
+    found = backward.gradients(call.engine, call.problem, arrays, answers, by, groups=groups, bias=bias)
     found["q"] = _among(found["q"], call)
     if like[3] is not None:
-        found["bias"] = _joined(_among(found["bias"], call), call.problem, like[3])
-    result = []
+        own = found["bias"] if like[3].ndim < 2 or like[3].shape[-2] == 1 else _among(found["bias"], call)
+        found["bias"] = _joined(own, call.problem, like[3])
+    result, dtype = [], cast("Tensor", like[0]).dtype
     for name, x in zip(("q", "k", "v", "bias", "sinks"), like, strict=True):
         if x is None:
-            result.append(torch.empty(0))
+            result.append(torch.empty(0, dtype=dtype))
         elif name not in found:  # the loss does not use the output
             result.append(torch.zeros(x.shape, dtype=x.dtype))
         else:
@@ -244,7 +229,7 @@ def _derivatives(call: _Call, answered: backward.Answered, like: Sequence[Tensor
 
 def _among(part: Array, call: _Call) -> Array:
     """What belongs to the chosen queries among zeros for all the others."""
-    if part.shape[-2] != call.problem.queries or call.rows == range(call.whole.queries):
+    if call.rows == range(call.whole.queries):
         return part
     full = np.zeros((*part.shape[:-2], call.whole.queries, part.shape[-1]), part.dtype)
     full[..., as_slice(call.rows), :] = part
@@ -254,9 +239,9 @@ def _among(part: Array, call: _Call) -> Array:
 def _bias_shape(problem: Problem, bias: Tensor) -> tuple[int, int, int, int]:
     """The bias as (batch, heads, queries, keys), 1 where all share it; batches shared in part count as not shared."""
     own = _own_shape(problem, bias)
-    batch = problem.batch if any(size > 1 for size in own[:-3]) else 1
+    batch = problem.batch if any(size != 1 for size in own[:-3]) else 1
     heads, queries, keys = (1, *own)[-3:]
-    return batch, heads, problem.queries if queries > 1 else 1, keys
+    return batch, heads, 1 if queries == 1 else problem.queries, keys
 
 
 def _joined(found: Array, problem: Problem, bias: Tensor) -> Array:
@@ -285,22 +270,21 @@ def _tensor(array: Array) -> Tensor:
 
 def _observe_saves(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     asked = Asked._make(inputs[3 + len(Given._fields) :])
-    answers = dict(zip(asked.names.split(), output, strict=True))
-    _save(ctx, inputs, [answers.get(name) for name in ("logsumexp", "output", "entropy")])
+    ctx.kept = [name for name in asked.names.split() if name not in _UNREAD]
+    _save(ctx, inputs, [x for name, x in zip(asked.names.split(), output, strict=True) if name in ctx.kept])
 
 
 def _observe_derivative(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
     q, k, v, given, rest, saved = _saved(ctx)
-    asked = Asked._make(rest)
-    by = dict(zip(asked.names.split(), grads, strict=True))
-    for name, differentiable in ANSWERS.items():
-        if by.get(name) is not None and not differentiable:
-            raise RuleError(f"the loss uses {name}, which has no derivative.", f"{name}.detach() leaves it out.")
-    if all(grad is None for grad in grads):
+    asked, kept = Asked._make(rest), dict(zip(ctx.kept, saved, strict=True))
+    by = {name: grad for name, grad in zip(asked.names.split(), grads, strict=True) if grad is not None}
+    if not by:
         return (None,) * len(ctx.needs_input_grad)
-    upstream = [by.get(name) for name in ANSWERS if ANSWERS[name]]
-    found = _observe_backward(q, k, v, *given, *asked[4:7], *saved, *upstream, _needs(ctx, "bias"))
-    return _places(ctx, found)
+    needed = {"logsumexp": True} | {each: True for name in by for each in _NEEDED.get(name, (name,)) if each in kept}
+    request = asked._replace(names=" ".join(needed))
+    answers = [kept[name] for name in needed]
+    rest = answers, " ".join(by), list(by.values()), _needs(ctx, "bias")
+    return _places(ctx, ctx.backward(q, k, v, *given, *request, *rest))
 
 
 def _transposed_saves(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
@@ -311,7 +295,7 @@ def _transposed_derivative(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[An
     q, k, g, given, _, (logsumexp,) = _saved(ctx)
     if grads[0] is None:
         return (None,) * len(ctx.needs_input_grad)
-    return _places(ctx, _transposed_backward(q, k, g, *given, logsumexp, grads[0], _needs(ctx, "bias")))
+    return _places(ctx, ctx.backward(q, k, g, *given, logsumexp, grads[0], _needs(ctx, "bias")))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], answers: list[Tensor | None]) -> None:
@@ -347,5 +331,63 @@ def _places(ctx: Any, found: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
     return tuple(places)
 
 
-observe.register_autograd(_observe_derivative, setup_context=_observe_saves)
-transposed.register_autograd(_transposed_derivative, setup_context=_transposed_saves)
+def _operator(
+    name: str,
+    schema: str,
+    backward_schema: str,
+    functions: tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]],
+    derivative: tuple[Callable[..., Any], Callable[..., Any]],
+) -> Callable[..., Sequence[Tensor]]:
+    """A call that is an operator while a compiler looks on, and otherwise the same function under plain autograd.
+
+    The operator's own way through PyTorch's dispatcher costs a fifth of a millisecond, which a short call would feel.
+    """
+    forward, shapes, backward = functions
+    saves, by_inputs = derivative
+    operator = torch.library.custom_op(f"clearhead::{name}", forward, mutates_args=(), schema=schema)
+    operator.register_fake(shapes)
+    back = torch.library.custom_op(f"clearhead::{name}_backward", backward, mutates_args=(), schema=backward_schema)
+    back.register_fake(_derivative_shapes)
+
+    def operator_saves(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+        ctx.backward = back
+        saves(ctx, inputs, output)
+
+    operator.register_autograd(by_inputs, setup_context=operator_saves)
+
+    class Plain(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+            found = forward(*inputs)
+            ctx.backward = backward
+            saves(ctx, inputs, found)
+            return tuple(found)
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return by_inputs(ctx, grads)
+
+    def call(*inputs: Any) -> Sequence[Tensor]:
+        plain = type(inputs[0]) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
+        found: Sequence[Tensor] = Plain.apply(*inputs) if plain else operator(*inputs)  # type: ignore[no-untyped-call]
+        return found
+
+    return call
+
+
+observe = _operator(
+    "observe",
+    f"(Tensor q, Tensor k, Tensor? v, {_RULES}, {_ASKED}) -> Tensor[]",
+    f"(Tensor q, Tensor k, Tensor? v, {_RULES}, {_ASKED}, Tensor[] answers, str used, Tensor[] derivatives, "
+    "bool by_bias) -> Tensor[]",
+    (_observe, _observe_shapes, _observe_backward),
+    (_observe_saves, _observe_derivative),
+)
+transposed = _operator(
+    "transposed",
+    f"(Tensor q, Tensor k, Tensor g, {_RULES}) -> Tensor[]",
+    f"(Tensor q, Tensor k, Tensor g, {_RULES}, Tensor logsumexp, Tensor d_product, bool by_bias) -> Tensor[]",
+    (_transposed, _transposed_shapes, _transposed_backward),
+    (_transposed_saves, _transposed_derivative),
+)

@@ -1,5 +1,6 @@
 """The textbook, executed: every intermediate of attention kept, named, costed, and checked against the fast engine."""
 
+import os
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Unpack
 
@@ -9,6 +10,7 @@ from clearhead import engines, reference
 from clearhead.arrays import adopt
 from clearhead.axes import Array
 from clearhead.errors import SelectionError
+from clearhead.files import write_whole
 from clearhead.observations import Wanted
 from clearhead.problem import Described, Problem, Rules, describe
 from clearhead.steps import (
@@ -20,6 +22,12 @@ from clearhead.steps import (
     check_convention,
     turned,
 )
+from clearhead.story import Layer, Scene, both, story
+from clearhead.view import notebook, page, picture
+from clearhead.view.container import Document
+from clearhead.words import Language
+
+_INPUTS = ("x", "context", "w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o")
 
 
 class Check(NamedTuple):
@@ -87,6 +95,9 @@ class Trace:
         self.convention: Convention = convention
         self.problem: Problem = given.problem
         self._given, self._book = given, book
+        self._inputs = {name: arrays[name] for name in _INPUTS if name in arrays}
+        if self._inputs.get("context") is self._inputs.get("x"):
+            self._inputs.pop("context", None)
         self.steps = Steps(replace(s, array=given.restore(turned(arrays[s.name], convention))) for s in steps)
         for name, array in arrays.items():
             setattr(self, name, given.restore(array if name == "logsumexp" else turned(array, convention)))
@@ -98,6 +109,48 @@ class Trace:
 
     def __repr__(self) -> str:
         return f"Trace({', '.join(step.name for step in self.steps)})"
+
+    def to_html(self, language: Language = "en") -> str:
+        """The explaining page as one self-contained text: every matrix, every rule, every product to look at."""
+        return page.html(self.document(Scene("attention, step by step", language)))
+
+    def save(self, path: str | os.PathLike[str], language: Language = "en") -> None:
+        """Write the explaining page to a file, whole or not at all. Raises FileError when that cannot be done."""
+        write_whole(path, page.encoded(self.document(Scene("attention, step by step", language))))
+
+    def document(self, scene: Scene) -> Document:
+        """What the explaining page holds of this trace."""
+        facts = {"check": both("check", engine=self.check.engine, difference=self.check.largest_difference)}
+        whole = replace(scene, convention=self.convention, facts={**facts, **scene.facts})
+        return story([self.layer()], whole)
+
+    def layer(self, number: int | None = None) -> Layer:
+        """One layer of a page's story: the inputs, tokens as rows, and the rules."""
+        given, book = self._given, self._book
+        assert given.v is not None
+        arrays = {"q": given.q, "k": given.k, "v": given.v, "logsumexp": book.logsumexp, **self._inputs}
+        for name in {"x", "context"} & set(arrays):
+            arrays[name] = arrays[name].reshape(-1, *arrays[name].shape[-2:])
+        return Layer(self.problem, self.steps, arrays, number)
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return notebook.bundle(str(self), self.to_html, self.to_svg, self.problem.queries * self.problem.keys)
+
+    def to_svg(self, head: int = 0) -> str:
+        """One head's weights as a picture for papers, (queries, keys); of a batch, the heads count on."""
+        weights, masked = self._one(head)
+        return picture.svg(weights, masked, name=f"A, head {head}" if self.problem.heads > 1 else "A")
+
+    def to_png(self, head: int = 0, cell: int = 8) -> bytes:
+        """One head's weights as PNG, cell × cell pixels for each."""
+        return picture.png(*self._one(head), cell)
+
+    def _one(self, head: int) -> tuple[Array, Array]:
+        queries, keys = self.problem.queries, self.problem.keys
+        weights, masked = (x.reshape(-1, queries, keys) for x in (self._book.weights, self._book.masked))
+        if not 0 <= head < len(weights):
+            raise SelectionError(f"head {head} is outside 0..{len(weights) - 1}.")
+        return weights[head], np.isneginf(masked[head])
 
     @property
     def geometry(self) -> Geometry:

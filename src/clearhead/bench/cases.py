@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["forward", "decode", "observe"]
+Kind = Literal["forward", "backward", "decode", "observe"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,8 @@ class Case:
 
     @property
     def multiply_adds(self) -> int:
-        return 2 * self.batch * self.heads * self.visible * self.d
+        products = 5 if self.kind == "backward" else 2
+        return products * self.batch * self.heads * self.visible * self.d
 
     @property
     def bytes_read(self) -> int:
@@ -67,6 +68,11 @@ def cases(*, quick: bool) -> list[Case]:
             for d in (64, 128)
             for n in ((2048,) if quick else (1024, 4096))
         ]
+    for n in (1024,) if quick else (1024, 4096):
+        found.append(Case("backward", "backward", 1, 8, 8, n, n, 64))
+        found.append(Case("backward causal", "backward", 1, 8, 8, n, n, 64, causal=True))
+        found.append(Case("backward one head", "backward", 1, 1, 1, n, n, 64, causal=True))
+    found += [Case("tiny", "forward", 1, 1, 1, 4, 4, 512), Case("tiny", "forward", 1, 1, 1, 2, 2, 2)]
     for m in (8192,) if quick else (8192, 32768):
         found.append(Case("decode", "decode", 1, 32, 32, 1, m, 128))
         found.append(Case("decode grouped", "decode", 1, 32, 8, 1, m, 128))

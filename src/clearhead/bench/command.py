@@ -1,16 +1,20 @@
 """The bench command: choose cases and peers, measure with a progress bar, print the table, save it."""
 
 import sys
+from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clearhead.bench import peers, run
+from clearhead.bench import peers, run, watching
 from clearhead.bench.cases import Case, cases
 from clearhead.bench.limits import Limits, limits, machine
 from clearhead.errors import FileError, unknown
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+WATCH = "watch"  # a group of its own: whole models instead of cases
 
 
 def bench(*, quick: bool, chosen: str | None, only: str | None, save: str | None, threads: int) -> None:
@@ -24,38 +28,59 @@ def bench(*, quick: bool, chosen: str | None, only: str | None, save: str | None
             raise unknown("peer", name, installed)
     every = cases(quick=quick)
     groups = list(dict.fromkeys(case.group for case in every))
-    wanted = groups if only is None else only.split(",")
+    wanted = [*groups, *([] if quick else [WATCH])] if only is None else only.split(",")
     for group in wanted:
-        if group not in groups:
-            raise unknown("group", group, groups)
+        if group not in (*groups, WATCH):
+            raise unknown("group", group, (*groups, WATCH))
     found = machine(threads)
     limit = limits(threads)
     rows = _measured([case for case in every if case.group in wanted], names, limit, threads, quick=quick)
-    show(Console(highlight=False, markup=False), rows, found, limit)
+    report = run.Report(rows, _watched(threads, quick=quick) if WATCH in wanted else [], found, limit)
+    show(Console(highlight=False, markup=False), report)
     if save is not None:
-        _save(Path(save), rows, found, limit)
+        _save(Path(save), report)
 
 
-def show(console: "Console", rows: list[run.Row], found: dict[str, str | int], limit: Limits) -> None:
-    """The table: milliseconds, share of the limit, and how many times as fast as each peer."""
-    from rich.table import Table
+def show(console: "Console", report: run.Report) -> None:
+    """The table: milliseconds, share of the limit, and how many times as fast as each peer; and watching's cost."""
+    if report.rows:
+        console.print(_table(report.rows))
+        console.print("\ntimes as fast: geometric mean / worst")
+        for line in run.summary(report.rows):
+            console.print(f"  {line['group']:<26} {line['peer']:<13} {line['mean']:6.2f} / {line['worst']:.2f}")
+    if report.watching:
+        console.print("\nwatching a model of 12 layers, 12 heads, width 768")
+        lines = watching.lines(report.watching)
+        for words in lines:
+            console.print("  ".join(f"{word:>{len(head)}}" for word, head in zip(words, lines[0], strict=True)))
+    peak, read = report.limits.multiply_adds / 1e9, report.limits.bytes_read / 1e9
+    console.print(f"\nlimits: {peak:.0f} G multiply-adds/s (float32), {read:.0f} GB/s read")
+    console.print("; ".join(f"{name} {value}" for name, value in report.machine.items()), soft_wrap=True)
 
+
+def _table(rows: list[run.Row]) -> str:
+    """Each case's name on a line, its figures under their columns on the next: seven peers fit into 80 columns."""
     names = list(dict.fromkeys(name for row in rows for name in row.ratios))
-    table = Table("case", "ms", "of limit", *names, box=None, pad_edge=False)
-    group = ""
+    heads = [f"{'ms':>10}", "of limit", *names]
+    lines, group = ["  ".join(heads)], ""
     for row in rows:
         if row.case.group != group:
             group = row.case.group
-            table.add_row(f"[{group}]")
+            lines.append(f"[{group}]")
         ratios = [f"{row.ratios[name]:.2f}" if name in row.ratios else "-" for name in names]
-        table.add_row(f" {row.case.name}", f"{row.seconds['clearhead'] * 1e3:.3f}", f"{row.share:.0%}", *ratios)
-    console.print(table)
-    console.print("\ntimes as fast: geometric mean / worst")
-    for line in run.summary(rows):
-        console.print(f"  {line['group']:<26} {line['peer']:<13} {line['mean']:6.2f} / {line['worst']:.2f}")
-    peak, read = limit.multiply_adds / 1e9, limit.bytes_read / 1e9
-    console.print(f"\nlimits: {peak:.0f} G multiply-adds/s (float32), {read:.0f} GB/s read")
-    console.print("; ".join(f"{name} {value}" for name, value in found.items()), soft_wrap=True)
+        figures = [f"{row.seconds['clearhead'] * 1e3:.3f}", f"{row.share:.0%}", *ratios]
+        lines.append(row.case.name)
+        lines.append("  ".join(f"{figure:>{len(head)}}" for figure, head in zip(figures, heads, strict=True)))
+    return "\n".join(lines)
+
+
+def _watched(threads: int, *, quick: bool) -> list[watching.Cost]:
+    if not find_spec("transformers"):
+        return []
+    from rich.console import Console
+
+    with Console(stderr=True).status("watching a model …") if sys.stderr.isatty() else nullcontext():
+        return watching.costs(threads, quick=quick)
 
 
 def _measured(chosen: list[Case], names: list[str], limit: Limits, threads: int, *, quick: bool) -> list[run.Row]:
@@ -73,12 +98,13 @@ def _measured(chosen: list[Case], names: list[str], limit: Limits, threads: int,
     return rows
 
 
-def _save(folder: Path, rows: list[run.Row], found: dict[str, str | int], limit: Limits) -> None:
+def _save(folder: Path, report: run.Report) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "bench.json").write_text(run.as_json(rows, found, limit), encoding="utf-8")
-        (folder / "bench.csv").write_text(run.as_csv(rows), encoding="utf-8")
-        (folder / "bench.md").write_text(run.as_markdown(rows, found, limit), encoding="utf-8")
+        (folder / "bench.json").write_text(run.as_json(report), encoding="utf-8")
+        (folder / "bench.csv").write_text(run.as_csv(report.rows), encoding="utf-8")
+        (folder / "bench.md").write_text(run.as_markdown(report), encoding="utf-8")
     except OSError as error:
         raise FileError(f"{folder} cannot be written: {error.strerror}.") from None
-    run.plot(rows, folder / "bench.svg")
+    if report.rows:
+        run.plot(report.rows, folder / "bench.svg")

@@ -2,7 +2,6 @@
 
 import os
 import platform
-import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
@@ -26,22 +25,7 @@ def limits(threads: int) -> Limits:
 
     if not native.level():
         raise EngineError("the bench times the native engine, which is not here.", "clearhead info says why.")
-    return Limits(native.peak_multiply_adds(threads), _bandwidth())
-
-
-def _bandwidth() -> float:
-    """Reading 512 MiB once, the best of several: more than any cache holds."""
-    import torch
-
-    data = torch.ones(1 << 27, dtype=torch.float32)
-    best = min(_seconds(data.sum) for _ in range(7))
-    return data.numel() * 4 / best
-
-
-def _seconds(call: object) -> float:
-    start = time.perf_counter()
-    call()  # type: ignore[operator]
-    return time.perf_counter() - start
+    return Limits(native.peak_multiply_adds(threads), native.bytes_read(threads))
 
 
 def machine(threads: int) -> dict[str, str | int]:

@@ -7,12 +7,16 @@ from typing import Any
 import numpy as np
 
 import clearhead as ch
+from clearhead import engines
 from clearhead.arrays import bfloat16
 from clearhead.axes import Array
+from clearhead.backward import gradients
 from clearhead.bench.cases import Case
 from clearhead.bench.measure import Call
+from clearhead.observations import Wanted
+from clearhead.problem import describe
 
-NAMES = ("torch", "onnxruntime", "flex", "jax")
+NAMES = ("torch", "onnxruntime", "onnx-attention", "flex", "jax", "keops", "numpy")
 Inputs = tuple[Array, Array, Array]
 Setup = Callable[[Case, Inputs, int], Call | str]
 
@@ -36,20 +40,61 @@ def ours(case: Case, given: Inputs, threads: int) -> Call:
     if case.kind == "observe":
         asked: dict[str, Any] = {"logsumexp": True, "max_logit": True, "entropy": True, "received": True, "top": 8}
         return lambda: ch.AttentionMatrix(q, k, **rules).observe(v, **asked)
+    if case.kind == "backward":
+        return _our_backward(given, rules)
     return lambda: ch.attention(q, k, v, **rules)
+
+
+def _our_backward(given: Inputs, rules: Any) -> Call:
+    """The loss's derivatives by q, k and v, from what a forward pass kept."""
+    described = describe(*given, rules)
+    engine = engines.get(engines.choose(described.problem).engine)
+    arrays = described.q, described.k, described.v
+    answers = engine.rows(described.problem, *arrays, Wanted(output=True, logsumexp=True))
+    by = {"output": given[0]}  # any numbers will do
+    return lambda: gradients(engine, described.problem, arrays, answers, by)
 
 
 def available() -> list[str]:
     """The peers that are installed."""
-    needs = {"torch": "torch", "onnxruntime": "onnxruntime", "flex": "torch", "jax": "jax"}
-    return [name for name in NAMES if find_spec(needs[name])]
+    needs = {"onnx-attention": "onnxruntime", "flex": "torch", "keops": "pykeops"}
+    return [name for name in NAMES if find_spec(needs.get(name, name))]
 
 
 def setup(name: str) -> Setup:
     """How a peer takes a case."""
-    return {"torch": _torch, "onnxruntime": _onnxruntime, "flex": _flex, "jax": _jax, "materialised": _materialised}[
-        name
-    ]
+    return {
+        "torch": _torch,
+        "onnxruntime": _onnxruntime,
+        "onnx-attention": _onnx_attention,
+        "flex": _flex,
+        "jax": _jax,
+        "keops": _keops,
+        "numpy": _numpy,
+        "materialised": _materialised,
+    }[name]
+
+
+def differs(case: Case, ours: Call, theirs: Call) -> bool:
+    """Is a peer's output another one than ours, beyond what its dtype rounds? Nothing is timed that answers wrongly."""
+    own, other = (_first(call()).astype(np.float64) for call in (ours, theirs))
+    if own.size != other.size:
+        return True
+    loose = 1e-3 if case.dtype == "float32" else 5e-2
+    outputs = [own.reshape(case.batch, case.heads, case.queries, -1)]
+    outputs.append(own.reshape(outputs[0].shape).swapaxes(1, 2))  # (batch, queries, heads, d), as some have it
+    return not any(np.allclose(x.reshape(-1), other.reshape(-1), atol=loose, rtol=loose) for x in outputs)
+
+
+def _first(found: Any) -> Array:
+    """The output, or the derivative by q, among whatever a contestant returns."""
+    if isinstance(found, dict):
+        found = found["q"]
+    elif hasattr(found, "output"):
+        found = found.output
+    elif isinstance(found, (tuple, list)):
+        found = found[0]
+    return np.asarray(found.detach().float() if hasattr(found, "detach") else found)
 
 
 def _tensors(given: Inputs) -> Any:
@@ -78,6 +123,10 @@ def _torch(case: Case, given: Inputs, threads: int) -> Call | str:
     q, k, v = _tensors(given)
     mask = _torch_mask(case)
     grouped = case.heads != case.kv_heads
+    if case.kind == "backward":
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        output = scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], is_causal=case.causal)
+        return lambda: torch.autograd.grad(output, leaves, q, retain_graph=True)
 
     def call() -> object:
         with torch.no_grad():
@@ -109,8 +158,7 @@ def _materialised(case: Case, given: Inputs, threads: int) -> Call | str:
 def _onnxruntime(case: Case, given: Inputs, threads: int) -> Call | str:
     if case.kind != "forward" or case.dtype != "float32" or case.heads != case.kv_heads or case.window:
         return "MultiHeadAttention is measured in float32 prefill only"
-    import onnxruntime
-    from onnx import TensorProto, helper
+    from onnx import helper
 
     flat = [np.ascontiguousarray(x.swapaxes(1, 2)).reshape(case.batch, x.shape[2], -1) for x in given]
     node = helper.make_node(
@@ -121,23 +169,69 @@ def _onnxruntime(case: Case, given: Inputs, threads: int) -> Call | str:
         num_heads=case.heads,
         unidirectional=int(case.causal),
     )
-    values = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, x.shape) for name, x in zip("qkv", flat, strict=True)
-    ]
-    result = helper.make_tensor_value_info("o", TensorProto.FLOAT, flat[0].shape)
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    model = helper.make_model(
-        helper.make_graph([node], "attention", values, [result]), opset_imports=opsets, ir_version=8
-    )
+    return _onnx_session(node, flat, opsets, threads, ir_version=8)
+
+
+def _onnx_attention(case: Case, given: Inputs, threads: int) -> Call | str:
+    """The operator that ONNX itself defines."""
+    if case.kind != "forward" or case.dtype != "float32" or case.window:
+        return "ONNX's Attention is measured in float32 prefill only"
+    from onnx import helper
+
+    node = helper.make_node("Attention", ["q", "k", "v"], ["o"], is_causal=int(case.causal))
+    return _onnx_session(node, list(given), [helper.make_opsetid("", 23)], threads, ir_version=11)
+
+
+def _onnx_session(node: Any, arrays: list[Array], opsets: list[Any], threads: int, *, ir_version: int) -> Call:
+    import onnxruntime
+    from onnx import TensorProto, helper
+
+    values = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, x.shape) for name, x in zip("qkv", arrays, strict=True)
+    ]
+    result = helper.make_tensor_value_info("o", TensorProto.FLOAT, arrays[0].shape)
+    graph = helper.make_graph([node], "attention", values, [result])
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=ir_version)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    feed = dict(zip("qkv", flat, strict=True))
+    feed = dict(zip("qkv", arrays, strict=True))
     return lambda: session.run(None, feed)
 
 
+def _keops(case: Case, given: Inputs, threads: int) -> Call | str:
+    """A symbolic matrix, reduced by a softmax along its keys: KeOps' own way to attention."""
+    if case.kind != "forward" or case.dtype != "float32" or case.window or case.causal:
+        return "KeOps is measured in float32 without masks"
+    import torch
+    from pykeops.torch import LazyTensor
+
+    torch.set_num_threads(threads)
+    q, k, v = (x.contiguous() for x in _tensors(given))
+    left, right = LazyTensor(q[..., :, None, :] * case.d**-0.5), LazyTensor(k[..., None, :, :])
+    scores, values = (left | right), LazyTensor(v[..., None, :, :])
+    return lambda: scores.sumsoftmaxweight(values, dim=3)
+
+
+def _numpy(case: Case, given: Inputs, threads: int) -> Call | str:
+    """The formula in NumPy, as one writes it."""
+    del threads
+    if case.group != "tiny":
+        return "NumPy's formula is measured on tiny problems only"
+    q, k, v = given
+
+    def call() -> object:
+        scores = q @ k.swapaxes(-1, -2) * case.d**-0.5
+        scores -= scores.max(axis=-1, keepdims=True)
+        weights = np.exp(scores)
+        return weights / weights.sum(axis=-1, keepdims=True) @ v
+
+    return call
+
+
 def _flex(case: Case, given: Inputs, threads: int) -> Call | str:
-    if case.kind == "observe" or case.dtype != "float32":
+    if case.kind not in ("forward", "decode") or case.dtype != "float32":
         return "compiled FlexAttention is measured in float32 only"
     import torch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -169,8 +263,8 @@ def _flex(case: Case, given: Inputs, threads: int) -> Call | str:
 
 def _jax(case: Case, given: Inputs, threads: int) -> Call | str:
     del threads
-    if case.kind == "observe":
-        return "it has no statistics"
+    if case.kind not in ("forward", "decode"):
+        return "JAX's attention is measured forward only"
     import jax
 
     q, k, v = (jax.numpy.asarray(x.swapaxes(1, 2)) for x in given)

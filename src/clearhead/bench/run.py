@@ -13,6 +13,8 @@ from clearhead.bench import peers
 from clearhead.bench.cases import Case
 from clearhead.bench.limits import Limits
 from clearhead.bench.measure import Timing, interleaved, ratio
+from clearhead.bench.watching import Cost
+from clearhead.bench.watching import lines as watching_lines
 from clearhead.errors import MissingExtraError
 
 
@@ -33,6 +35,16 @@ class Row:
         return figures | {f"{name} ratio": value for name, value in self.ratios.items()}
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Report:
+    """All that one run of the bench found."""
+
+    rows: list[Row]
+    watching: list[Cost]
+    machine: dict[str, str | int]
+    limits: Limits
+
+
 def measure(
     case: Case, chosen: Iterable[str], limits: Limits, threads: int, *, rounds: int, slice_seconds: float
 ) -> Row:
@@ -42,9 +54,15 @@ def measure(
     missing: dict[str, str] = {}
     names = [*chosen, *(["materialised"] if case.kind == "observe" and "torch" in chosen else [])]
     for name in names:
-        made = peers.setup(name)(case, given, threads)
+        try:
+            made = peers.setup(name)(case, given, threads)
+            differs = not isinstance(made, str) and peers.differs(case, calls["clearhead"], made)
+        except Exception as error:  # whatever a peer raises is its own affair: the bench goes on
+            made, differs = f"{type(error).__name__}: {str(error).splitlines()[0]}", False
         if isinstance(made, str):
             missing[name] = made
+        elif differs:
+            missing[name] = "its result differs"
         else:
             calls[name] = made
     timings: dict[str, Timing] = interleaved(calls, rounds=rounds, slice_seconds=slice_seconds)
@@ -71,13 +89,14 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
     return found
 
 
-def as_json(rows: list[Row], machine: dict[str, str | int], limits: Limits) -> str:
+def as_json(report: Report) -> str:
     """Everything measured."""
     data = {
-        "machine": machine,
-        "limits": limits._asdict(),
-        "rows": [asdict(row) for row in rows],
-        "summary": summary(rows),
+        "machine": report.machine,
+        "limits": report.limits._asdict(),
+        "rows": [asdict(row) for row in report.rows],
+        "summary": summary(report.rows),
+        "watching": [cost._asdict() for cost in report.watching],
     }
     return json.dumps(data, indent=1) + "\n"
 
@@ -92,15 +111,25 @@ def as_csv(rows: list[Row]) -> str:
     return text.getvalue()
 
 
-def as_markdown(rows: list[Row], machine: dict[str, str | int], limits: Limits) -> str:
-    """The table of docs/performance.md."""
-    told = " · ".join(f"{name} {value}" for name, value in machine.items())
+def as_markdown(report: Report) -> str:
+    """The tables of docs/performance.md."""
+    told = " · ".join(f"{name} {value}" for name, value in report.machine.items())
     lines = [
         told,
         "",
-        f"Limits measured in the same run: {limits.multiply_adds / 1e9:.0f} G multiply-adds/s in float32, "
-        f"{limits.bytes_read / 1e9:.0f} GB/s read.",
-        "",
+        f"Limits measured in the same run: {report.limits.multiply_adds / 1e9:.0f} G multiply-adds/s in float32, "
+        f"{report.limits.bytes_read / 1e9:.0f} GB/s read.",
+    ]
+    if report.rows:
+        lines += ["", *_tables(report.rows)]
+    if report.watching:
+        head, *rest = watching_lines(report.watching)
+        lines += ["", _line(head), "| ---: | --- | ---: | ---: | ---: |", *map(_line, rest)]
+    return "\n".join(lines) + "\n"
+
+
+def _tables(rows: list[Row]) -> list[str]:
+    lines = [
         "| group | case | clearhead, ms | share of limit | times as fast as |",
         "| --- | --- | ---: | ---: | --- |",
     ]
@@ -109,8 +138,11 @@ def as_markdown(rows: list[Row], machine: dict[str, str | int], limits: Limits) 
         own = row.seconds["clearhead"] * 1e3
         lines.append(f"| {row.case.group} | {row.case.name} | {own:.3f} | {row.share:.0%} | {ratios} |")
     lines += ["", "| group | peer | geometric mean | worst |", "| --- | --- | ---: | ---: |"]
-    lines += [f"| {s['group']} | {s['peer']} | {s['mean']:.2f} | {s['worst']:.2f} |" for s in summary(rows)]
-    return "\n".join(lines) + "\n"
+    return lines + [f"| {s['group']} | {s['peer']} | {s['mean']:.2f} | {s['worst']:.2f} |" for s in summary(rows)]
+
+
+def _line(words: Iterable[str]) -> str:
+    return f"| {' | '.join(words)} |"
 
 
 def plot(rows: list[Row], place: Path) -> None:

@@ -97,7 +97,7 @@ def dropout(fit: Fit, base: Recipe, part: Part) -> float | None:
 
 
 def _shaped(weights: Array, values: Array, off: Array, ratio: float) -> float:
-    """The same ratio from the whole covariance Σ_j a_j²·v_j·v_jᵀ, which only dropped weights have; rows with enough keys."""
+    """The same ratio from the whole covariance Σ_j a_j²·v_j·v_jᵀ, which only dropped weights have."""
     width = values.shape[-1]
     found = []
     places = list(np.ndindex(weights.shape[:3]))

@@ -57,7 +57,7 @@ class Screen:
     def _taken_apart(self, recipe: Recipe) -> View | None:
         given, (whole, _, _, rough) = self.whole.fit.given, self.whole
         assert given.layer is not None
-        p, width = given.problem, given.theirs.shape[-1]
+        p = given.problem
         theirs = whole.theirs(self.part)[:, 0, 0]
         shaken = theirs + self.allowed * np.random.default_rng(0).choice([-1.0, 1.0], theirs.shape)
         joined, again = (_unprojected(given.layer, recipe, row, p.heads) for row in (theirs, shaken))

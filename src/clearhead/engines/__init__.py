@@ -39,8 +39,8 @@ def choose(problem: Problem, name: str | None = None) -> Plan:
 
     CLEARHEAD_ENGINE names one for a whole process.
     """
-    name = name or os.environ.get("CLEARHEAD_ENGINE") or None
-    if name is not None and name not in NAMES:
+    name = os.environ.get("CLEARHEAD_ENGINE") or None if name is None else name
+    if name is not None and not (isinstance(name, str) and name in NAMES):
         raise unknown("engine", name, NAMES)
     reasons: dict[str, list[str]] = {}
     for candidate in NAMES if name is None else (name,):
@@ -50,6 +50,18 @@ def choose(problem: Problem, name: str | None = None) -> Plan:
         reasons[candidate] = against
     told = "; ".join(f"{engine}: {' '.join(against)}" for engine, against in reasons.items())
     raise EngineError(f"no engine can run this problem. {told}", "leave `engine` out to let clearhead choose.")
+
+
+def choose_for_gradients(problem: Problem, name: str | None = None) -> Plan:
+    """As `choose`, among the engines that answer for gradients; EngineError where the named one does not."""
+    name = os.environ.get("CLEARHEAD_ENGINE") or None if name is None else name
+    plan = choose(problem, name)
+    if hasattr(get(plan.engine), "gradients"):
+        return plan
+    if name is not None:
+        raise EngineError(f"the {name} engine has no gradients.", "leave `engine` out to let clearhead choose.")
+    reasons = {**plan.reasons, plan.engine: ["it has no gradients."]}
+    return replace(choose(problem, "portable"), reasons=reasons)
 
 
 def answer(

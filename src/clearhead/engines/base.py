@@ -20,15 +20,16 @@ class Upstream:
 
     With a_ij the weights, the loss's derivative by the logit of query i and key j, where i may see j, is
 
-        dS_ij = a_ij·(output_i·v_j + rows_i + keys_j - entropy_i·ln a_ij),        a·ln a being 0 for a = 0,
+        dS_ij = a_ij·(output_i·v_j + rows_i + keys_j - entropy_i·ln a_ij + distance_i·|position of i - j|),
 
-    and 0 elsewhere. Numbers per query and per key are in the statistics' dtype.
+    a·ln a being 0 for a = 0, and 0 elsewhere. Numbers per query and per key are in the statistics' dtype.
     """
 
     rows: Array  # (batch, heads, queries)
     output: Array | None = None  # (batch, heads, queries, d_v), any strides, the problem's dtype
     keys: Array | None = None  # (batch, heads, keys)
     entropy: Array | None = None  # (batch, heads, queries)
+    distance: Array | None = None  # (batch, heads, queries)
     bias: tuple[int, int, int, int] | None = None  # the bias's own shape, 1 where it is broadcast; None: not asked
 
 

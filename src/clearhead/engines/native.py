@@ -8,12 +8,13 @@ import os
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from clearhead.arrays import bfloat16, statistics_dtype
 from clearhead.axes import Array
-from clearhead.engines.base import room_for_rows
+from clearhead.engines.base import Upstream, room_for_rows
 from clearhead.observations import Wanted
 from clearhead.problem import Problem
 from clearhead.threads import get_num_threads
@@ -27,7 +28,7 @@ except ImportError:
 _TYPES = {np.dtype(np.float64): 0, np.dtype(np.float32): 1, bfloat16: 2, np.dtype(np.float16): 3}
 _NO_LIMIT = 1 << 62
 _MANY_QUERIES, _MANY_KEYS = 64, 1 << 15  # the scores of a few rows are kept: they should fit a cache
-_FARTHEST = 1 << 60  # positions beyond are none that memory could hold
+_described: WeakKeyDictionary[Problem, Any] = WeakKeyDictionary()  # rules as the kernel reads them
 
 
 def level() -> str:
@@ -50,6 +51,18 @@ def peak_multiply_adds(threads: int) -> float:
     return float(max(rates))
 
 
+def bytes_read(threads: int) -> float:
+    """Bytes a second that so many threads can read: 512 MiB, more than any cache holds, the best of several times."""
+    _native.set_threads(threads)
+    data = np.ones(1 << 27, np.float32)
+    times = []
+    for _ in range(7):
+        start = perf_counter()
+        _native.read(data)
+        times.append(perf_counter() - start)
+    return float(data.nbytes / min(times))
+
+
 def missing() -> str:
     """Why the kernel cannot run at all; "" where it can."""
     if _native is None:
@@ -61,12 +74,10 @@ def missing() -> str:
 
 
 def reasons_not(problem: Problem) -> list[str]:
-    """Why not: the kernel is missing, or counts beyond what it can."""
-    if missing():
-        return [missing()]
-    if max(0, *map(abs, problem.query_offset.tolist()), *(side or 0 for side in problem.window)) > _FARTHEST:
-        return ["a query_offset or window is beyond 2^60, and the kernel counts in 64 bits."]
-    return []
+    """Why not: the kernel is missing."""
+    del problem
+    against = missing()
+    return [against] if against else []
 
 
 def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) -> dict[str, Array]:
@@ -84,7 +95,9 @@ def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) ->
         logsumexp = np.empty(shape, dtype) if logsumexp is None else logsumexp
     _native.set_threads(get_num_threads())
     _native.rows(
-        _described(problem, q, k),
+        _rules(problem),
+        _bits(q),
+        _bits(k),
         None if output is None else _bits(v),
         None if output is None else _bits(output),
         logsumexp,
@@ -152,6 +165,58 @@ def transposed(problem: Problem, q: Array, k: Array, logsumexp: Array, g: Array)
     return found["transposed"]
 
 
+def gradients(
+    problem: Problem, q: Array, k: Array, v: Array | None, logsumexp: Array, upstream: Upstream
+) -> dict[str, Array]:
+    """The loss's derivatives by q, k, v and the bias, in one pass over the blocks of keys."""
+    dtype, output = statistics_dtype(problem.dtype), upstream.output
+    if v is not None and output is not None and not v.dtype == output.dtype == problem.dtype:
+        return _gradients_in_common(problem, q, k, v, logsumexp, upstream)
+    found = {"q": np.zeros(q.shape, dtype), "k": np.zeros(k.shape, dtype)}
+    if output is not None and v is not None:
+        found["v"] = np.zeros(v.shape, dtype)
+    bias = None
+    if upstream.bias is not None:  # where it is broadcast over keys, the kernel sums over them only
+        full = (problem.batch, problem.heads, problem.queries, 1)
+        bias = np.zeros(full if upstream.bias[3] == 1 else upstream.bias, dtype)
+    _native.set_threads(get_num_threads())
+    _native.gradients(
+        _rules(problem),
+        _bits(q),
+        _bits(k),
+        None if output is None else _bits(v),
+        _bits(output),
+        np.ascontiguousarray(logsumexp, dtype),
+        np.ascontiguousarray(upstream.rows, dtype),
+        _whole(upstream.keys, dtype),
+        _whole(upstream.entropy, dtype),
+        _whole(upstream.distance, dtype),
+        found["q"],
+        found["k"],
+        found.get("v"),
+        bias,
+    )
+    answers = {name: array.astype(problem.dtype, copy=False) for name, array in found.items()}
+    if bias is not None and upstream.bias is not None:
+        shared = tuple(axis for axis in range(4) if upstream.bias[axis] == 1 != bias.shape[axis])
+        with np.errstate(invalid="ignore"):  # infinities of both signs
+            answers["bias"] = bias.sum(axis=shared, keepdims=True) if shared else bias
+    return answers
+
+
+def _gradients_in_common(
+    problem: Problem, q: Array, k: Array, v: Array, logsumexp: Array, upstream: Upstream
+) -> dict[str, Array]:
+    """Values of another dtype, as in `_rows_in_common`."""
+    assert upstream.output is not None
+    common = np.dtype(np.float64 if np.float64 in (v.dtype, problem.dtype) else np.float32)
+    wide = replace(problem, dtype=common)
+    told = replace(upstream, output=upstream.output.astype(common))
+    found = gradients(wide, q.astype(common), k.astype(common), v.astype(common), logsumexp, told)
+    bias = statistics_dtype(problem.dtype)
+    return {name: x.astype(bias if name == "bias" else problem.dtype, copy=False) for name, x in found.items()}
+
+
 def _columns(
     problem: Problem,
     q: Array,
@@ -166,7 +231,9 @@ def _columns(
     high, wide = found["groups"].shape[-2:] if "groups" in found else (0, 0)
     _native.set_threads(get_num_threads())
     _native.columns(
-        _described(problem, q, k),
+        _rules(problem),
+        _bits(q),
+        _bits(k),
         np.ascontiguousarray(logsumexp, statistics_dtype(problem.dtype)),
         get("received"),
         get("peak"),
@@ -184,15 +251,20 @@ def _columns(
     )
 
 
-def _described(problem: Problem, q: Array, k: Array) -> Any:
-    """The problem as the kernel reads it; its arrays stay where they are."""
+def _rules(problem: Problem) -> Any:
+    """The problem as the kernel reads it, read once; its arrays stay where they are."""
+    rules = _described.get(problem)
+    if rules is None:
+        rules = _described[problem] = _describe(problem)
+    return rules
+
+
+def _describe(problem: Problem) -> Any:
     left, right = problem.window
     if problem.causal:
         right = 0
     bias, mask = problem.bias, problem.mask
     arrays = (
-        _bits(q),
-        _bits(k),
         _whole(problem.query_offset),
         _whole(problem.kv_lengths),
         _whole(problem.query_lengths),
@@ -226,10 +298,13 @@ def _bits(x: Array | None) -> Array | None:
     """An array the bindings can read: bfloat16 as whole numbers, strides in whole elements."""
     if x is None:
         return None
-    if any(step % x.itemsize for step in x.strides) or not x.flags.aligned:
+    layout = x.flags
+    if not (layout.c_contiguous and layout.aligned) and (
+        not layout.aligned or any(step % x.itemsize for step in x.strides)
+    ):
         x = x.copy()
     return x.view(np.uint16) if x.dtype == bfloat16 else x
 
 
-def _whole(x: Array | None) -> Array | None:
-    return None if x is None else np.ascontiguousarray(x)
+def _whole(x: Array | None, dtype: np.dtype[Any] | None = None) -> Array | None:
+    return None if x is None else np.ascontiguousarray(x, dtype)

@@ -123,6 +123,10 @@ def gradients(
                 slope[:, :width] += upstream.keys[at][cols]
             if upstream.entropy is not None:
                 slope[:height] -= upstream.entropy[at][rows, None] * logs[:height]
+            if upstream.distance is not None:
+                slope[:height] += (
+                    upstream.distance[at][rows, None] * _distances(problem, head.batch, rows, cols)[:height]
+                )
             if turned is not None and upstream.output is not None:
                 given = _padded(upstream.output[at][rows], QUERY_BLOCK)
                 slope += product(given, turned[block], KEY_BLOCK)

@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.text import Text
 
 from clearhead.diagnosing.verdict import Diagnosis
-from clearhead.report.words import Language
+from clearhead.words import Language
 
 _STYLES = {"did": "bold", "mend": "green", "note": "dim"}
 _VERDICTS = {"right": "bold green", "mistake": "bold red", "ambiguous": "bold red", "unexplained": "bold yellow"}

@@ -11,7 +11,7 @@ from clearhead.axes import Array, named
 from clearhead.explain import Explanation
 from clearhead.model import SHIPPED
 from clearhead.report.heat import MOST_NUMBERS, RAMP, bar, colourful, label, numbers, pixels, printable
-from clearhead.report.words import Language, formula, say
+from clearhead.words import Language, formula, say
 
 _SHOWN_VALUES = 4
 _SHOWN_KEYS = 8

@@ -9,8 +9,8 @@ from rich.text import Text
 from clearhead.axes import Array, named
 from clearhead.claims import Case, Verdict, follows
 from clearhead.report.explained import matrix_lines, title
-from clearhead.report.words import Language, formula, say
 from clearhead.steps import Step
+from clearhead.words import Language, formula, say
 
 _ROWS, _COLS = 8, 8
 

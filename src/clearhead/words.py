@@ -117,7 +117,7 @@ _WORDS: dict[str, tuple[str, str]] = {
 }
 
 
-_IN_FORMULAS = {
+IN_FORMULAS = {
     ", -∞ where forbidden": "，禁止处为 -∞",
     ", each row": "，逐行",
     ", each column": "，逐列",
@@ -128,7 +128,7 @@ _IN_FORMULAS = {
 def formula(language: Language, text: str) -> str:
     """A step's formula; the few words in it in the language asked for."""
     if language == "zh":
-        for english, chinese in _IN_FORMULAS.items():
+        for english, chinese in IN_FORMULAS.items():
             text = text.replace(english, chinese)
     return text
 

@@ -1,0 +1,35 @@
+// For tests/test_page_numbers.py: reads a page's file as the browser would, and prints every head's numbers as JSON.
+//   node page/check/weights.js page.html
+import { readFileSync } from "node:fs";
+import { rulesOf, tile } from "../src/attention.js";
+import { openPage } from "../src/container.js";
+import { asRun, headOf } from "../src/head.js";
+
+const text = readFileSync(process.argv[2], "utf8");
+const parts = new Map([...text.matchAll(/<script type="[^"]+" id="([^"]+)">([^<]*)/g)].map(([, id, body]) => [id, body]));
+const page = openPage((id) => parts.get(id));
+const plain = (x) => (Number.isFinite(x) ? x : String(x));
+const grid = (rows, cols, at) => Array.from({ length: rows }, (_, i) => Array.from({ length: cols }, (_, j) => plain(at(i, j))));
+
+const found = [];
+for (const layer of page.header.layers)
+  for (let batch = 0; batch < layer.batch; batch++)
+    for (let number = 0; number < layer.heads; number++) {
+      const head = headOf(page, layer, batch, number, asRun());
+      const { n, m } = head;
+      const rows = (name, at, length) => {
+        const { data, shape } = page.array(layer.arrays[name]);
+        return { data, width: shape[3], at: (batch * shape[1] + at) * length * shape[3] };
+      };
+      const from = (batch * layer.heads + number) * n;
+      const L = page.array(layer.arrays.logsumexp).data.subarray(from, from + n);
+      const weights = tile(rows("q", number, n), rows("k", head.shared, m), L, rulesOf(page, layer, batch, number), [0, n], [0, m]);
+      found.push({
+        scores: grid(n, m, head.scores),
+        masked: grid(n, m, head.masked),
+        weights: grid(n, m, head.weights),
+        output: grid(n, head.dv, head.output),
+        tile: grid(n, m, (i, j) => weights[i * m + j]),
+      });
+    }
+console.log(JSON.stringify(found));

@@ -1,0 +1,144 @@
+// The mathematics, in float64: the same rules in the same order as the Python reference.
+//   logit = c·tanh(scale·q·k / c) + bias − slope·|position − j|, −∞ where forbidden;  a = exp(logit / T − L)
+
+/** @typedef {import("./container.js").Numbers} Numbers */
+/** @typedef {{data: Numbers, at: number, width: number}} Rows  rows of `width` numbers from `at` on */
+/** @typedef {(i: number, j: number) => number} Cell */
+/**
+ * @typedef {object} Rules
+ * @property {number} scale
+ * @property {number | null} softcap
+ * @property {boolean} causal
+ * @property {[number | null, number | null]} window
+ * @property {number} offset      where query 0 stands among the keys
+ * @property {number | null} keys      keys from here on are padding
+ * @property {number | null} queries
+ * @property {((i: number, j: number) => boolean) | null} allowed      mask and segments
+ * @property {Cell | null} bias
+ * @property {number} slope      of ALiBi
+ * @property {number} sink      −∞ for none
+ * @property {number} temperature
+ */
+
+/**
+ * @param {Rows} q
+ * @param {number} i
+ * @param {Rows} k
+ * @param {number} j
+ */
+export function dot(q, i, k, j) {
+  let sum = 0;
+  const a = q.at + i * q.width;
+  const b = k.at + j * k.width;
+  for (let c = 0; c < q.width; c++) sum += q.data[a + c] * k.data[b + c];
+  return sum;
+}
+
+/**
+ * May query i see key j?
+ * @param {Rules} r
+ * @param {number} i
+ * @param {number} j
+ */
+export function visible(r, i, j) {
+  const at = i + r.offset;
+  const [left, right] = r.window;
+  if (r.causal && j > at) return false;
+  if ((left !== null && j < at - left) || (right !== null && j > at + right)) return false;
+  if ((r.keys !== null && j >= r.keys) || (r.queries !== null && i >= r.queries)) return false;
+  if (r.allowed && !r.allowed(i, j)) return false;
+  return !r.bias || r.bias(i, j) !== -Infinity;
+}
+
+/** @param {Rules} r @param {number} scaled */
+export const capped = (r, scaled) => (r.softcap === null ? scaled : r.softcap * Math.tanh(scaled / r.softcap));
+
+/** @param {Rules} r @param {number} value @param {number} i @param {number} j */
+export const biased = (r, value, i, j) =>
+  value + (r.bias ? r.bias(i, j) : 0) - (r.slope ? r.slope * Math.abs(i + r.offset - j) : 0);
+
+/**
+ * What the softmax sees of a raw score q·k.
+ * @param {Rules} r @param {number} score @param {number} i @param {number} j
+ */
+export const logit = (r, score, i, j) =>
+  visible(r, i, j) ? biased(r, capped(r, score * r.scale), i, j) / r.temperature : -Infinity;
+
+/**
+ * ln Σ exp over one row of logits, with the sink; −∞ for a row that sees nothing.
+ * @param {number} m
+ * @param {(j: number) => number} row
+ * @param {number} sink
+ */
+export function logsumexp(m, row, sink) {
+  let peak = -Infinity;
+  for (let j = 0; j < m; j++) peak = Math.max(peak, row(j));
+  if (peak === -Infinity) return -Infinity;
+  const top = Math.max(peak, sink);
+  let sum = sink === -Infinity ? 0 : Math.exp(sink - top);
+  for (let j = 0; j < m; j++) sum += Math.exp(row(j) - top);
+  return top + Math.log(sum);
+}
+
+/**
+ * A tile of weights from q, k and L alone; what a long matrix is looked at through.
+ * @param {Rows} q
+ * @param {Rows} k
+ * @param {{[i: number]: number}} L log-sum-exp of each query
+ * @param {Rules} r
+ * @param {[number, number]} rows
+ * @param {[number, number]} cols
+ * @returns {Float32Array}
+ */
+export function tile(q, k, L, r, rows, cols) {
+  const width = cols[1] - cols[0];
+  const weights = new Float32Array((rows[1] - rows[0]) * width);
+  for (let i = rows[0]; i < rows[1]; i++) {
+    const at = (i - rows[0]) * width - cols[0];
+    for (let j = cols[0]; j < cols[1]; j++) {
+      if (visible(r, i, j)) weights[at + j] = Math.exp(logit(r, dot(q, i, k, j), i, j) - L[i]);
+    }
+  }
+  return weights;
+}
+
+/**
+ * The rules of one batch and head of a layer.
+ * @param {import("./container.js").Page} page
+ * @param {any} layer
+ * @param {number} batch
+ * @param {number} head
+ * @returns {Rules}
+ */
+export function rulesOf(page, layer, batch, head) {
+  const { rules, arrays } = layer;
+  const named = (/** @type {string} */ name) => (arrays[name] ? page.array(arrays[name]) : null);
+  const cell = (/** @type {import("./container.js").NumberArray | null} */ a) => {
+    if (!a) return null;
+    const [B, H, n, m] = a.shape;
+    const at = ((B > 1 ? batch : 0) * H + (H > 1 ? head : 0)) * n;
+    return (/** @type {number} */ i, /** @type {number} */ j) => a.data[(at + (n > 1 ? i : 0)) * m + (m > 1 ? j : 0)];
+  };
+  const mask = cell(named("mask"));
+  const [own, other] = [named("query_segments"), named("kv_segments")];
+  const segment = (/** @type {any} */ s, /** @type {number} */ i) => s.data[(s.shape[0] > 1 ? batch : 0) * s.shape[1] + (s.shape[1] > 1 ? i : 0)];
+  const each = (/** @type {string} */ name, /** @type {number} */ none) => {
+    const a = named(name);
+    return a ? a.data[a.shape[0] > 1 ? head : 0] : none;
+  };
+  return {
+    scale: rules.scale,
+    softcap: rules.softcap,
+    causal: rules.causal,
+    window: rules.window,
+    offset: rules.query_offset[batch] ?? 0,
+    keys: rules.kv_lengths?.[batch] ?? null,
+    queries: rules.query_lengths?.[batch] ?? null,
+    allowed:
+      mask || own ? (i, j) => (!mask || mask(i, j) !== 0) && (!own || segment(own, i) === segment(other, j)) : null,
+    bias: cell(named("bias")),
+    slope: each("alibi_slopes", 0),
+    sink: each("sinks", -Infinity),
+    temperature: 1,
+  };
+}

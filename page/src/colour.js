@@ -1,0 +1,79 @@
+// Colours of numbers. Every colour is a custom property of base.css, so a theme is changed in one place.
+
+import { h } from "./dom.js";
+
+/** @typedef {{low: number, high: number, at: (x: number) => number[], along: (t: number) => number[], shade: (x: number) => number, kind: string}} Shade
+ *     a value's place on the scale, 0 to 1, is shade(x); the colour of a place is along(t), that of a value at(x) */
+
+const probe = h("i", { hidden: true });
+/** @type {Map<string, number[]>} */
+const known = new Map();
+
+/** The theme has changed: look again. */
+export const forgetColours = () => known.clear();
+
+/**
+ * The red, green and blue of a custom property as it stands now, in this theme.
+ * @param {string} name
+ */
+export function rgb(name) {
+  const found = known.get(name);
+  if (found) return found;
+  document.body.append(probe);
+  probe.style.setProperty("forced-color-adjust", "none");
+  probe.style.color = `var(--${name})`;
+  const made = (getComputedStyle(probe).color.match(/[\d.]+/g) ?? []).slice(0, 3).map(Number);
+  known.set(name, made);
+  return made;
+}
+
+/** @param {number[]} a @param {number[]} b @param {number} t */
+const mix = (a, b, t) => [0, 1, 2].map((c) => a[c] + (b[c] - a[c]) * t);
+
+/** @param {number[][]} stops @param {number} t */
+function along(stops, t) {
+  if (Number.isNaN(t)) return rgb("warn");
+  const place = Math.min(Math.max(t, 0), 1) * (stops.length - 1);
+  const low = Math.min(Math.floor(place), stops.length - 2);
+  return mix(stops[low], stops[low + 1], place - low);
+}
+
+/**
+ * Signed numbers of a role: paper at 0, the role's colour above, its opposite below; straight, the same on both sides.
+ * @param {string} role
+ * @param {number} most
+ * @returns {Shade}
+ */
+export function signed(role, most) {
+  const stops = [rgb(`${role}-minus`), rgb("paper"), rgb(role)];
+  const size = most || 1;
+  const shade = (/** @type {number} */ x) => 0.5 + x / size / 2;
+  return { low: -size, high: size, shade, at: (x) => along(stops, shade(x)), along: (t) => along(stops, t), kind: "linear" };
+}
+
+/**
+ * Weights, 0 to 1, by the square root: attention is heavy-tailed, and a straight scale shows one cell.
+ * @param {number} [most]
+ * @param {"sqrt" | "linear" | "log"} [kind]
+ * @returns {Shade}
+ */
+export function weighed(most = 1, kind = "sqrt") {
+  const stops = ["weights-0", "weights-1", "weights-2", "weights-3"].map(rgb);
+  const floor = 1e-4;
+  const shapes = {
+    sqrt: (/** @type {number} */ t) => Math.sqrt(Math.max(t, 0)),
+    linear: (/** @type {number} */ t) => t,
+    log: (/** @type {number} */ t) => 1 - Math.log(Math.max(t, floor)) / Math.log(floor),
+  };
+  const shade = (/** @type {number} */ x) => shapes[kind](x / (most || 1));
+  return { low: 0, high: most, shade, at: (x) => along(stops, shade(x)), along: (t) => along(stops, t), kind };
+}
+
+/** @param {number[]} c */
+export const css = (c) => `rgb(${Math.round(c[0])} ${Math.round(c[1])} ${Math.round(c[2])})`;
+
+/** Does dark or light ink read better on this colour? @param {number[]} c */
+export function inkOn(c) {
+  const [r, g, b] = c.map((x) => ((x / 255 + 0.055) / 1.055) ** 2.4);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.19 ? "dark" : "light";
+}

@@ -1,0 +1,55 @@
+// Elements from plain values. Text only ever becomes text nodes, so no token can be anything but text.
+
+/** @typedef {Node | string | number | null | undefined | false | Child[]} Child */
+
+const SPACES = { svg: "http://www.w3.org/2000/svg", math: "http://www.w3.org/1998/Math/MathML" };
+
+/**
+ * @param {Element} element
+ * @param {string[]} classes
+ * @param {(Record<string, any> | Child)[]} given      attributes and listeners first, where there are any; then children
+ */
+function fill(element, classes, given) {
+  if (classes.length) element.setAttribute("class", classes.join(" "));
+  const [first] = given;
+  const plain = first !== null && typeof first === "object" && !(first instanceof Node) && !Array.isArray(first);
+  for (const [name, value] of Object.entries(plain ? first : {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else element.setAttribute(name, value === true ? "" : String(value));
+  }
+  add(element, /** @type {Child[]} */ (plain ? given.slice(1) : given));
+  return element;
+}
+
+/**
+ * @param {Element} element
+ * @param {Child} child
+ */
+export function add(element, child) {
+  if (Array.isArray(child)) for (const each of child) add(element, each);
+  else if (child instanceof Node) element.append(child);
+  else if (child !== null && child !== undefined && child !== false) element.append(String(child));
+}
+
+/**
+ * h("p.note", {lang: "en"}, "text"): an element with classes, attributes and children.
+ * @param {string} name
+ * @param {...(Record<string, any> | Child)} given
+ * @returns {HTMLElement}
+ */
+export function h(name, ...given) {
+  const [tag, ...classes] = name.split(".");
+  const made = fill(document.createElement(tag), classes, given);
+  if (tag === "button") made.setAttribute("type", "button");
+  if (tag === "canvas") made.setAttribute("aria-hidden", "true"); // what is drawn is also said
+  return /** @type {HTMLElement} */ (made);
+}
+
+const inSpace = (/** @type {string} */ space) => (/** @type {string} */ name, /** @type {(Record<string, any> | Child)[]} */ ...given) => {
+  const [tag, ...classes] = name.split(".");
+  return fill(document.createElementNS(space, tag), classes, given);
+};
+
+export const svg = /** @type {(name: string, ...given: (Record<string, any> | Child)[]) => SVGElement} */ (inSpace(SPACES.svg));
+export const math = inSpace(SPACES.math);

@@ -1,0 +1,90 @@
+// One head, computed when looked at: scores, weights and output, from q, k, v and the rules, in float64.
+
+import { biased, capped, dot, logit, logsumexp, rulesOf, visible } from "./attention.js";
+
+/** @typedef {{scale: boolean, temperature: number, causal: boolean | null, window: number | null}} WhatIf */
+
+/** @returns {WhatIf} */
+export const asRun = () => ({ scale: true, temperature: 1, causal: null, window: null });
+
+/** @param {WhatIf} w */
+export const isAsRun = (w) => w.scale && w.temperature === 1 && w.causal === null && w.window === null;
+
+/**
+ * @param {import("./attention.js").Rules} r
+ * @param {WhatIf} w
+ */
+function changed(r, w) {
+  const rules = { ...r, temperature: w.temperature };
+  if (!w.scale) rules.scale = 1;
+  if (w.causal !== null) rules.causal = w.causal;
+  if (w.window !== null) rules.window = [w.window, rules.window[1]];
+  return rules;
+}
+
+/**
+ * @param {import("./container.js").Page} page
+ * @param {any} layer
+ * @param {number} batch
+ * @param {number} number
+ * @param {WhatIf} whatIf
+ */
+export function headOf(page, layer, batch, number, whatIf) {
+  const rules = changed(rulesOf(page, layer, batch, number), whatIf);
+  const n = layer.queries;
+  const m = layer.keys;
+  const shared = Math.floor(number / (layer.heads / layer.kv_heads));
+  /** @param {string} name @param {number} head @param {number} length */
+  const rows = (name, head, length) => {
+    const { data, shape } = page.array(layer.arrays[name]);
+    return { data, width: shape[3], at: (batch * shape[1] + head) * length * shape[3] };
+  };
+  const q = rows("q", number, n);
+  const k = rows("k", shared, m);
+  const v = rows("v", shared, m);
+  const S = new Float64Array(n * m);
+  for (let i = 0; i < n; i++) for (let j = 0; j < m; j++) S[i * m + j] = dot(q, i, k, j);
+  const L = new Float64Array(n);
+  const masked = (/** @type {number} */ i, /** @type {number} */ j) => logit(rules, S[i * m + j], i, j);
+  for (let i = 0; i < n; i++) L[i] = logsumexp(m, (j) => masked(i, j), rules.sink);
+  const weight = (/** @type {number} */ i, /** @type {number} */ j) => {
+    const x = masked(i, j);
+    return x === -Infinity ? 0 : Math.exp(x - L[i]);
+  };
+  /** @type {Float64Array | null} */
+  let O = null;
+  const mix = () => {
+    const made = new Float64Array(n * v.width);
+    for (let i = 0; i < n; i++)
+      for (let j = 0; j < m; j++) {
+        const a = weight(i, j);
+        if (masked(i, j) === -Infinity) continue; // a value that may not be seen is not read
+        for (let c = 0; c < v.width; c++) made[i * v.width + c] += a * v.data[v.at + j * v.width + c];
+      }
+    return made;
+  };
+  const scaled = (/** @type {number} */ i, /** @type {number} */ j) => S[i * m + j] * rules.scale;
+  return {
+    n,
+    m,
+    number,
+    shared,
+    rules,
+    dk: q.width,
+    dv: v.width,
+    q: (/** @type {number} */ i, /** @type {number} */ c) => q.data[q.at + i * q.width + c],
+    k: (/** @type {number} */ j, /** @type {number} */ c) => k.data[k.at + j * k.width + c],
+    v: (/** @type {number} */ j, /** @type {number} */ c) => v.data[v.at + j * v.width + c],
+    scores: (/** @type {number} */ i, /** @type {number} */ j) => S[i * m + j],
+    scaled,
+    capped: (/** @type {number} */ i, /** @type {number} */ j) => capped(rules, scaled(i, j)),
+    biased: (/** @type {number} */ i, /** @type {number} */ j) => biased(rules, capped(rules, scaled(i, j)), i, j),
+    masked, // the logits: over the temperature too
+    visible: (/** @type {number} */ i, /** @type {number} */ j) => visible(rules, i, j),
+    logsumexp: (/** @type {number} */ i) => L[i],
+    weights: weight,
+    output: (/** @type {number} */ i, /** @type {number} */ c) => (O ??= mix())[i * v.width + c],
+  };
+}
+
+/** @typedef {ReturnType<typeof headOf>} Head */

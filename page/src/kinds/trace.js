@@ -1,0 +1,6 @@
+// The program of a page of kind "trace".
+
+import { start } from "../main.js";
+import { openStory } from "../steps.js";
+
+start(openStory);

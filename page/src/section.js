@@ -1,0 +1,188 @@
+// One step of the story: a sentence, the formula, a figure whose cells explain themselves, and the product written out.
+
+import { css } from "./colour.js";
+import { h } from "./dom.js";
+import { formula } from "./mathml.js";
+import { figure } from "./matrix.js";
+import { fmt, spelled } from "./numbers.js";
+
+/** @typedef {import("./dom.js").Child} Child */
+/** @typedef {import("./matrix.js").Place} Place */
+/** @typedef {import("./story.js").Story} Story */
+/**
+ * @typedef {object} Scene      one figure of a step; a place is a block and a cell in that matrix' own orientation
+ * @property {import("./matrix.js").Layout} layout
+ * @property {() => Place} cursor      the story's cell
+ * @property {(place: Place) => Place} locate      the result that a cell anywhere in the figure leads to
+ * @property {(place: Place) => import("./matrix.js").Mark[]} marks
+ * @property {(place: Place) => Child} written
+ * @property {(place: Place) => void} pin
+ * @property {string[]} [notes]
+ */
+/** @typedef {{id: string, symbol: string, element: HTMLElement, update: () => void}} Section */
+
+const TABLE = 12;
+
+/**
+ * @param {Story} story
+ * @param {object} given
+ * @param {string} given.id
+ * @param {string} given.symbol
+ * @param {string} given.title
+ * @param {Child} given.says
+ * @param {string[]} [given.formulas]
+ * @param {() => Scene[]} [given.scenes]
+ * @param {Child} [given.before]      above the figures: controls
+ * @param {() => Child} [given.body]      in place of figures
+ * @returns {Section}
+ */
+export function section(story, { id, symbol, title, says, formulas = [], scenes, before, body }) {
+  const hold = h("div", { class: body ? null : "hold" });
+  const heading = `step-${id}-title`;
+  const element = h(
+    "section",
+    { id: `step-${id}`, class: "step", "aria-labelledby": heading },
+    h("div.head", h("h2", { id: heading, tabindex: "-1" }, title), h("p.says", toned(says))),
+    formulas.length ? h("div.formulas", formulas.map((text) => h("div", formula(story.translated(text), true)))) : null,
+    before,
+    hold,
+    verdicts(story, id),
+  );
+  /** @type {(() => void)[]} */
+  let updates = [];
+  let drawn = false;
+  const draw = () => {
+    if (drawn) return;
+    drawn = true;
+    const parts = (scenes?.() ?? []).map((scene) => acted(story, scene));
+    updates = parts.map((part) => part.update);
+    hold.replaceChildren(...parts.map((part) => part.element));
+    update();
+  };
+  const update = () => {
+    if (!drawn) return;
+    for (const each of updates) each();
+    if (body) hold.replaceChildren(h("div", body()));
+  };
+  story.whenSeen(element, draw);
+  return { id, symbol, element, update };
+}
+
+const ROLE_WORDS = /(quer(?:y|ies)|查询)|(keys?(?![a-z])|键)|(values?|(?<!数)值)|(weights?(?!e)|权重)/i;
+
+/** A sentence with its queries, keys, values and weights in their colours. @param {Child} text @returns {Child} */
+function toned(text) {
+  if (typeof text !== "string") return text;
+  const found = text.match(ROLE_WORDS);
+  if (!found) return text;
+  const at = /** @type {number} */ (found.index);
+  const role = ["query", "key", "value", "weights"][found.slice(1).findIndex(Boolean)];
+  return [text.slice(0, at), h(`span.num.role-${role}`, found[0]), toned(text.slice(at + found[0].length))];
+}
+
+/** One figure with its colour bars, its written-out cell and its table. @param {Story} story @param {Scene} scene */
+function acted(story, scene) {
+  const { t } = story;
+  const written = h("p.written");
+  /** @type {Place | null} */
+  let over = null;
+  const now = () => over ?? scene.cursor();
+  const matrixNow = () => scene.layout.blocks[now().block].m;
+  const show = () => {
+    if (m.rows * m.cols === 0) return;
+    drawing.mark(scene.marks(now()));
+    written.replaceChildren(h("span", scene.written(now())));
+    if (table.open) fill();
+  };
+  const move = (/** @type {Place | null} */ place) => {
+    if (m.rows * m.cols === 0) return;
+    over = place && scene.locate(place);
+    show();
+    if (over) story.shell.say(readout(story, matrixNow(), over));
+  };
+  const pin = (/** @type {Place} */ place) => {
+    if (m.rows * m.cols === 0) return;
+    const cell = scene.locate(place);
+    over = null;
+    scene.pin(cell);
+    story.shell.say(`${t("pinned")}. ${written.textContent}`);
+  };
+  const { m } = scene.layout.blocks[now().block];
+  const label = t("figure", { name: m.symbol.replace("^", ""), rows: m.rows, cols: m.cols });
+  const drawing = figure(scene.layout, { label, cursor: now, move, pin });
+  const hold = h("div.table");
+  const fill = () => hold.replaceChildren(windowOf(story, matrixNow(), now()));
+  const table = /** @type {HTMLDetailsElement} */ (h("details.numbers", { ontoggle: () => table.open && fill() }, h("summary", t("numbers")), hold));
+  const bars = [...new Map(scene.layout.blocks.map(({ m: each }) => [each.symbol, each])).values()].map((each) => colourBar(story, each));
+  const notes = [...(scene.notes ?? [])];
+  if (scene.layout.blocks.some(({ m: each, w, h: tall }) => w < each.cols || tall < each.rows)) notes.push(t("pooled"));
+  const told = h("div.told", written, h("div.bars", bars, notes.map((note) => h("span.note", note))), table);
+  const element = h("figure", { class: scene.layout.blocks.length > 1 ? null : "single" }, h("div.pan", drawing.element), told);
+  return { element, update: show };
+}
+
+/** A cell in words, for the live readout. @param {Story} story @param {import("./matrix.js").Matrix} m @param {Place} at */
+function readout({ t }, m, at) {
+  const [i, j] = m.flip ? [at.col, at.row] : [at.row, at.col];
+  const value = m.hidden?.(i, j) ? t("masked cell") : fmt(m.at(i, j), 5);
+  const name = (/** @type {((i: number) => string) | null | undefined} */ names, /** @type {number} */ place) => `${place} ${names ? spelled(names(place)) : ""}`;
+  return t("readout", { symbol: m.symbol, row: `${t("row")} ${name(m.rowName, i)}`, col: `${t("column")} ${name(m.colName, j)}`, value });
+}
+
+/** A true colour bar: the colours as they are drawn, the values at its ends. @param {Story} story @param {import("./matrix.js").Matrix} m */
+function colourBar(story, m) {
+  const { shade } = m;
+  const [wide, high] = [120, 10];
+  const canvas = /** @type {HTMLCanvasElement} */ (h("canvas", { width: wide, height: 1 }));
+  const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+  for (let x = 0; x < wide; x++) {
+    const value = shade.low + ((x + 0.5) / wide) * (shade.high - shade.low);
+    pen.fillStyle = css(shade.at(value));
+    pen.fillRect(x, 0, 1, 1);
+  }
+  canvas.style.height = `${high}px`;
+  const middle = (shade.low + shade.high) / 2;
+  const ends = [shade.low, middle, shade.high].map((value) => h("span", fmt(value, 3)));
+  const name = m.symbol.replace("^", "");
+  return h("span.colourbar",
+    h("var", { class: `role-${m.role}` }, name),
+    h("span.scale", canvas, h("span.ends", ends)),
+    shade.kind === "sqrt" ? h("span.note", story.t("by root")) : null,
+    m.hidden ? h("span.note", h("i.hatched"), story.t("masked cell")) : null,
+  );
+}
+
+/** The numbers around a cell, for whoever reads tables better. @param {Story} story @param {import("./matrix.js").Matrix} m @param {{row: number, col: number}} at */
+function windowOf(story, m, at) {
+  const [row, col] = m.flip ? [at.col, at.row] : [at.row, at.col];
+  const from = (/** @type {number} */ place, /** @type {number} */ size) => Math.max(0, Math.min(place - TABLE / 2, size - TABLE));
+  const [i0, j0] = [from(row, m.rows), from(col, m.cols)];
+  const rows = Array.from({ length: Math.min(TABLE, m.rows) }, (_, i) => i0 + i);
+  const cols = Array.from({ length: Math.min(TABLE, m.cols) }, (_, j) => j0 + j);
+  const name = (/** @type {((i: number) => string) | null | undefined} */ names, /** @type {number} */ i) => (names ? `${i} ${spelled(names(i), 12)}` : String(i));
+  const caption = story.t("window", { i0, i1: i0 + rows.length - 1, n: m.rows, j0, j1: j0 + cols.length - 1, m: m.cols });
+  return h(
+    "table",
+    h("caption", caption),
+    h("thead", h("tr", h("th", m.symbol.replace("^", "")), cols.map((j) => h("th", { scope: "col" }, h("bdi", name(m.colName, j)))))),
+    h("tbody", rows.map((i) => h("tr", h("th", { scope: "row" }, h("bdi", name(m.rowName, i))), cols.map((j) => h("td", m.hidden?.(i, j) ? story.t("masked cell") : fmt(m.at(i, j), 5)))))),
+  );
+}
+
+/** What the traced file claimed of this step. @param {Story} story @param {string} id @returns {Child} */
+function verdicts(story, id) {
+  const { page, shell } = story;
+  const found = page.header.claims.filter((/** @type {any} */ claim) => claim.name === id || (id === "heads" && claim.name === "output"));
+  return found.map((/** @type {any} */ claim) => {
+    const name = `claimed.${claim.name}`;
+    const array = page.has(name) ? page.array(name) : null;
+    const [rows, cols] = array ? array.shape.slice(-2) : [0, 0];
+    const cells = array && rows * cols <= 400 ? Array.from({ length: rows }, (_, i) => h("tr", Array.from({ length: cols }, (_, j) => h("td", fmt(array.data[i * cols + j], 5))))) : [];
+    return h(
+      "div",
+      { class: claim.right ? "verdict right" : "verdict wrong" },
+      h("p", claim.text[shell.language()], claim.mistake ? h("strong", ` ${claim.mistake[shell.language()]}`) : null),
+      cells.length ? h("table", h("caption", story.t("claimed")), h("tbody", cells)) : null,
+    );
+  });
+}

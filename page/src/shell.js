@@ -1,0 +1,92 @@
+// What surrounds any page: title bar, theme, language, the live readout, and one table of keys.
+
+import { forgetColours } from "./colour.js";
+import { h } from "./dom.js";
+import { speaker } from "./words.js";
+
+/** @typedef {"en" | "zh"} Language */
+/** @typedef {ReturnType<typeof openShell>} Shell */
+
+const THEMES = ["auto", "light", "dark"];
+
+/**
+ * @param {any} header
+ * @param {(shell: Shell) => void} draw      called again when language or theme change
+ */
+export function openShell(header, draw) {
+  /** @type {Language} */
+  let language = header.language === "zh" ? "zh" : "en";
+  let theme = "auto";
+  let printing = false; // on paper: light, and everything drawn
+  /** @type {Map<string, () => void>} */
+  const keys = new Map();
+  const live = h("div.live", { role: "status", "aria-live": "polite" });
+  const bar = h("header.bar");
+  const main = h("main");
+  document.body.append(bar, main, live);
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  let later;
+  const shell = {
+    main,
+    t: speaker(language),
+    language: () => language,
+    printing: () => printing,
+    /** A sentence for screen readers, once the pointer or cursor rests. @param {string} words */
+    say(words) {
+      clearTimeout(later);
+      later = setTimeout(() => (live.textContent = words), 250);
+    },
+    /** @param {string} key @param {() => void} act */
+    key: (key, act) => void keys.set(key, act),
+    redraw,
+  };
+  document.addEventListener("keydown", (event) => {
+    const target = /** @type {HTMLElement} */ (event.target);
+    if (event.metaKey || (event.ctrlKey && !event.altKey) || /^(INPUT|SELECT|TEXTAREA)$/.test(target.tagName)) return;
+    const act = keys.get(event.key);
+    if (!act) return;
+    event.preventDefault();
+    act();
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  for (const [name, on] of /** @type {[string, boolean][]} */ ([["beforeprint", true], ["afterprint", false]]))
+    addEventListener(name, () => {
+      printing = on;
+      redraw();
+    });
+
+  function redraw() {
+    const place = window.scrollY;
+    document.documentElement.lang = language === "zh" ? "zh-Hans" : "en";
+    const shown = printing ? "light" : theme;
+    if (shown === "auto") document.documentElement.removeAttribute("data-theme");
+    else document.documentElement.setAttribute("data-theme", shown);
+    forgetColours();
+    shell.t = speaker(language);
+    bar.replaceChildren(...buttons());
+    main.replaceChildren();
+    draw(shell);
+    window.scrollTo(0, place);
+  }
+
+  function buttons() {
+    const { t } = shell;
+    const other = language === "zh" ? "en" : "zh";
+    const nextTheme = THEMES[(THEMES.indexOf(theme) + 1) % 3];
+    const turn = (/** @type {string} */ id, /** @type {() => void} */ act) => () => {
+      act();
+      redraw();
+      document.getElementById(id)?.focus();
+    };
+    const signs = ["arrows", "heads", "search", "point"].map((name) => h("li", t(`keys ${name}`)));
+    return [
+      h("span.brand", "clearhead"),
+      h("span.space"),
+      h("details.keys", h("summary", t("keys")), h("ul", signs)),
+      h("button", { id: "theme", title: t(`theme ${theme}`), "aria-label": t(`theme ${theme}`), onclick: turn("theme", () => (theme = nextTheme)) }, theme === "auto" ? "◐" : theme === "light" ? "☀" : "☾"),
+      h("button", { id: "language", lang: other === "zh" ? "zh-Hans" : "en", onclick: turn("language", () => (language = other)) }, t("language")),
+    ];
+  }
+  redraw();
+  return shell;
+}

@@ -1,0 +1,162 @@
+// What all steps share: the chosen layer, head, query and key; the head's numbers; the figures' units and names.
+
+import { signed, weighed } from "./colour.js";
+import { asRun, headOf, isAsRun } from "./head.js";
+import { unitsFor } from "./layout.js";
+import { turn } from "./matrix.js";
+
+/** @typedef {import("./matrix.js").Matrix} Matrix */
+/** @typedef {ReturnType<typeof makeStory>} Story */
+/** @typedef {{layer: number, batch: number, head: number, query: number, key: number, feature: number, what: import("./head.js").WhatIf}} State */
+
+/** @param {import("./container.js").Page} page @returns {State} */
+export function begin(page) {
+  const { layer, head, query } = page.header.chosen;
+  const { layers } = page.header;
+  const place = Math.max(0, layers.findIndex((/** @type {any} */ each) => each.number === layer));
+  const { queries } = layers[place];
+  return { layer: place, batch: 0, head, query: query < 0 ? queries + query : query, key: -1, feature: 0, what: asRun() };
+}
+
+/**
+ * @param {import("./container.js").Page} page
+ * @param {import("./shell.js").Shell} shell
+ * @param {State} state
+ * @param {number} room      pixels that a figure may take
+ * @param {(element: Element, draw: () => void) => void} whenSeen
+ * @param {(change: Partial<State>) => void} commit
+ */
+export function makeStory(page, shell, state, room, whenSeen, commit) {
+  const { header } = page;
+  const layer = header.layers[state.layer];
+  const { t } = shell;
+  /** @type {Map<number, import("./head.js").Head>} */
+  const heads = new Map();
+  const headAt = (/** @type {number} */ number) => {
+    const known = heads.get(number);
+    if (known) return known;
+    const made = headOf(page, layer, state.batch, number, state.what);
+    heads.set(number, made);
+    return made;
+  };
+  const head = headAt(state.head);
+  if (state.key < 0 || state.key >= head.m) state.key = strongest(head, state.query);
+  const hidden = (/** @type {number} */ i, /** @type {number} */ j) => !head.visible(i, j);
+  const named = (/** @type {string} */ name) => (layer.arrays[name] ? page.array(layer.arrays[name]) : null);
+  const width = (/** @type {string} */ name) => named(name)?.shape.at(-1) ?? 0;
+  const sizes = { n: head.n, m: head.m, d_k: head.dk, d_v: head.dv, d_model: Math.max(width("x"), width("w_o")), "h·d_v": layer.heads * head.dv };
+  const { tokens } = header;
+  const name = (/** @type {string} */ letter, /** @type {number} */ i) => tokens?.[i] ?? `${letter}${subscript(i)}`;
+  const columns = header.convention === "columns";
+  /** @type {import("./head.js").Head | null} */
+  let asItWas = null;
+  /** @type {Float64Array | null} */
+  let final = null;
+  /** U = H·W^O + b^O, from all heads. */
+  const mix = () => {
+    const w = /** @type {import("./container.js").NumberArray} */ (named("w_o"));
+    const bias = named("b_o");
+    const wide = w.shape[1];
+    const made = new Float64Array(head.n * wide);
+    for (let i = 0; i < head.n; i++) {
+      for (let x = 0; x < w.shape[0]; x++) {
+        const value = headAt(Math.floor(x / head.dv)).output(i, x % head.dv);
+        for (let c = 0; c < wide; c++) made[i * wide + c] += value * w.data[x * wide + c];
+      }
+      if (bias) for (let c = 0; c < wide; c++) made[i * wide + c] += bias.data[c];
+    }
+    return made;
+  };
+  return {
+    page,
+    shell,
+    t,
+    state,
+    commit,
+    whenSeen,
+    layer,
+    head,
+    headAt,
+    named,
+    /** The head as the run had it, where something else is supposed. */
+    own: () => (isAsRun(state.what) ? null : (asItWas ??= headOf(page, layer, state.batch, state.head, asRun()))),
+    mixed: () => (final ??= mix()),
+    hidden: someOf(head.n, head.m, hidden) ? hidden : null,
+    sizes,
+    room,
+    columns,
+    units: unitsFor(room, sizes),
+    queryName: (/** @type {number} */ i) => name("q", i),
+    keyName: (/** @type {number} */ j) => name("k", j),
+    /** @param {string} key */
+    words: (key) => header.words[shell.language()][key] ?? "",
+    /** @param {string} key */
+    step: (key) => layer.steps.find((/** @type {any} */ step) => step.name === key),
+    /** @param {string} text */
+    translated(text) {
+      for (const [from, to] of Object.entries(header.words[shell.language()].formulas ?? {})) text = text.replace(from, String(to));
+      return text;
+    },
+    /** As the convention has it: tokens as rows or as columns. @param {Matrix} m */
+    laid: (m) => (columns ? turn(m) : m),
+  };
+}
+
+/** The key with the largest weight. @param {import("./head.js").Head} head @param {number} query */
+export function strongest(head, query) {
+  let best = 0;
+  for (let j = 1; j < head.m; j++) if (head.weights(query, j) > head.weights(query, best)) best = j;
+  return best;
+}
+
+/** @param {number} rows @param {number} cols @param {(i: number, j: number) => boolean} is */
+function someOf(rows, cols, is) {
+  for (let i = 0; i < rows; i++) for (let j = 0; j < cols; j++) if (is(i, j)) return true;
+  return false;
+}
+
+/** @param {number} i */
+export const subscript = (i) => String(i).replace(/\d/g, (digit) => "₀₁₂₃₄₅₆₇₈₉"[Number(digit)]);
+
+/** The largest size among finite cells. @param {number} rows @param {number} cols @param {(i: number, j: number) => number} at */
+export function most(rows, cols, at) {
+  let found = 0;
+  for (let i = 0; i < rows; i++)
+    for (let j = 0; j < cols; j++) {
+      const size = Math.abs(at(i, j));
+      if (size > found && size < Infinity) found = size;
+    }
+  return found;
+}
+
+/**
+ * A matrix of signed numbers, coloured for its own largest.
+ * @param {string} symbol
+ * @param {string} role
+ * @param {[number, string]} rows
+ * @param {[number, string]} cols
+ * @param {(i: number, j: number) => number} at
+ * @param {Partial<Matrix>} [more]
+ * @returns {Matrix}
+ */
+export const matrix = (symbol, role, [rows, rowDim], [cols, colDim], at, more = {}) => ({
+  symbol,
+  role,
+  rows,
+  cols,
+  rowDim,
+  colDim,
+  at,
+  shade: more.shade ?? signed(role, most(rows, cols, at)),
+  ...more,
+});
+
+/** @param {Story} s @param {Partial<Matrix>} [more] */
+export const weightMatrix = (s, more = {}) =>
+  matrix("A", "weights", [s.head.n, "n"], [s.head.m, "m"], s.head.weights, {
+    shade: weighed(1),
+    rowName: s.queryName,
+    colName: s.keyName,
+    hidden: s.hidden,
+    ...more,
+  });

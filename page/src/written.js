@@ -1,0 +1,75 @@
+// Products and softmaxes written out with their numbers.
+
+import { h } from "./dom.js";
+import { fmt } from "./numbers.js";
+
+/** @typedef {import("./dom.js").Child} Child */
+
+const MOST = 6;
+
+/**
+ * A symbol with indices, in its role's colour.
+ * @param {string} letter
+ * @param {Child} index
+ * @param {string} role
+ */
+export const sym = (letter, index, role) => h("span", { class: `sym role-${role}` }, h("var", letter), index === "" ? null : h("sub", index));
+
+/** @param {number} x @param {string} [role] @param {number} [digits] */
+export const num = (x, role, digits) => h("span", { class: role ? `num role-${role}` : "num" }, fmt(x, digits));
+
+/**
+ * Σ a·b with its numbers: all terms in order where they are few, else the strongest and what the others make together.
+ * @param {object} given
+ * @param {Child} given.name
+ * @param {Child} given.symbols
+ * @param {[number, number][]} given.terms
+ * @param {[string, string]} given.roles
+ * @param {number} [given.plus]      a bias
+ * @param {number} given.total
+ * @param {(count: number, sum: string) => string} given.more
+ */
+export function sumOfProducts({ name, symbols, terms, roles, plus, total, more }) {
+  let shown = terms;
+  let rest = 0;
+  if (terms.length > MOST) {
+    const order = [...terms.keys()].sort((a, b) => Math.abs(terms[b][0] * terms[b][1]) - Math.abs(terms[a][0] * terms[a][1]) || a - b);
+    shown = order.slice(0, MOST - 1).map((place) => terms[place]);
+    rest = order.slice(MOST - 1).reduce((sum, place) => sum + terms[place][0] * terms[place][1], 0);
+  }
+  /** @type {Child[]} */
+  const parts = shown.map(([a, b], place) => {
+    const [sign, first] = place === 0 ? ["", a] : a < 0 ? [" − ", -a] : [" + ", a];
+    return [sign, h("span.term", num(first, roles[0]), "·", b < 0 ? ["(", num(b, roles[1]), ")"] : num(b, roles[1]))];
+  });
+  if (terms.length > MOST) parts.push(" + ", h("span.more", more(terms.length - MOST + 1, fmt(rest))));
+  if (plus !== undefined) parts.push(plus < 0 ? " − " : " + ", num(Math.abs(plus), "plain"));
+  return [name, " = ", symbols, " = ", parts.length ? parts : "0", " = ", h("b", fmt(total, 5))];
+}
+
+/**
+ * a = e^m / Σ e^m with its numbers.
+ * @param {import("./head.js").Head} head
+ * @param {number} i
+ * @param {number} j
+ * @param {(key: string, values?: Record<string, any>) => string} t
+ */
+export function softmaxOf(head, i, j, t) {
+  const name = sym("a", `${i},${j}`, "weights");
+  if (!head.visible(i, j)) return [name, " = 0: ", t("masked cell")];
+  const m = head.masked(i, j);
+  const seen = [];
+  for (let at = 0; at < head.m; at++) if (head.visible(i, at)) seen.push(at);
+  const power = (/** @type {number} */ x) => h("span.term", "e", h("sup", fmt(x)));
+  /** @type {Child[]} */
+  const parts = [name, " = "];
+  if (seen.length <= MOST && head.rules.sink === -Infinity) {
+    const below = seen.map((at, place) => [place ? " + " : "", power(head.masked(i, at))]);
+    parts.push(power(m), " / (", below, ")");
+  } else parts.push(power(m), " / ", power(head.logsumexp(i)));
+  parts.push(" = ", h("b", fmt(head.weights(i, j), 5)));
+  const rank = seen.filter((at) => head.weights(i, at) > head.weights(i, j)).length + 1;
+  let sum = 0;
+  for (const at of seen) sum += head.weights(i, at);
+  return [parts, h("br"), h("span.aside", t("rank", { rank, of: seen.length, sum: fmt(sum, 6) }))];
+}

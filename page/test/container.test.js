@@ -1,0 +1,26 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { numbers, openPage } from "../src/container.js";
+
+const bytes = (typed) => new Uint8Array(typed.buffer.slice(0));
+const base64 = (data) => Buffer.from(data).toString("base64");
+
+test("an array that reaches over blocks comes out whole, and blocks are read once and only when needed", () => {
+  const data = bytes(Float64Array.of(1, -2, 3.5, 4));
+  const read = [];
+  const parts = { clearhead: JSON.stringify({ block: 24, arrays: { a: { at: 0, shape: [1], dtype: "float64" }, b: { at: 8, shape: [3, 1], dtype: "float64" } } }), "clearhead-0": base64(data.slice(0, 24)), "clearhead-1": base64(data.slice(24)) };
+  const page = openPage((id) => (read.push(id), parts[id]));
+  assert.deepEqual([...page.array("a").data], [1]);
+  assert.deepEqual(read, ["clearhead", "clearhead-0"]);
+  assert.deepEqual([...page.array("b").data], [-2, 3.5, 4]);
+  assert.equal(page.array("b"), page.array("b"));
+  assert.deepEqual(read, ["clearhead", "clearhead-0", "clearhead-1"]);
+  assert.ok(page.has("a") && !page.has("c"));
+});
+
+test("halves and brain floats become the numbers they are", () => {
+  const half = numbers(bytes(Uint16Array.of(0x3c00, 0xc000, 0x0001, 0x7c00, 0xfc00, 0x3555)), "float16");
+  assert.deepEqual([...half], [1, -2, 2 ** -24, Infinity, -Infinity, Math.fround(0.333251953125)]);
+  assert.ok(Number.isNaN(numbers(bytes(Uint16Array.of(0x7e00)), "float16")[0]));
+  assert.deepEqual([...numbers(bytes(Uint16Array.of(0x3f80, 0xc049)), "bfloat16")], [1, -3.140625]);
+});

@@ -1,0 +1,18 @@
+"""Attention over a sequence that lies in pieces on many ranks of a PyTorch process group, with its sight.
+
+Every rank calls the same function with its own shards of q, k and v, (…, heads, its positions, d), and gets its own
+queries' answers. Positions are those of the whole sequence, so causal, windows, lengths and segments mean what they do
+on one machine. Rules are the same on all ranks, but for what belongs to positions: query_segments and kv_segments
+(batch, own positions), mask and bias (…, own queries, all keys).
+
+    attention, plan            the output, differentiable; which method and why
+    ShardedAttentionMatrix     every observation
+    shard, unshard, positions  cutting a sequence, and putting it together
+"""
+
+from clearhead.distributed.call import attention as attention
+from clearhead.distributed.call import plan as plan
+from clearhead.distributed.matrix import ShardedAttentionMatrix as ShardedAttentionMatrix
+from clearhead.distributed.sharding import positions as positions
+from clearhead.distributed.sharding import shard as shard
+from clearhead.distributed.sharding import unshard as unshard

@@ -1,0 +1,113 @@
+"""attention() over shards, with its derivative."""
+
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead.arrays import adopt, to_torch
+from clearhead.axes import Array
+from clearhead.distributed import gather, ring
+from clearhead.distributed.choice import Method, Plan, choose
+from clearhead.distributed.layouts import Layout
+from clearhead.distributed.ranks import Ranks
+from clearhead.distributed.shards import Shards, read
+from clearhead.distributed.ulysses import ByHeads
+from clearhead.observations import Wanted
+from clearhead.problem import Rules
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    group: Any = None,
+    layout: Layout = "contiguous",
+    method: Method = "auto",
+    timeout: float | None = None,
+    engine: str | None = None,
+    **rules: Unpack[Rules],
+) -> Tensor:
+    """`clearhead.attention` over sequences that lie in shards on the ranks of a process group; differentiable.
+
+    q, k, v   this rank's shards, (…, heads, own positions, d); shards may differ in length, also be empty
+    layout    contiguous: rank after rank; zigzag: two chunks each, so that a causal rule gives all equal work
+    method    gather: fetch the keys that own queries may see; ring: keys go around meanwhile, O(shard) memory;
+              ulysses: heads change places with positions; auto: the one that moves the fewest bytes, see `plan`
+    timeout   seconds after which a rank that does not call is given up and named; 300 when left out
+    rules     as in `attention`, positions counted in the whole sequence; query_offset is 0 where queries = keys in all
+
+    Returns (…, heads, own queries, d_v). Gradients by q, k and v are of the sum of all ranks' losses; those by sinks
+    and bias are this rank's part. Raises on every rank: DistributedError when ranks were called differently or one is
+    gone, and what `attention` raises.
+    """
+    tensors = {name: x for name, x in rules.items() if isinstance(x, Tensor) and name in ("bias", "sinks")}
+    shards = read("attention", q, k, v, rules, layout, Ranks.of(group, timeout), engine)
+    how = choose(shards, method).method
+    output: Tensor = _Attend.apply(q, k, v, tensors.get("bias"), tensors.get("sinks"), shards, how)  # type: ignore[no-untyped-call]
+    return output
+
+
+def plan(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None = None,
+    *,
+    group: Any = None,
+    layout: Layout = "contiguous",
+    method: Method = "auto",
+    timeout: float | None = None,
+    engine: str | None = None,
+    **rules: Unpack[Rules],
+) -> Plan:
+    """Which method `attention` takes for these shards, the bytes of each, and why others can't; all ranks call it."""
+    return choose(read("plan", q, k, v, rules, layout, Ranks.of(group, timeout), engine), method)
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Any, sinks: Any, shards: Shards, how: str) -> Tensor:
+        want = Wanted(output=True, logsumexp=True)
+        ctx.shards, ctx.how, ctx.by_heads = shards, how, None
+        if how == "ulysses":
+            ctx.by_heads = ByHeads(shards)
+            ctx.answers = ctx.by_heads.attend(want)
+            output = ctx.by_heads.to_rows(ctx.answers["output"], shards.query_pieces)
+        else:
+            ctx.answers = gather.attend(shards, want) if how == "gather" else ring.attend(shards, want)
+            output = ctx.answers["output"]
+        ctx.like = q, k, v, bias, sinks
+        return to_torch(torch, np.ascontiguousarray(restored(shards, output)))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        shards: Shards = ctx.shards
+        shards.ranks.agree("attention, backward", {})
+        given = adopt(grads[0].detach(), "gradient")[0]
+        by = {"output": given.reshape(shards.q.shape[:3] + given.shape[-1:])}
+        needs_bias = bool(ctx.needs_input_grad[3])
+        if ctx.how == "ulysses":
+            by["output"] = ctx.by_heads.to_heads(by["output"], shards.query_pieces)
+            found = ctx.by_heads.differentiate(ctx.answers, by)
+        else:
+            differentiate = gather.differentiate if ctx.how == "gather" else ring.differentiate
+            found = differentiate(shards, ctx.answers, by, bias=needs_bias)
+        result: list[Tensor | None] = []
+        for name, x, needed in zip(("q", "k", "v", "bias", "sinks"), ctx.like, ctx.needs_input_grad, strict=False):
+            result.append(_shaped(shards, found[name], x, name) if needed else None)
+        return (*result, None, None)
+
+
+def _shaped(shards: Shards, found: Array, like: Tensor, name: str) -> Tensor:
+    tensor = torch.as_tensor(np.ascontiguousarray(found)).to(like.dtype)
+    if name == "bias":
+        tensor = tensor.reshape(*shards.prefix, *found.shape[-2:])
+        return tensor.sum_to_size(like.shape)
+    return tensor.reshape(like.shape)
+
+
+def restored(shards: Shards, array: Array) -> Array:
+    """(batch, heads, …) with the caller's own leading axes."""
+    return array.reshape(shards.prefix + array.shape[2:])

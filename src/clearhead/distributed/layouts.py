@@ -1,0 +1,53 @@
+"""Which positions of the whole sequence each rank holds, and which keys of others its queries need."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from clearhead import visibility
+from clearhead.problem import Problem
+
+Layout = Literal["contiguous", "zigzag"]
+LAYOUTS = ("contiguous", "zigzag")
+Pieces = tuple[range, ...]  # one rank's positions, in the order in which its shard holds them
+
+
+def pieces(sizes: Sequence[int], layout: Layout) -> list[Pieces]:
+    """Each rank's positions, from how many each holds.
+
+    contiguous  rank after rank
+    zigzag      rank r holds the r-th chunk and the r-th from the end, so that a causal rule gives all ranks equal work
+    """
+    if layout == "contiguous":
+        return [(place,) for place in _chunks(sizes)]
+    chunks = _chunks([(size + 1) // 2 for size in sizes] + [size // 2 for size in reversed(sizes)])
+    return [(chunks[rank], chunks[-1 - rank]) for rank in range(len(sizes))]
+
+
+def _chunks(sizes: Sequence[int]) -> list[range]:
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    return [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+
+
+def needed(problem: Problem, own: Pieces) -> list[range]:
+    """The keys that these queries may see by position, as ranges in order that neither overlap nor touch.
+
+    `problem` is that of the whole sequence; mask, bias and segments do not shorten a range.
+    """
+    spans: list[range] = []
+    for rows in own:
+        each = [visibility.key_span(problem, b, slice(rows.start, rows.stop)) for b in range(problem.batch)]
+        seen = [span for span in each if span.start < span.stop]
+        if rows and seen:
+            spans.append(range(min(s.start for s in seen), max(s.stop for s in seen)))
+    merged: list[range] = []
+    for span in sorted(spans, key=lambda s: s.start):
+        if merged and span.start <= merged[-1].stop:
+            merged[-1] = range(merged[-1].start, max(merged[-1].stop, span.stop))
+        else:
+            merged.append(span)
+    return merged
+
+
+def common(a: range, b: range) -> range:
+    """The positions in both ranges."""
+    return range(max(a.start, b.start), max(max(a.start, b.start), min(a.stop, b.stop)))

@@ -1,0 +1,132 @@
+"""ulysses: sequences change places with heads, so that each rank has all positions of some heads, and back again.
+
+The answers have the bits of the whole computed on one machine. Key heads must divide among the ranks (Jacobs et al.
+2023).
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from clearhead import backward
+from clearhead.axes import Array
+from clearhead.distributed.exchange import everywhere, swap
+from clearhead.distributed.gather import widened
+from clearhead.distributed.layouts import Pieces
+from clearhead.distributed.shards import Shards, without_content
+from clearhead.errors import RuleError
+from clearhead.observations import Wanted
+from clearhead.problem import Problem
+
+
+def reason_not(shards: Shards) -> str:
+    """Why not; "" where it can."""
+    if shards.whole.kv_heads % shards.ranks.world:
+        return f"{shards.whole.kv_heads} key heads do not divide among {shards.ranks.world} ranks"
+    if shards.bias is not None or shards.mask is not None:
+        return "a mask or bias lies in rows, and each rank would need all rows of its heads"
+    return ""
+
+
+def bytes_moved(shards: Shards) -> list[int]:
+    """What each rank receives in a forward pass: its heads of q, k and v, and its rows of the output."""
+    world, problem = shards.ranks.world, shards.whole
+    d_v = 0 if shards.v is None else shards.v.shape[-1]
+    found = []
+    for rank in range(world):
+        queries, keys = (sum(map(len, pieces[rank])) for pieces in (shards.query_pieces, shards.key_pieces))
+        come = (problem.queries - queries) * problem.heads * problem.d_k // world
+        come += (problem.keys - keys) * problem.kv_heads * (problem.d_k + d_v) // world
+        come += queries * problem.heads * d_v * (world - 1) // world
+        found.append(come * problem.batch * problem.dtype.itemsize)
+    return found
+
+
+class ByHeads:
+    """The whole sequence for this rank's heads."""
+
+    def __init__(self, shards: Shards) -> None:
+        why = reason_not(shards)
+        if why:
+            without_content(shards, "ulysses would need all rows of some heads")
+            raise RuleError(f"method is 'ulysses', but {why}.", 'method="auto" chooses one that can.')
+        self.shards = shards
+        self.q = self.to_heads(shards.q, shards.query_pieces)
+        self.k = self.to_heads(shards.k, shards.key_pieces)
+        self.v = None if shards.v is None else self.to_heads(shards.v, shards.key_pieces)
+        self.problem = self._problem()
+
+    def _problem(self) -> Problem:
+        shards, whole = self.shards, self.shards.whole
+        count = whole.heads // shards.ranks.world
+        mine = slice(shards.rank * count, (shards.rank + 1) * count)
+        sides = (shards.query_segments, shards.query_pieces), (shards.kv_segments, shards.key_pieces)
+        segments = [None if labels is None else self._everywhere(labels, pieces) for labels, pieces in sides]
+        return replace(
+            whole,
+            prefix=(whole.batch, count),
+            heads=count,
+            kv_heads=whole.kv_heads // shards.ranks.world,
+            alibi_slopes=None if whole.alibi_slopes is None else whole.alibi_slopes[mine],
+            sinks=None if whole.sinks is None else whole.sinks[mine],
+            query_segments=segments[0],
+            kv_segments=segments[1],
+        )
+
+    def _everywhere(self, labels: Array, pieces: Sequence[Pieces]) -> Array:
+        """Segment labels (batch, all positions)."""
+        shapes = [(labels.shape[0], sum(map(len, own))) for own in pieces]
+        parts = everywhere(self.shards.ranks, "exchange of segments", labels, shapes)
+        return _in_order([part[:, None, :, None] for part in parts], pieces)[:, 0, :, 0]
+
+    def to_heads(self, x: Array, pieces: Sequence[Pieces]) -> Array:
+        """(batch, heads, own positions, d) to (batch, own heads, all positions, d)."""
+        ranks = self.shards.ranks
+        count = x.shape[1] // ranks.world
+        send = [[x[:, rank * count : (rank + 1) * count]] for rank in range(ranks.world)]
+        shapes = [[(x.shape[0], count, sum(map(len, own)), x.shape[3])] for own in pieces]
+        return _in_order([part[0] for part in swap(ranks, "exchange of heads", send, shapes, x.dtype)], pieces)
+
+    def to_rows(self, x: Array, pieces: Sequence[Pieces]) -> Array:
+        """(batch, own heads, all positions, …) to (batch, heads, own positions, …)."""
+        ranks = self.shards.ranks
+        flat = x.reshape(*x.shape[:3], -1)
+        send = [[np.concatenate([flat[:, :, p.start : p.stop] for p in own], axis=2)] for own in pieces]
+        own = sum(map(len, pieces[ranks.rank]))
+        shapes = [[(x.shape[0], x.shape[1], own, flat.shape[3])]] * ranks.world
+        got = [part[0] for part in swap(ranks, "exchange of positions", send, shapes, x.dtype)]
+        return np.concatenate(got, axis=1).reshape(x.shape[0], -1, own, *x.shape[3:])
+
+    def attend(self, want: Wanted) -> dict[str, Array]:
+        """The output and row statistics of this rank's heads, of all queries."""
+        asked = replace(want, received=False)
+        return dict(self.shards.engine.rows(self.problem, self.q, self.k, self.v, asked))
+
+    def differentiate(self, answers: dict[str, Array], by: dict[str, Array]) -> dict[str, Array]:
+        """The derivatives by q, k and v of this rank's positions, and by its heads' sinks among zeros."""
+        problem, arrays = widened(self.problem, self.q, self.k, self.v)
+        wide: Any = [
+            {name: x.astype(arrays[0].dtype, copy=False) for name, x in side.items()} for side in (answers, by)
+        ]
+        one = backward.gradients(self.shards.engine, problem, arrays, *wide)
+        pieces = {"q": self.shards.query_pieces, "k": self.shards.key_pieces, "v": self.shards.key_pieces}
+        found = {name: self.to_rows(one[name], own) for name, own in pieces.items() if name in one}
+        if "sinks" in one:
+            count = problem.heads
+            found["sinks"] = np.zeros(self.shards.whole.heads)
+            found["sinks"][self.shards.rank * count : (self.shards.rank + 1) * count] = one["sinks"]
+        return found
+
+
+def _in_order(parts: Sequence[Array], pieces: Sequence[Pieces]) -> Array:
+    """Arrays (batch, heads, positions of a rank, d) as one in the order of positions."""
+    size = sum(len(piece) for own in pieces for piece in own)
+    whole = np.empty((*parts[0].shape[:2], size, parts[0].shape[3]), parts[0].dtype)
+    for part, own in zip(parts, pieces, strict=True):
+        start = 0
+        for piece in own:
+            whole[:, :, piece.start : piece.stop] = part[:, :, start : start + len(piece)]
+            start += len(piece)
+    return whole

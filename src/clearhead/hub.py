@@ -1,0 +1,191 @@
+"""Any Transformers decoder or encoder for `explain`: the model's own classes run the text, and `watch` looks on.
+
+Weights load from safetensors only, never from a pickle, and run in float32.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from clearhead import model
+from clearhead.axes import Array
+from clearhead.errors import FileError, MissingExtraError, ShapeError
+from clearhead.model import LayerRun, Model, Run, Token
+from clearhead.watching.looking import watch
+
+_OUTPUTS = ("o_proj", "out_proj", "c_proj", "dense", "out_lin", "wo", "o")  # W^O, as attention classes call it
+_FUSED = ("qkv_proj", "query_key_value", "c_attn", "Wqkv", "qkv", "in_proj")
+
+
+class Config(NamedTuple):
+    """What is told of the model."""
+
+    model_type: str
+    layers: int
+    heads: int
+    kv_heads: int
+    d_model: int
+    vocabulary: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class HubModel:
+    """A Transformers model and its tokenizer, with the faces of `model.Model`."""
+
+    name: str
+    config: Config
+    inner: Any
+    tokenizer: Any
+
+    def tokens(self, text: str) -> list[Token]:
+        """Cut `text` into tokens, the tokenizer's own special ones too. Raises ShapeError when none or too many."""
+        encoded = self.tokenizer(text, return_offsets_mapping=True)
+        ids = encoded["input_ids"]
+        if not ids:
+            raise ShapeError("the text is empty: there is no token to explain.")
+        most = getattr(self.inner.config, "max_position_embeddings", None)
+        if most is not None and len(ids) > most:
+            raise ShapeError(f"the text has {len(ids)} tokens but the model has {most} positions.", "shorten the text.")
+        return [Token(i, self.text(i), *span) for i, span in zip(ids, encoded["offset_mapping"], strict=True)]
+
+    def text(self, token: int) -> str:
+        """A token's own text; bytes that are no whole character keep the vocabulary's spelling."""
+        decoded: str = self.tokenizer.decode([token], skip_special_tokens=False)
+        return decoded if decoded and "\ufffd" not in decoded else str(self.tokenizer.convert_ids_to_tokens(token))
+
+    def projections(self, _layer: int) -> dict[str, Array]:
+        """None: between the projections and the scores stand rotations and norms of the model's own."""
+        return {}
+
+    def run(self, ids: list[int], each: Callable[[range], Iterable[int]] = iter) -> Run:
+        """The forward pass: (tokens, vocabulary) logits, or None where the model has none, and each attention layer."""
+        import torch
+
+        paths = dict(self.inner.named_modules())
+        caught: dict[str, tuple[Array, Array]] = {}
+        options = {"use_cache": False} if self.inner.can_generate() else {}
+        progress = iter(each(range(self.config.layers)))
+        catching = _attention_caught(paths, caught, progress)
+        with torch.inference_mode(), catching, watch(self.inner, values=True) as seen:
+            out = self.inner(torch.tensor([ids]), **options)
+        layers = []
+        for name in seen.layers:
+            layer = seen.layer(name)
+            x, output = caught[layer.path]
+            q, k, v = (part[0].numpy() for part in (layer.q, layer.k, layer.v))
+            rules = {key: value for key, value in layer.rules.items() if key != "query_offset"}
+            attended = np.asarray((layer.matrix() @ layer.v)[0])
+            layers.append(LayerRun(x, q, k, v, attended, output, rules, *_words(paths, layer.path)))
+        logits = getattr(out, "logits", None)
+        return Run(layers, None if logits is None else logits[0].float().numpy())
+
+
+def find(name: str | None) -> Model | HubModel:
+    """The shipped model, a directory in GPT-2 layout (run in NumPy), or what Transformers loads by that name."""
+    if name is None:
+        return model.load()
+    place = Path(name)
+    is_path = place.is_absolute() or name.startswith(".") or len(place.parts) > 2  # a hub's name is owner/model
+    if not place.is_dir() and (is_path or find_spec("transformers") is None):
+        return model.load(place)  # which says that there is no such directory
+    config = place / "config.json"
+    if place.is_dir() and (not config.is_file() or model.json_of(config).get("model_type") == "gpt2"):
+        return model.load(place)
+    return load(name)
+
+
+def load(name: str) -> HubModel:
+    """A model directory, or a name that Transformers finds. Raises FileError, MissingExtraError."""
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{name} is no GPT-2 directory, and other models need PyTorch and Transformers: {error}.",
+            "pip install 'clearhead[hf]'",
+        ) from error
+    try:
+        config = transformers.AutoConfig.from_pretrained(name)
+        _check(name, config)
+        decodes = any(word.endswith(("ForCausalLM", "LMHeadModel")) for word in config.architectures or ())
+        kind = transformers.AutoModelForCausalLM if decodes else transformers.AutoModel
+        inner = kind.from_pretrained(name, use_safetensors=True, dtype=torch.float32).eval()
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        if isinstance(error, FileError):
+            raise
+        raise FileError(f"{name}: Transformers cannot load it: {str(error).strip().splitlines()[0]}") from error
+    if not tokenizer.is_fast:
+        raise FileError(f"{name}: its tokenizer does not say where its tokens stand in the text.", "use a fast one.")
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    sizes = Config(config.model_type, config.num_hidden_layers, heads, kv_heads, config.hidden_size, config.vocab_size)
+    return HubModel(name, sizes, inner, tokenizer)
+
+
+def _check(name: str, config: Any) -> None:
+    if config.is_encoder_decoder:
+        raise FileError(f"{name} is an encoder with a decoder: one text does not say what the decoder reads.")
+    for size in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"):
+        if getattr(config, size, None) is None:
+            raise FileError(f"{name}: its config has no {size}: expected a model of text.")
+
+
+@contextmanager
+def _attention_caught(
+    paths: dict[str, Any], caught: dict[str, tuple[Array, Array]], progress: Iterator[int]
+) -> Iterator[None]:
+    """Inside, what each attention module is given and says after W^O lands in `caught`, by the module's path."""
+    hooks = []
+    given: dict[str, Array] = {}
+    for path, module in paths.items():
+        inside = [type(child).__name__ for _, child in module.named_children()]
+        if "Attention" not in type(module).__name__ or any("Attention" in name for name in inside):
+            continue
+        after = _output(paths, path)
+
+        def before(_: Any, args: Any, named: Any, path: str = path) -> None:
+            given[path] = named.get("hidden_states", args[0] if args else None)[0].float().numpy()
+            next(progress, None)
+
+        def behind(_: Any, _args: Any, out: Any, path: str = path) -> None:
+            found = out[0] if isinstance(out, tuple) else out
+            caught[path] = given[path], found.reshape(-1, found.shape[-1]).float().numpy()
+
+        hooks += [module.register_forward_pre_hook(before, with_kwargs=True), after.register_forward_hook(behind)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _output(paths: dict[str, Any], path: str) -> Any:
+    """The module whose output is U: W^O inside the attention module, or beside it as in BERT; else the module."""
+    own = [name for name, _ in paths[path].named_children()]
+    beside = paths.get(path.rpartition(".")[0] + ".output.dense")
+    if beside is not None and not any(name in _OUTPUTS for name in own):
+        return beside
+    return paths[path]
+
+
+def _words(paths: dict[str, Any], path: str) -> tuple[frozenset[str], str]:
+    """Which biases the layer has, and what its queries and keys go through after their projections."""
+    children = dict(paths[path].named_children())
+    own = {name: getattr(child, "bias", None) is not None for name, child in children.items()}
+    biases = {f"b_{letter}" for letter in "qkv" if any(own[name] for name in own if name.startswith(letter))}
+    if any(own.get(name) for name in _FUSED):
+        biases |= {"b_q", "b_k", "b_v"}
+    out = next((children[name] for name in _OUTPUTS if name in children), None)
+    out = paths.get(path.rpartition(".")[0] + ".output.dense") if out is None else out
+    if out is not None and getattr(out, "bias", None) is not None:
+        biases.add("b_o")
+    norms = any("norm" in name for name in children)
+    rotated = any("Rotary" in type(module).__name__ for module in paths.values())
+    through = "RoPE(norm({}))" if norms and rotated else "norm({})" if norms else "RoPE({})" if rotated else "{}"
+    return frozenset(biases), through

@@ -1,0 +1,124 @@
+"""What the explaining page tells: attention from its inputs to its output, as a document of numbers and words.
+
+The page computes every score and weight itself, from q, k and the rules; this file hands them over as they are.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from clearhead import __version__
+from clearhead.axes import Array
+from clearhead.problem import Problem
+from clearhead.steps import Convention, Steps
+from clearhead.view.container import Document
+from clearhead.words import IN_FORMULAS, Language, say
+
+_STEPS = ("x", "context", "q", "k", "v", "scores", "scaled", "capped", "biased", "masked", "weights", "heads", "concat")
+Words = dict[Language, str]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Layer:
+    """One attention of a story; all arrays with tokens as rows."""
+
+    problem: Problem
+    steps: Steps
+    arrays: Mapping[str, Array]  # q, k, v (batch, heads, tokens, width), logsumexp; where known x, w_q, …, output
+    number: int | None = None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Scene:
+    """What the page says around the numbers, and where it begins."""
+
+    title: str
+    language: Language = "en"
+    convention: Convention = "rows"
+    tokens: Sequence[str] | None = None
+    chosen: Mapping[str, int] = field(default_factory=dict)  # layer, head, query
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    claims: Sequence[Mapping[str, Any]] = ()
+    claimed: Mapping[str, Array] = field(default_factory=dict)
+
+
+def story(layers: Sequence[Layer], scene: Scene) -> Document:
+    """The document of kind "trace"; docs/page-format.md says what is in it."""
+    arrays: dict[str, Array] = {}
+    told = [_layer(layer, place, arrays) for place, layer in enumerate(layers)]
+    arrays |= {f"claimed.{name}": array for name, array in scene.claimed.items()}
+    header = {
+        "kind": "trace",
+        "maker": f"clearhead {__version__}",
+        "title": scene.title,
+        "language": scene.language,
+        "convention": scene.convention,
+        "tokens": None if scene.tokens is None else list(scene.tokens),
+        "words": {language: _words(language) for language in ("en", "zh")},
+        "layers": told,
+        "chosen": {"layer": 0, "head": 0, "query": -1} | dict(scene.chosen),
+        "facts": dict(scene.facts),
+        "claims": list(scene.claims),
+    }
+    return Document(header, arrays)
+
+
+def both(key: str, **values: object) -> Words:
+    """One sentence in both languages."""
+    return {"en": say("en", key, **values), "zh": say("zh", key, **values)}
+
+
+def _words(language: Language) -> dict[str, Any]:
+    """The reports' own sentences, and what replaces the few words in a formula."""
+    said = {name: say(language, name) for name in (*_STEPS, "output", "layer output", "illustration")}
+    return {**said, "formulas": IN_FORMULAS if language == "zh" else {}}
+
+
+def _layer(layer: Layer, place: int, arrays: dict[str, Array]) -> dict[str, Any]:
+    problem = layer.problem
+    named = {**layer.arrays, **_rule_arrays(problem)}
+    arrays |= {f"{place}.{name}": array for name, array in named.items()}
+    left, right = problem.window
+    return {
+        "number": layer.number,
+        "batch": problem.batch,
+        "heads": problem.heads,
+        "kv_heads": problem.kv_heads,
+        "queries": problem.queries,
+        "keys": problem.keys,
+        "rules": {
+            "scale": problem.scale,
+            "softcap": problem.softcap,
+            "causal": problem.causal,
+            "window": [left, right],
+            "query_offset": problem.query_offset.tolist(),
+            "kv_lengths": None if problem.kv_lengths is None else problem.kv_lengths.tolist(),
+            "query_lengths": None if problem.query_lengths is None else problem.query_lengths.tolist(),
+        },
+        "steps": [
+            {"name": s.name, "symbol": s.symbol, "formula": s.formula, "axes": s.axes, "shape": s.shape}
+            | {"multiply_adds": s.multiply_adds, "bytes": s.bytes}
+            for s in layer.steps
+        ],
+        "arrays": {name: f"{place}.{name}" for name in named},
+    }
+
+
+def _rule_arrays(problem: Problem) -> dict[str, Array]:
+    """Rules that are arrays; an axis that a rule only repeats is stored once."""
+    found = {
+        "bias": problem.bias,
+        "mask": problem.mask,
+        "alibi_slopes": problem.alibi_slopes,
+        "sinks": problem.sinks,
+        "query_segments": problem.query_segments,
+        "kv_segments": problem.kv_segments,
+    }
+    return {name: _once(array) for name, array in found.items() if array is not None}
+
+
+def _once(array: Array) -> Array:
+    picks = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in np.broadcast_to(array, array.shape).strides)
+    return array[picks]

@@ -1,0 +1,147 @@
+"""Reading the value of one score rule: what it may be, and what to say when it is something else."""
+
+from collections.abc import Sequence
+from math import isfinite, prod
+from typing import Any
+
+import numpy as np
+
+from clearhead.arrays import FLOATS, plain
+from clearhead.axes import WEIGHTS, Array, heads_first, named
+from clearhead.errors import DtypeError, RuleError, ShapeError
+
+Window = tuple[int | None, int | None]
+FAR = 2**53  # positions beyond this are no use to anybody, and would overflow
+
+
+def read_number(name: str, value: Any, default: float) -> float:
+    """Read a finite number, or the default."""
+    if value is None:
+        return default
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise RuleError(f"{name} is {value!r}: expected a number.") from None
+    if not isfinite(number):
+        raise RuleError(f"{name} is {number}: expected a finite number.", f"leave {name} out for its default.")
+    return number
+
+
+def read_softcap(value: Any) -> float | None:
+    """Read a positive number, or None."""
+    if value is None:
+        return None
+    cap = read_number("softcap", value, 0.0)
+    if cap <= 0:
+        raise RuleError(
+            f"softcap is {cap}: expected a positive number c, for c·tanh(s/c).", "softcap=None turns it off."
+        )
+    return cap
+
+
+def read_flag(name: str, value: Any) -> bool:
+    """Read True or False."""
+    if value is None or isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    raise RuleError(f"{name} is {value!r}: expected True or False.")
+
+
+def read_window(value: Any) -> Window:
+    """Read (left, right), each a number of keys or None."""
+    if value is None:
+        return (None, None)
+    sides = tuple(value) if isinstance(value, (tuple, list)) else ()
+    whole = all(s is None or (isinstance(s, (int, np.integer)) and not isinstance(s, bool) and s >= 0) for s in sides)
+    if len(sides) != 2 or not whole:
+        raise RuleError(
+            f"window is {value!r}: expected (left, right), each a whole number of keys from 0 up, or None.",
+            "window=(255, 0) sees the last 256 keys, itself included.",
+        )
+    left, right = (None if side is None else min(int(side), 4 * FAR) for side in sides)
+    return left, right
+
+
+def read_matrix(name: str, value: Any, shape: tuple[int, ...]) -> Array | None:
+    """Bias and mask: broadcast to the weights' shape, as a view where NumPy can."""
+    if value is None:
+        return None
+    array = plain(value, name)
+    if name == "mask" and array.dtype != np.bool_:
+        raise DtypeError(
+            f"mask is {array.dtype}: expected bool, True = may attend.",
+            "numbers to add to the scores go in `bias`; mask.astype(bool) makes 1/0 a mask.",
+        )
+    if name == "bias" and array.dtype not in FLOATS:
+        raise DtypeError(f"bias is {array.dtype}: expected a float dtype.", "True/False per position goes in `mask`.")
+    try:
+        np.broadcast_to(array, shape)
+    except ValueError:
+        raise ShapeError(
+            f"{name} has shape {array.shape}, which does not broadcast to {named(shape, WEIGHTS)}.",
+            f"one {name} per batch is {name}[:, None, None, :] for keys alone.",
+        ) from None
+    own = array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
+    lead = shape[:-3]  # joining the batch axes may copy: before the other axes are broadcast, it copies little
+    joined = heads_first(np.broadcast_to(own, lead + own.shape[len(lead) :]))
+    return np.broadcast_to(joined, (prod(lead), *(1, *shape)[-3:]))
+
+
+def one_per_head(name: str, value: Any, heads: int, ndim: int) -> Array | None:
+    """Validate one number per query head, (heads,) in float64; for inputs of 2 axes a single number will do."""
+    if value is None:
+        return None
+    array = plain(value, name)
+    if array.shape != (heads,) and not (ndim == 2 and array.ndim == 0):
+        raise ShapeError(f"{name} has shape {array.shape}: expected one number per query head, (heads {heads},).")
+    if array.dtype.kind not in "iuf" and array.dtype not in FLOATS:
+        raise DtypeError(f"{name} is {array.dtype}: expected a float dtype.")
+    numbers = array.reshape(heads).astype(np.float64)
+    none = np.isneginf(numbers) & (name == "sinks")  # a sink of -inf adds nothing
+    if not (np.isfinite(numbers) | none).all():
+        raise RuleError(f"{name} is {numbers.tolist()}: expected finite numbers.")
+    return numbers
+
+
+def _whole(name: str, value: Any, shape: tuple[int, ...], axes: Sequence[str]) -> Array:
+    array = plain(value, name)
+    if array.dtype.kind not in "iu" and array.size:
+        raise DtypeError(f"{name} is {array.dtype}: expected whole numbers.")
+    try:
+        return np.broadcast_to(array, shape).astype(np.int64)
+    except ValueError:
+        want = named(shape, axes) if shape else "a single number"
+        raise ShapeError(f"{name} has shape {array.shape}: expected {want}.") from None
+
+
+def read_lengths(name: str, value: Any, lead: tuple[int, ...], most: int, of: str) -> Array | None:
+    """Read one length per batch entry, (batch,) in int64."""
+    if value is None:
+        return None
+    lengths = _whole(name, value, lead, ("batch",)).reshape(-1)
+    if ((lengths < 0) | (lengths > most)).any():
+        raise RuleError(f"{name} is {lengths.tolist()}: each must lie between 0 and the number of {of}, {most}.")
+    return lengths
+
+
+def read_segments(name: str, value: Any, lead: tuple[int, ...], size: int, axis: str) -> Array | None:
+    """Read one label per token, (batch, tokens) in int64."""
+    if value is None:
+        return None
+    return _whole(name, value, (*lead, size), ("batch", axis)).reshape(prod(lead), size)
+
+
+def read_offset(value: Any, lead: tuple[int, ...], n: int, m: int, *, positional: bool) -> Array:
+    """Read one position per batch entry, (batch,) in int64."""
+    if value is None:
+        if positional and n != m:
+            raise RuleError(
+                f"causal and window need query_offset when queries ({n}) and keys ({m}) differ: "
+                "peers disagree about it.",
+                f"query_offset=0 aligns the first query with the first key (PyTorch, JAX); query_offset={m - n} aligns "
+                "the last query with the last key (FlashAttention, a key-value cache).",
+            )
+        value = 0
+    offset = _whole("query_offset", value, lead, ("batch",)).reshape(-1)
+    if (offset > FAR).any() or (offset < -FAR).any():
+        raise RuleError(f"query_offset is {value}: expected positions between -2^53 and 2^53.")
+    return offset

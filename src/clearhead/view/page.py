@@ -1,0 +1,61 @@
+"""The page's HTML: its program, its style and its document in one file that asks nobody for anything."""
+
+from base64 import b64encode
+from functools import cache
+from hashlib import sha256
+from html import escape
+from importlib.resources import files
+
+from clearhead.view.container import Document, parts
+
+_NOTE = {
+    "en": "This page draws itself with its own program; please allow scripts. It asks the network for nothing.",
+    "zh": "本页由自带的程序绘制，请允许运行脚本。它不访问网络。",
+}
+
+
+def html(document: Document) -> str:
+    """The whole page, with the program of its kind. The same document gives the same text."""
+    kind = document.header["kind"]
+    program, style = _asset(f"{kind}.js"), _asset(f"{kind}.css")
+    language = str(document.header.get("language", "en"))
+    data = "\n".join(f'<script type="{kind}" id="{name}">{text}</script>' for name, kind, text in parts(document))
+    policy = (
+        f"default-src 'none'; script-src '{_hash(program)}'; style-src '{_hash(style)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return f"""<!doctype html>
+<html lang="{"zh-Hans" if language == "zh" else "en"}">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="referrer" content="no-referrer">
+<title>{_title(str(document.header.get("title", "clearhead")))}</title>
+<style>{style}</style>
+</head>
+<body>
+<noscript>{_NOTE.get(language, _NOTE["en"])}</noscript>
+{data}
+<script>{program}</script>
+</body>
+</html>
+"""
+
+
+def encoded(document: Document) -> bytes:
+    """The page as the bytes of a file."""
+    return html(document).encode("utf-8", "xmlcharrefreplace")
+
+
+def _title(text: str) -> str:
+    return escape("".join(c if c.isprintable() else " " for c in text)[:200])
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{b64encode(sha256(text.encode()).digest()).decode()}"
+
+
+@cache
+def _asset(name: str) -> str:
+    return (files("clearhead") / "view" / name).read_text(encoding="utf-8")

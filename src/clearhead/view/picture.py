@@ -1,0 +1,84 @@
+"""A weight matrix as SVG or PNG, without a drawing library: light ground, colour by the square root of the weight."""
+
+import struct
+import zlib
+from collections.abc import Sequence
+from html import escape
+
+import numpy as np
+
+from clearhead.axes import Array
+
+_STOPS = np.array([[252, 250, 255], [214, 196, 240], [157, 115, 212], [97, 48, 161], [45, 10, 89]], dtype=np.float64)
+_MASKED = np.array([226, 226, 230], dtype=np.float64)
+
+
+def svg(
+    weights: Array,
+    masked: Array | None = None,
+    rows: Sequence[str] | None = None,
+    cols: Sequence[str] | None = None,
+    cell: int = 24,
+    name: str = "attention weights",
+) -> str:
+    """Weights (queries, keys) as SVG, a square for each; masked cells are hatched. Tokens name rows and columns."""
+    n, m = weights.shape
+    names = _names("q", rows, n), _names("k", cols, m)
+    left, top = (8 + 7 * max((len(name) for name in part), default=0) for part in names)
+    high = float(weights.max(initial=0.0))
+    said = f"{name}: 0 to {high:.3g}, colour by the square root"
+    width, height = max(left + m * cell, 7 * len(said)) + 8, top + n * cell + 34
+    colours = _colours(weights)
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'role="img" aria-label="{escape(name)}, {n} queries by {m} keys" font-family="sans-serif" font-size="12">',
+        '<defs><pattern id="masked" width="6" height="6" patternUnits="userSpaceOnUse">'
+        '<rect width="6" height="6" fill="#ececf0"/><path d="M0 6L6 0" stroke="#a9a9b4"/></pattern></defs>',
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+    ]
+    for i, name in enumerate(names[0]):
+        out.append(f'<text x="{left - 6}" y="{top + i * cell + cell / 2 + 4:g}" text-anchor="end">{name}</text>')
+    for j, name in enumerate(names[1]):
+        x = left + j * cell + cell / 2 + 4
+        out.append(f'<text transform="translate({x:g} {top - 6}) rotate(-90)">{name}</text>')
+    for i, j in np.ndindex(n, m):
+        hidden = masked is not None and bool(masked[i, j])
+        fill = "url(#masked)" if hidden else "#" + bytes(colours[i, j]).hex()
+        said = "masked" if hidden else f"{weights[i, j]:.4g}"
+        place = f'x="{left + j * cell}" y="{top + i * cell}" width="{cell - 1}" height="{cell - 1}"'
+        out.append(f'<rect {place} fill="{fill}"><title>{names[0][i]} → {names[1][j]}: {said}</title></rect>')
+    out.append(f'<text x="8" y="{height - 10}" fill="#55555f">{escape(said)}</text></svg>')
+    return "\n".join(out)
+
+
+def png(weights: Array, masked: Array | None = None, cell: int = 8) -> bytes:
+    """Weights (queries, keys) as PNG, cell × cell pixels for each; masked cells are grey."""
+    colours = _colours(weights)
+    if masked is not None:
+        colours = np.where(masked[..., None], _MASKED.astype(np.uint8), colours)
+    image = colours.repeat(cell, axis=0).repeat(cell, axis=1)
+    height, width = image.shape[:2]
+    lines = np.concatenate([np.zeros((height, 1), np.uint8), image.reshape(height, -1)], axis=1).tobytes()
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = (b"IHDR", head), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, data) for kind, data in chunks)
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def _colours(weights: Array) -> Array:
+    """RGB bytes, (queries, keys, 3)."""
+    high = float(weights.max(initial=0.0)) or 1.0
+    at = np.sqrt(np.clip(weights.astype(np.float64) / high, 0.0, 1.0)) * (len(_STOPS) - 1)
+    low = np.minimum(at.astype(int), len(_STOPS) - 2)
+    mixed = _STOPS[low] + (_STOPS[low + 1] - _STOPS[low]) * (at - low)[..., None]
+    return np.round(mixed).astype(np.uint8)
+
+
+def _names(letter: str, given: Sequence[str] | None, size: int) -> list[str]:
+    if given is None:
+        return [f"{letter}_{i}" for i in range(size)]
+    shown = ("".join(c if c.isprintable() else "·" for c in name.strip() or "␣") for name in given)
+    return [escape(name if len(name) <= 12 else name[:11] + "…") for name in shown]

@@ -1,0 +1,128 @@
+"""The attention function that Transformers calls: the same meaning as its eager one, observed on the way."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from clearhead.arrays import graphed
+from clearhead.errors import ClearheadError, RuleError
+from clearhead.functional import attention
+from clearhead.matrix import AttentionMatrix
+from clearhead.observations import Observation
+from clearhead.torch import dropped
+from clearhead.watching.masks import RuledMask, from_tensor, keep_rules
+from clearhead.watching.recording import Call, Recording
+
+NAME = "clearhead"
+_WORDS = """
+cache_position cu_seq_lens_k cu_seq_lens_q deterministic logits_to_keep max_length_k max_length_q num_items_in_batch
+output_hidden_states output_router_logits position_embeddings position_ids return_dict seq_idx sliding_window use_cache
+"""
+HARMLESS = frozenset(_WORDS.split())  # models hand these to every attention; no score depends on them beside the mask
+
+Watcher = Callable[[nn.Module], tuple[Recording | None, dict[str, Any]]]
+watchers: WeakKeyDictionary[nn.Module, Watcher] = WeakKeyDictionary()  # by attention module, while it is watched
+
+
+def register() -> None:
+    """Make NAME known to Transformers: the attention, and beside it the masks; without those there would be none."""
+    AttentionInterface.register(NAME, torch.compiler.disable(attend))  # type: ignore[no-untyped-call]
+    AttentionMaskInterface.register(NAME, keep_rules)
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,  # noqa: FBT001  Transformers' signature
+    position_bias: Tensor | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """What Transformers calls: query (batch, heads, queries, d_k); gives (batch, queries, heads, d_v), no weights."""
+    watcher = watchers.get(module)
+    recording, asked = watcher(module) if watcher else (None, {})
+    where = type(module).__name__ if recording is None else f"layer {recording.name}"
+    try:
+        _check(more)
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        call = _read(query, key, value, attention_mask, position_bias, causal=causal, recording=recording)
+        call.scores.update(
+            {name: x for name, x in (("scale", scaling), ("softcap", softcap), ("sinks", s_aux)) if x is not None}
+        )
+        if recording is not None:
+            recording.check(call)
+        output, seen = _answer(call, dropout, asked, observing=recording is not None)
+    except ClearheadError as error:
+        raise type(error)(f"{where}: {error.what.removeprefix(where + ': ')}", error.hint) from error
+    if recording is not None and seen is not None:
+        recording.add(call, seen)
+    return output.transpose(1, 2).contiguous(), None
+
+
+def _check(more: dict[str, Any]) -> None:
+    """No argument is dropped: what is not known to leave the scores alone is refused."""
+    if more.pop("output_attentions", None):
+        raise RuleError(
+            "output_attentions=True asks for all weights, and they are never stored here.",
+            "leave it out: seen.matrix(layer)[...] gives any weight.",
+        )
+    unknown = [name for name, value in more.items() if value is not None and name not in HARMLESS]
+    if unknown:
+        raise RuleError(f"the model passes `{unknown[0]}` to its attention, and nothing here knows what it means.")
+
+
+def _read(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    *,
+    causal: bool,
+    recording: Recording | None,
+) -> Call:
+    """Where these queries and keys stand in the sequence, and who may see whom."""
+    n, m = query.shape[2], key.shape[2]
+    done = recording.length if recording is not None and recording.cross else 0
+    if isinstance(mask, RuledMask):
+        pattern, (row, col) = mask.pattern, mask.start
+    else:
+        pattern = from_tensor(None if mask is None else mask[..., :m], causal=causal and n > 1)
+        row, col = (0 if mask is None else m - n), 0
+    if pattern.causal and col + m > row + n:  # a cache with room to spare: what lies behind the queries is empty
+        m = row + n - col
+        key, value = key[:, :, :m], value[:, :, :m]
+    if bias is not None:
+        pattern = replace(pattern, bias=bias[..., :m] if pattern.bias is None else pattern.bias + bias[..., :m])
+    if recording is not None and recording.cross:
+        row = done
+    return Call(query, key, value, pattern, range(row, row + n), range(col, col + m), {})
+
+
+def _answer(call: Call, dropout: float, asked: dict[str, Any], *, observing: bool) -> tuple[Tensor, Observation | None]:
+    """The output, and what was asked for. With a graph or dropout, the output is computed apart from the rest.
+
+    Dropout acts on the output as the model has it; what is observed are the weights before dropout.
+    """
+    rules, value = call.rules(), call.v
+    assert value is not None
+    keeps_graph = graphed(call.q, call.k, value, *rules.values())
+    if observing and not dropout and not keeps_graph:
+        seen = AttentionMatrix(call.q, call.k, **rules).observe(value, **asked)
+        return seen.output, replace(seen, output=None)
+    output = dropped(call.q, call.k, value, dropout, rules) if dropout else attention(call.q, call.k, value, **rules)
+    if not observing:
+        return output, None
+    with torch.no_grad():
+        return output, AttentionMatrix(call.q, call.k, **rules).observe(**asked)

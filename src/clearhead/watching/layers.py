@@ -1,0 +1,39 @@
+"""One layer of a model that was watched: what was observed, and what its matrix is made of."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from clearhead.arrays import adopt
+from clearhead.errors import RuleError
+from clearhead.matrix import AttentionMatrix
+from clearhead.observations import Observation
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One layer's attention: what was observed, and what its matrix is made of."""
+
+    name: str
+    path: str  # the module's own name in the model
+    cross: bool
+    heads: tuple[int, ...]  # the heads that were kept, by their numbers in the model
+    observation: Observation
+    q: Any  # (batch, heads, queries, d_k), or None
+    k: Any  # (batch, kv_heads, keys, d_k), or None
+    v: Any  # (batch, kv_heads, keys, d_v), or None
+    rules: dict[str, Any]
+    padding: Any  # (batch, queries), True where a query is padding; or None
+    note: str  # why a mask is held in full, or ""
+
+    def finished(self) -> "Layer":
+        return self
+
+    def matrix(self) -> AttentionMatrix:
+        """The attention matrix, (batch, heads, queries, keys). Raises RuleError where keep=False let it go."""
+        if self.q is None:
+            raise RuleError(
+                f"layer {self.name} was watched without its queries and keys: there is no matrix.", "keep=True"
+            )
+        matrix = AttentionMatrix(self.q, self.k, **self.rules)
+        matrix._logsumexp = adopt(self.observation.logsumexp, "logsumexp")[0]
+        return matrix

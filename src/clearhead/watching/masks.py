@@ -1,0 +1,229 @@
+"""Transformers' masks kept as rules: what a model's mask function says, without a number for each query and key.
+
+A model asks its attention mask of the function registered beside its attention (`transformers.masking_utils`). Ours
+answers with a tensor that only looks like the mask and carries what it means; whoever reads its numbers gets them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from inspect import getclosurevars
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers import masking_utils as theirs
+
+from clearhead.errors import RuleError
+
+Rules = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Pattern:
+    """Who may see whom, as a model's mask functions say it; positions count from the start of the sequence."""
+
+    causal: bool = False
+    left: int | None = None  # a query sees this many keys before its own position
+    right: int | None = None
+    chunk: int | None = None  # attend within chunks of this many keys, counted after `before` (batch,) padding
+    before: Tensor | None = None
+    packed: Tensor | None = None  # (batch, length): sequences packed into one row
+    padding: Tensor | None = None  # (batch, length), True where a key is real
+    dense: Tensor | None = None  # (batch, heads or 1, queries, keys), True = may attend, where rules do not say it
+    bias: Tensor | None = None  # the same, added to the scores
+    note: str = ""  # why it is dense
+    make: Callable[[], Tensor] | None = None  # the mask's numbers
+
+    def rules(self, queries: range, keys: range) -> Rules:
+        """The rules of attention for queries and keys at these positions of the sequence."""
+        found: Rules = {"causal": self.causal} if self.causal else {}
+        if self.left is not None or self.right is not None:
+            found["window"] = (self.left, self.right)
+        if found:
+            found["query_offset"] = queries.start - keys.start
+        found |= self._segments(queries, keys)
+        found |= _padding_rules(self.padding, keys)
+        if self.dense is not None:
+            found["mask"] = self.dense if "mask" not in found else found["mask"] & self.dense
+        if self.bias is not None:
+            found["bias"] = self.bias
+        return found
+
+    def _segments(self, queries: range, keys: range) -> Rules:
+        sides = []
+        for positions in (queries, keys):
+            at = torch.arange(positions.start, positions.stop)
+            if self.chunk is not None and self.before is not None:
+                sides.append((at[None, :] - self.before[:, None]) // self.chunk)
+            elif self.packed is not None:
+                sides.append(self.packed[:, positions.start : positions.stop])
+        return {"query_segments": sides[0], "kv_segments": sides[1]} if sides else {}
+
+    def both(self, other: "Pattern") -> "Pattern | None":
+        """What both allow; None where two kinds of segments meet, which the rules do not say."""
+        if self.segmented and other.segmented:
+            return None
+        one = self if self.segmented else other
+        return replace(
+            one,
+            causal=self.causal or other.causal,
+            left=_least(self.left, other.left),
+            right=_least(self.right, other.right),
+        )
+
+    def full(self) -> Tensor | None:
+        """The mask in full, (batch, heads or 1, queries, keys)."""
+        return self.make() if self.dense is None and self.make is not None else self.dense
+
+    @property
+    def segmented(self) -> bool:
+        return self.chunk is not None or self.packed is not None
+
+
+class RuledMask(torch.Tensor):
+    """A mask (batch, 1, queries, keys) of one number that carries its `pattern`; read, it becomes the real mask."""
+
+    pattern: Pattern
+    start: tuple[int, int]  # the positions of the first query and the first key
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            if func is Tensor.contiguous:  # how the mask lies in memory changes nothing that it means
+                return args[0]
+            if func in _looks():
+                return func(*args, **(kwargs or {}))
+            return func(*_made(args), **_made(kwargs or {}))
+
+
+def _made(value: Any) -> Any:
+    """The same arguments with real masks."""
+    if isinstance(value, RuledMask):
+        return value.pattern.full()
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_made, value))
+    return {name: _made(x) for name, x in value.items()} if isinstance(value, dict) else value
+
+
+@cache
+def _looks() -> frozenset[Any]:
+    """What asks for a tensor's looks, not for its numbers."""
+    names = ("shape", "ndim", "device", "dtype", "layout", "requires_grad", "is_leaf", "grad_fn", "grad")
+    methods = (Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__)
+    return frozenset((*(getattr(Tensor, name).__get__ for name in names), *methods))
+
+
+def keep_rules(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] = theirs.causal_mask_function,
+    attention_mask: Tensor | None = None,
+    device: Any = "cpu",
+    **more: Any,
+) -> RuledMask:
+    """The mask function for `AttentionMaskInterface`: `sdpa_mask`'s arguments, a RuledMask instead of its numbers."""
+    start = int(q_offset), int(kv_offset)
+
+    def make() -> Tensor:
+        settings = {**more, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        where = {"q_offset": start[0], "kv_offset": start[1], "device": device}
+        made = theirs.sdpa_mask(
+            batch_size, q_length, kv_length, mask_function=mask_function, attention_mask=attention_mask,
+            **where, **settings,
+        )  # fmt: skip
+        if made is None:
+            raise RuleError("Transformers made no mask where one was asked for.")
+        return made
+
+    read = _read(mask_function)
+    if read is None:
+        why = "the model's own mask function is no rule known here: its mask is kept in full, queries × keys."
+        pattern = Pattern(dense=make(), note=why, make=make)
+    else:
+        pattern = replace(read, padding=attention_mask, make=make)
+    looks = torch.zeros(1, dtype=torch.bool, device=device).expand(batch_size, 1, q_length, kv_length)
+    mask = looks.as_subclass(RuledMask)
+    mask.pattern, mask.start = pattern, start
+    return mask
+
+
+@cache
+def _known() -> dict[Any, str]:
+    """The code of the functions that Transformers' own factories make, so that what they made is known again."""
+    some = torch.zeros(1, dtype=torch.int64)
+    return {
+        theirs.and_masks().__code__: "and",
+        theirs.sliding_window_overlay(1).__code__: "window",
+        theirs.sliding_window_bidirectional_overlay(1).__code__: "both sides",
+        theirs.chunked_overlay(1, some).__code__: "chunk",
+        theirs.packed_sequence_mask_function(some).__code__: "packed",
+        theirs.remap_positions_for_packed_sequence(theirs.causal_mask_function, some).__code__: "remap",
+    }
+
+
+def _read(function: Callable[..., Any]) -> Pattern | None:
+    """A mask function as a pattern; None where it is none that Transformers' own factories make."""
+    if function is theirs.causal_mask_function:
+        return Pattern(causal=True)
+    if function is theirs.bidirectional_mask_function:
+        return Pattern()
+    kind = _known().get(getattr(function, "__code__", None))
+    if kind is None:
+        return None
+    held = getclosurevars(function).nonlocals
+    if kind == "window":
+        return Pattern(left=held["sliding_window"] - 1)
+    if kind == "both sides":
+        return Pattern(left=held["sliding_window"], right=held["sliding_window"])
+    if kind == "chunk":
+        return Pattern(chunk=held["chunk_size"], before=held["left_padding"])
+    if kind == "packed":
+        return Pattern(packed=held["packed_sequence_mask"])
+    if kind == "remap":  # positions within a packed sequence: the same distances, the same order
+        inner = _read(held["mask_function"])
+        return None if inner is None or inner.segmented else inner
+    joined: Pattern | None = Pattern()
+    for part in held["mask_functions"]:
+        inner = _read(part)
+        joined = None if inner is None or joined is None else joined.both(inner)
+    return joined
+
+
+def from_tensor(mask: Tensor | None, *, causal: bool) -> Pattern:
+    """A mask that the model or its user made in full, bool (True = may attend) or added to the scores; or none."""
+    if mask is None:
+        return Pattern(causal=causal)
+    note = "the mask was given in full, as the model's user or the model itself made it."
+    if mask.dtype == torch.bool:
+        return Pattern(dense=mask, note=note)
+    least = torch.finfo(mask.dtype).min
+    if bool(((mask == 0) | (mask <= least)).all()):
+        return Pattern(dense=mask > least, note=note)
+    return Pattern(bias=mask, note=note)
+
+
+def _padding_rules(padding: Tensor | None, keys: range) -> Rules:
+    """Lengths where padding is on the right, else which keys may be seen, (batch, 1, 1, keys)."""
+    if padding is None:
+        return {}
+    real = padding[:, keys.start : keys.stop].to(device="cpu", dtype=torch.bool)
+    real = pad(real, (0, len(keys) - real.shape[1]))  # a cache with room to spare
+    if bool(real.all()):
+        return {}
+    lengths = real.sum(-1)
+    last = np.where(real.numpy(), np.arange(1, len(keys) + 1), 0).max(-1, initial=0)
+    if bool((lengths.numpy() == last).all()):
+        return {"kv_lengths": lengths}
+    return {"mask": real[:, None, None, :]}
+
+
+def _least(a: int | None, b: int | None) -> int | None:
+    return b if a is None else a if b is None else min(a, b)

@@ -1,0 +1,139 @@
+"""What was seen, on disk: one safetensors file, its arrays named by layer, its words as JSON in the header."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clearhead import __version__
+from clearhead.arrays import adopt, bfloat16
+from clearhead.axes import Array
+from clearhead.errors import ClearheadError, FileError
+from clearhead.files import write_whole
+from clearhead.observations import Observation, Top
+from clearhead.problem import describe
+from clearhead.watching.layers import Layer
+
+FORMAT = 1
+STATISTICS = ("logsumexp", "max_logit", "entropy", "received", "peak", "distance", "image")
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": bfloat16,
+    "I64": np.dtype("<i8"), "I32": np.dtype("<i4"), "BOOL": np.dtype(bool),
+}  # fmt: skip
+
+
+def read(path: str | os.PathLike[str]) -> tuple[list[Layer], dict[str, Any]]:
+    """The layers, and the model's name and tokens. Raises FileError."""
+    arrays, words = _read(Path(path))
+    if words.get("format") != FORMAT:
+        raise FileError(
+            f"{path} has format {words.get('format')!r}, and this version reads {FORMAT}: it was written by clearhead "
+            f"{words.get('clearhead')!r}."
+        )
+    try:
+        return _record(arrays, words)
+    except ClearheadError as error:
+        raise FileError(f"{path} is not a whole record of ch.watch: {error.what}") from None
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise FileError(f"{path} is not a whole record of ch.watch: {type(error).__name__} {error}.") from None
+
+
+def write(path: str | os.PathLike[str], layers: list[Layer], words: dict[str, Any]) -> None:
+    """Write the whole file or nothing. Raises FileError."""
+    from safetensors.numpy import save
+
+    arrays: dict[str, Array] = {}
+    parts = [_put(arrays, str(number), layer) for number, layer in enumerate(layers)]
+    header = {"format": FORMAT, "clearhead": __version__, "layers": parts, **words}
+    write_whole(path, save(arrays, metadata={"watch": json.dumps(header)}))
+
+
+def _put(arrays: dict[str, Array], number: str, layer: Layer) -> dict[str, Any]:
+    """One layer's arrays under their names; returns its words."""
+    seen = layer.observation
+    given: dict[str, Any] = {"q": layer.q, "k": layer.k, "v": layer.v, "padding": layer.padding}
+    given |= {name: getattr(seen, name) for name in STATISTICS}
+    if seen.top is not None:
+        given |= {"top_weights": seen.top.weights, "top_indices": seen.top.indices}
+    plain: dict[str, Any] = {}
+    for name, value in layer.rules.items():
+        if hasattr(value, "shape"):
+            given[f"rule {name}"] = value
+        else:
+            plain[name] = value
+    for name, value in given.items():
+        if value is not None:
+            arrays[f"{number} {name}"] = np.ascontiguousarray(adopt(value, name)[0])
+    words = {"name": layer.name, "path": layer.path, "cross": layer.cross, "heads": list(layer.heads)}
+    return words | {"queries": seen.queries, "keys": seen.keys, "note": layer.note, "rules": plain}
+
+
+def _read(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
+    from safetensors import SafetensorError, deserialize
+
+    try:
+        data = path.read_bytes()
+        entries = deserialize(data)  # type: ignore[no-untyped-call]
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror}.") from None
+    except SafetensorError as error:
+        raise FileError(f"{path} is not a whole safetensors file: {error}.") from None
+    try:
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        words = json.loads(header["__metadata__"]["watch"])
+    except (KeyError, TypeError, ValueError):
+        raise FileError(f"{path} was not written by seen.save.") from None
+    if not isinstance(words, dict):
+        raise FileError(f"{path} was not written by seen.save.")
+    arrays = {}
+    for name, entry in entries:
+        if str(entry["dtype"]) not in _DTYPES:
+            raise FileError(f"{path}: `{name}` is {entry['dtype']}, which no such record holds.")
+        arrays[name] = np.frombuffer(entry["data"], _DTYPES[str(entry["dtype"])]).reshape(entry["shape"])
+    return arrays, words
+
+
+def _record(arrays: dict[str, Array], words: dict[str, Any]) -> tuple[list[Layer], dict[str, Any]]:
+    layers = []
+    for number, layer in enumerate(words["layers"]):
+        own = {name.partition(" ")[2]: x for name, x in arrays.items() if name.partition(" ")[0] == str(number)}
+        layers.append(_layer(own, layer))
+    if len({layer.name for layer in layers}) != len(layers):
+        raise ValueError("two layers have one name")
+    rows = {name: [list(row) for row in words[name]] for name in ("tokens", "source_tokens")}
+    return layers, {**rows, "model": str(words["model"])}
+
+
+def _layer(own: dict[str, Array], words: dict[str, Any]) -> Layer:
+    rules: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in words["rules"].items()}
+    rules |= {name.removeprefix("rule "): x for name, x in own.items() if name.startswith("rule ")}
+    q, k = own.get("q"), own.get("k")
+    if (q is None) != (k is None):
+        raise ValueError("a layer has only one of q and k")
+    heads = tuple(int(head) for head in words["heads"])
+    queries, keys = int(words["queries"]), int(words["keys"])
+    if q is not None:
+        problem = describe(q, k, own.get("v"), rules).problem  # type: ignore[arg-type]
+        if problem.shape[1:] != (len(heads), queries, keys):
+            raise ValueError(f"layer {words['name']} has a matrix of shape {problem.shape}")
+    lead = (own["logsumexp"].shape[0], len(heads))
+    for name, last in (("received", keys), ("peak", keys), *((row, queries) for row in (*STATISTICS[:3], "distance"))):
+        if name in own and own[name].shape != (*lead, last):
+            raise ValueError(f"layer {words['name']} has {name} of shape {own[name].shape}")
+    top = Top(own["top_weights"], own["top_indices"]) if "top_weights" in own else None
+    seen = Observation(**{name: own.get(name) for name in STATISTICS}, top=top, queries=queries, keys=keys)
+    return Layer(
+        name=str(words["name"]),
+        path=str(words["path"]),
+        cross=bool(words["cross"]),
+        heads=heads,
+        observation=seen,
+        q=q,
+        k=k,
+        v=own.get("v"),
+        rules=rules,
+        padding=own.get("padding"),
+        note=str(words["note"]),
+    )

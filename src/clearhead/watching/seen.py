@@ -1,0 +1,133 @@
+"""What was seen of a model: one layer's attention after the other, each with its queries, keys and rules."""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+
+from clearhead.axes import WEIGHTS, named
+from clearhead.errors import SelectionError
+from clearhead.flow import rollout
+from clearhead.matrix import AttentionMatrix
+from clearhead.observations import Observation
+from clearhead.watching.layers import Layer
+from clearhead.watching.saved import read, write
+from clearhead.watching.summary import Summary, heads_of
+
+
+@dataclass(eq=False)
+class Seen:
+    """What `ch.watch` saw: `seen[layer]` is an Observation, `seen.matrix(layer)` the AttentionMatrix itself.
+
+    A layer is called by its number, or by its name where a model has several stacks: `seen.layers` lists the names.
+    All arrays are (batch, heads, …); generated tokens follow one another along the queries.
+    """
+
+    parts: Mapping[str, Any] = field(default_factory=dict)  # by name, in the model's order; each has finished()
+    tokens: list[list[Any]] = field(default_factory=list)  # (batch, length): texts with a tokenizer, ids without
+    source_tokens: list[list[Any]] = field(default_factory=list)  # the encoder's, where there is one
+    model: str = ""
+
+    @property
+    def layers(self) -> list[str]:
+        """The names of what was seen, in the model's order."""
+        return list(self.parts)
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __iter__(self) -> Iterator[Observation]:
+        return (self[name] for name in self.layers)
+
+    def __getitem__(self, layer: int | str) -> Observation:
+        """Everything that was asked for, of one layer: (batch, heads, …). Raises SelectionError for an unknown one."""
+        return self.layer(layer).observation
+
+    def layer(self, layer: int | str) -> Layer:
+        """One layer with its name, kept heads, rules and notes. Raises SelectionError for an unknown one."""
+        return cast("Layer", self.parts[self._name(layer)].finished())
+
+    def head(self, layer: int | str, head: int) -> Observation:
+        """What was observed of one head: (batch, …). Raises SelectionError where it was not kept."""
+        found = self.layer(layer)
+        return found.observation.heads(self._place(found, head))
+
+    def matrix(self, layer: int | str) -> AttentionMatrix:
+        """The layer's attention matrix, (batch, heads, queries, keys): any weight can still be asked for.
+
+        With `heads=` in `watch`, its heads axis holds those heads. Raises RuleError where keep=False let it go.
+        """
+        return self.layer(layer).matrix()
+
+    def rollout(self, token: int, *, residual: float = 0.5, layers: Iterable[int | str] | None = None) -> Any:
+        """Where one token's content comes from, through all self-attention layers: (batch, tokens), see `ch.rollout`.
+
+        `layers` names the layers of one stack where a model has several. Raises what `ch.rollout` raises.
+        """
+        names = self.layers if layers is None else [self._name(layer) for layer in layers]
+        chosen = [name for name in names if not self.layer(name).cross]
+        stacks = {name.partition(".")[0] for name in chosen if "." in name}
+        if layers is None and len(stacks) > 1:
+            raise SelectionError(
+                f"the model has several stacks of layers, {', '.join(sorted(stacks))}: rollout goes through one.",
+                f"layers=[name for name in seen.layers if name.startswith({min(stacks)!r})]",
+            )
+        return rollout([self.matrix(name) for name in chosen], query=token, residual=residual)
+
+    def summary(self) -> Summary:
+        """One line for each head: sink, previous-token and self mass, mean distance, entropy; `print` makes a table.
+
+        Without queries and keys (keep=False) it says what was observed. O(queries) where distance and entropy were
+        asked for, else O(queries·keys).
+        """
+        return Summary(line for name in self.layers for line in heads_of(self.layer(name)))
+
+    def save(self, path: Any) -> None:
+        """Write everything to one safetensors file, whole or not at all; `ch.load` reads it."""
+        layers = [self.layer(name) for name in self.layers]
+        write(path, layers, {"model": self.model, "tokens": self.tokens, "source_tokens": self.source_tokens})
+
+    def __repr__(self) -> str:
+        if not self.parts:
+            return "Seen(nothing yet)"
+        first = self.layer(self.layers[0])
+        entropy = first.observation
+        shape = named((len(first.heads), entropy.queries, entropy.keys), WEIGHTS)
+        return f"Seen({len(self.parts)} layers of {self.model}, the first {shape})"
+
+    def _name(self, layer: int | str) -> str:
+        names = self.layers
+        if str(layer) in self.parts:
+            return str(layer)
+        if isinstance(layer, (int, np.integer)) and -len(names) <= layer < len(names):
+            return names[layer]
+        for name, part in self.parts.items():
+            if part.path == layer:
+                return name
+        if not names:
+            raise SelectionError("no attention was seen.", "run the model inside the `with` block.")
+        raise SelectionError(f"there is no layer {layer!r}.", f"seen are: {', '.join(names)}")
+
+    @staticmethod
+    def _place(layer: Layer, head: int) -> int:
+        try:
+            return layer.heads.index(head)
+        except ValueError:
+            kept = ", ".join(map(str, layer.heads))
+            raise SelectionError(f"layer {layer.name} has no head {head}: kept are {kept}.") from None
+
+
+def load(path: str | os.PathLike[str]) -> Seen:
+    """Read what `seen.save(path)` wrote; its arrays are NumPy's. Needs neither PyTorch nor Transformers.
+
+    Raises FileError when the file is missing, cut off, or no such record: the sentence says which.
+
+    >>> import clearhead as ch
+    >>> ch.load("nowhere.safetensors")
+    Traceback (most recent call last):
+    clearhead.errors.FileError: nowhere.safetensors cannot be read: No such file or directory.
+    """
+    layers, words = read(path)
+    return Seen({layer.name: layer for layer in layers}, **words)

@@ -1,0 +1,79 @@
+"""A model's attention switched over by Transformers' public interface, and back to exactly what it was."""
+
+from typing import Any
+
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from clearhead.errors import DtypeError, RuleError
+from clearhead.watching.attending import NAME, register, watchers
+
+Implementations = list[tuple[PretrainedConfig, Any]]
+
+
+def check(model: Any) -> None:
+    """Can this be watched? Raises DtypeError where it is no model on the CPU, RuleError where it is watched already."""
+    if not isinstance(model, nn.Module) or not _models(model):
+        raise DtypeError(
+            f"model is a {type(model).__name__}: expected a Transformers model (PreTrainedModel), or a module with one."
+        )
+    devices = sorted({str(p.device) for p in model.parameters()})
+    if len(devices) > 1:
+        raise DtypeError(
+            f"the model's parameters are on several devices, {', '.join(devices)}: expected one.", "model.to('cpu')"
+        )
+    if devices and devices != ["cpu"]:
+        raise DtypeError(f"the model is on device {devices[0]}: no engine here runs there.", "model.to('cpu')")
+    if any(module in watchers for module in model.modules()):
+        raise RuleError("the model is being watched already.", "one `with ch.watch(…)` for one model at a time.")
+
+
+def switch(model: nn.Module) -> Implementations:
+    """Set every attention to ours; returns what they were. Raises RuleError where a model does not let itself."""
+    register()
+    before = _implementations(model)
+    try:
+        for part in _models(model):
+            if part.config._attn_implementation != NAME:
+                part.set_attn_implementation(NAME)
+        for part in _models(model):
+            if part.config._attn_implementation != NAME:
+                raise RuleError(
+                    f"{type(part).__name__} cannot be watched: its attention ({attentions(part)}) does not go through "
+                    "Transformers' AttentionInterface.",
+                    "ch.AttentionMatrix(q, k, …) observes q and k that you take from the model yourself.",
+                )
+    except BaseException:
+        restore(before)
+        raise
+    return before
+
+
+def restore(before: Implementations) -> None:
+    """Set every config back; parents come first, since setting one sets its parts too."""
+    for config, implementation in before:
+        config._attn_implementation = implementation
+
+
+def attentions(model: nn.Module) -> str:
+    """The names of the model's attention classes."""
+    names = dict.fromkeys(type(m).__name__ for m in model.modules() if "Attention" in type(m).__name__)
+    return ", ".join(names) or "no class called so"
+
+
+def _models(model: nn.Module) -> list[PreTrainedModel]:
+    return [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+
+
+def _implementations(model: nn.Module) -> Implementations:
+    """Every config of the model and its parts, outermost first, with its implementation."""
+    found: dict[int, tuple[PretrainedConfig, Any]] = {}
+    waiting = [part.config for part in _models(model)]
+    while waiting:
+        config = waiting.pop(0)
+        if id(config) in found:
+            continue
+        found[id(config)] = (config, config._attn_implementation)
+        parts = (getattr(config, key, None) for key in config.sub_configs)
+        waiting = [part for part in parts if part is not None] + waiting
+    return list(found.values())

@@ -1,0 +1,46 @@
+"""A page opened as a reader opens it: from disk, in a browser without a network."""
+
+import os
+import shutil
+from contextlib import contextmanager
+
+import pytest
+
+_FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
+_QUIET = ("--disable-component-update", "--disable-sync")
+BROWSER = os.environ.get("CLEARHEAD_BROWSER") or shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@contextmanager
+def browser():
+    """A running browser; the tests that need one are skipped where there is none."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if BROWSER is None:
+        pytest.skip("no chromium is installed: apt-get install chromium, or name one with CLEARHEAD_BROWSER")
+    with playwright.sync_playwright() as driver:
+        running = driver.chromium.launch(executable_path=BROWSER, args=[*_FLAGS, *_QUIET])
+        yield running
+        running.close()
+
+
+@contextmanager
+def opened(running, path, width=1280, height=900, **options):
+    """The page, and a list of all that should not be: requests, console messages, errors."""
+    context = running.new_context(viewport={"width": width, "height": height}, offline=True, **options)
+    page, unwanted = context.new_page(), []
+    page.on("console", lambda message: unwanted.append(f"console: {message.text}"))
+    page.on("pageerror", lambda error: unwanted.append(f"error: {error}"))
+    page.on("request", lambda request: request.url.startswith("file:") or unwanted.append(f"asks for {request.url}"))
+    page.goto(path.as_uri())
+    page.wait_for_selector(".step")
+    yield page, unwanted
+    context.close()
+
+
+def until(page, expression, patience=5000):
+    """Wait for an expression to be true; the page's own policy forbids Playwright's way, which evaluates strings."""
+    for _ in range(patience // 50):
+        if page.evaluate(expression):
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(f"never true: {expression}")

@@ -1,0 +1,152 @@
+"""A loss of some of attention's answers: what autograd says of it in float64, and how far an engine may be off."""
+
+from functools import cached_property
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from clearhead import visibility
+from clearhead.arrays import statistics_dtype
+from clearhead.axes import Array
+from problems import Case
+from slack import Slack, assert_close, rounding
+
+ANSWERS = ("output", "logsumexp", "entropy", "received")
+
+
+class Losses:
+    """A linear loss of some answers to a case, what autograd says about it, and how far an engine may be off."""
+
+    def __init__(self, case: Case, answers: list[str]) -> None:
+        self.case, self.problem = case, case.problem
+        shape = self.problem.batch, self.problem.heads, self.problem.queries
+        dtype = statistics_dtype(self.problem.dtype)
+        shapes = {
+            "output": ((*shape, case.given.v.shape[-1]), self.problem.dtype),
+            "logsumexp": (shape, dtype),
+            "entropy": (shape, dtype),
+            "received": ((*shape[:2], self.problem.keys), dtype),
+        }
+        rng = case.rng
+        self.by = {name: rng.standard_normal(shapes[name][0]).astype(shapes[name][1]) for name in answers}
+
+    def wide(self, name: str) -> Array | float:
+        return self.by[name].astype(np.float64) if name in self.by else 0.0
+
+    @cached_property
+    def visible(self) -> Array:
+        return visibility.dense(self.problem)
+
+    @cached_property
+    def truth(self) -> dict[str, Array]:
+        """The derivatives by q, k, v, bias and sinks, each in the caller's own shape."""
+        case, given = self.case, self.case.given
+        leaves = {name: _leaf(x) for name, x in (("q", given.q), ("k", given.k), ("v", given.v))}
+        leaves |= {name: _leaf(np.asarray(case.rules[name])) for name in ("bias", "sinks") if name in case.rules}
+        answers = formula(case, torch.from_numpy(self.visible), **leaves)
+        parts = [answers[name] * torch.from_numpy(x.astype(np.float64)) for name, x in self.by.items()]
+        sum(part.sum() for part in parts).backward()
+        found = {name: np.zeros(x.shape) if x.grad is None else x.grad.numpy() for name, x in leaves.items()}
+        return found | {name: found[name].reshape(getattr(case, name).shape) for name in "qkv"}
+
+    @cached_property
+    def slack(self) -> dict[str, Array]:
+        """Each weight and each logit's derivative is off by so much of the magnitudes that are added up in it."""
+        case, problem, slack, book = self.case, self.problem, Slack(self.case), self.case.book
+        mags = {name: np.abs(self.wide(name)) for name in ANSWERS}
+        eps = slack.eps * np.sqrt(problem.queries + problem.keys + problem.d_k)
+        unit = (3 * slack.logit + eps + 2 * float(rounding(np.ones(()), problem.dtype)))[..., None]
+        values, keys, queries = (np.abs(x.astype(np.float64)) for x in (case.given.v, case.given.k, case.given.q))
+        values, keys = (np.repeat(x, problem.heads // max(1, x.shape[1]), axis=1) for x in (values, keys))
+        by_weight = np.zeros_like(book.weights)
+        if "output" in self.by:
+            by_weight += mags["output"] @ values.swapaxes(-1, -2)
+        if "received" in self.by:
+            by_weight += mags["received"][:, :, None]
+        if "entropy" in self.by:
+            logs = np.where(self.visible, book.masked - np.where(self.sees, book.logsumexp, 0)[..., None], 0.0)
+            by_weight += mags["entropy"][..., None] * (np.abs(logs) + 1)
+        row = (book.weights * by_weight).sum(-1) + mags["logsumexp"] + mags["entropy"]
+        lost = np.zeros_like(row)  # what an output near zero loses in its dtype
+        if "output" in self.by:
+            lost = mags["output"].sum(-1) * float(rounding(np.zeros(()), problem.dtype))
+        logit = unit * (book.weights * (by_weight + row[..., None]) + slack.tiny * (1 + by_weight))
+        logit = logit + book.weights * lost[..., None]
+        bent = logit if problem.softcap is None else logit * (1 + 1 / problem.softcap)
+        # multiplying pairs of bfloat16, a processor takes what lies below the normal range for zero, also a sum
+        flushed = slack.tiny * (1 + problem.queries + problem.keys) if problem.dtype == ml_dtypes.bfloat16 else 0.0
+        score = abs(problem.scale) * bent + flushed
+        output = mags["output"] if "output" in self.by else np.zeros((*row.shape, values.shape[-1]))
+        found = {
+            "q": score @ keys + flushed,
+            "k": grouped(score.swapaxes(-1, -2) @ queries + flushed, case.given.k),
+            "v": grouped((unit * book.weights + slack.tiny).swapaxes(-1, -2) @ output + flushed, case.given.v),
+            "logit": logit,
+        }
+        if problem.sinks is not None:
+            sink = problem.sinks[:, None] - np.where(self.sees, book.logsumexp, np.inf)
+            found["sinks"] = (np.exp(sink) * (unit[..., 0] * row + lost)).sum((0, 2))
+        return found
+
+    @cached_property
+    def sees(self) -> Array:
+        return ~np.isneginf(self.case.book.logsumexp)
+
+    def check(self, found: dict[str, Array]) -> None:
+        """What a user gets, against the truth."""
+        for name, truth in self.truth.items():
+            if name == "bias":
+                allowed = summed(self.problem.restore(self.slack["logit"]), truth.shape)
+            else:
+                allowed = self.slack[name].reshape(truth.shape)
+            dtype = np.asarray(self.case.rules.get(name, self.case.q)).dtype
+            assert_close(found[name], truth, allowed + rounding(truth, dtype), name)
+
+
+def grouped(x: Array, like: Array) -> Array:
+    """Summed over the query heads that share a head of `like`."""
+    return x.reshape(*like.shape[:2], -1, *like.shape[2:]).sum(2) if x.size else np.zeros(like.shape)
+
+
+def _leaf(x: Array) -> torch.Tensor:
+    return torch.from_numpy(x.astype(np.float64).copy()).requires_grad_()
+
+
+def summed(x: Array, shape: tuple[int, ...]) -> Array:
+    """x summed over the axes along which `shape` is broadcast to it."""
+    own = (1,) * (x.ndim - len(shape)) + shape
+    axes = tuple(axis for axis, size in enumerate(own) if size == 1)
+    return x.sum(axis=axes, keepdims=True).reshape(shape)
+
+
+def formula(
+    case: Case, visible: torch.Tensor, q: Any, k: Any, v: Any, bias: Any = None, sinks: Any = None
+) -> dict[str, torch.Tensor]:
+    """Attention and its observations as one writes them down, scores forbidden by -inf."""
+    problem = case.problem
+    k, v = (x.repeat_interleave(problem.heads // max(1, x.shape[1]), 1) for x in (k, v))
+    scores = problem.scale * (q @ k.transpose(-1, -2))
+    if problem.softcap is not None:
+        scores = problem.softcap * torch.tanh(scores / problem.softcap)
+    if bias is not None:
+        scores = scores + torch.where(bias == -torch.inf, 0.0, bias).expand(problem.shape).reshape(scores.shape)
+    if problem.alibi_slopes is not None:
+        rows = torch.arange(problem.queries)[:, None] + torch.from_numpy(problem.query_offset)[:, None, None, None]
+        scores = (
+            scores
+            - torch.from_numpy(problem.alibi_slopes)[:, None, None] * (rows - torch.arange(problem.keys)).abs().double()
+        )
+    empty = ~visible.any(-1, keepdim=True)
+    masked = torch.where(visible | empty, scores, -torch.inf)  # an empty row is answered for at the end
+    extra = [] if sinks is None else [torch.where(empty, 0.0, sinks.reshape(-1, 1, 1))]
+    lse = torch.logsumexp(torch.cat([masked, *extra], -1), -1, keepdim=True)
+    logs = torch.where(visible, masked - lse, 0.0)
+    weights = torch.where(visible, torch.exp(logs), 0.0)
+    return {
+        "output": weights @ v,
+        "logsumexp": torch.where(empty, 0.0, lse)[..., 0],
+        "entropy": -(weights * logs).sum(-1),
+        "received": weights.sum(-2),
+    }

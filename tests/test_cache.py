@@ -1,0 +1,208 @@
+"""Decoding with a key-value cache equals the full pass, however the positions arrive."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import clearhead as ch
+from clearhead.errors import ClearheadError, DtypeError, RuleError, ShapeError
+from clearhead.nn import KVCache, MultiHeadAttention
+from test_nn import F64, made, normal
+
+close = torch.testing.assert_close
+LAYERS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "grouped": {"num_kv_heads": 2},
+    "rotary": {"rotary": 1e4, "d_k": 4, "qk_norm": True, "softcap": 2.0, "sinks": True},
+    "window": {"window": (3, 0)},
+    "extra keys": {"extra_key": True, "zero_key": True},
+    "dropout": {"dropout": 0.5},
+}
+every_layer = pytest.mark.parametrize("options", LAYERS.values(), ids=LAYERS)
+
+
+def room(layer: MultiHeadAttention, batch: int = 2, **options: Any) -> KVCache:
+    return KVCache(batch, layer.num_kv_heads, layer.d_k, layer.d_v, dtype=F64, **options)
+
+
+@every_layer
+@pytest.mark.parametrize("chunks", [(1,) * 9, (4, 1, 3, 1), (9,), (0, 5, 0, 4)])
+def test_in_pieces_as_in_one(options: dict[str, Any], chunks: tuple[int, ...]):
+    layer, x = made(causal=True, **options), normal(2, 9, 12)
+    cache = room(layer, capacity=2)
+    parts = [layer(part, cache=cache) for part in x.split(chunks, 1)]
+    close(torch.cat(parts, 1), layer(x))
+    assert (len(cache), cache.lengths.tolist()) == (9, [9, 9])
+
+
+@every_layer
+@pytest.mark.parametrize("first", [1, 4, 20])
+def test_sequences_of_unequal_length(options: dict[str, Any], first: int):
+    """Prompts of 3 and 7, then more in pieces of which each sequence takes its own share."""
+    layer, x = made(causal=True, **options), normal(2, 12, 12)
+    cache, taken = room(layer, capacity=first), torch.tensor([0, 0])
+    outputs: list[list[Tensor]] = [[], []]
+    for counts in ([3, 7], [2, 0], [1, 1], [0, 3], [4, 1]):
+        size = max(counts)
+        new = [x[b, at : at + count] for b, (at, count) in enumerate(zip(taken.tolist(), counts, strict=True))]
+        piece = torch.stack([padded(part, size) for part in new])
+        output = layer(piece, cache=cache, counts=torch.tensor(counts))
+        for b in range(2):
+            outputs[b].append(output[b, : counts[b]])
+        taken += torch.tensor(counts)
+    full = layer(x)
+    for b in range(2):
+        close(torch.cat(outputs[b]), full[b, : int(taken[b])])
+    assert cache.lengths.tolist() == taken.tolist() == [10, 12]
+
+
+def padded(x: Tensor, length: int) -> Tensor:
+    return torch.cat([x, x.new_full((length - len(x), x.shape[1]), 7.0)])
+
+
+def test_the_cache_alone_with_its_rules():
+    q, k, v = (normal(2, 2, 9, 4, seed=seed) for seed in range(3))
+    cache, parts = KVCache(2, 2, 4, 4, dtype=F64, capacity=1), []
+    for at in range(0, 9, 3):
+        keys, values, rules = cache.append(k[:, :, at : at + 3], v[:, :, at : at + 3])
+        parts.append(ch.attention(q[:, :, at : at + 3], keys, values, causal=True, **rules))
+    close(torch.cat(parts, 2), ch.attention(q, k, v, causal=True))
+
+
+def test_what_another_sequence_has_more_is_not_seen():
+    q, k = (normal(2, 1, 5, 4, seed=seed) for seed in range(2))
+    cache = KVCache(2, 1, 4, 4, dtype=F64)
+    keys, values, rules = cache.append(k, k, torch.tensor([3, 5]))
+    for b, length in enumerate((3, 5)):
+        close(ch.attention(q, keys, values, **rules)[b], ch.attention(q[b], k[b, :, :length], k[b, :, :length]))
+
+
+@pytest.mark.parametrize("own", [None, (None, None), (2, None), (9, 0)])
+@pytest.mark.parametrize("chunks", [(1,) * 30, (7, 1, 1, 5, 16)])
+def test_a_window_keeps_little_and_answers_the_same(own: Any, chunks: tuple[int, ...]):
+    layer, x = made(causal=True, rotary=1e4, d_k=4, window=own), normal(2, 30, 12)
+    cache = room(layer, window=4, capacity=1)
+    found = torch.cat([layer(part, cache=cache) for part in x.split(chunks, 1)], 1)
+    narrow = 3 if own is None or own[0] is None else min(3, own[0])
+    close(found, layer(x, window=(narrow, None)))
+    assert cache.keys.shape[2] <= 2 * 4 + 24 * (max(chunks) > 4)
+    assert len(cache) == 30
+
+
+def test_a_window_over_sequences_of_unequal_length():
+    q, k, v = (normal(2, 1, 40, 4, seed=seed) for seed in range(3))
+    cache, at = KVCache(2, 1, 4, 4, dtype=F64, window=3, capacity=1), torch.tensor([0, 0])
+    for step in range(40):
+        counts = torch.tensor([1, step % 2])
+        q1, k1, v1 = (torch.stack([x[b, :, at[b] : at[b] + 1] for b in range(2)]) for x in (q, k, v))
+        keys, values, rules = cache.append(k1, v1, counts)
+        found = ch.attention(q1, keys, values, causal=True, **rules)
+        for b in range(2):
+            if counts[b]:
+                p = int(at[b])
+                full = ch.attention(q[b, :, p : p + 1], k[b], v[b], causal=True, window=(2, None), query_offset=p)
+                close(found[b], full)
+        at += counts
+    assert cache.lengths.tolist() == [40, 20]
+
+
+def test_beam_search_and_taking_back():
+    layer, x = made(causal=True, rotary=1e4, d_k=4), normal(3, 8, 12)
+    cache = room(layer, batch=3)
+    layer(x[:, :5], cache=cache)
+    order = torch.tensor([2, 2, 0])
+    cache.reorder(order)
+    beams = torch.cat([x[order, :5], x[:, 5:]], 1)
+    close(layer(x[:, 5:7], cache=cache), layer(beams)[:, 5:7])
+    cache.crop(6)  # speculative decoding: the last was not accepted
+    close(layer(x[:, 6:], cache=cache), layer(beams)[:, 6:])
+    cache.crop(torch.tensor([8, 4, 8]))
+    assert cache.lengths.tolist() == [8, 4, 8]
+    again = layer(x[:, :1], cache=cache)
+    close(again[1], layer(torch.cat([beams[1:2, :4], x[1:2, :1]], 1))[0, 4:])
+    cache.reorder(torch.tensor([1, 1, 0]))
+    assert cache.lengths.tolist() == [5, 5, 9]
+    cache.crop(0)
+    close(layer(x, cache=cache), layer(x))
+
+
+def test_room_is_made_seldom():
+    cache, moves, at = KVCache(1, 1, 2, 2, capacity=1), 0, 0
+    for step in range(1000):
+        keys, _, _ = cache.append(torch.full((1, 1, 1, 2), float(step)), torch.ones(1, 1, 1, 2))
+        moves, at = moves + (keys.data_ptr() != at), keys.data_ptr()
+    assert moves <= 11
+    assert keys.data_ptr() == cache.keys.data_ptr()
+    assert torch.equal(keys[0, 0, :, 0], torch.arange(1000.0))
+    sliding = KVCache(1, 1, 2, 2, window=50, capacity=1)
+    room = sliding.keys.data_ptr()
+    for step in range(1000):
+        keys, _, rules = sliding.append(torch.full((1, 1, 1, 2), float(step)), torch.ones(1, 1, 1, 2))
+        assert keys[0, 0, -50:, 0].tolist() == [float(x) for x in range(max(0, step - 49), step + 1)]
+        assert int(rules["query_offset"]) == keys.shape[2] - 1
+    assert sliding.keys.data_ptr() == room
+
+
+def test_nothing_stays_of_a_graph():
+    layer = made(causal=True)
+    cache = room(layer)
+    output = layer(normal(2, 3, 12), cache=cache)
+    assert not cache.keys.requires_grad
+    output.sum().backward()
+    assert layer.q_proj.weight.grad is not None
+
+
+def filled() -> KVCache:
+    cache = KVCache(2, 1, 4, 3, window=2, capacity=1)
+    for _ in range(9):
+        cache.append(torch.ones(2, 1, 1, 4), torch.ones(2, 1, 1, 3))
+    return cache
+
+
+ONE = torch.ones(2, 1, 1, 4), torch.ones(2, 1, 1, 3)
+WRONG: dict[str, tuple[Any, type[ClearheadError], str]] = {
+    "k": (lambda c: c.append(torch.ones(2, 2, 1, 4), ONE[1]), ShapeError, "k has shape"),
+    "v": (lambda c: c.append(ONE[0], torch.ones(2, 1, 2, 3)), ShapeError, "v has shape"),
+    "axes": (lambda c: c.append(ONE[0][0], ONE[1]), ShapeError, "k has shape"),
+    "dtype": (lambda c: c.append(ONE[0].double(), ONE[1]), DtypeError, "k is torch.float64 but the cache holds"),
+    "counts": (lambda c: c.append(*ONE, torch.tensor([2, 0])), RuleError, r"counts is \[2, 0\]"),
+    "counts' dtype": (lambda c: c.append(*ONE, torch.tensor([0.5, 1])), RuleError, r"counts is \[0.5, 1.0\]"),
+    "counts' shape": (lambda c: c.append(*ONE, torch.tensor(1)), RuleError, "counts is 1"),
+    "order": (lambda c: c.reorder(torch.tensor([0, 2])), RuleError, r"order is \[0, 2\]"),
+    "order's shape": (lambda c: c.reorder([0]), RuleError, r"order is \[0\]"),
+    "length": (lambda c: c.crop(-1), RuleError, "length is"),
+    "length's shape": (lambda c: c.crop(torch.tensor([1, 2, 3])), RuleError, r"length is \[1, 2, 3\]"),
+    "length's dtype": (lambda c: c.crop(1.5), RuleError, "length is"),
+    "what is gone": (lambda c: c.crop(3), RuleError, "length is 3: the window has let go"),
+}
+
+
+@pytest.mark.parametrize(("call", "error", "words"), WRONG.values(), ids=WRONG)
+def test_an_error_changes_nothing(call: Any, error: type[ClearheadError], words: str):
+    cache = filled()
+    before = cache.keys.clone(), cache.values.clone(), cache.lengths.clone(), cache.start
+    with pytest.raises(error, match=f"^{words}"):
+        call(cache)
+    after = cache.keys, cache.values, cache.lengths, cache.start
+    assert all(torch.equal(x, y) for x, y in zip(before[:3], after[:3], strict=True))
+    assert before[3] == after[3]
+
+
+def test_an_error_in_the_layer_leaves_the_cache_as_it_was():
+    layer, x = made(causal=True), normal(2, 6, 12)
+    cache = room(layer)
+    layer(x[:, :3], cache=cache)
+    with pytest.raises(ShapeError, match=r"^mask has shape"):
+        layer(x[:, 3:], cache=cache, mask=torch.ones(5, 5, dtype=torch.bool))
+    with pytest.raises(RuleError, match=r"^query_offset and kv_lengths are the cache's to say"):
+        layer(x[:, 3:], cache=cache, query_offset=3)
+    assert cache.lengths.tolist() == [3, 3]
+    close(layer(x[:, 3:], cache=cache), layer(x)[:, 3:])
+
+
+@pytest.mark.parametrize("options", [{"capacity": 0}, {"window": 0}, {"capacity": 1.5}])
+def test_sizes_that_make_no_sense(options: dict[str, Any]):
+    with pytest.raises(RuleError, match=f"^{next(iter(options))} is "):
+        KVCache(1, 1, 1, 1, **options)

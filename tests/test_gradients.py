@@ -1,0 +1,220 @@
+"""Derivatives of every answer by everything given: each engine that has them against autograd in float64."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import clearhead as ch
+from clearhead import backward, engines, reference
+from clearhead.arrays import FLOATS, statistics_dtype, to_torch
+from clearhead.axes import Array
+from clearhead.engines.base import Upstream
+from clearhead.errors import EngineError
+from losses import ANSWERS, Losses, grouped, summed
+from problems import Case, cases, examples
+from slack import assert_close, rounding
+
+ENGINES = [name for name in engines.NAMES if hasattr(engines.get(name), "gradients")]
+every_engine = pytest.mark.parametrize("engine", ENGINES)
+some_answers = st.sets(st.sampled_from(ANSWERS), min_size=1).map(sorted)
+
+
+def normal(*shape: int) -> Array:
+    return np.random.default_rng(shape).standard_normal(shape)
+
+
+def tensors(case: Case) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """q, k, v, bias and sinks as leaves, and the other rules."""
+    floats = {name: getattr(case, name) for name in "qkv"} | {
+        name: np.asarray(case.rules[name]) for name in ("bias", "sinks") if name in case.rules
+    }
+    leaves = {name: to_torch(torch, x.copy()).requires_grad_() for name, x in floats.items()}
+    return leaves, {name: value for name, value in case.rules.items() if name not in leaves}
+
+
+def by_autograd(losses: Losses, engine: str | None, given: Case | None = None) -> dict[str, Array]:
+    """The derivatives as a user gets them."""
+    case = given or losses.case
+    leaves, rules = tensors(case)
+    matrix = ch.AttentionMatrix(
+        leaves["q"], leaves["k"], engine=engine, **rules, **{n: leaves[n] for n in ("bias", "sinks") if n in leaves}
+    )
+    flags = {name: True for name in losses.by if name != "output"}
+    seen = matrix.observe(leaves["v"] if "output" in losses.by else None, **flags)
+    answers = [getattr(seen, name) for name in losses.by]
+    torch.autograd.backward(answers, [to_torch(torch, losses.problem.restore(x)) for x in losses.by.values()])
+    zero = {name: torch.zeros(x.shape) if x.grad is None else x.grad for name, x in leaves.items()}
+    return {name: x.double().numpy() for name, x in zero.items()}
+
+
+def rules_at_once(shape: tuple[int, ...], keys: int) -> dict[str, Any]:
+    """Every rule, with a value of its own for each batch and head."""
+    rng, (*lead, heads, queries, _) = np.random.default_rng(0), shape
+    return {
+        "bias": rng.standard_normal((*lead, heads, queries, keys)),
+        "mask": rng.random((*lead, heads, queries, keys)) < 0.9,
+        "alibi_slopes": rng.random(heads),
+        "kv_lengths": rng.integers(keys // 2, keys + 1, lead),
+        "query_lengths": rng.integers(queries // 2, queries + 1, lead),
+        "query_segments": rng.integers(0, 2, (*lead, queries)),
+        "kv_segments": rng.integers(0, 2, (*lead, keys)),
+        "sinks": rng.standard_normal(heads),
+        "query_offset": rng.integers(0, 3, lead),
+        "causal": True,
+        "window": (5, None),
+        "softcap": 2.0,
+        "scale": -0.6,
+    }
+
+
+@every_engine
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("answers", [*([name] for name in ANSWERS), ANSWERS])
+@pytest.mark.parametrize("left_out", ["", "softcap scale causal window query_segments kv_segments"])
+def test_derivatives_under_all_rules_at_once(engine: str, dtype: np.dtype[Any], answers: list[str], left_out: str):
+    shape, kv = (2, 2, 4, 9, 5), (2, 2, 2, 8)
+    q, k, v = (normal(*size).astype(dtype) for size in (shape, (*kv, 5), (*kv, 3)))
+    rules = {name: value for name, value in rules_at_once(shape, 8).items() if name not in left_out.split()}
+    losses = Losses(Case(q, k, v, rules, 0), answers)
+    if not engines.get(engine).reasons_not(losses.problem):
+        losses.check(by_autograd(losses, engine))
+
+
+@every_engine
+@examples(0.3)
+@given(case=cases(most=20_000), answers=some_answers)
+def test_derivatives_under_every_rule(engine: str, case: Case, answers: list[str]):
+    if engines.get(engine).reasons_not(case.problem):
+        return
+    losses = Losses(case, answers)
+    losses.check(by_autograd(losses, engine))
+
+
+@every_engine
+@given(case=cases(most=20_000), parts=st.sets(st.sampled_from(("output", "keys", "entropy", "bias"))))
+def test_the_engines_question(engine: str, case: Case, parts: set[str]):
+    """dS = a·(dO·v + rows + keys - entropy·ln a), and what follows from it."""
+    problem, given = case.problem, case.given
+    if engines.get(engine).reasons_not(problem):
+        return
+    names = {"output": "output", "keys": "received", "entropy": "entropy"}
+    losses = Losses(case, ["logsumexp", *(names[part] for part in sorted(parts) if part in names)])
+    by, dtype = losses.by, statistics_dtype(problem.dtype)
+    shape = problem.batch, problem.heads, problem.queries, problem.keys
+    own = tuple(size if case.rng.integers(2) else 1 for size in shape)
+    upstream = Upstream(
+        rows=by["logsumexp"], output=by.get("output"), keys=by.get("received"), entropy=by.get("entropy"),
+        bias=own if "bias" in parts else None,
+    )  # fmt: skip
+    lse = case.book.logsumexp.astype(dtype)
+    found = engines.get(engine).gradients(problem, given.q, given.k, given.v, lse, upstream)
+    assert set(found) == {"q", "k"} | parts & {"bias"} | ({"v"} if "output" in parts else set())
+    truth = dict(zip(("q", "k", "v", "bias"), by_hand(losses, own), strict=True))
+    for name, x in found.items():
+        allowed = summed(losses.slack["logit"], own) if name == "bias" else losses.slack[name]
+        assert x.dtype == (dtype if name == "bias" else problem.dtype)
+        assert_close(x, truth[name], allowed + rounding(truth[name], x.dtype), name)
+
+
+def by_hand(losses: Losses, own: tuple[int, ...]) -> tuple[Array, ...]:
+    """The formulas that an engine is to follow, in float64."""
+    problem, given, book = losses.problem, losses.case.given, losses.case.book
+    q, k, v = (x.astype(np.float64) for x in (given.q, given.k, given.v))
+    group = problem.heads // max(1, k.shape[1])
+    logs = np.where(losses.visible, book.masked - np.where(losses.sees, book.logsumexp, 0.0)[..., None], 0.0)
+    slope = losses.wide("logsumexp")[..., None] - np.asarray(losses.wide("entropy"))[..., None] * logs
+    output = losses.wide("output") if "output" in losses.by else np.zeros((*slope.shape[:-1], v.shape[-1]))
+    slope = slope + output @ np.repeat(v, group, axis=1).swapaxes(-1, -2)
+    if "received" in losses.by:
+        slope = slope + losses.wide("received")[:, :, None]
+    by_logit = book.weights * slope
+    bend = 1.0 if problem.softcap is None else 1 - np.tanh(book.scaled / problem.softcap) ** 2
+    by_score = problem.scale * bend * by_logit
+    by_key, by_value = by_score.swapaxes(-1, -2) @ q, book.weights.swapaxes(-1, -2) @ output
+    return by_score @ np.repeat(k, group, axis=1), grouped(by_key, k), grouped(by_value, v), summed(by_logit, own)
+
+
+@every_engine
+@examples(0.3)
+@given(
+    case=cases(most=2_000, dtypes=(np.dtype(np.float64), np.dtype(np.float32))),
+    poison=st.sampled_from((np.nan, np.inf)),
+)
+def test_what_may_not_be_seen_reaches_no_derivative(engine: str, case: Case, poison: float):
+    """Keys that nobody sees and queries that see nothing are poisoned; every derivative stays as it was."""
+    if engines.get(engine).reasons_not(case.problem):
+        return
+    mask = np.broadcast_to(case.rules.get("mask", True), case.problem.shape).copy()
+    mask[..., ::3, :] = False
+    mask[..., :, 1::4] = False
+    case = replace(case, rules={**case.rules, "mask": mask})
+    losses = Losses(case, list(ANSWERS))
+    q, k, v = (np.array(x) for x in (case.q, case.k, case.v))
+    q[..., ::3, :] = k[..., 1::4, :] = v[..., 1::4, :] = poison
+    for name in ("output", "logsumexp", "entropy"):
+        losses.by[name][:, :, ::3] = poison  # a loss may say anything of rows that see nothing
+    found = by_autograd(losses, engine, replace(case, q=q, k=k, v=v))
+    for name in ("output", "logsumexp", "entropy"):
+        losses.by[name][:, :, ::3] = 0
+    losses.check(found)
+
+
+@every_engine
+def test_rows_that_see_what_is_no_number_say_so_and_the_others_do_not(engine: str):
+    q, k, v = (torch.randn(2, 6, 4, dtype=torch.float64) for _ in range(3))
+    v[:, 5] = torch.nan
+    sinks = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    q.requires_grad_()
+    ch.attention(q, k, v, causal=True, sinks=sinks, engine=engine).sum().backward()
+    assert q.grad is not None
+    assert sinks.grad is not None
+    assert q.grad[:, :5].isfinite().all()
+    assert q.grad[:, 5].isnan().all()
+    assert sinks.grad.isnan().all()
+
+
+@every_engine
+@pytest.mark.parametrize("shape", [(2, 3, 5, 4), (2, 2, 3, 5, 4), (3, 5, 4), (5, 4)])
+def test_a_bias_of_every_shape(engine: str, shape: tuple[int, ...]):
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((*shape[:-2], size, 4)) for size in (shape[-2], 6, 6))
+    full = (*shape[:-1], 6)
+    for ndim in range(len(full) + 1):
+        for ones in np.ndindex((2,) * ndim):
+            own = tuple(1 if one else size for one, size in zip(ones, full[len(full) - ndim :], strict=True))
+            losses = Losses(Case(q, k, v, {"bias": rng.standard_normal(own)}, 0), list(ANSWERS))
+            losses.check(by_autograd(losses, engine))
+
+
+def test_an_engine_without_derivatives_gives_way_or_says_so(monkeypatch: pytest.MonkeyPatch):
+    q = torch.randn(3, 4, requires_grad=True)
+    first = ch.plan(q, q).engine
+    monkeypatch.delattr(engines.get(first), "gradients", raising=False)
+    if first == "portable":
+        pytest.skip("there is no other engine here")
+    ch.attention(q, q, q).sum().backward()
+    assert q.grad is not None
+    with pytest.raises(EngineError, match=f"^the {first} engine has no gradients"):
+        ch.attention(q, q, q, engine=first).sum().backward()
+
+
+def test_entropy_over_keys_that_weigh_nothing():
+    """A weight of 0 times a logarithm of -800 is 0, in the answer and in the derivative."""
+    case = Case(np.array([[40.0]]), np.array([[20.0], [0.0]]), np.eye(2), {"scale": 1.0}, 0)
+    for engine in ENGINES:
+        losses = Losses(case, ["entropy"])
+        losses.check(by_autograd(losses, engine))
+
+
+def test_the_sinks_share_neither_overflows_nor_is_counted_for_an_empty_row():
+    answers, by = {"logsumexp": np.full((1, 1, 2), -np.inf)}, {"logsumexp": np.ones((1, 1, 2))}
+    case = Case(np.ones((2, 3)), np.ones((2, 3)), np.ones((2, 3)), {"sinks": [1000.0], "mask": False}, 0)
+    x = case.given
+    found = backward.gradients(engines.get("portable"), case.problem, (x.q, x.k, None), answers, by)
+    assert {name: float(np.abs(part).sum()) for name, part in found.items()} == {"q": 0.0, "k": 0.0, "sinks": 0.0}
+    assert reference.entropy(case.book).sum() == 0

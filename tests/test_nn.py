@@ -1,0 +1,292 @@
+"""The layers against a formula of their own, PyTorch's MultiheadAttention and Transformers' pieces."""
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import clearhead.nn
+from clearhead.errors import ClearheadError, RuleError, ShapeError
+from clearhead.nn import MultiHeadAttention, SingleHeadAttention
+
+F64 = torch.float64
+close = torch.testing.assert_close
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+def made(d_model: int = 12, num_heads: int = 4, seed: int = 0, **options: Any) -> MultiHeadAttention:
+    """A layer in float64 with no parameter at its initial value, for evaluation."""
+    layer = MultiHeadAttention(d_model, num_heads, dtype=F64, **options).eval()
+    with torch.no_grad():
+        for at, parameter in enumerate(layer.parameters()):
+            parameter.copy_(normal(*parameter.shape, seed=seed + at) * 0.5 + (parameter.ndim == 1))
+    return layer
+
+
+def rotated(x: Tensor, base: float) -> Tensor:
+    """Each pair (x_i, x_{i + d/2}) of position p as a complex number, times e^{i·p·rate}."""
+    length, half = x.shape[-2], x.shape[-1] // 2
+    angles = torch.arange(length)[:, None].double() / base ** (torch.arange(half).double() / half)
+    turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat([turned.real, turned.imag], -1)
+
+
+def plain(layer: MultiHeadAttention, x: Tensor, context: Tensor, values: Tensor, **o: Any) -> tuple[Tensor, Tensor]:
+    """The layer as one writes it down, head by head, with every weight stored."""
+    p, d_k, d_v = layer.state_dict(), layer.d_k, layer.d_v
+    project = lambda x, name: nn.functional.linear(x, p[f"{name}.weight"], p.get(f"{name}.bias"))  # noqa: E731
+    wide = project(x, "q_proj"), project(context, "k_proj"), project(values, "v_proj")
+    outputs, weights = [], []
+    for head in range(layer.num_heads):
+        kv = head // (layer.num_heads // layer.num_kv_heads)
+        q, k = wide[0][..., head * d_k : (head + 1) * d_k], wide[1][..., kv * d_k : (kv + 1) * d_k]
+        v = wide[2][..., kv * d_v : (kv + 1) * d_v]
+        if o.get("qk_norm"):
+            q, k = (
+                t / (t.square().mean(-1, keepdim=True) + torch.finfo(F64).eps).sqrt() * p[f"{name}.weight"]
+                for t, name in ((q, "q_norm"), (k, "k_norm"))
+            )
+        if o.get("rotary"):
+            q, k = rotated(q, o["rotary"]), rotated(k, o["rotary"])
+        n, m = q.shape[-2], k.shape[-2]
+        far = torch.arange(m) - torch.arange(n)[:, None]
+        seen = torch.ones(n, m, dtype=torch.bool)
+        seen &= (far <= 0) | (not o.get("causal"))
+        left, right = o.get("window") or (None, None)
+        seen &= ((far >= -left) if left is not None else True) & ((far <= right) if right is not None else True)
+        extra_k, extra_v = [], []
+        if o.get("extra_key"):
+            extra_k, extra_v = [p["extra_key"][kv]], [p["extra_value"][kv]]
+        if o.get("zero_key"):
+            extra_k, extra_v = [*extra_k, torch.zeros(1, d_k)], [*extra_v, torch.zeros(1, d_v)]
+        k, v = (torch.cat([t, *(e.expand(*t.shape[:-2], 1, -1).to(F64) for e in more)], -2)
+                for t, more in ((k, extra_k), (v, extra_v)))  # fmt: skip
+        scores = q @ k.transpose(-1, -2) / d_k**0.5
+        if o.get("softcap"):
+            scores = o["softcap"] * torch.tanh(scores / o["softcap"])
+        seen = torch.cat([seen, torch.ones(n, len(extra_k), dtype=torch.bool)], -1)
+        scores = scores.masked_fill(~seen, -torch.inf)
+        sink = p["sinks"][head].expand(*scores.shape[:-1], 1) if o.get("sinks") else scores[..., :0]
+        a = torch.softmax(torch.cat([scores, sink], -1), -1)[..., : scores.shape[-1]]
+        outputs.append(a @ v)
+        weights.append(a)
+    output = torch.cat(outputs, -1)
+    return project(output, "out_proj") if layer.out_proj is not None else output, torch.stack(weights, 1)
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {}, {"num_kv_heads": 2}, {"num_kv_heads": 1}, {"d_k": 4}, {"d_v": 5}, {"d_k": 6, "d_v": 2}, {"bias": False},
+    {"output_projection": False}, {"causal": True}, {"window": (2, 1)}, {"softcap": 0.7}, {"rotary": 100.0, "d_k": 4},
+    {"sinks": True}, {"qk_norm": True}, {"extra_key": True}, {"zero_key": True}, {"dropout": 0.5},
+    {"causal": True, "extra_key": True, "zero_key": True, "num_kv_heads": 2},
+    {"num_kv_heads": 2, "d_k": 4, "d_v": 5, "bias": False, "causal": True, "window": (3, 0), "softcap": 2.0,
+     "rotary": 10000.0, "sinks": True, "qk_norm": True},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_every_option_against_the_formula(options: dict[str, Any]):
+    layer, x = made(**options), normal(2, 7, 12, seed=9)
+    output, weights = plain(layer, x, x, x, **options)
+    close(layer(x), output)
+    for average in (True, False):
+        again, seen = layer(x, need_weights=True, average_weights=average)
+        assert torch.equal(again, layer(x))
+        close(seen, weights.mean(1) if average else weights)
+    close(layer(x[0]), output[0])
+    close(layer(x[0], need_weights=True)[1], weights[0].mean(0))
+    flipped = MultiHeadAttention(12, 4, dtype=F64, batch_first=False, **options).eval()
+    flipped.load_state_dict(layer.state_dict())
+    assert torch.equal(flipped(x.transpose(0, 1)), layer(x).transpose(0, 1))
+
+
+@pytest.mark.parametrize("options", [{}, {"extra_key": True, "zero_key": True}, {"num_kv_heads": 2, "d_v": 5}], ids=str)
+def test_cross_attention(options: dict[str, Any]):
+    layer = made(d_context=6, d_value_context=8, **options)
+    x, context, values = normal(2, 3, 12), normal(2, 5, 6, seed=1), normal(2, 5, 8, seed=2)
+    output, weights = plain(layer, x, context, values, **options)
+    found, seen = layer(x, context, values, need_weights=True, average_weights=False)
+    close(found, output)
+    close(seen, weights)
+    mask = torch.tensor([True, False, True, True, False])
+    masked = layer(x, context, values, mask=mask)
+    close(masked, layer(x, context, values, bias=torch.where(mask, 0.0, -torch.inf)))
+    close(masked, layer(x, context[:, mask], values[:, mask]))
+    short = layer(x, context, values, kv_lengths=torch.tensor([3, 5]))
+    close(short[0], layer(x[:1], context[:1, :3], values[:1, :3])[0])
+
+
+def test_one_key_that_is_hidden_hides_no_extra_key():
+    layer, x = made(extra_key=True), normal(2, 3, 12)
+    hidden = layer(x, x[:, :1], mask=torch.tensor([False]))
+    close(hidden, layer(x, x, mask=torch.zeros(3, 3, dtype=torch.bool)))
+    assert hidden.abs().sum() > 0
+    rows = torch.tensor([[True], [False], [True]])
+    close(layer(x, mask=rows), layer(x, mask=rows.expand(3, 3)))
+    close(layer(x, bias=torch.where(rows, 0.0, -torch.inf)), layer(x, mask=rows))
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"bias": False}, {"add_bias_kv": True}, {"add_zero_attn": True}, {"kdim": 6, "vdim": 8}, {"kdim": 6},
+     {"vdim": 8}, {"dropout": 0.4}, {"add_bias_kv": True, "add_zero_attn": True, "kdim": 6, "bias": False}],
+    ids=str,
+)  # fmt: skip
+def test_pytorchs_layer_gives_its_weights(options: dict[str, Any], *, batch_first: bool):
+    torch.manual_seed(0)
+    theirs = nn.MultiheadAttention(12, 4, batch_first=batch_first, dtype=F64, **options).eval()
+    for parameter in theirs.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    ours = MultiHeadAttention.from_torch(theirs)
+    assert (ours.training, ours.dropout, ours.batch_first) == (False, theirs.dropout, batch_first)
+    inputs = (
+        normal(2, 3, 12),
+        normal(2, 5, options.get("kdim", 12), seed=1),
+        normal(2, 5, options.get("vdim", 12), seed=2),
+    )
+    inputs = inputs if batch_first else tuple(x.transpose(0, 1) for x in inputs)
+    padding = torch.tensor([[False] * 5, [False, False, False, True, True]])
+    banned = torch.tensor([[False, True, False, False, False]]).expand(3, 5)
+    for average in (True, False):
+        expected = theirs(*inputs, key_padding_mask=padding, attn_mask=banned, average_attn_weights=average)
+        mask = ~padding[:, None, None] & ~banned
+        found = ours(*inputs, mask=mask, need_weights=True, average_weights=average)
+        for mine, yours in zip(found, expected, strict=True):
+            close(mine, yours)
+    one = [x[0] if batch_first else x[:, 0] for x in inputs]
+    close(ours(*one), theirs(*one)[0])
+
+
+def test_weights_dtype_and_no_gradient():
+    layer, x = MultiHeadAttention(8, 2, dtype=torch.bfloat16), torch.ones(1, 3, 8, dtype=torch.bfloat16)
+    output, weights = layer(x, need_weights=True)
+    assert (output.dtype, weights.dtype, weights.requires_grad) == (torch.bfloat16, torch.float32, False)
+    with torch.autocast("cpu", torch.bfloat16):
+        wide = MultiHeadAttention(8, 2, qk_norm=True, rotary=1e4, sinks=True, extra_key=True, zero_key=True)
+        for grad in (True, False):
+            with torch.set_grad_enabled(grad):
+                output, weights = wide(x.float(), need_weights=True)
+                assert (output.dtype, weights.dtype) == (torch.bfloat16, torch.float32)
+
+
+def test_one_head_is_the_single_head():
+    torch.manual_seed(0)
+    single = SingleHeadAttention(6, d_v=4, causal=True)
+    torch.manual_seed(0)
+    multi = MultiHeadAttention(6, 1, d_v=4, causal=True)
+    x = torch.randn(2, 5, 6)
+    assert torch.equal(single(x), multi(x))
+    assert list(single.state_dict()) == list(multi.state_dict())
+
+
+def test_names_shapes_and_first_values_are_as_documented():
+    layer = MultiHeadAttention(
+        12, 4, num_kv_heads=2, d_k=5, d_v=7, d_context=6, d_value_context=8, sinks=True, qk_norm=True, extra_key=True
+    )
+    documented = {
+        "q_proj.weight": "(num_heads·d_k, d_model)",
+        "k_proj.weight": "(num_kv_heads·d_k, d_context)",
+        "v_proj.weight": "(num_kv_heads·d_v, d_value_context)",
+        "out_proj.weight": "(d_model, num_heads·d_v)",
+        "sinks": "(num_heads,)",
+        "extra_key": "(num_kv_heads, 1, d_k)",
+        "extra_value": "(num_kv_heads, 1, d_v)",
+    }
+    shapes = [(20, 12), (10, 6), (14, 8), (12, 28), (4,), (2, 1, 5), (2, 1, 7)]
+    told = " ".join(str(MultiHeadAttention.__doc__).split())
+    assert all(f"{name} {axes}" in told for name, axes in documented.items())
+    assert "each with its .bias, q_norm.weight and k_norm.weight (d_k,)" in told
+    expected = dict(zip(documented, shapes, strict=True)) | {"q_norm.weight": (5,), "k_norm.weight": (5,)}
+    expected |= {name.replace("weight", "bias"): size[:1] for name, size in expected.items() if "_proj" in name}
+    state = layer.state_dict()
+    assert {name: tuple(x.shape) for name, x in state.items()} == expected
+    for name, x in state.items():
+        if name.endswith("_proj.weight"):  # uniform within ±√(6 / (in + out))
+            assert 0.9 * (6 / sum(x.shape)) ** 0.5 < x.abs().max() <= (6 / sum(x.shape)) ** 0.5
+    assert all((x == 0).all() for name, x in state.items() if name.endswith("bias") or name == "sinks")
+    assert all((x == 1).all() for name, x in state.items() if "norm" in name)
+    many = MultiHeadAttention(1024, 32, extra_key=True)
+    for x in (many.extra_key, many.extra_value):
+        assert 0.9 < x.std().item() * 32 < 1.1
+
+
+def test_rotary_positions_are_llamas_and_normalised_as_in_qwen3():
+    from transformers.models.llama.configuration_llama import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+    config = LlamaConfig(
+        hidden_size=64, num_attention_heads=4, rope_parameters={"rope_type": "default", "rope_theta": 1e4}
+    )
+    for dtype in (torch.float32, torch.bfloat16):
+        layer = MultiHeadAttention(
+            64, 4, num_kv_heads=2, rotary=1e4, qk_norm=True, causal=True, bias=False, dtype=dtype
+        )
+        x = torch.randn(2, 300, 64).to(dtype)
+        norm = Qwen3RMSNorm(16, eps=torch.finfo(dtype).eps).to(dtype)
+        q, k, v = (p(x).view(2, 300, -1, 16) for p in (layer.q_proj, layer.k_proj, layer.v_proj))
+        q, k, v = norm(q).transpose(1, 2), norm(k).transpose(1, 2), v.transpose(1, 2)
+        cos, sin = LlamaRotaryEmbedding(config)(x, torch.arange(300)[None])
+        q, k = apply_rotary_pos_emb(q, k, cos, sin)
+        heads = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        if dtype == torch.float32:
+            close(layer(x), layer.out_proj(heads.transpose(1, 2).flatten(2)))
+        turned = clearhead.nn._turned(q, torch.arange(300)[None], 1e4)
+        assert torch.equal(turned, apply_rotary_pos_emb(q, k, cos, sin)[0])
+
+
+def test_training_lowers_the_loss():
+    torch.manual_seed(0)
+    layer = MultiHeadAttention(8, 2, causal=True, sinks=True, qk_norm=True, rotary=1e4, dropout=0.1, extra_key=False)
+    x, wanted = torch.randn(4, 6, 8), torch.randn(4, 6, 8) * 0.1
+    before = {name: p.detach().clone() for name, p in layer.named_parameters()}
+    optimizer, losses = torch.optim.Adam(layer.parameters(), lr=0.02), []
+    for _ in range(12):
+        loss = (layer(x) - wanted).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]
+    assert [name for name, p in layer.named_parameters() if torch.equal(p, before[name])] == []
+
+
+def test_copies_and_compiled_layers_answer_alike():
+    options = {"causal": True, "sinks": True, "qk_norm": True, "rotary": 1e4, "num_kv_heads": 2, "d_k": 4}
+    layer, x = made(**options), normal(2, 5, 12)
+    for copied in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(copied(x), layer(x))
+    assert torch.equal(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x))
+    frozen = layer.requires_grad_(requires_grad=False)
+    frozen.v_proj.requires_grad_()
+    frozen(x).sum().backward()  # a graph for the values alone
+    assert frozen.v_proj.weight.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: MultiHeadAttention(12, 4, num_kv_heads=3), RuleError, "num_heads is 4 and num_kv_heads 3"),
+        (lambda: MultiHeadAttention(10, 4), RuleError, "d_model 10 is no multiple of num_heads 4"),
+        (
+            lambda: MultiHeadAttention(12, 4, rotary=1e4),
+            RuleError,
+            "rotary positions turn pairs of numbers, and d_k is 3",
+        ),
+        (lambda: MultiHeadAttention(12, 4, dropout=2.0), RuleError, "dropout is 2.0"),
+        (lambda: made()(normal(2, 3, 5)), ShapeError, "x has shape"),
+        (lambda: made()(normal(2, 3, 12), normal(3, 12)), ShapeError, "context has shape"),
+        (lambda: made()(normal(2, 3, 12), masks=1), ClearheadError, "unknown rule `masks`"),
+        (lambda: made(extra_key=True)(normal(2, 3, 12), window=(1, 1)), RuleError, "window with an extra key"),
+    ],
+)
+def test_refused_with_words(call: Any, error: type[Exception], words: str):
+    with pytest.raises(error, match=f"^{words}"):
+        call()

@@ -1,0 +1,281 @@
+"""Attention inside PyTorch: autograd, the operator checks, torch.compile, torch.export, autocast, devices."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import clearhead as ch
+from clearhead import torch_op
+from clearhead.torch_op import Asked, Given
+
+F64 = torch.float64
+
+
+def normal(*shape: int, dtype: torch.dtype = F64, grad: bool = False, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(hash((seed, *shape)) % 2**31)
+    return torch.randn(shape, generator=generator, dtype=F64).to(dtype).requires_grad_(grad)
+
+
+def qkv(dtype: torch.dtype = F64, *, grad: bool = True, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Two batches, grouped heads, five queries, six keys."""
+    shapes = (2, 4, 5, 3), (2, 2, 6, 3), (2, 2, 6, 2)
+    q, k, v = (normal(*shape, dtype=dtype, grad=grad, seed=seed + i) for i, shape in enumerate(shapes))
+    return q, k, v
+
+
+RULES: dict[str, dict[str, Any]] = {
+    "none": {},
+    "negative scale": {"scale": -0.7},
+    "softcap": {"softcap": 1.5},
+    "alibi": {"alibi_slopes": torch.tensor([0.1, 0.2, 0.3, 0.4])},
+    "causal": {"causal": True, "query_offset": -1},
+    "window": {"window": (2, 1), "query_offset": torch.tensor([0, 2])},
+    "mask": {"mask": torch.tensor([True, False, True, True, False, True])},
+    "lengths": {"kv_lengths": torch.tensor([0, 4]), "query_lengths": torch.tensor([5, 3])},
+    "segments": {
+        "query_segments": torch.tensor([0, 0, 1, 1, 2]),
+        "kv_segments": torch.tensor([0, 1, 1, 0, 3, 1]),
+    },
+    "all": {
+        "scale": 0.9, "softcap": 3.0, "alibi_slopes": torch.tensor([0.1, 0.2, 0.3, 0.4]), "causal": True,
+        "window": (3, None), "query_offset": 1, "kv_lengths": 5,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
+def test_derivatives_by_small_steps(rules: dict[str, Any]):
+    """gradcheck: q, k, v, bias and sinks, through the output and every observation that has a derivative."""
+    bias, sinks = normal(2, 1, 5, 6, grad=True), normal(4, grad=True)
+
+    def answers(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, sinks: Tensor) -> tuple[Tensor, ...]:
+        matrix = ch.AttentionMatrix(q, k, bias=bias, sinks=sinks, **rules)
+        seen = matrix.observe(v, logsumexp=True, entropy=True, received=True)
+        finite = torch.where(seen.logsumexp == -torch.inf, 0.0, seen.logsumexp)
+        return seen.output, finite, seen.entropy, seen.received
+
+    assert torch.autograd.gradcheck(answers, (*qkv(), bias, sinks), fast_mode=True)
+
+
+@pytest.mark.parametrize("queries", [slice(2, 3), slice(-2, None), slice(None, None, -2), slice(4, 1, -1), slice(0, 0)])
+@pytest.mark.parametrize("shape", [(6,), (1, 6), (5, 1), (2, 1, 5, 6), (), (1, 4, 1, 1)])
+def test_derivatives_of_some_queries(queries: slice, shape: tuple[int, ...]):
+    q, k, v = qkv()
+    bias = normal(*shape, grad=True)
+
+    def losses(seen: Any, at: slice) -> Tensor:
+        return (seen.output[:, :, at] ** 2).sum() + (seen.entropy[:, :, at] ** 2).sum()
+
+    leaves, matrix = (q, k, v, bias), ch.AttentionMatrix(q, k, bias=bias)
+    found = torch.autograd.grad(losses(matrix.observe(v, entropy=True, queries=queries), slice(None)), leaves)
+    rows = list(range(5)[queries])
+    expected = torch.autograd.grad(losses(matrix.observe(v, entropy=True), rows), leaves)
+    for mine, theirs, leaf in zip(found, expected, leaves, strict=True):
+        assert mine.shape == leaf.shape
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_products_and_their_derivatives():
+    q, k, v = qkv()
+    g, one, sinks = normal(2, 4, 5, 3, grad=True), normal(5, grad=True), normal(4, grad=True)
+
+    def products(q: Tensor, k: Tensor, v: Tensor, g: Tensor, one: Tensor, sinks: Tensor) -> tuple[Tensor, ...]:
+        matrix = ch.AttentionMatrix(q, k, sinks=sinks, softcap=2.0)
+        return matrix @ v, matrix.T @ g, matrix.T @ one, matrix @ v[0, 0], matrix @ v[0, 0, :, 0]
+
+    assert torch.autograd.gradcheck(products, (q, k, v, g, one, sinks), fast_mode=True)
+    with torch.no_grad():
+        dense = torch.as_tensor(np.asarray(ch.AttentionMatrix(q, k, sinks=sinks, softcap=2.0)))
+    found = products(q, k, v, g, one, sinks)
+    torch.testing.assert_close(found[1], dense.mT @ g)
+    torch.testing.assert_close(found[2], dense.mT @ one)
+    torch.testing.assert_close(found[4], dense @ v[0, 0, :, 0])
+
+
+@pytest.mark.parametrize("wanting", ["q", "k", "v", "bias", "sinks"])
+def test_whichever_input_alone_requires_grad(wanting: str):
+    q, k, v = qkv(grad=False)
+    given = {"q": q, "k": k, "v": v, "bias": normal(6), "sinks": normal(4)}
+    given[wanting].requires_grad_()
+    for answer in (
+        lambda q, k, v, **rules: ch.attention(q, k, v, **rules),
+        lambda q, k, v, **rules: ch.AttentionMatrix(q, k, **rules) @ v,
+        lambda q, k, v, **rules: ch.AttentionMatrix(q, k, **rules).observe(v, received=True).output,
+    ):
+        (found,) = torch.autograd.grad(answer(**given).square().sum(), given[wanting])
+        assert found.abs().sum() > 0
+    g = normal(5, grad=True)
+    (ch.AttentionMatrix(q.detach(), k.detach()).T @ g).sum().backward()
+    torch.testing.assert_close(g.grad, torch.full((5,), 8.0, dtype=F64))
+
+
+ALL = {
+    "logsumexp": True, "max_logit": True, "entropy": True, "distance": True, "top": 2, "received": True, "peak": True,
+    "image": (2, 3), "groups": (torch.tensor([0, 1, 0, -1, 2]), torch.tensor([0, 1, 0, -1, 1, 1])),
+}  # fmt: skip
+
+
+def flat(seen: Any) -> list[Tensor]:
+    names = ("output", "logsumexp", "max_logit", "entropy", "distance", "received", "peak", "image", "groups")
+    return [getattr(seen, name) for name in names if getattr(seen, name) is not None] + list(seen.top or ())
+
+
+@pytest.mark.parametrize("dtype", [F64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("queries", [slice(None), slice(3, 0, -2)])
+def test_a_graph_changes_no_bit(dtype: torch.dtype, queries: slice):
+    rules = {"alibi_slopes": [0.1, 0.2, 0.3, 0.4], "sinks": np.ones(4), "kv_lengths": [5, 3], "bias": 0.1, "scale": 1}
+    kept, plain = (ch.AttentionMatrix(*qkv(dtype, grad=grad)[:2], **rules) for grad in (True, False))
+    seen = [matrix.observe(qkv(dtype)[2].detach(), **ALL, queries=queries) for matrix in (kept, plain)]
+    for mine, theirs in zip(*(flat(each) for each in seen), strict=True):
+        assert torch.equal(mine, theirs)
+        assert mine.dtype == theirs.dtype
+    assert (seen[0].queries, seen[0].keys) == (seen[1].queries, seen[1].keys)
+    assert seen[0].logsumexp.requires_grad
+    v, g = qkv(dtype, grad=False)[2], normal(2, 4, 5, 3, dtype=dtype)
+    assert torch.equal(kept @ v, plain @ v)
+    assert torch.equal(kept.T @ g, plain.T @ g)
+    assert (kept.shape, kept.ndim, len(kept), kept.dtype) == (plain.shape, plain.ndim, len(plain), plain.dtype)
+    assert (repr(kept), repr(kept.T), kept.T.shape) == (repr(plain), repr(plain.T), plain.T.shape)
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (4, 5, 3), (2, 4, 5, 3), (2, 1, 4, 5, 3)])
+def test_any_number_of_axes_and_any_strides(shape: tuple[int, ...]):
+    q, k, v = (normal(*shape[::-1], grad=True, seed=i).permute(*range(len(shape))[::-1]) for i in range(3))
+    assert not q.is_contiguous()
+    found = torch.autograd.grad(ch.attention(q, k, v, causal=True).square().sum(), (q, k, v))
+    expected = torch.autograd.grad(F.scaled_dot_product_attention(q, k, v, is_causal=True).square().sum(), (q, k, v))
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+REQUESTS = {
+    "output": Asked("output logsumexp"),
+    "statistics": Asked("output logsumexp entropy received top_weights top_indices image", top=2, height=2, width=3),
+    "some": Asked("output logsumexp entropy", start=1, stop=4, step=2),
+}
+
+
+@pytest.mark.parametrize("asked", REQUESTS.values(), ids=REQUESTS)
+def test_the_operator_keeps_pytorchs_rules(asked: Asked):
+    grad = asked.step is None  # bfloat16's derivatives differ by a rounding from one run of the check to another's sums
+    dtype = torch.bfloat16 if asked.step else torch.float32
+    given = Given(
+        bias=normal(5, 1, dtype=dtype, grad=grad), sinks=normal(4, grad=grad), causal=True, query_offset=torch.tensor(1)
+    )
+    torch.library.opcheck(torch.ops.clearhead.observe.default, (*qkv(dtype, grad=grad), *given, *asked))
+
+
+def test_the_other_operators_keep_pytorchs_rules():
+    q, k, v = qkv()
+    given = Given(bias=normal(6, grad=True))
+    torch.library.opcheck(torch.ops.clearhead.transposed.default, (q, k, normal(2, 4, 5, 2, grad=True), *given))
+    q, k, v, bias = (x.detach() for x in (q, k, v, normal(6)))
+    given, output = Given(bias=bias), ch.AttentionMatrix(q, k, bias=bias).observe(v, logsumexp=True)
+    rest = [output.logsumexp, output.output], "output", [torch.ones_like(output.output)], True
+    call = (q, k, v, *given, *Asked("logsumexp output"), *rest)
+    torch.library.opcheck(torch.ops.clearhead.observe_backward.default, call)
+    rest = output.logsumexp, torch.ones(2, 4, 6, 2, dtype=F64)
+    torch.library.opcheck(
+        torch.ops.clearhead.transposed_backward.default, (q, k, normal(2, 4, 5, 2), *given, *rest, True)
+    )
+
+
+def everything(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor, ...]:
+    matrix = ch.AttentionMatrix(q, k, causal=True, query_offset=0, window=(3, None), sinks=sinks)
+    seen = matrix.observe(v, entropy=True, received=True, logsumexp=True, top=2)
+    assert seen.top is not None
+    mixed = matrix.T.__matmul__(q)  # a compiler traces `@` of tensors only
+    return seen.output, seen.entropy, seen.received, seen.top.indices, mixed, ch.attention(q, k, v, scale=0.5)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_forward_and_backward(*, dynamic: bool):
+    compiled = torch.compile(everything, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for length in (5, 7) if dynamic else (5,):
+        results = []
+        for function in (everything, compiled):
+            leaves = [normal(2, h, length, 3, grad=True, seed=h) for h in (4, 2, 2)] + [normal(4, grad=True)]
+            found = function(*leaves)
+            sum(x.square().sum() for x in found if x.is_floating_point()).backward()
+            results.append([*found, *(leaf.grad for leaf in leaves)])
+        for mine, theirs in zip(*results, strict=True):
+            assert torch.equal(mine, theirs)
+
+
+@pytest.mark.slow  # a C++ compiler runs
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch's own
+def test_compiled_by_the_default_backend():
+    q, k, v = qkv(torch.float32, grad=False)
+
+    def layer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return ch.attention(q * 2, k, v).relu()
+
+    assert torch.equal(torch.compile(layer, fullgraph=True)(q, k, v), layer(q, k, v))
+
+
+def test_exported():
+    class Model(torch.nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor, ...]:
+            return everything(q, k, v, sinks)
+
+    inputs = (normal(2, 4, 5, 3), normal(2, 2, 5, 3), normal(2, 2, 5, 3), normal(4))
+    length = torch.export.Dim("length", min=2, max=99)
+    shapes = (*({2: length} for _ in range(3)), {})
+    program = torch.export.export(Model(), inputs, dynamic_shapes=shapes)
+    more = (normal(2, 4, 9, 3), normal(2, 2, 9, 3), normal(2, 2, 9, 3), normal(4))
+    for given in (inputs, more):
+        for mine, theirs in zip(program.module()(*given), everything(*given), strict=True):
+            assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, F64])
+def test_autocast_is_pytorchs_own(dtype: torch.dtype, *, grad: bool):
+    q, k, v = (normal(1, 2, 5, 4, dtype=dtype, grad=grad, seed=i) for i in range(3))
+    with torch.autocast("cpu", torch.bfloat16):
+        theirs, ours = F.scaled_dot_product_attention(q, k, v), ch.attention(q, k, v)
+        assert ours.dtype == theirs.dtype == (F64 if dtype == F64 else torch.bfloat16)
+        mixed = ch.AttentionMatrix(q, k.bfloat16() if dtype != F64 else k)
+        assert torch.equal(mixed @ v, ours)
+        assert torch.equal(mixed.observe(v).output, ours)
+        assert ch.plan(q, k, v).engine
+    if grad:
+        ours.float().sum().backward()
+        assert q.grad is not None
+        assert q.grad.dtype == dtype
+    with torch.autocast("cpu", torch.bfloat16, enabled=False):
+        assert ch.attention(q, k, v).dtype == dtype
+
+
+def test_without_a_graph_the_same_matrix_can_be_read_by_index_and_planned():
+    q, k, v = qkv()
+    matrix = ch.AttentionMatrix(q, k)
+    with torch.no_grad():
+        assert torch.equal(matrix[0, 1, 2:], ch.AttentionMatrix(q, k)[0, 1, 2:])
+        assert torch.equal(matrix.T[0, 1, 2:], matrix[0, 1].mT[2:])
+        assert np.asarray(matrix).shape == matrix.shape
+    assert str(ch.plan(q, k, v)) == str(ch.plan(q.detach(), k.detach(), v.detach()))
+
+
+def test_inputs_are_read_in_place(monkeypatch: pytest.MonkeyPatch):
+    """Every array that an engine is handed lies in the memory of the tensor it came from."""
+    seen: list[int] = []
+    engine = torch_op.engines.get(ch.plan(*qkv(torch.bfloat16)[:2]).engine)
+    rows = engine.rows
+
+    def watched(problem: Any, q: Any, k: Any, v: Any, want: Any) -> Any:
+        seen.extend(x.__array_interface__["data"][0] for x in (q, k, v))
+        return rows(problem, q, k, v, want)
+
+    monkeypatch.setattr(engine, "rows", watched)
+    for grad in (False, True):
+        for dtype in (torch.float32, torch.bfloat16):
+            inputs = qkv(dtype, grad=grad)
+            q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2).detach().requires_grad_(grad) for x in inputs)
+            seen.clear()
+            ch.attention(q, k, v)
+            assert seen == [x.data_ptr() for x in (q, k, v)]

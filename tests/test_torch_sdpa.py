@@ -1,0 +1,257 @@
+"""The drop-in function against PyTorch's own: its sample inputs, own draws, dropout, errors."""
+
+import inspect
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from torch.testing._internal.common_methods_invocations import op_db
+
+from clearhead.errors import ClearheadError
+from clearhead.torch import scaled_dot_product_attention as ours
+from problems import examples
+
+theirs = F.scaled_dot_product_attention
+DTYPES = [torch.float64, torch.float32, torch.bfloat16]
+FACTOR = 4.0
+
+
+def assert_as_exact(call: Any, inputs: tuple[Tensor, ...], mine: Tensor, yours: Tensor) -> None:
+    """As near to a run in float64 as PyTorch's own is, give or take the rounding of what is multiplied."""
+    exact = call(*(x.double() if x.is_floating_point() else x for x in inputs))
+    sizes = [x.abs().amax().item() for x in (*inputs[:3], exact) if x.numel()]
+    off = (yours.double() - exact).abs().amax().item() if exact.numel() else 0.0
+    widest = max(torch.finfo(x.dtype).eps for x in inputs if x.is_floating_point())
+    eps = widest * np.prod([1 + size for size in sizes])
+    torch.testing.assert_close(mine.double(), exact, rtol=0, atol=FACTOR * (off + eps))
+    assert mine.shape == yours.shape
+    assert mine.dtype == yours.dtype
+
+
+def check(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, **options: Any) -> None:
+    """Outputs and gradients of every float input, ours against theirs."""
+    inputs = (query, key, value) if mask is None else (query, key, value, mask)
+    results = []
+    for function in (ours, theirs):
+        leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
+        output = function(*leaves, **options)
+        floats = [x for x in leaves if x.is_floating_point()]
+        grads = torch.autograd.grad(output.square().sum(), floats, allow_unused=True)
+        results.append([output.detach(), *map(_or_zero, grads, floats)])
+    assert_as_exact(lambda *x: theirs(*x, **options), inputs, results[0][0], results[1][0])
+    for at, (mine, yours) in enumerate(zip(results[0][1:], results[1][1:], strict=True)):
+
+        def derivative(*wide: Tensor, at: int = at) -> Tensor:
+            leaves = [x.clone().requires_grad_(x.is_floating_point()) for x in wide]
+            floats = [x for x in leaves if x.is_floating_point()]
+            found = torch.autograd.grad(theirs(*leaves, **options).square().sum(), floats, allow_unused=True)[at]
+            return _or_zero(found, floats[at])
+
+        assert_as_exact(derivative, inputs, mine, yours)
+
+
+def _or_zero(grad: Tensor | None, x: Tensor) -> Tensor:
+    return torch.zeros_like(x) if grad is None else grad
+
+
+def samples(dtype: torch.dtype) -> list[Any]:
+    (op,) = (op for op in op_db if op.name == "nn.functional.scaled_dot_product_attention")
+    return list(op.sample_inputs("cpu", dtype, requires_grad=False))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_pytorchs_own_samples(dtype: torch.dtype):
+    seen = 0
+    for sample in samples(dtype):
+        options = dict(sample.kwargs)
+        mask = options.pop("attn_mask", None)
+        assert len(sample.args) == 2
+        if options.get("dropout_p"):  # what is zeroed differs
+            assert (
+                ours(sample.input, *sample.args, mask, **options).shape
+                == theirs(sample.input, *sample.args, mask, **options).shape
+            )
+            continue
+        check(sample.input, *sample.args, mask, **options)
+        seen += 1
+    assert seen > 5
+
+
+@examples(0.3)
+@given(data=st.data())
+def test_own_draws(data: st.DataObject):
+    draw, size = data.draw, st.sampled_from((1, 2, 3, 5, 17))
+    dtype = draw(st.sampled_from(DTYPES))
+    lead = draw(st.lists(st.integers(1, 3), max_size=3))
+    length, keys, d_k, d_v = (draw(size) for _ in range(4))
+    gqa = len(lead) > 0 and draw(st.booleans())
+    heads = lead[-1:] if not gqa else [lead[-1] * draw(st.integers(1, 3))]
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    def shared(full: list[int]) -> list[int]:
+        return [n if draw(st.booleans()) else 1 for n in full]
+
+    prefix = [*lead[:-1], *heads]
+    query = normal(*prefix, length, d_k)
+    kv = lead if gqa or draw(st.booleans()) else shared(lead)[draw(st.integers(0, len(lead))) :]
+    key, value = normal(*kv, keys, d_k), normal(*kv, keys, d_v)
+    full = [*prefix, length, keys]
+    own = shared(full)[draw(st.integers(0, len(prefix))) :]
+    mask = draw(
+        st.sampled_from(
+            (
+                None,
+                normal(*own),
+                normal(*own).float() if dtype != torch.float64 else normal(*own),
+                torch.rand(own, generator=generator) < 0.6,
+            )
+        )
+    )
+    options: dict[str, Any] = {"enable_gqa": gqa, "scale": draw(st.sampled_from((None, 0.3, -1.0)))}
+    if mask is None and draw(st.booleans()):
+        options["is_causal"] = True
+    check(query, key, value, mask, **options)
+
+
+@pytest.mark.filterwarnings("ignore:Lower right causal bias")  # where theirs is NaN, ours is 0
+@pytest.mark.parametrize(("length", "keys"), [(3, 5), (5, 3), (4, 4)])
+def test_causal_corners(length: int, keys: int):
+    query, key = torch.randn(1, 2, length, 4), torch.randn(1, 2, keys, 4)
+    for mask in (causal_lower_right(length, keys), causal_upper_left(length, keys)):
+        mine, yours = (function(query, key, key, attn_mask=mask) for function in (ours, theirs))
+        torch.testing.assert_close(mine, torch.nan_to_num(yours))
+    above = torch.ones(length, keys, dtype=torch.bool).tril()
+    assert torch.equal(ours(query, key, key, is_causal=True), ours(query, key, key, above))
+
+
+@pytest.mark.parametrize(("length", "keys", "d_k", "d_v"), [(0, 3, 4, 4), (3, 0, 4, 2), (0, 0, 4, 4), (3, 3, 4, 0)])
+def test_nothing_to_read_or_to_say(length: int, keys: int, d_k: int, d_v: int):
+    check(torch.randn(2, length, d_k), torch.randn(2, keys, d_k), torch.randn(2, keys, d_v))
+
+
+def test_keys_and_values_grouped_each_in_its_own_way():
+    check(torch.randn(2, 6, 3, 4), torch.randn(2, 3, 5, 4), torch.randn(2, 2, 5, 4), enable_gqa=True)
+
+
+def test_a_row_that_sees_nothing_gives_zero():
+    x, mask = torch.randn(3, 4), torch.tensor([[True], [False], [True]])
+    check(x, x, x, mask.expand(3, 3))
+    assert (ours(x, x, x, mask)[1] == 0).all()
+    assert (ours(x, x, x, torch.where(mask, 0.0, -torch.inf))[1] == 0).all()
+
+
+def test_the_signature_is_pytorchs():
+    said = re.sub(r"\s+", " ", str(theirs.__doc__)).split(" -> ")[0]
+    parameters = inspect.signature(ours).parameters.values()
+    told = [p.name if p.default is p.empty else f"{p.name}={p.default}" for p in parameters]
+    assert said == f"scaled_dot_product_attention({', '.join(told)})"
+    assert ours.__name__ == theirs.__name__
+
+
+class TestDropout:
+    def setup_method(self) -> None:
+        torch.manual_seed(0)
+        self.x = torch.randn(1, 2, 6, 8)
+        self.eye = torch.eye(6).expand(1, 2, 6, 6)  # as values, it shows the weights
+
+    @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": torch.rand(6, 6) < 0.7}])
+    def test_weights_are_zeroed_or_scaled(self, options: dict[str, Any]):
+        whole = ours(self.x, self.x, self.eye, **options)
+        some = ours(self.x, self.x, self.eye, dropout_p=0.25, **options)
+        kept = some != 0
+        assert (kept <= (whole != 0)).all()
+        torch.testing.assert_close(some[kept], (whole / 0.75)[kept])
+
+    def test_the_mean_is_attention_without_dropout_and_the_share_kept_is_as_asked(self):
+        p, count = 0.3, 4000
+        x, eye = (t.expand(count, *t.shape[1:]) for t in (self.x, self.eye))
+        drawn, whole = ours(x, x, eye, dropout_p=p), ours(self.x, self.x, self.eye)[0]
+        within = 6 * whole * np.sqrt(p / (1 - p) / count)  # six deviations of each weight's mean
+        assert ((drawn.mean(0) - whole).abs() <= within).all()
+        share = (drawn != 0).double().mean().item()
+        assert abs(share - (1 - p)) <= 6 * np.sqrt(p * (1 - p) / drawn.numel())
+
+    def test_no_chance_and_certainty(self):
+        assert torch.equal(ours(self.x, self.x, self.x, dropout_p=0.0), ours(self.x, self.x, self.x))
+        assert (ours(self.x, self.x, self.x, dropout_p=1.0) == 0).all()
+
+    def test_it_is_pytorchs_generator_that_is_drawn_from(self):
+        torch.manual_seed(3)
+        first = ours(self.x, self.x, self.x, dropout_p=0.5)
+        assert not torch.equal(ours(self.x, self.x, self.x, dropout_p=0.5), first)
+        torch.manual_seed(3)
+        assert torch.equal(ours(self.x, self.x, self.x, dropout_p=0.5), first)
+
+    def test_derivatives(self):
+        q, k, v = (torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
+        mask = torch.ones(4, 4, dtype=torch.bool)
+        mask[1] = False
+
+        def same_draw(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            torch.manual_seed(0)
+            return ours(q, k, v, mask, dropout_p=0.6)
+
+        assert (same_draw(q, k, v)[0].abs().sum(-1) == 0).any()
+        assert torch.autograd.gradcheck(same_draw, (q, k, v), fast_mode=True)
+        assert (torch.autograd.grad(ours(q, k, v, dropout_p=1.0).sum(), q)[0] == 0).all()
+
+
+X = torch.randn(1, 2, 3, 4)
+REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
+    "mask of whole numbers": ((X, X, X, torch.zeros(3, 3, dtype=torch.int32)), {}, "attn_mask is torch.int32"),
+    "wider mask": ((X, X, X, torch.zeros(3, 3).double()), {}, "attn_mask is torch.float64"),
+    "narrower mask": ((X, X, X, torch.zeros(3, 3).half()), {}, "attn_mask is torch.float16"),
+    "mask of one axis": ((X, X, X, torch.zeros(3)), {}, r"attn_mask has shape \(3,\)"),
+    "mask of more batches": ((X, X, X, torch.zeros(2, 1, 3, 3)), {}, r"attn_mask has shape \(2, 1, 3, 3\)"),
+    "mask of more axes": ((X, X, X, torch.zeros(1, 1, 1, 3, 3)), {}, r"attn_mask has shape \(1, 1, 1, 3, 3\)"),
+    "more than certain": ((X, X, X), {"dropout_p": 1.5}, "dropout_p is 1.5"),
+    "less than impossible": ((X, X, X), {"dropout_p": -0.5}, "dropout_p is -0.5"),
+    "other heads": ((X, X[:, :1].expand(1, 3, 3, 4), X), {}, "the leading axes of query"),
+    "groups that do not divide": (
+        (X.expand(2, 2, 3, 4).reshape(1, 4, 3, 4), torch.randn(1, 3, 3, 4), torch.randn(1, 3, 3, 4)),
+        {"enable_gqa": True},
+        "k has 3 heads but q has 4",
+    ),
+    "groups without heads": ((X[0, 0], X[0, 0], X[0, 0]), {"enable_gqa": True}, "query has shape"),
+    "a vector": ((X[0, 0, 0], X[0, 0], X[0, 0]), {}, "query has shape"),
+    "mixed keys": ((X, X.double(), X), {}, "key is torch.float64 but query is torch.float32"),
+    "mixed values": ((X, X, X.double()), {}, "value is torch.float64 but query is torch.float32"),
+    "whole numbers": ((X.int(), X.int(), X.int()), {}, "q is int32"),
+    "complex numbers": ((X.cfloat(), X.cfloat(), X.cfloat()), {}, "q is complex64"),
+    "other widths": ((X, torch.randn(1, 2, 3, 5), X), {}, "q has d_k 4 but k has d_k 5"),
+    "another device": ((X, X.to("meta"), X), {}, "k is on device meta"),
+}
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(("inputs", "options", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_pytorch_refuses_is_refused(inputs: tuple[Any, ...], options: dict[str, Any], words: str, *, grad: bool):
+    if grad and not inputs[0].is_floating_point():
+        return
+    inputs = (inputs[0].clone().requires_grad_(grad), *inputs[1:])
+    with pytest.raises((RuntimeError, IndexError, NotImplementedError)):
+        theirs(*inputs, **options)
+    with pytest.raises(ClearheadError, match=f"^{words}"):
+        ours(*inputs, **options)
+
+
+def test_a_mask_and_is_causal_are_refused():
+    with pytest.raises(ClearheadError, match=r"^attn_mask is given and is_causal is True"):
+        ours(X, X, X, torch.zeros(3, 3), is_causal=True)
+
+
+def test_what_is_forbidden_reaches_nothing():
+    value = X.clone()
+    value[..., 2, :] = torch.nan
+    mask = torch.tensor([True, True, False])
+    assert ours(X, X, value, mask.expand(3, 3)).isfinite().all()

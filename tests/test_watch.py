@@ -1,0 +1,372 @@
+"""Watching models: what is seen is what eager attention says with output_attentions=True; the model stays as it was."""
+
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+
+import clearhead as ch
+from clearhead import reference
+from clearhead.watching.seen import Seen
+from watched import FAMILIES, GROUPED, Family, build, by_layer, eager, eager_steps, inputs, logits
+
+ALL = {"entropy": True, "received": True, "max_logit": True, "peak": True, "distance": True, "top": 3}
+FAMILY = {family.name: family for family in FAMILIES}
+every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+generating = pytest.mark.parametrize(
+    "family", [family for family in FAMILIES if family.kind in ("decoder", "both")], ids=lambda family: family.name
+)
+
+
+def numbers(x: Any) -> np.ndarray:
+    return x.detach().double().numpy() if isinstance(x, torch.Tensor) else np.asarray(x, np.float64)
+
+
+def close(found: Any, expected: Any, what: str, times: float = 1.0) -> None:
+    np.testing.assert_allclose(numbers(found), numbers(expected), rtol=2e-4 * times, atol=2e-5 * times, err_msg=what)
+
+
+def seen_rows(weights: np.ndarray, layer: Any) -> np.ndarray:
+    """Eager weights with 0 where a query sees only padding: eager attention takes the mean of everything there.
+
+    What padding attends to is then something else in every later layer, and nobody's concern: it is left as it is.
+    """
+    matrix = layer.matrix()
+    empty = np.isneginf(numbers(matrix.logsumexp()))
+    found = np.where(empty[..., None], 0.0, weights.astype(np.float64))
+    if layer.padding is None:
+        return found
+    return np.where(numbers(layer.padding)[:, None, :, None] > 0, numbers(matrix[...]), found)
+
+
+def assert_seen(seen: Seen, truth: dict[str, np.ndarray]) -> None:
+    """Every observation of every layer against eager weights, (batch, heads, queries, keys)."""
+    assert sorted(seen.layers) == sorted(truth)
+    for name, eager_weights in truth.items():
+        matrix, found = seen.matrix(name), seen[name]
+        weights = seen_rows(eager_weights, seen.layer(name))
+        close(matrix[...], weights, f"{name} weights")
+        close(found.received, weights.sum(-2), f"{name} received", 4)
+        close(found.peak, weights.max(-2), f"{name} peak")
+        logs = np.log(weights, out=np.zeros_like(weights), where=weights > 0)
+        if seen.layer(name).rules.get("sinks") is None:  # with sinks, entropy is that of the keys alone
+            close(found.entropy, -(weights * logs).sum(-1), f"{name} entropy", 4)
+        largest, places = found.top
+        held = np.take_along_axis(weights, np.maximum(numbers(places).astype(int), 0), -1)
+        close(np.where(numbers(places) < 0, 0.0, held), largest, f"{name} top")
+        close(largest, -np.sort(-weights, -1)[..., : largest.shape[-1]], f"{name} top")
+        logsumexp, highest = numbers(found.logsumexp), numbers(found.max_logit)
+        sees = ~np.isneginf(logsumexp)
+        close(np.exp(highest[sees] - logsumexp[sees]), weights.max(-1)[sees], f"{name} max_logit")
+
+
+def real_rows(given: dict[str, Any]) -> Any:
+    """Which tokens are no padding; a query that sees only padding answers 0 here and a mean there."""
+    mask = given.get("attention_mask")
+    return slice(None) if mask is None else mask.bool()
+
+
+@every_family
+@pytest.mark.parametrize("padding", ["", "left", "right"])
+def test_a_forward_pass(family: Family, padding: str):
+    if padding and (family.kind == "image" or family.name == "whisper"):
+        pytest.skip("takes no attention mask")
+    model, given = build(family), inputs(family, padding)
+    out, truth = eager(model, given)
+    with torch.no_grad(), ch.watch(model, image=(3, 4), **ALL) as seen:
+        watched = model(**given)
+    rows = slice(None) if family.kind in ("both", "pair") else real_rows(given)
+    close(logits(watched)[rows], logits(out)[rows], "logits", 4)
+    assert_seen(seen, truth)
+    for name, weights in truth.items():
+        book = type("Weights", (), {"weights": seen_rows(weights, seen.layer(name))})
+        close(seen[name].image, reference.image(book, 3, 4), f"{name} image", 4)
+    assert all(not seen.layer(name).note for name in seen.layers), "a mask was kept in full"
+
+
+@generating
+@pytest.mark.parametrize("padding", ["", "left"])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generation(family: Family, padding: str, cache: str):
+    if padding and family.kind == "both":
+        pytest.skip("the encoder's padding is tested in a forward pass")
+    model, given = build(family), inputs(family, padding)
+    if family.kind == "both":
+        given.pop("decoder_input_ids")
+    options: dict[str, Any] = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "num_beams": 1}
+    if cache == "static":
+        options |= {"cache_implementation": "static", "disable_compile": True}
+    out, truth = eager_steps(model, given, **options)
+    with ch.watch(model, image=(3, 4), **ALL) as seen:
+        tokens = model.generate(**given, **options)
+    np.testing.assert_array_equal(tokens, out.sequences[:, -tokens.shape[1] :])  # Whisper's keep their first one back
+    assert_seen(seen, truth)
+    if family.kind == "decoder":
+        assert seen.tokens == tokens[:, :-1].tolist()
+
+
+def test_the_masks_stay_rules():
+    model = build(FAMILY["mistral"])
+    with torch.no_grad(), ch.watch(model) as seen:
+        model(**inputs(FAMILY["mistral"], "right"))
+    rules = seen.layer(0).rules
+    assert rules["causal"] is True
+    assert rules["window"] == (3, None)
+    np.testing.assert_array_equal(rules["kv_lengths"], [5, 11])
+    assert not any(getattr(value, "ndim", 0) > 1 for value in rules.values())
+
+
+@pytest.mark.parametrize("mask", ["boolean", "added", "custom"])
+def test_a_mask_of_the_users_own(mask: str):
+    family = FAMILY["llama"]
+    model, given = build(family), inputs(family)
+    may = torch.rand(2, 1, 11, 11, generator=torch.manual_seed(3)).lt(0.5) | torch.eye(11, dtype=torch.bool)
+    added = torch.where(may, 0.0, torch.finfo(torch.float32).min)
+    given["attention_mask"] = added
+    out, truth = eager(model, given)
+    if mask == "boolean":
+        given["attention_mask"] = may
+    elif mask == "custom":
+        soft = torch.where(may, torch.randn(may.shape), torch.finfo(torch.float32).min)
+        given["attention_mask"] = soft
+        out, truth = eager(model, given)
+    with torch.no_grad(), ch.watch(model, **ALL) as seen:
+        watched = model(**given)
+    close(logits(watched), logits(out), "logits", 4)
+    assert_seen(seen, truth)
+    assert "in full" in seen.layer(0).note
+
+
+@pytest.mark.parametrize("where", ["inside", "after"])
+def test_the_model_is_left_as_it_was(where: str):
+    family = FAMILY["gemma3"]
+    model, given = build(family), inputs(family)
+    model.set_attn_implementation("eager")
+    before, hooks = model.config._attn_implementation, len(model._forward_pre_hooks)
+    with suppress(KeyError), ch.watch(model) as seen:
+        model(**given)
+        if where == "inside":
+            raise KeyError("mine")
+    assert model.config._attn_implementation == before
+    assert len(model._forward_pre_hooks) == hooks
+    assert len(seen) == 2
+    again = model(**given, output_attentions=True)
+    close(seen.matrix(0)[...], again.attentions[0], "weights")
+
+
+def test_the_parts_of_a_model_get_back_their_own_implementations():
+    model = build(FAMILY["clip"])
+    model.vision_model.set_attn_implementation("eager")
+    found = [model.config._attn_implementation, model.config.vision_config._attn_implementation]
+    with torch.no_grad(), ch.watch(model):
+        model(**inputs(FAMILY["clip"]))
+    assert [model.config._attn_implementation, model.config.vision_config._attn_implementation] == found
+
+
+def test_layers_and_heads_are_chosen():
+    family = FAMILY["llama"]
+    model, given = build(family), inputs(family)
+    _, truth = eager(model, given)
+    with torch.no_grad(), ch.watch(model, layers=[1], heads=[3, 0], top=2) as seen:
+        model(**given)
+    assert seen.layers == ["1"]
+    assert seen.layer(1).heads == (0, 3)
+    close(seen.matrix(1)[...], truth["1"][:, [0, 3]], "weights")
+    close(seen.head(1, 3).top.weights, -np.sort(-truth["1"][:, 3], -1)[..., :2], "top of head 3")
+    with pytest.raises(ch.errors.SelectionError, match="no head 1: kept are 0, 3"):
+        seen.head(1, 1)
+    with pytest.raises(ch.errors.SelectionError, match="no layer '0'"):
+        seen["0"]
+    with pytest.raises(ch.errors.SelectionError, match="no 7"), torch.no_grad(), ch.watch(model, layers=[7]):
+        model(**given)
+
+
+@pytest.mark.parametrize("heads", [[4], [-1], [True], ["a"]])
+def test_heads_that_are_not_there(heads: list[Any]):
+    model = build(FAMILY["llama"])
+    with pytest.raises(ch.errors.SelectionError, match="heads"), torch.no_grad(), ch.watch(model, heads=heads):
+        model(**inputs(FAMILY["llama"]))
+
+
+def test_without_queries_and_keys():
+    family = FAMILY["llama"]
+    model, given = build(family), inputs(family)
+    with torch.no_grad(), ch.watch(model, keep=False, received=True) as seen:
+        model(**given)
+    assert seen[0].received.shape == (2, 4, 11)
+    with pytest.raises(ch.errors.RuleError, match="keep=True"):
+        seen.matrix(0)
+    assert "-" in str(seen.summary())
+
+
+def test_tokens_are_texts_with_a_tokenizer():
+    class Tokenizer:
+        def decode(self, ids: list[int]) -> str:
+            return f"t{ids[0]}"
+
+    family = FAMILY["t5"]
+    model, given = build(family), inputs(family)
+    with torch.no_grad(), ch.watch(model, tokenizer=Tokenizer()) as seen:
+        model(**given)
+    assert seen.source_tokens == [[f"t{x}" for x in row] for row in given["input_ids"].tolist()]
+    assert seen.tokens == [[f"t{x}" for x in row] for row in given["decoder_input_ids"].tolist()]
+
+
+def test_gradients_flow_through_a_watched_model():
+    family = FAMILY["gpt-oss"]
+    model, given = build(family), inputs(family, "left")
+    found = []
+    for watching in (False, True):
+        model.zero_grad()
+        model.set_attn_implementation("eager")
+        if watching:
+            with ch.watch(model, **ALL) as seen:
+                loss = model(**given, labels=given["input_ids"]).loss
+            assert not seen[0].entropy.requires_grad
+        else:
+            loss = model(**given, labels=given["input_ids"]).loss
+        loss.backward()
+        found.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    assert found[0].keys() == found[1].keys()
+    for name, grad in found[0].items():
+        scale = float(grad.abs().max())
+        np.testing.assert_allclose(numbers(found[1][name]), numbers(grad), atol=1e-4 * scale, err_msg=name)
+
+
+def test_dropout_acts_in_training_and_the_weights_before_it_are_seen():
+    family = FAMILY["bert"]
+    model, given = build(family, attention_probs_dropout_prob=0.5, hidden_dropout_prob=0.0), inputs(family)
+    _, truth = eager(model, given)
+    with torch.no_grad(), ch.watch(model) as seen:
+        calm = logits(model(**given))
+    with torch.no_grad(), ch.watch(model.train()) as noisy:
+        shaken = logits(model(**given))
+    close(seen.matrix(0)[...], truth["0"], "weights")
+    close(noisy.matrix(0)[...], truth["0"], "weights before dropout")
+    assert not torch.allclose(calm, shaken, atol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_models_of_other_dtypes(dtype: torch.dtype):
+    family = FAMILY["gemma2"]
+    model, given = build(family).to(dtype), inputs(family)
+    out, truth = eager(model, {**given}) if False else eager(model, given)
+    with torch.no_grad(), ch.watch(model, received=True) as seen:
+        watched = model(**given)
+    limit = max(1e-6, 60 * float(torch.finfo(dtype).eps))  # their softmax is in float32 at best
+    np.testing.assert_allclose(numbers(seen.matrix(0)[...]), truth["0"].astype(np.float64), atol=limit)
+    reach = float(logits(out).abs().max())
+    np.testing.assert_allclose(numbers(logits(watched)), numbers(logits(out)), atol=limit * reach)
+
+
+def test_the_old_layers_of_a_long_prompt_in_pieces_are_joined():
+    """A prompt fed in two pieces with a cache is one sequence."""
+    family = FAMILY["qwen3"]
+    model, given = build(family), inputs(family)
+    _, truth = eager(model, given)
+    with torch.no_grad(), ch.watch(model, **ALL) as seen:
+        first = model(input_ids=given["input_ids"][:, :6], use_cache=True)
+        model(input_ids=given["input_ids"][:, 6:], past_key_values=first.past_key_values)
+    assert_seen(seen, truth)
+
+
+def test_summary_and_rollout_are_what_dense_weights_say():
+    family = FAMILY["gpt2"]
+    model, given = build(family), inputs(family, "left")
+    with torch.no_grad(), ch.watch(model) as seen:
+        model(**given)
+    real = given["attention_mask"].bool().numpy()
+    lines = {(line.layer, line.head): line for line in seen.summary()}
+    for layer, head in lines:
+        weights = numbers(seen.matrix(layer)[...])[:, head]
+        first = real.argmax(-1)
+        rows = [weights[b, i] for b in range(2) for i in range(11) if real[b, i]]
+        sink = [weights[b, i, first[b]] for b in range(2) for i in range(11) if real[b, i]]
+        own = [weights[b, i, i] for b in range(2) for i in range(11) if real[b, i]]
+        before = [weights[b, i, i - 1] for b in range(2) for i in range(1, 11) if real[b, i - 1]]
+        apart = [
+            sum(w * abs(i - j) for j, w in enumerate(weights[b, i])) for b in range(2) for i in range(11) if real[b, i]
+        ]
+        line = lines[layer, head]
+        expected = [np.mean(x) for x in (sink, before, own, apart)]
+        np.testing.assert_allclose([line.sink, line.previous, line.own, line.distance], expected, atol=1e-5)
+        entropy = np.mean([-(row[row > 0] * np.log(row[row > 0])).sum() for row in rows])
+        assert line.entropy == pytest.approx(entropy, abs=1e-5)
+    assert max(map(len, str(seen.summary()).splitlines())) <= 80
+    found = seen.rollout(10)
+    close(found, ch.rollout([seen.matrix(0), seen.matrix(1)], query=10), "rollout")
+
+
+def test_a_generated_sequence_has_one_text_for_each_query():
+    family = FAMILY["llama"]
+    model, given = build(family), inputs(family)
+    with ch.watch(model) as seen:
+        model.generate(**given, max_new_tokens=4, do_sample=False)
+    assert [len(row) for row in seen.tokens] == [seen[0].queries] * 2
+    assert seen[0].keys == 14
+
+
+SMALL_XLNET = {"vocab_size": 60, "d_model": 32, "n_layer": 1, "n_head": 4, "d_inner": 48}
+SMALL_BLOOM = {"vocab_size": 60, "hidden_size": 32, "n_layer": 1, "n_head": 4}
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "attention"),
+    [
+        (hf.XLNetModel, hf.XLNetConfig(**SMALL_XLNET), "XLNetRelativeAttention"),
+        (hf.BloomModel, hf.BloomConfig(**SMALL_BLOOM), "BloomAttention"),
+    ],
+)
+def test_what_does_not_go_through_the_interface_says_so(model: Any, config: Any, attention: str):
+    made = model(config).eval()
+    refused = rf"{attention}.*not go through Transformers' AttentionInterface"
+    with pytest.raises(ch.errors.RuleError, match=refused), torch.no_grad(), ch.watch(made):
+        made(torch.arange(2, 12)[None])
+
+
+def test_what_cannot_be_watched_is_refused_before_anything_runs():
+    llama = build(FAMILY["llama"])
+    with pytest.raises(ch.errors.DtypeError, match="model is a Linear: expected a Transformers model"), \
+            ch.watch(torch.nn.Linear(2, 2)):  # fmt: skip
+        pass
+    with torch.device("meta"):
+        elsewhere = hf.LlamaModel(hf.LlamaConfig(**GROUPED))
+    with pytest.raises(ch.errors.DtypeError, match="on device meta"), ch.watch(elsewhere):
+        pass
+    elsewhere.embed_tokens = torch.nn.Embedding(60, 32)
+    with pytest.raises(ch.errors.DtypeError, match="several devices, cpu, meta"), ch.watch(elsewhere):
+        pass
+    with pytest.raises(ch.errors.RuleError, match="watched already"), ch.watch(llama), ch.watch(llama):
+        pass
+    assert llama.config._attn_implementation != "clearhead"
+    with pytest.raises(ch.errors.RuleError, match="output_attentions"), torch.no_grad(), ch.watch(llama):
+        llama(**inputs(FAMILY["llama"]), output_attentions=True)
+
+
+def test_a_second_sequence_and_beam_search_are_refused():
+    family = FAMILY["llama"]
+    model, given = build(family), inputs(family)
+    with torch.no_grad(), ch.watch(model), pytest.raises(ch.errors.RuleError, match="second sequence"):
+        [model(**given) for _ in range(2)]
+    with pytest.raises(ch.errors.RuleError, match="beam"), ch.watch(model):
+        model.generate(**given, max_new_tokens=8, num_beams=3, do_sample=False)
+
+
+@pytest.mark.parametrize("wrong", [{"top": 0}, {"top": "x"}, {"image": (3,)}, {"image": 5}])
+def test_wrong_questions_are_refused(wrong: dict[str, Any]):
+    model = build(FAMILY["llama"])
+    with pytest.raises(ch.errors.ClearheadError, match=next(iter(wrong))), ch.watch(model, **wrong):
+        model(**inputs(FAMILY["llama"]))
+
+
+def test_by_layer_names_what_watch_names():
+    """The names in `watched` are those of `seen.layers` for every kind of model."""
+    model = build(FAMILY["whisper"])
+    out = model(**inputs(FAMILY["whisper"]))
+    assert by_layer(out) == {}
+    with torch.no_grad(), ch.watch(model) as seen:
+        model(**inputs(FAMILY["whisper"]))
+    assert [seen.layers[0], seen.layers[-1]] == ["encoder.0.self", "decoder.1.cross"]

@@ -1,0 +1,102 @@
+"""What ch.watch saw, on disk: the same again, and a clear error for every file that is not whole."""
+
+import json
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import clearhead as ch
+from watched import FAMILIES, build, inputs
+
+FAMILY = {family.name: family for family in FAMILIES}
+
+
+def watched(name: str, padding: str = "") -> Any:
+    model = build(FAMILY[name])
+    asked: dict[str, Any] = {"entropy": True, "received": True, "peak": True, "distance": True, "max_logit": True}
+    with torch.no_grad(), ch.watch(model, top=3, image=(3, 4), **asked) as seen:
+        model(**inputs(FAMILY[name], padding))
+    return seen
+
+
+@pytest.mark.parametrize(("name", "padding"), [("gpt-oss", "left"), ("t5", "right"), ("gemma2", "right"), ("vit", "")])
+def test_everything_is_there_again(tmp_path: Path, name: str, padding: str):
+    seen = watched(name, padding)
+    seen.save(tmp_path / "seen.safetensors")
+    again = ch.load(tmp_path / "seen.safetensors")
+    assert (again.layers, again.tokens, again.model) == (seen.layers, seen.tokens, seen.model)
+    for layer in seen.layers:
+        np.testing.assert_array_equal(again.matrix(layer)[...], seen.matrix(layer)[...].numpy())
+        for part in ("logsumexp", "entropy", "received", "peak", "distance", "max_logit", "image"):
+            np.testing.assert_array_equal(getattr(again[layer], part), getattr(seen[layer], part).numpy())
+        for one, other in zip(again[layer].top, seen[layer].top, strict=True):
+            np.testing.assert_array_equal(one, other.numpy())
+    assert [p.name for p in tmp_path.iterdir()] == ["seen.safetensors"]
+    assert str(again.summary()) == str(seen.summary())
+
+
+def test_a_model_in_bfloat16(tmp_path: Path):
+    model = build(FAMILY["llama"]).to(torch.bfloat16)
+    with torch.no_grad(), ch.watch(model) as seen:
+        model(**inputs(FAMILY["llama"]))
+    seen.save(tmp_path / "seen")
+    again = ch.load(tmp_path / "seen")
+    np.testing.assert_array_equal(again.matrix(0)[...], seen.matrix(0)[...].numpy())
+
+
+def header(data: bytes) -> dict[str, Any]:
+    return json.loads(data[8 : 8 + struct.unpack("<Q", data[:8])[0]])
+
+
+def with_words(data: bytes, **changes: Any) -> bytes:
+    """The same file with other words."""
+    head = header(data)
+    words = json.loads(head["__metadata__"]["watch"]) | changes
+    head["__metadata__"]["watch"] = json.dumps(words)
+    text = json.dumps(head).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + data[8 + struct.unpack("<Q", data[:8])[0] :]
+
+
+def test_files_that_are_not_whole(tmp_path: Path):
+    place = tmp_path / "seen"
+    watched("gpt2").save(place)
+    data = place.read_bytes()
+    layers = json.loads(header(data)["__metadata__"]["watch"])["layers"]
+    faults = {
+        "No such file": None,
+        "not a whole safetensors file": data[:-7],
+        "not a whole": data[:5],
+        "format 7": with_words(data, format=7),
+        "not a whole record": with_words(data, layers=[{**layers[0], "queries": 5}]),
+        "two layers have one name": with_words(data, layers=[layers[0], {**layers[1], "name": "0"}]),
+        "TypeError": with_words(data, layers=[3]),
+        "unknown rule": with_words(data, layers=[{**layers[0], "rules": {"caus": True}}, layers[1]]),
+    }
+    for said, fault in faults.items():
+        what = re.escape(said)
+        place.unlink(missing_ok=True)
+        if fault is not None:
+            place.write_bytes(fault)
+        with pytest.raises(ch.errors.FileError, match=what):
+            ch.load(place)
+
+
+def test_a_file_of_another_kind(tmp_path: Path):
+    from safetensors.numpy import save_file
+
+    save_file({"x": np.zeros(3, np.float32)}, tmp_path / "other")
+    with pytest.raises(ch.errors.FileError, match=r"not written by seen\.save"):
+        ch.load(tmp_path / "other")
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path):
+    seen = watched("vit")
+    with pytest.raises(ch.errors.FileError, match="cannot be written"):
+        seen.save(tmp_path / "nowhere" / "seen")
+    assert not list(tmp_path.iterdir())
