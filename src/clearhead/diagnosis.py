@@ -128,10 +128,10 @@ def examined(place: Path, values: dict[str, Any], theirs: Array, stage: Any, sla
         convention = values.pop("convention", "rows")
         check_convention(convention)
         q, k, v, theirs = (turned(x, convention) for x in (q, k, v, theirs))
-        return judged(_plain(q, k, v, theirs, stage, turns, values), slack)
+        return judged(_plain(q, k, v, theirs, stage, turns, cast("Rules", values)), slack)
     arrays = {name: values.pop(name, None) for name in LAYER}
     heads, convention = values.pop("num_heads", 1), values.pop("convention", "rows")
-    return judged(_layer(arrays, theirs, heads, convention, stage, turns, values), slack)
+    return judged(_layer(arrays, theirs, heads, convention, stage, turns, cast("Rules", values)), slack)
 
 
 @np.errstate(all="ignore")  # wrong recipes overflow and divide by 0
@@ -244,7 +244,7 @@ def _theirs(theirs: Any, output: tuple[int, ...], problem: Problem, stage: Stage
     want = output if stage == "output" else problem.shape
     if array.shape == want:
         return array
-    axes = WEIGHTS if stage != "output" else ("batch", "heads", "queries", "d_v")
+    axes: tuple[str, ...] = WEIGHTS if stage != "output" else ("batch", "heads", "queries", "d_v")
     if len(output) == len(problem.prefix) + 1:  # a layer's output, its heads joined
         axes = ("batch", "queries", "d_out") if stage == "output" else WEIGHTS
     hint = _hint(array.shape, want, output, problem, stage)

@@ -65,12 +65,12 @@ class Fit:
 
     def _excused(self, recipe: Recipe, part: Part, theirs: Array, apart: Array) -> float:
         """A row that a wrong mask leaves without keys may be 0, NaN or a mean, as their library has it."""
-        blind: Array = ~self.exact.visible(recipe, part).any(axis=-1, keepdims=True)
-        blind = blind & self.exact.visible(RIGHT, part).any(axis=-1, keepdims=True)
+        blind: Array = np.asarray(~self.exact.visible(recipe, part).any(axis=-1, keepdims=True))
+        blind &= self.exact.visible(RIGHT, part).any(axis=-1, keepdims=True)
         if not bool(blind.any()) or self.given.stage not in ("weights", "output"):
             return float(apart.max())
         if self.given.merged:
-            blind = blind.any(axis=1, keepdims=True)
+            blind = np.asarray(blind.any(axis=1, keepdims=True))
             apart = np.where(blind & np.isnan(theirs), 0.0, apart)
             return float(apart.max())
         mean = self.exact.answer(recipe._replace(empty="mean"), part)
