@@ -3,7 +3,7 @@
 from dataclasses import replace
 from math import inf, prod
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import numpy as np
 
