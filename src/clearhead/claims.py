@@ -26,7 +26,7 @@ from clearhead.steps import turned
 from clearhead.story import Scene, Words, both
 from clearhead.tracing import Trace, listed, trace
 from clearhead.view import page
-from clearhead.words import Language
+from clearhead.words import LANGUAGES, Language, say
 
 CLAIMABLE = ("scores", "scaled", "capped", "biased", "masked", "weights", "output")
 _KNOWN = (*INPUTS, *LAYER, "num_heads", "convention", *Rules.__annotations__, *CLAIMABLE)
@@ -59,6 +59,12 @@ class Verdict:
         known = self.diagnosis.explanations if self.diagnosis else ()
         return " + ".join(known[0].mistakes) if known else None
 
+    def did(self, language: Language) -> list[str]:
+        """What was done instead, a sentence each, where known mistakes explain the numbers and no earlier claim does."""
+        if self.diagnosis is None or not self.diagnosis.explanations or self.follows is not None:
+            return []
+        return self.diagnosis.explanations[0].did(language)
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Case:
@@ -75,7 +81,11 @@ class Case:
         """Write the explaining page, with a verdict on every claimed step, to a file."""
         said = [
             {"name": v.name, "right": v.right, "difference": v.difference, "text": _said(v)}
-            | {"mistake": None if v.mistake is None else both(v.mistake)}
+            | {
+                "mistake": None
+                if not v.did("en")
+                else {word: say(word, "both").join(v.did(word)) for word in LANGUAGES}
+            }
             for v in self.verdicts
         ]
         claimed = {v.name: np.asarray(v.claimed, dtype=np.float64) for v in self.verdicts if not v.right}

@@ -3,6 +3,7 @@
 from typing import Literal
 
 Language = Literal["en", "zh"]
+LANGUAGES: tuple[Language, ...] = ("en", "zh")
 
 _WORDS: dict[str, tuple[str, str]] = {
     # what each step does

@@ -71,7 +71,7 @@ def _verdict(verdict: Verdict, language: Language) -> Iterator[Text]:
         yield Text("  " + say(language, "claim right", name=verdict.name), style="green")
         return
     yield Text("  " + say(language, "claim wrong", name=verdict.name, difference=verdict.difference), style="bold red")
-    for did in _did(verdict, language):
+    for did in verdict.did(language):
         yield Text("    " + did, style="bold")
     if verdict.source and verdict.follows is not None:
         key = "follows" if follows(verdict) else "also off"
@@ -97,7 +97,7 @@ def _closing(case: Case, language: Language) -> Iterator[Text]:
         yield Text(say(language, "all right", names=", ".join(v.name for v in case.verdicts)), style="bold green")
     else:
         words = say(language, "first wrong", name=first.name, difference=first.difference)
-        yield Text(": ".join([words, *_did(first, language)]), style="bold red")
+        yield Text(_with_cause(words, first, language), style="bold red")
         for verdict in case.verdicts:
             if not verdict.right and verdict is not first:
                 yield Text(_also(verdict, language), style="red")
@@ -106,14 +106,11 @@ def _closing(case: Case, language: Language) -> Iterator[Text]:
 def _also(verdict: Verdict, language: Language) -> str:
     if verdict.source is None:
         words = say(language, "wrong too", name=verdict.name, difference=verdict.difference)
-        return ": ".join([words, *_did(verdict, language)])
+        return _with_cause(words, verdict, language)
     key = "follows on" if follows(verdict) else "also wrong"
     return say(language, key, name=verdict.name, source=verdict.source, difference=verdict.off_source)
 
 
-def _did(verdict: Verdict, language: Language) -> list[str]:
-    """What was done instead, in one sentence, where a known mistake explains the claimed numbers."""
-    if verdict.diagnosis is None or not verdict.diagnosis.explanations or verdict.follows is not None:
-        return []
-    sentences = verdict.diagnosis.explanations[0].did(language)
-    return [say(language, "both").join(sentences)]
+def _with_cause(words: str, verdict: Verdict, language: Language) -> str:
+    did = verdict.did(language)
+    return f"{words}: {say(language, 'both').join(did)}" if did else words
