@@ -60,7 +60,7 @@ class Verdict:
         return " + ".join(known[0].mistakes) if known else None
 
     def did(self, language: Language) -> list[str]:
-        """What was done instead, a sentence each, where known mistakes explain the numbers and no earlier claim does."""
+        """What was done instead, in sentences, where known mistakes explain the numbers and no earlier claim does."""
         if self.diagnosis is None or not self.diagnosis.explanations or self.follows is not None:
             return []
         return self.diagnosis.explanations[0].did(language)
