@@ -80,12 +80,7 @@ class Case:
     def save(self, path: str | os.PathLike[str], language: Language = "en") -> None:
         """Write the explaining page, with a verdict on every claimed step, to a file."""
         said = [
-            {"name": v.name, "right": v.right, "difference": v.difference, "text": _said(v)}
-            | {
-                "mistake": None
-                if not v.did("en")
-                else {word: say(word, "both").join(v.did(word)) for word in LANGUAGES}
-            }
+            {"name": v.name, "right": v.right, "difference": v.difference, "text": _said(v), "mistake": _did(v)}
             for v in self.verdicts
         ]
         claimed = {v.name: np.asarray(v.claimed, dtype=np.float64) for v in self.verdicts if not v.right}
@@ -122,6 +117,11 @@ def _said(verdict: Verdict) -> Words:
         return wrong
     more = both("follows" if follows(verdict) else "also off", source=verdict.source, difference=verdict.off_source)
     return {"en": f"{wrong['en']};{more['en']}", "zh": f"{wrong['zh']}；{more['zh'].strip()}"}
+
+
+def _did(verdict: Verdict) -> Words | None:
+    found = {language: say(language, "both").join(verdict.did(language)) for language in LANGUAGES}
+    return found if verdict.did("en") else None
 
 
 def check_file(path: str | Path) -> Case:
