@@ -125,8 +125,9 @@ def _parser() -> argparse.ArgumentParser:
     info.add_argument("--json", action="store_true", help="as JSON")
     for command in (explain, trace, diagnose):
         command.add_argument("--lang", choices=("en", "zh"), default="en", help="English or Chinese; default: en")
-        command.add_argument("--html", metavar="FILE", help="write the page that shows it, one self-contained file")
         command.add_argument("--json", metavar="FILE", help="write every number to FILE as JSON; - is standard output")
+    for command in (explain, trace):
+        command.add_argument("--html", metavar="FILE", help="write the page that shows it, one self-contained file")
     return parser
 
 
