@@ -210,7 +210,7 @@ def test_a_closed_pipe_is_no_error():
 
 
 def test_ctrl_c_leaves_no_mess(tmp_path):
-    code = "import sys, time, clearhead.cli, clearhead.model as model; model.load = lambda place: time.sleep(30); "
+    code = "import sys, time, clearhead.cli, clearhead.model as model; model.load = lambda place=None: time.sleep(30); "
     code += "sys.exit(clearhead.cli.main(['explain', 'a']))"
     running = subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=-1, text=True, cwd=tmp_path, env=PLAIN)
     time.sleep(2)

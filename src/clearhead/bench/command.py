@@ -51,8 +51,9 @@ def show(console: "Console", report: run.Report) -> None:
     if report.watching:
         console.print("\nwatching a model of 12 layers, 12 heads, width 768")
         lines = watching.lines(report.watching)
+        wide = [max(map(len, column)) for column in zip(*lines, strict=True)]
         for words in lines:
-            console.print("  ".join(f"{word:>{len(head)}}" for word, head in zip(words, lines[0], strict=True)))
+            console.print("  ".join(f"{word:>{width}}" for word, width in zip(words, wide, strict=True)))
     peak, read = report.limits.multiply_adds / 1e9, report.limits.bytes_read / 1e9
     console.print(f"\nlimits: {peak:.0f} G multiply-adds/s (float32), {read:.0f} GB/s read")
     console.print("; ".join(f"{name} {value}" for name, value in report.machine.items()), soft_wrap=True)
