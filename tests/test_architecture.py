@@ -22,7 +22,7 @@ FLOORS = (  # from the ground up; a folder is one entry
     ("engines",),
     ("view", "functional", "matrix", "flow", "backward", "torch_op", "torch_graph", "cache", "torch"),
     ("nn", "watching", "distributed"),
-    ("steps", "story", "tracing", "layer", "claims", "diagnose", "model", "hub", "explain"),
+    ("casefile", "steps", "story", "tracing", "layer", "claims", "diagnosing", "diagnosis", "model", "hub", "explain"),
     ("cli", "__main__", "report", "bench"),
 )
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}

@@ -48,7 +48,7 @@ def test_a_wrong_step_and_what_rightly_follows_from_it(tmp_path):
     weights = np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
     np.savez(tmp_path / "case.npz", q=q, k=k, v=v, scaled=scores, weights=weights, output=weights @ v)
     scaled, a, o = check_file(tmp_path / "case.npz").verdicts
-    assert scaled.mistake == "scores not scaled"
+    assert scaled.mistake == "no scale"
     assert follows(a)
     assert a.source == "scaled"
     assert follows(o)
@@ -64,8 +64,8 @@ def softmax(x, axis):
     [
         ("scores", lambda q, k, v: q @ k, "transpose missing"),
         ("scores", lambda q, k, v: k @ q.T, "q and k swapped"),
-        ("scaled", lambda q, k, v: q @ k.T / 4, "scaled by 1/d_k"),
-        ("weights", lambda q, k, v: softmax(q @ k.T, -1), "softmax of unscaled scores"),
+        ("scaled", lambda q, k, v: q @ k.T / 4, "scale 1/d_k"),
+        ("weights", lambda q, k, v: softmax(q @ k.T, -1), "no scale"),
         ("weights", lambda q, k, v: softmax(q @ k.T / 2, 0), "softmax over queries"),
         ("weights", lambda q, k, v: softmax(q @ k.T / 2, None), "softmax over the whole matrix"),
         ("output", lambda q, k, v: softmax(q @ k.T / 2, -1).T @ v, "weights transposed"),
@@ -83,7 +83,7 @@ def test_known_mistakes_are_named(tmp_path, step, make, mistake):
 def test_a_forgotten_mask_is_named(tmp_path):
     q, k, v = np.random.default_rng().standard_normal((3, 4, 4))
     np.savez(tmp_path / "case.npz", q=q, k=k, v=v, causal=True, weights=softmax(q @ k.T / 2, -1))
-    assert check_file(tmp_path / "case.npz").verdicts[0].mistake == "mask missing"
+    assert check_file(tmp_path / "case.npz").verdicts[0].mistake == "causal mask missing"
 
 
 def test_layers_rules_capitals_and_nulls(tmp_path):

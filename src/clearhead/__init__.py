@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from clearhead.diagnosis import diagnose as diagnose
+    from clearhead.diagnosis import diagnose_layer as diagnose_layer
     from clearhead.flow import rollout as rollout
     from clearhead.functional import attention as attention
     from clearhead.functional import plan as plan
@@ -27,6 +29,8 @@ _HOMES = {
     "AttentionMatrix": "matrix",
     "Observation": "observations",
     "attention": "functional",
+    "diagnose": "diagnosis",
+    "diagnose_layer": "diagnosis",
     "get_num_threads": "threads",
     "load": "watching.seen",
     "plan": "functional",

@@ -1,22 +1,23 @@
 """Somebody's worked example, checked: which claimed step first goes wrong, by how much, and what was done instead.
 
-A file (.json or .npz) holds q, k, v, or a layer's x, w_q, w_k, w_v, w_o, num_heads, context and biases; any score
-rules; and, where it likes, the values it claims for steps: scores, scaled, capped, biased, masked, weights, output.
+A file (.json, .npz or .safetensors) holds q, k, v, or a layer's x, w_q, w_k, w_v, w_o, num_heads, context and biases;
+any score rules; and, where it likes, the values it claims for steps: scores, scaled, capped, biased, masked, weights,
+output.
 """
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
-from zipfile import BadZipFile
 
 import numpy as np
 
 from clearhead import reference
 from clearhead.axes import Array
+from clearhead.casefile import INPUTS, LAYER, half_a_decimal, inputs_of, numbers, read, value_of
+from clearhead.diagnosing.verdict import Diagnosis
+from clearhead.diagnosis import examined
 from clearhead.errors import FileError, unknown
 from clearhead.files import write_whole
 from clearhead.layer import trace_layer
@@ -25,12 +26,10 @@ from clearhead.steps import turned
 from clearhead.story import Scene, Words, both
 from clearhead.tracing import Trace, listed, trace
 from clearhead.view import page
-from clearhead.words import Language
+from clearhead.words import LANGUAGES, Language, say
 
 CLAIMABLE = ("scores", "scaled", "capped", "biased", "masked", "weights", "output")
-_INPUTS = ("q", "k", "v")
-_LAYER = ("x", "w_q", "w_k", "w_v", "w_o", "context", "b_q", "b_k", "b_v", "b_o")
-_KNOWN = (*_INPUTS, *_LAYER, "num_heads", "convention", *Rules.__annotations__, *CLAIMABLE)
+_KNOWN = (*INPUTS, *LAYER, "num_heads", "convention", *Rules.__annotations__, *CLAIMABLE)
 
 
 class Claim(NamedTuple):
@@ -52,7 +51,19 @@ class Verdict:
     source: str | None  # the earlier claim it should follow from, where that one is wrong
     follows: Array | None  # what follows from that claim
     off_source: float
-    mistake: str | None  # a known mistake that gives the claimed numbers: a key of `MISTAKES`
+    diagnosis: Diagnosis | None  # of a wrong one: which mistake gives the claimed numbers
+
+    @property
+    def mistake(self) -> str | None:
+        """The names of the mistakes that give the claimed numbers, if any are known."""
+        known = self.diagnosis.explanations if self.diagnosis else ()
+        return " + ".join(known[0].mistakes) if known else None
+
+    def did(self, language: Language) -> list[str]:
+        """What was done instead, in sentences, where known mistakes explain the numbers and no earlier claim does."""
+        if self.diagnosis is None or not self.diagnosis.explanations or self.follows is not None:
+            return []
+        return self.diagnosis.explanations[0].did(language)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -69,8 +80,7 @@ class Case:
     def save(self, path: str | os.PathLike[str], language: Language = "en") -> None:
         """Write the explaining page, with a verdict on every claimed step, to a file."""
         said = [
-            {"name": v.name, "right": v.right, "difference": v.difference, "text": _said(v)}
-            | {"mistake": None if v.mistake is None else both(v.mistake)}
+            {"name": v.name, "right": v.right, "difference": v.difference, "text": _said(v), "mistake": _did(v)}
             for v in self.verdicts
         ]
         claimed = {v.name: np.asarray(v.claimed, dtype=np.float64) for v in self.verdicts if not v.right}
@@ -109,39 +119,41 @@ def _said(verdict: Verdict) -> Words:
     return {"en": f"{wrong['en']};{more['en']}", "zh": f"{wrong['zh']}；{more['zh'].strip()}"}
 
 
+def _did(verdict: Verdict) -> Words | None:
+    found = {language: say(language, "both").join(verdict.did(language)) for language in LANGUAGES}
+    return found if verdict.did("en") else None
+
+
 def check_file(path: str | Path) -> Case:
     """Trace a file's inputs and check what it claims.
 
     Raises FileError when the file is missing, malformed or of the wrong form, and what `trace` raises.
     """
     place = Path(path)
-    data = _read_npz(place) if place.suffix == ".npz" else _read_json(place)
+    data = read(place)
     for name in data:
         if name not in _KNOWN:
             raise unknown(f"key in {place.name}:", name, _KNOWN)
     claims = {name: _claim(name, data.pop(name)) for name in CLAIMABLE if name in data}
-    values = {name: _value(name, value) for name, value in data.items()}
-    traced = _trace(place, values)
-    return Case(traced, list(_verdicts(traced, claims)))
+    values = {name: value_of(name, value) for name, value in data.items()}
+    traced = _trace(place, dict(values))
+
+    def diagnosed(name: str, claimed: Array, slack: float) -> Diagnosis:
+        return examined(place, values, claimed, name, slack)
+
+    return Case(traced, list(_verdicts(traced, claims, diagnosed)))
 
 
 def _trace(place: Path, values: dict[str, Any]) -> Trace:
-    layer = [name for name in _LAYER if name in values]
-    plain = [name for name in _INPUTS if name in values]
-    if layer and plain:
-        raise FileError(
-            f"{place.name} holds both {plain[0]} and {layer[0]}: give q, k, v, or a layer's x, w_q, w_k, w_v."
-        )
-    needed = ("x", "w_q", "w_k", "w_v") if layer else _INPUTS
-    missing = [name for name in needed if name not in values]
-    if missing:
-        raise FileError(f"{place.name} lacks {', '.join(missing)}.", "it needs q, k, v, or a layer's x, w_q, w_k, w_v.")
-    call: Callable[..., Trace] = trace_layer if layer else trace
+    needed = inputs_of(place, values)
+    call: Callable[..., Trace] = trace_layer if needed != INPUTS else trace
     inputs = [values.pop(name) for name in needed]
     return call(*inputs, **values)
 
 
-def _verdicts(traced: Trace, claims: dict[str, Claim]) -> Iterator[Verdict]:
+def _verdicts(
+    traced: Trace, claims: dict[str, Claim], diagnosed: Callable[[str, Array, float], Diagnosis]
+) -> Iterator[Verdict]:
     wrong: dict[str, Array] = {}
     for name, claim in claims.items():
         truth = np.asarray(getattr(traced, name))
@@ -160,7 +172,7 @@ def _verdicts(traced: Trace, claims: dict[str, Claim]) -> Iterator[Verdict]:
             source=None if follows is None else source,
             follows=follows,
             off_source=0.0 if follows is None else _largest(claimed, follows),
-            mistake=None if right else _mistake(traced, name, claimed, slack),
+            diagnosis=None if right else diagnosed(name, claimed, slack),
         )
         if not right:
             wrong[name] = claimed
@@ -192,44 +204,6 @@ def _onward(traced: Trace, source: str, claimed: Array, target: str) -> Array | 
     return turned(problem.restore(getattr(then, target)), traced.convention)
 
 
-def _softmax(x: Array, axis: int | tuple[int, int]) -> Array:
-    with np.errstate(invalid="ignore", over="ignore"):
-        powers = np.exp(x - x.max(axis=axis, keepdims=True))
-        return np.asarray(powers / powers.sum(axis=axis, keepdims=True))
-
-
-def _product(a: Array, b: Array) -> Array | None:
-    return a @ b if a.shape[-1] == b.shape[-2] and a.shape[:-2] == b.shape[:-2] else None
-
-
-MISTAKES: dict[str, tuple[str, Callable[[Trace], Array | None]]] = {
-    "transpose missing": ("scores", lambda t: _product(t._given.q, t._given.k)),
-    "q and k swapped": ("scores", lambda t: t._book.scores.swapaxes(-1, -2)),
-    "scores not scaled": ("scaled", lambda t: t._book.scores),
-    "scaled by 1/d_k": ("scaled", lambda t: t._book.scores / max(1, t.problem.d_k)),
-    "softmax of unscaled scores": ("weights", lambda t: _softmax(t._book.scores, -1)),
-    "softmax over queries": ("weights", lambda t: _softmax(t._book.masked, -2)),
-    "softmax over the whole matrix": ("weights", lambda t: _softmax(t._book.masked, (-1, -2))),
-    "mask missing": ("weights", lambda t: _softmax(t._book.biased, -1)),
-    "weights transposed": (
-        "output",
-        lambda t: None if t._given.v is None else _product(t._book.weights.swapaxes(-1, -2), t._given.v),
-    ),
-    "keys instead of values": ("output", lambda t: _product(t._book.weights, t._given.k)),
-}
-
-
-def _mistake(traced: Trace, name: str, claimed: Array, slack: float) -> str | None:
-    for key, (step, make) in MISTAKES.items():
-        made = make(traced) if step == name else None
-        if made is None:
-            continue
-        other = turned(traced.problem.restore(np.asarray(made, dtype=np.float64)), traced.convention)
-        if other.shape == claimed.shape and _largest(claimed, other) <= slack:
-            return key
-    return None
-
-
 def _shaped(name: str, claimed: Array, truth: Array) -> Array:
     if claimed.shape == truth.shape:
         return claimed
@@ -246,87 +220,9 @@ def _largest(a: Array, b: Array) -> float:
     return float(np.where(np.isnan(gap), np.inf, gap).max(initial=0.0))
 
 
-def _read_json(place: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(place.read_text(encoding="utf-8"), parse_float=Decimal)
-    except FileNotFoundError:
-        raise FileError(f"{place} does not exist.") from None
-    except OSError as error:
-        raise FileError(f"{place} cannot be read: {error.strerror}.") from None
-    except ValueError as error:
-        raise FileError(f"{place} is not valid JSON: {error}.", "a .npz file needs that ending.") from None
-    if not isinstance(data, dict):
-        raise FileError(
-            f"{place} holds a {type(data).__name__}: expected an object.", '{"q": [[…]], "k": [[…]], "v": [[…]]}'
-        )
-    lowered = {name.lower(): value for name, value in data.items()}
-    if len(lowered) < len(data):
-        raise FileError(f"{place} gives a name twice, in capitals and in small letters.")
-    return lowered
-
-
-def _read_npz(place: Path) -> dict[str, Any]:
-    try:
-        with np.load(place, allow_pickle=False) as stored:
-            return {name.lower(): stored[name] for name in stored.files}
-    except FileNotFoundError:
-        raise FileError(f"{place} does not exist.") from None
-    except (OSError, ValueError, BadZipFile, EOFError, KeyError, AttributeError) as error:
-        raise FileError(f"{place} is not a readable .npz file: {str(error).splitlines()[0]}.") from None
-
-
-def _numbers(name: str, value: Any) -> Array:
-    """A list of numbers, true/false, or of lists of them, all equally long; null is -∞ in bias and masked."""
-    if isinstance(value, np.ndarray):
-        if value.dtype.kind not in "biuf":
-            raise FileError(f"{name} holds {value.dtype}: expected numbers.")
-        return value
-    try:
-        cells = np.array(value, dtype=object)
-    except ValueError:
-        cells = np.array(None)
-    flat = cells.reshape(-1).tolist()
-    if not isinstance(value, list) or any(isinstance(cell, list) for cell in flat):
-        raise FileError(f"{name} is no list of equally long rows of numbers.", f'"{name}": [[1, 0], [0, 1]]')
-    if flat and all(isinstance(cell, bool) for cell in flat):
-        return cells.astype(bool)
-    if name in ("bias", "masked"):
-        flat = [-np.inf if cell is None else cell for cell in flat]
-    if any(isinstance(cell, bool) or not isinstance(cell, (int, float, Decimal)) for cell in flat):
-        odd = next(c for c in flat if isinstance(c, bool) or not isinstance(c, (int, float, Decimal)))
-        raise FileError(f"{name} holds {odd!r}: expected numbers.")
-    whole = all(isinstance(cell, int) for cell in flat)
-    return np.array([cell if whole else float(cell) for cell in flat]).reshape(cells.shape)
-
-
 def _claim(name: str, value: Any) -> Claim:
-    array = _numbers(name, value).astype(np.float64)
+    array = numbers(name, value).astype(np.float64)
     if isinstance(value, np.ndarray):
         return Claim(array, 32 * float(np.finfo(value.dtype).eps) if value.dtype.kind == "f" else 1e-6)
-    decimals = max((-int(d.as_tuple().exponent) for d in _decimals(value)), default=0)
     largest = max(1.0, float(np.abs(array[np.isfinite(array)]).max(initial=0.0)))
-    return Claim(array, 0.5 * 10.0**-decimals / largest + 1e-5)
-
-
-def _decimals(value: Any) -> Iterator[Decimal]:
-    if isinstance(value, Decimal) and value.is_finite():
-        yield value
-    elif isinstance(value, list):
-        for part in value:
-            yield from _decimals(part)
-
-
-def _value(name: str, value: Any) -> Any:
-    """What a name's value is: an array of floats, or for rules a number, a flag, a pair or whole numbers."""
-    if name in (*_INPUTS, *_LAYER, "bias"):
-        array = _numbers(name, value)
-        return array if array.dtype.kind == "f" else array.astype(np.float64)
-    if isinstance(value, np.ndarray) and value.ndim == 0:
-        value = value.item()
-    if isinstance(value, Decimal):
-        return float(value)
-    if name == "window" and isinstance(value, (list, np.ndarray)):
-        return tuple(None if side is None else int(side) for side in value)
-    if isinstance(value, list):
-        return _numbers(name, value)
-    return value
+    return Claim(array, half_a_decimal(value) / largest + 1e-5)

@@ -1,6 +1,9 @@
-"""The command line: explain a text, trace a file. Data goes to standard output, words about problems to standard error.
+"""The command line: explain a text, trace a file, diagnose a file.
 
-Exit codes: 0 all is well, 1 a claim in a traced file is wrong, 2 bad input, 130 interrupted.
+Data goes to standard output, words about problems to standard error.
+
+Exit codes: 0 all is well, 1 a claim in a traced file is wrong or a mistake was found, 2 bad input, 3 no known mistake
+explains the numbers, 130 interrupted.
 """
 
 import argparse
@@ -37,6 +40,19 @@ likes, the values it claims for scores, scaled, weights or output:
 """
 
 
+_DIAGNOSE_EXAMPLES = """examples:
+  clearhead diagnose case.npz
+  clearhead diagnose case.safetensors --lang zh
+  clearhead diagnose case.json --json -
+
+a file holds q, k, v (or x, w_q, w_k, w_v, w_o, num_heads), any score rules, what your code gave
+for them as theirs, and, unless that is the output, its stage: weights, scores, scaled, masked:
+  {"q": [[1, 3], [2, 0.5]], "k": [[0.5, 2], [1, 3]], "v": [[0, 4], [1, 2]], "causal": true,
+   "theirs": [[3.5, 11], [1.5, 5.5]], "stage": "scores"}
+np.savez("case.npz", q=q, k=k, v=v, theirs=out, causal=True) writes one from Python.
+
+exit code: 0 yours is right, 1 a mistake was found, 2 bad input, 3 no known mistake explains it
+"""
 _BENCH_EXAMPLES = """examples:
   clearhead bench --quick
   clearhead bench --peers torch --only full,causal
@@ -94,7 +110,11 @@ def _parser() -> argparse.ArgumentParser:
     trace = _command(
         commands, "trace", "compute a file's attention step by step and check its claims", _TRACE_EXAMPLES, _trace
     )
-    trace.add_argument("file", metavar="FILE", help="a .json or .npz file")
+    trace.add_argument("file", metavar="FILE", help="a .json, .npz or .safetensors file")
+    diagnose = _command(
+        commands, "diagnose", "name the mistake in your attention from what it gave", _DIAGNOSE_EXAMPLES, _diagnose
+    )
+    diagnose.add_argument("file", metavar="FILE", help="a .npz, .json or .safetensors file")
     bench = _command(commands, "bench", "time the engine beside its peers, in turn, as ratios", _BENCH_EXAMPLES, _bench)
     bench.add_argument("--quick", action="store_true", help="fewer cases and rounds: about a minute")
     bench.add_argument("--peers", metavar="A,B", help="only these peers; default: all that are installed")
@@ -103,10 +123,11 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--save", metavar="DIR", help="write bench.json, bench.csv, bench.md and bench.svg there")
     info = _command(commands, "info", "say what is installed and which engine runs", "", _info)
     info.add_argument("--json", action="store_true", help="as JSON")
-    for command in (explain, trace):
+    for command in (explain, trace, diagnose):
         command.add_argument("--lang", choices=("en", "zh"), default="en", help="English or Chinese; default: en")
-        command.add_argument("--html", metavar="FILE", help="write the page that shows it, one self-contained file")
         command.add_argument("--json", metavar="FILE", help="write every number to FILE as JSON; - is standard output")
+    for command in (explain, trace):
+        command.add_argument("--html", metavar="FILE", help="write the page that shows it, one self-contained file")
     return parser
 
 
@@ -157,6 +178,19 @@ def _trace(given: argparse.Namespace) -> int:
 
         traced.show(_console(), case, given.lang)
     return 0 if case.first_wrong is None else 1
+
+
+def _diagnose(given: argparse.Namespace) -> int:
+    from clearhead.diagnosis import diagnose_file
+
+    diagnosis = diagnose_file(given.file)
+    if given.json is not None:
+        _write_json(given.json, diagnosis.to_json())
+    if given.json != "-":
+        from clearhead.report import diagnosed
+
+        diagnosed.show(_console(), diagnosis, given.lang)
+    return {"right": 0, "unexplained": 3}.get(diagnosis.verdict, 1)
 
 
 def _bench(given: argparse.Namespace) -> int:

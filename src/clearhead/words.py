@@ -3,6 +3,7 @@
 from typing import Literal
 
 Language = Literal["en", "zh"]
+LANGUAGES: tuple[Language, ...] = ("en", "zh")
 
 _WORDS: dict[str, tuple[str, str]] = {
     # what each step does
@@ -113,26 +114,7 @@ _WORDS: dict[str, tuple[str, str]] = {
     "wrong too": ("{name}: wrong too, by up to {difference:.4g}", "{name}：同样有误，最大相差 {difference:.4g}"),
     "all right": ("every claimed step is right: {names}", "所声称的每一步都正确：{names}"),
     "no claims": ("the file claims no values, so there is nothing to check", "文件没有声称任何数值，无需核对"),
-    # mistakes
-    "transpose missing": ("it is Q·K, not Q·Kᵀ: K is not transposed", "它是 Q·K 而不是 Q·Kᵀ：K 没有转置"),
-    "q and k swapped": ("it is K·Qᵀ: queries and keys are swapped", "它是 K·Qᵀ：查询与键颠倒了"),
-    "scores not scaled": ("it is S itself: the division by √d_k is missing", "它就是 S：缺少除以 √d_k"),
-    "scaled by 1/d_k": ("it is S/d_k: the square root is missing", "它是 S/d_k：缺少平方根"),
-    "softmax of unscaled scores": (
-        "it is softmax(S): the division by √d_k is missing",
-        "它是 softmax(S)：缺少除以 √d_k",
-    ),
-    "softmax over queries": (
-        "the softmax runs over the queries, not over each query's keys",
-        "softmax 沿查询方向计算，而不是对每个查询的键计算",
-    ),
-    "softmax over the whole matrix": (
-        "the softmax runs over the whole matrix, not row by row",
-        "softmax 对整个矩阵计算，而不是逐行计算",
-    ),
-    "mask missing": ("the mask is missing", "缺少掩码"),
-    "weights transposed": ("it is Aᵀ·V: the weights are transposed", "它是 Aᵀ·V：权重被转置了"),
-    "keys instead of values": ("it is A·K: keys in place of values", "它是 A·K：用键代替了值"),
+    "both": ("; and ", "；并且"),
 }
 
 

@@ -71,8 +71,8 @@ def _verdict(verdict: Verdict, language: Language) -> Iterator[Text]:
         yield Text("  " + say(language, "claim right", name=verdict.name), style="green")
         return
     yield Text("  " + say(language, "claim wrong", name=verdict.name, difference=verdict.difference), style="bold red")
-    if verdict.mistake:
-        yield Text("    " + say(language, verdict.mistake), style="bold")
+    for did in verdict.did(language):
+        yield Text("    " + did, style="bold")
     if verdict.source and verdict.follows is not None:
         key = "follows" if follows(verdict) else "also off"
         yield Text("  " + say(language, key, source=verdict.source, difference=verdict.off_source))
@@ -96,10 +96,8 @@ def _closing(case: Case, language: Language) -> Iterator[Text]:
     elif first is None:
         yield Text(say(language, "all right", names=", ".join(v.name for v in case.verdicts)), style="bold green")
     else:
-        mistake = f": {say(language, first.mistake)}" if first.mistake else ""
-        yield Text(
-            say(language, "first wrong", name=first.name, difference=first.difference) + mistake, style="bold red"
-        )
+        words = say(language, "first wrong", name=first.name, difference=first.difference)
+        yield Text(_with_cause(words, first, language), style="bold red")
         for verdict in case.verdicts:
             if not verdict.right and verdict is not first:
                 yield Text(_also(verdict, language), style="red")
@@ -107,7 +105,12 @@ def _closing(case: Case, language: Language) -> Iterator[Text]:
 
 def _also(verdict: Verdict, language: Language) -> str:
     if verdict.source is None:
-        mistake = f": {say(language, verdict.mistake)}" if verdict.mistake else ""
-        return say(language, "wrong too", name=verdict.name, difference=verdict.difference) + mistake
+        words = say(language, "wrong too", name=verdict.name, difference=verdict.difference)
+        return _with_cause(words, verdict, language)
     key = "follows on" if follows(verdict) else "also wrong"
     return say(language, key, name=verdict.name, source=verdict.source, difference=verdict.off_source)
+
+
+def _with_cause(words: str, verdict: Verdict, language: Language) -> str:
+    did = verdict.did(language)
+    return f"{words}: {say(language, 'both').join(did)}" if did else words

@@ -1,0 +1,185 @@
+"""Mistakes in the scores and logits: what is multiplied with what, the scale, the cap, the bias."""
+
+from collections.abc import Iterable
+
+from clearhead.diagnosing.mistakes.base import Mistake, Variants, hides, square, when
+from clearhead.diagnosing.recipe import STAGES, Change, Inputs
+
+
+def _scale(*others: "float | str") -> Variants:
+    """Other scales, where they are other numbers: a number, or the width whose square root divides."""
+
+    def variants(given: Inputs) -> Iterable[Change]:
+        right = given.problem.scale
+        found = {number for other in others for number in _numbers(given, other)}
+        return [{"scale": number} for number in sorted(found) if abs(number - right) > 1e-9 * abs(right)]
+
+    return variants
+
+
+def _numbers(given: Inputs, other: "float | str") -> Iterable[float]:
+    p = given.problem
+    if isinstance(other, float):
+        return (other,)
+    widths = {
+        "d_k": [p.d_k],
+        "d_v": [] if given.v is None else [given.v.shape[-1]],
+        "d_model": [p.heads * p.d_k] + ([] if given.layer is None else [given.layer.x.shape[-1]]),
+    }
+    if other in widths:
+        return [width**-0.5 for width in widths[other] if width and (other == "d_k" or width != p.d_k)]
+    return {"1/d_k": [1 / p.d_k], "twice": [p.scale**2], "inverse": [1 / p.scale] if p.scale else []}[other]
+
+
+def _steps(given: Inputs) -> Iterable[Change]:
+    """The later steps up to the weights, those that do something."""
+    p = given.problem
+    works = {
+        "scaled": p.scale != 1,
+        "capped": p.softcap is not None,
+        "biased": p.bias is not None or p.alibi_slopes is not None,
+        "masked": hides(given),
+        "weights": True,
+    }
+    if given.stage not in STAGES[:5]:
+        return []
+    later = STAGES[STAGES.index(given.stage) + 1 : 6]  # an earlier one is a rule left out, which has its own entry
+    return [{"step": step} for step in later if works[step]]
+
+
+_SCORES = ("scores = q @ k.swapaxes(-1, -2)",) * 2
+_SCALE = ("scores = q @ k.swapaxes(-1, -2) * d_k ** -0.5",) * 2
+
+SCORES = (
+    Mistake(
+        "transpose missing",
+        when(lambda given: given.problem.keys == given.problem.d_k, {"product": "q·k"}),
+        ("it is Q·K, not Q·Kᵀ: K is not transposed", "它是 Q·K 而不是 Q·Kᵀ：K 没有转置"),
+        _SCORES,
+        ("a K that is not symmetric", "不对称的 K"),
+    ),
+    Mistake(
+        "q and k swapped",
+        when(square, {"product": "k·qᵀ"}),
+        ("it is K·Qᵀ: queries and keys are swapped", "它是 K·Qᵀ：查询与键颠倒了"),
+        _SCORES,
+        ("queries that differ from the keys", "与键不同的查询"),
+    ),
+    Mistake(
+        "no scale",
+        _scale(1.0),
+        ("the scores are not scaled: the division by √d_k is missing", "分数没有缩放：缺少除以 √d_k"),
+        _SCALE,
+        ("d_k > 1", "d_k > 1"),
+    ),
+    Mistake(
+        "scale 1/d_k",
+        _scale("1/d_k"),
+        ("the scores are divided by d_k: the square root is missing", "分数除以了 d_k：缺少平方根"),
+        _SCALE,
+        ("d_k > 1 and a scale of your own, as scale=0.1", "d_k > 1，并自行给定缩放系数，如 scale=0.1"),
+    ),
+    Mistake(
+        "scale twice",
+        _scale("twice"),
+        (
+            "the scale is applied twice: to the queries or keys, and to the scores again",
+            "缩放用了两次：先乘在查询或键上，又乘在分数上",
+        ),
+        ("scale either q or the scores, not both", "只缩放 q 或只缩放分数，不要两次"),
+        ("d_k > 1 and a scale of your own, as scale=0.1", "d_k > 1，并自行给定缩放系数，如 scale=0.1"),
+    ),
+    Mistake(
+        "scale of d_model",
+        _scale("d_model"),
+        (
+            "the scores are divided by √d_model, the width of all heads, not by √d_k, the width of one",
+            "分数除以了所有头的总宽度 √d_model，而不是单个头的宽度 √d_k",
+        ),
+        _SCALE,
+        ("more than one head", "多于一个头"),
+    ),
+    Mistake(
+        "scale of d_v",
+        _scale("d_v"),
+        ("the scores are divided by √d_v, not by √d_k", "分数除以了 √d_v，而不是 √d_k"),
+        _SCALE,
+        ("d_v ≠ d_k", "d_v ≠ d_k"),
+    ),
+    Mistake(
+        "scale inverted",
+        _scale("inverse"),
+        ("the scores are multiplied by √d_k where they should be divided", "分数乘以了 √d_k，而应当是除以"),
+        _SCALE,
+        ("d_k > 1", "d_k > 1"),
+    ),
+    Mistake(
+        "scale ignored",
+        _scale("d_k"),
+        (
+            "the scale that was asked for is ignored: it is 1/√d_k, the default",
+            "忽略了给定的缩放系数：用的是默认的 1/√d_k",
+        ),
+        ("pass scale on to where the scores are scaled", "把 scale 传到缩放分数的地方"),
+        ("a scale other than 1/√d_k", "不等于 1/√d_k 的缩放系数"),
+        rule="scale",
+    ),
+    Mistake(
+        "another step",
+        _steps,
+        ("these are the numbers of a later step, {step}", "这是后面一步 {step} 的数值"),
+        ('ask with stage="{step}", or hand on the step that was meant', '用 stage="{step}" 再问，或交出本来那一步'),
+        ("rules that make the two steps differ", "使两步不同的规则"),
+    ),
+    Mistake(
+        "softcap missing",
+        when(lambda given: given.problem.softcap is not None, {"softcap": "missing"}),
+        ("the scores are not capped: c·tanh(s/c) is missing", "没有限制分数：缺少 c·tanh(s/c)"),
+        ("scores = softcap * tanh(scores / softcap)",) * 2,
+        ("scores that are not small beside the cap", "与上限相比不太小的分数"),
+        rule="softcap",
+    ),
+    Mistake(
+        "softcap after mask",
+        when(lambda given: given.problem.softcap is not None and hides(given), {"softcap": "after mask"}),
+        (
+            "the cap acts after the mask: -∞ becomes -c, and hidden keys keep some weight",
+            "先遮蔽再限制分数：-∞ 变成了 -c，被遮蔽的键仍有权重",
+        ),
+        ("cap the scores first, mask them then", "先限制分数，再遮蔽"),
+        ("a key that is hidden, and a small cap", "有被遮蔽的键，且上限较小"),
+        rule="softcap",
+    ),
+    Mistake(
+        "bias missing",
+        when(lambda given: given.problem.bias is not None, {"bias": "missing"}),
+        ("the bias is not added to the scores", "没有把偏置加到分数上"),
+        ("scores = scores + bias",) * 2,
+        ("a bias that differs from key to key", "对各键不同的偏置"),
+        rule="bias",
+    ),
+    Mistake(
+        "bias scaled",
+        when(lambda given: given.problem.bias is not None and given.problem.scale != 1, {"bias": "scaled"}),
+        ("the bias is added before the scale, which shrinks it too", "偏置在缩放之前加入，也被缩小了"),
+        ("scores = q @ k.swapaxes(-1, -2) * scale + bias",) * 2,
+        ("a bias that differs from key to key, and d_k > 1", "对各键不同的偏置，且 d_k > 1"),
+        rule="bias",
+    ),
+    Mistake(
+        "ALiBi missing",
+        when(lambda given: given.problem.alibi_slopes is not None, {"alibi": "missing"}),
+        ("ALiBi's slopes are left out", "遗漏了 ALiBi 的斜率"),
+        ("scores = scores - slopes[:, None, None] * abs(i - j)",) * 2,
+        ("more than one key", "多于一个键"),
+        rule="alibi_slopes",
+    ),
+    Mistake(
+        "ALiBi added",
+        when(lambda given: given.problem.alibi_slopes is not None, {"alibi": "added"}),
+        ("ALiBi's slopes are added, not subtracted: far keys gain", "ALiBi 的斜率是加而不是减：远处的键反而得分"),
+        ("scores = scores - slopes[:, None, None] * abs(i - j)",) * 2,
+        ("more than one key", "多于一个键"),
+        rule="alibi_slopes",
+    ),
+)

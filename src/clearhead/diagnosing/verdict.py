@@ -1,0 +1,281 @@
+"""The verdict: what their code did, how sure that is, the line to change; in words, English and Chinese."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, Literal, NamedTuple
+
+from clearhead.diagnosing.recipe import Change, Recipe
+from clearhead.diagnosing.search import Found, Looked
+
+Language = Literal["en", "zh"]
+Outcome = Literal["right", "mistake", "ambiguous", "unexplained"]
+Confidence = Literal["sure", "likely", "ambiguous"]
+
+
+class Place(NamedTuple):
+    """Where theirs first differs; `head` is None where the heads are joined."""
+
+    batch: int
+    head: int | None
+    query: int
+    column: int
+    theirs: float
+    right: float
+
+
+class Line(NamedTuple):
+    """A line of the answer and what kind it is: verdict, did, mend, needs, note."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Explanation:
+    """What their code may have done: one mistake or two, and how far what they give lies from theirs."""
+
+    found: Found
+    confidence: Confidence
+    alike: tuple[Found, ...] = ()  # the same mistakes with other details, which give the same numbers
+
+    def __repr__(self) -> str:
+        return f"Explanation({' + '.join(self.mistakes)}, residual {self.residual:.2g}, {self.confidence})"
+
+    @property
+    def mistakes(self) -> tuple[str, ...]:
+        """Their names in the catalogue."""
+        return tuple(mistake.name for mistake in self.found.mistakes)
+
+    @property
+    def residual(self) -> float:
+        return self.found.residual
+
+    @property
+    def tolerance(self) -> float:
+        return self.found.tolerance
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """What was changed in the textbook's recipe: the block's size, the fill, the rate."""
+        fields = {field for change in self.found.changes for field in change}
+        return {field: getattr(self.found.recipe, field) for field in sorted(fields)}
+
+    def did(self, language: Language = "en") -> list[str]:
+        """What their code did, a sentence for each mistake."""
+        return self._words("did", language)
+
+    def mend(self, language: Language = "en") -> list[str]:
+        """The line to change, one for each mistake."""
+        return self._words("mend", language)
+
+    def needs(self, language: Language = "en") -> list[str]:
+        """What inputs must have to show it, for each mistake."""
+        return self._words("needs", language)
+
+    def _words(self, what: str, language: Language) -> list[str]:
+        said = [
+            [
+                getattr(m, what)[language == "zh"].format(**_details(f.recipe, c, language))
+                for m, c in zip(f.mistakes, f.changes, strict=True)
+            ]
+            for f in (self.found, *self.alike)
+        ]
+        other = f" {_say(language, 'or')} "
+        return [
+            sentences[0] if len(set(sentences)) == 1 else other.join(dict.fromkeys(sentences))
+            for sentences in zip(*said, strict=True)
+        ]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Diagnosis:
+    """The verdict: right, a mistake, several that fit equally (ambiguous), or none of the known ones (unexplained).
+
+    Prints as a colleague would say it; `told("zh")` says it in Chinese.
+    """
+
+    verdict: Outcome
+    explanations: tuple[Explanation, ...]  # those that fit, the best first
+    difference: float  # the largest between theirs and the right numbers
+    tolerance: float  # what rounding allows
+    first_difference: Place | None
+    looked: Looked
+    unseen: tuple[Explanation, ...]  # mistakes that these inputs cannot show
+
+    def __str__(self) -> str:
+        return self.told()
+
+    def __repr__(self) -> str:
+        named = ", ".join(" + ".join(e.mistakes) for e in self.explanations)
+        return f"Diagnosis({self.verdict}{': ' if named else ''}{named})"
+
+    def told(self, language: Language = "en") -> str:
+        """The whole answer as text."""
+        return "\n".join(line.text for line in self.lines(language))
+
+    def lines(self, language: Language = "en") -> Iterator[Line]:
+        """The answer line by line."""
+        yield from _lines(self, language)
+
+    def to_json(self) -> dict[str, Any]:
+        """The verdict as plain numbers and words."""
+        first = self.first_difference
+        return {
+            "verdict": self.verdict,
+            "explanations": [
+                {"mistakes": e.mistakes, "confidence": e.confidence, "residual": _plain(e.residual)}
+                | {
+                    "tolerance": _plain(e.tolerance),
+                    "details": {k: _plain(v) for k, v in e.details.items()},
+                    "did": e.did(),
+                    "mend": e.mend(),
+                }
+                | {"needs": e.needs()}
+                for e in self.explanations
+            ],
+            "largest_difference": _plain(self.difference),
+            "tolerance": _plain(self.tolerance),
+            "first_difference": first and {k: _plain(v) for k, v in first._asdict().items()},
+            "looked_at": self.looked._asdict(),
+            "unseen": [e.mistakes[0] for e in self.unseen],
+        }
+
+
+_SAID: dict[str, tuple[str, str]] = {
+    "right": (
+        "your numbers are right: they differ by {difference:.2g} at most, where rounding allows {tolerance:.2g}",
+        "你的结果正确：最大相差 {difference:.2g}，舍入误差允许 {tolerance:.2g}",
+    ),
+    "mistake": ("your code has a mistake:", "你的代码有一处错误："),
+    "mistakes": ("your code has two mistakes:", "你的代码有两处错误："),
+    "ambiguous": (
+        "your numbers are wrong, and {count} explanations fit them equally well:",
+        "你的结果有误，有 {count} 种解释同样吻合：",
+    ),
+    "unexplained": (
+        "your numbers are wrong, by up to {difference:.4g}, and none of the known mistakes, alone or in pairs, "
+        "explains them",
+        "你的结果有误，最大相差 {difference:.4g}；已知的错误无论单独还是成对都无法解释",
+    ),
+    "and": ("and", "并且"),
+    "or": ("or", "或者"),
+    "change": ("    the line to change: {mend}", "    应改为：{mend}"),
+    "sure": (
+        "how sure: sure. This gives your numbers to within {residual:.2g}, where rounding allows {tolerance:.2g}; "
+        "without it they are off by up to {difference:.4g}",
+        "把握：确定。这样算出的数与你的相差不过 {residual:.2g}（舍入误差允许 {tolerance:.2g}）；"
+        "而正确结果与你的最大相差 {difference:.4g}",
+    ),
+    "likely": (
+        "how sure: likely. This comes within {residual:.2g} of your numbers; the right ones are up to "
+        "{difference:.4g} away",
+        "把握：很可能。这样算出的数与你的相差 {residual:.2g}；正确结果与你的最大相差 {difference:.4g}",
+    ),
+    "tell": (
+        "    to tell it from the others, try an input with {needs}",
+        "    要与其他解释区分，请换这样的输入：{needs}",
+    ),
+    "less well": ("fits too, but less well: {names}", "也吻合，但稍差：{names}"),
+    "first": (
+        "the first difference: batch {batch}, head {head}, query {query}, column {column}: "
+        "yours {theirs:.6g}, right {right:.6g}",
+        "第一处不同：批次 {batch}，头 {head}，查询 {query}，列 {column}：你的 {theirs:.6g}，正确 {right:.6g}",
+    ),
+    "first joined": (
+        "the first difference: batch {batch}, query {query}, column {column}: yours {theirs:.6g}, right {right:.6g}",
+        "第一处不同：批次 {batch}，查询 {query}，列 {column}：你的 {theirs:.6g}，正确 {right:.6g}",
+    ),
+    "sampled": (
+        "looked at {batches} batch entries and {queries} queries, not at everything",
+        "只看了 {batches} 个批次条目和 {queries} 个查询，并非全部",
+    ),
+    "unseen": (
+        "these inputs could not show it if: {did}; that takes {needs}",
+        "这些输入无法显出这样的错误：{did}；需要{needs}",
+    ),
+}
+
+
+_VALUES: dict[str, tuple[str, str]] = {
+    "per head": ("each head with its own block of W^O", "每个头只乘 W^O 的对应块"),
+    "on values": ("on the values, before attention", "在注意力之前就乘在值上"),
+    "first corner": ("first corner, query 0 at key 0", "左上角，查询 0 对键 0"),
+    "last corner": ("last corner, the last query at the last key", "右下角，最后的查询对最后的键"),
+    "one seen": ("1 where seen, 0 where hidden", "可见处为 1，隐藏处为 0"),
+    "one hidden": ("0 where seen, 1 where hidden", "可见处为 0，隐藏处为 1"),
+    "fill": ("put in their place", "取而代之"),
+    "add": ("added to them", "加在其上"),
+    "rescale": ("what was summed before", "已累加的部分"),
+    "rescale values": ("the sum of values", "值的累加"),
+    "rescale sum": ("the sum of powers", "指数之和"),
+    "last": ("sums are", "各个累加值"),
+    "last values": ("sum of values is", "值的累加"),
+    "skipped": ("they are skipped", "它们被跳过"),
+    "zeros": ("the padding behind them counts as keys with score 0", "其后的填充被当作分数为 0 的键"),
+    "zero": ("0", " 0"),
+    "unknown": ("whatever was in memory", "内存中原有的任意值"),
+}
+
+
+def _details(recipe: Recipe, change: Change, language: Language) -> dict[str, Any]:
+    """What the sentences name: the changed fields, in words where they have them."""
+    details: dict[str, Any] = {}
+    for field in change:
+        value = getattr(recipe, field)
+        details[field] = f"{value:.4g}" if isinstance(value, float) else value
+        if isinstance(value, tuple) and isinstance(value[0], str):
+            details |= {"what": _VALUES[value[0]][language == "zh"], "size": value[1]}
+        elif isinstance(value, str) and value in _VALUES:
+            details[field] = _VALUES[value][language == "zh"]
+    letters = ", ".join(field[-1].upper() for field in change if field[:2] in ("w_", "b_"))
+    return details | {"letters": letters, "rate": f"{recipe.dropout:.0%}"}
+
+
+def _say(language: Language, key: str, **values: object) -> str:
+    return _SAID[key][language == "zh"].format(**values)
+
+
+def _lines(told: Diagnosis, language: Language) -> Iterator[Line]:
+    numbers = {"difference": told.difference, "tolerance": told.tolerance}
+    if told.verdict in ("right", "unexplained"):
+        yield Line("verdict", _say(language, told.verdict, **numbers))
+    elif told.verdict == "ambiguous":
+        equal = [e for e in told.explanations if e.confidence == "ambiguous"]
+        yield Line("verdict", _say(language, "ambiguous", count=len(equal)))
+        for at, explanation in enumerate(equal):
+            if at:
+                yield Line("note", "  " + _say(language, "or"))
+            yield from _explained(explanation, language, apart=True)
+    else:
+        best = told.explanations[0]
+        yield Line("verdict", _say(language, "mistake" if len(best.mistakes) == 1 else "mistakes"))
+        yield from _explained(best, language)
+        sure = {"residual": best.residual, "tolerance": best.tolerance, "difference": told.difference}
+        yield Line("note", _say(language, best.confidence, **sure))
+    less = [e for e in told.explanations[1:] if e.confidence != "ambiguous"]
+    if less:
+        names = ", ".join(" + ".join(e.mistakes) for e in less[:5])
+        yield Line("note", _say(language, "less well", names=names))
+    if told.first_difference is not None:
+        key = "first" if told.first_difference.head is not None else "first joined"
+        yield Line("note", _say(language, key, **told.first_difference._asdict()))
+    for unseen in told.unseen:
+        yield Line("note", _say(language, "unseen", did=unseen.did(language)[0], needs=unseen.needs(language)[0]))
+    if not told.looked.everything:
+        counts = {"batches": len(told.looked.batches), "queries": len(told.looked.queries)}
+        yield Line("note", _say(language, "sampled", **counts))
+
+
+def _explained(explanation: Explanation, language: Language, *, apart: bool = False) -> Iterator[Line]:
+    for at, (did, mend) in enumerate(zip(explanation.did(language), explanation.mend(language), strict=True)):
+        yield Line("did", f"  {_say(language, 'and') + ' ' if at else ''}{did}")
+        yield Line("mend", _say(language, "change", mend=mend))
+    if apart:
+        needs = "; ".join(explanation.needs(language))
+        yield Line("needs", _say(language, "tell", needs=needs))
+
+
+def _plain(x: Any) -> Any:
+    """JSON has no NaN and no infinity: null."""
+    return None if isinstance(x, float) and not isfinite(x) else x

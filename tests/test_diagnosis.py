@@ -1,0 +1,291 @@
+"""`diagnose`: the recipe is the textbook, right is right, what cannot be told is said, files and errors."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+import clearhead as ch
+import wrong
+from clearhead import reference
+from clearhead.diagnosing.recipe import RIGHT, Inputs
+from clearhead.diagnosing.search import BUDGET, Search
+from clearhead.diagnosis import diagnose_file
+from clearhead.errors import DtypeError, FileError, RuleError, ShapeError, UnknownNameError
+from clearhead.problem import describe
+
+RULES = (
+    *("causal", "softcap", "bias", "alibi", "scale", "mask", "padding", "query_lengths", "segments", "window"),
+    *("sinks", "blind"),
+)
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def softmax(x, axis=-1):
+    powers = np.exp(x - x.max(axis=axis, keepdims=True))
+    return powers / powers.sum(axis=axis, keepdims=True)
+
+
+def right_case(rng, dtype):
+    """Random inputs, rules and sizes; some tokens, some heads, some rules."""
+    needs = set(rng.choice(RULES, size=rng.integers(0, 3), replace=False).tolist())
+    if needs & {"causal", "blind"}:
+        needs -= {"window"}
+    n = int(rng.integers(1, 40))
+    m = n if rng.random() < 0.5 else int(rng.integers(1, 40))
+    if needs & {"padding", "query_lengths"}:
+        n, m = max(n, 7), max(m, 7)
+    heads = int(rng.choice([1, 2, 4]))
+    kv_heads = heads if rng.random() < 0.7 else 1
+    d, d_v = int(rng.choice([1, 2, 8, 16, 64])), int(rng.choice([1, 8, 16]))
+    rules = wrong._rules(needs, rng, n, m, heads)
+    shapes = ((2, heads, n, d), (2, kv_heads, m, d), (2, kv_heads, m, d_v))
+    q, k, v = (torch.tensor(rng.standard_normal(shape)).to(dtype) for shape in shapes)
+    return q * float(rng.choice([0.3, 1, 3])), k, v, rules
+
+
+def right_answer(way, q, k, v, rules):
+    """Right code: naive in its own dtype, naive in a wider one, or the library's engine."""
+    nothing = (set(), {"block": 8, "fill": 0.0}, rules)
+    if way == 0:
+        return wrong.attention(q, k, v, *nothing).to(q.dtype)
+    if way == 1:
+        return wrong.attention(q.double(), k.double(), v.double(), *nothing).to(q.dtype)
+    if way == 2:
+        return ch.attention(q, k, v, **rules)
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return wrong.attention(q.to(wide), k.to(wide), v.to(wide), *nothing)  # a wider output of narrow inputs
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_right_results_are_never_accused(part):
+    """A thousand random problems in all dtypes."""
+    rng = np.random.default_rng()
+    for at in range(125):
+        q, k, v, rules = right_case(rng, DTYPES[at % 4])
+        found = ch.diagnose(q, k, v, right_answer(at // 4 % 4, q, k, v, rules), **rules)
+        assert found.verdict == "right", (found, rules)
+        assert not found.explanations
+
+
+@pytest.mark.parametrize("stage", ["scores", "scaled", "capped", "biased", "masked", "weights", "output"])
+def test_the_right_recipe_is_the_reference(stage):
+    rng = np.random.default_rng()
+    for _ in range(20):
+        q, k, v, rules = right_case(rng, torch.float64)
+        told = describe(q.numpy(), k.numpy(), v.numpy(), rules)
+        book = reference.attend(told.problem, told.q, told.k, told.v)
+        truth = getattr(book, stage)
+        with np.errstate(all="ignore"):
+            search = Search(Inputs(told.problem, told.q, told.k, told.v, truth, stage))
+            made = search.wide.exact.answer(RIGHT, search.everything)
+        np.testing.assert_allclose(made, truth, rtol=1e-12, atol=1e-13)
+
+
+def test_a_whole_layer_is_the_textbooks():
+    rng = np.random.default_rng()
+    case = wrong.case(("projection bias left out", "causal mask missing"), rng, torch.float64)
+    names = ("x", "w_q", "w_k", "w_v", "w_o")
+    arrays = [case.inputs[name] for name in names]
+    rest = {name: value for name, value in case.inputs.items() if name not in names}
+    trace = ch.trace_layer(*arrays, **rest, **case.rules)
+    assert ch.diagnose_layer(*arrays, trace.output, **rest, **case.rules).verdict == "right"
+    for stage in ("scores", "masked", "weights"):
+        found = ch.diagnose_layer(*arrays, getattr(trace, stage), stage=stage, **rest, **case.rules)
+        assert found.verdict == "right"
+
+
+def test_the_other_convention_and_other_kinds():
+    rng = np.random.default_rng()
+    x, w_q, w_k, w_v, w_o = rng.standard_normal((5, 6, 6))
+    theirs = ch.trace_layer(x, w_q, w_k, w_v, num_heads=2).output
+    columns = [a.T for a in (x, w_q, w_k, w_v, w_o, theirs)]
+    found = ch.diagnose_layer(*columns, num_heads=2, convention="columns")
+    assert found.explanations[0].mistakes == ("output projection left out",)
+    q, k, v = (torch.tensor(a, dtype=torch.bfloat16) for a in rng.standard_normal((3, 9, 8)))
+    assert ch.diagnose(q, k, v, (q @ k.T).softmax(-1) @ v).explanations[0].mistakes == ("no scale",)
+
+
+def test_what_these_inputs_cannot_show_is_said():
+    q, k, v = np.random.default_rng().standard_normal((3, 1, 8))
+    one = ch.diagnose(q, k, v, v, causal=True)
+    assert one.verdict == "right"
+    assert "causal mask missing" in [e.mistakes[0] for e in one.unseen]
+    assert "these inputs could not show it if: the causal mask is missing" in one.told()
+    assert "more than one token" in one.told()
+    assert not ch.diagnose(q, k, v, v).unseen
+    q, k, v = np.random.default_rng().standard_normal((3, 9, 8))
+    theirs = softmax(np.where(np.tri(9) > 0, q @ k.T / 8**0.5, -np.inf)) @ v
+    assert not ch.diagnose(q, k, v, theirs, causal=True).unseen
+
+
+def test_two_that_fit_equally_are_both_named():
+    q, k, v = np.random.default_rng().standard_normal((3, 7, 4))
+    found = ch.diagnose(q, k, v, softmax(q @ k.T) @ v, scale=0.7, window=(100, None))
+    assert found.explanations[0].mistakes == ("no scale",)
+    found = ch.diagnose(q, q, v, softmax(q @ q.T / 2, 0) @ v)  # q = k: Aᵀ·V, a softmax over queries, …
+    assert found.verdict in ("ambiguous", "mistake")
+    twice = ch.diagnose(q, k, v, softmax(q @ k.T / 4) @ v)
+    assert twice.verdict == "ambiguous"
+    assert "2 explanations fit them equally well" in twice.told()
+    assert "有 2 种解释同样吻合" in twice.told("zh")
+
+
+def test_none_of_the_known_mistakes():
+    q, k, v = np.random.default_rng().standard_normal((3, 2, 20, 8))
+    found = ch.diagnose(q, k, v, v**3)
+    assert (found.verdict, found.explanations) == ("unexplained", ())
+    assert "none of the known mistakes" in str(found)
+    assert found.first_difference is not None
+    assert ch.diagnose(q, k, v, np.full_like(v, np.nan)).verdict == "unexplained"
+    broken = softmax(q @ k.swapaxes(-1, -2) / 8**0.5) @ v
+    broken[1, 13, 5] += 1
+    found = ch.diagnose(q, k, v, broken)
+    assert found.first_difference is not None
+    assert found.first_difference[:4] == (0, 1, 13, 5)
+    assert found.verdict == "unexplained"
+    broken[1, 13, 5] = np.nan
+    assert ch.diagnose(q, k, v, broken).verdict == "unexplained"
+
+
+def test_nothing_to_look_at_is_right():
+    empty = np.zeros((2, 0, 4))
+    assert ch.diagnose(empty, np.ones((2, 3, 4)), np.ones((2, 3, 4)), empty).verdict == "right"
+    none = np.zeros((2, 0, 4))
+    assert ch.diagnose(np.ones((2, 3, 4)), none, none, np.zeros((2, 3, 4))).verdict == "right"
+
+
+def test_large_inputs_are_sampled_and_say_so():
+    rng = np.random.default_rng()
+    q, k, v = rng.standard_normal((3, 3, 2, 1200, 8)).astype(np.float32)
+    assert q.shape[0] * 2 * 1200**2 > BUDGET
+    right = np.asarray(ch.attention(q, k, v))
+    found = ch.diagnose(q, k, v, right)
+    assert found.verdict == "right"
+    assert not found.looked.everything
+    assert "not at everything" in found.told()
+    found = ch.diagnose(q, k, v, np.asarray(ch.attention(q, k, v, scale=1.0)))
+    assert found.explanations[0].mistakes == ("no scale",)
+
+
+@settings(max_examples=20)
+@given(
+    st.integers(1, 6), st.integers(1, 6), st.sampled_from(["output", "weights", "scores", "masked"]), st.integers(0, 99)
+)
+def test_any_numbers_of_the_right_shape_get_a_verdict(n, m, stage, seed):
+    rng = np.random.default_rng(seed)
+    q, k, v = rng.standard_normal((n, 3)), rng.standard_normal((m, 3)), rng.standard_normal((m, 2))
+    theirs = rng.choice([0.0, 1.0, np.nan, np.inf, -np.inf, 0.3], size=(n, 2 if stage == "output" else m))
+    found = ch.diagnose(q, k, v, theirs, stage=stage, causal=True, query_offset=m - n)
+    assert found.verdict in ("right", "mistake", "ambiguous", "unexplained")
+    for language in ("en", "zh"):
+        assert found.told(language)
+    json.dumps(found.to_json(), allow_nan=False)
+
+
+# ── files ──
+
+Q, K, V = [[1, 3], [2, 0.5]], [[0.5, 2], [1, 3]], [[0, 4], [1, 2]]
+WRONG = {"q": Q, "k": K, "v": V, "theirs": [[3.5, 11.0], [1.5, 5.5]], "stage": "scores"}
+
+
+def test_the_same_case_in_every_kind_of_file(tmp_path):
+    rng = np.random.default_rng()
+    q, k, v = rng.standard_normal((3, 5, 4)).astype(np.float32)
+    theirs = (softmax(q @ k.T / 2) @ v).astype(np.float32)
+    (tmp_path / "a.json").write_text(
+        json.dumps({"q": q.tolist(), "k": k.tolist(), "v": v.tolist(), "theirs": theirs.tolist(), "causal": True})
+    )
+    np.savez(tmp_path / "a.npz", q=q, k=k, v=v, theirs=theirs, causal=True)
+    save_file({"q": q, "k": k, "v": v, "theirs": theirs}, tmp_path / "a.safetensors", metadata={"causal": "true"})
+    for name in ("a.json", "a.npz", "a.safetensors"):
+        assert diagnose_file(tmp_path / name).explanations[0].mistakes == ("causal mask missing",), name
+
+
+def test_a_layer_and_a_stage_in_a_file(tmp_path):
+    rng = np.random.default_rng()
+    x, w_q, w_k, w_v, w_o = rng.standard_normal((5, 6, 6))
+    theirs = ch.trace_layer(x, w_q.T, w_k, w_v, w_o, num_heads=2).output
+    np.savez(tmp_path / "b.npz", x=x, w_q=w_q, w_k=w_k, w_v=w_v, w_o=w_o, theirs=theirs, num_heads=2)
+    assert diagnose_file(tmp_path / "b.npz").explanations[0].mistakes == ("W transposed",)
+    q, k, v = rng.standard_normal((3, 5, 4))
+    np.savez(tmp_path / "c.npz", q=q, k=k, v=v, theirs=softmax(q @ k.T / 2, 0), stage="weights")
+    assert diagnose_file(tmp_path / "c.npz").explanations[0].mistakes == ("softmax over queries",)
+    save_file({"q": q, "k": k, "v": v, "theirs": q @ k.T}, tmp_path / "d.safetensors", metadata={"stage": "scaled"})
+    assert diagnose_file(tmp_path / "d.safetensors").explanations[0].mistakes == ("no scale",)
+
+
+def test_printed_decimals_are_right_to_their_last_place(tmp_path):
+    place = tmp_path / "case.json"
+    place.write_text(json.dumps(WRONG | {"stage": "weights", "theirs": [[0.078, 0.922], [0.257, 0.743]]}))
+    assert diagnose_file(place).verdict == "right"
+    place.write_text(json.dumps(WRONG))
+    assert diagnose_file(place).explanations[0].mistakes == ("transpose missing",)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"theirs": None}, FileError, "theirs is no list"),
+        ({"theirs": [[1.0, 2.0, 3.0]]}, ShapeError, "at stage 'scores' expected (queries 2, keys 2)"),
+        ({"stage": "score"}, RuleError, "stage is 'score': expected one of scores, scaled"),
+        ({"rotary": -1}, RuleError, "rotary is -1"),
+        ({"casual": True}, UnknownNameError, "did you mean `causal`?"),
+        ({"x": Q}, FileError, "holds both q and x"),
+        ({"q": [[1, 2, 3]]}, ShapeError, "q has d_k 3 but k has d_k 2"),
+    ],
+)
+def test_files_of_the_wrong_form(tmp_path, change, error, words):
+    place = tmp_path / "case.json"
+    place.write_text(json.dumps(WRONG | change))
+    with pytest.raises(error) as caught:
+        diagnose_file(place)
+    assert words in str(caught.value)
+
+
+def test_missing_and_broken_files(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps({"q": Q, "k": K, "v": V}))
+    with pytest.raises(FileError, match=r"lacks theirs\."):
+        diagnose_file(tmp_path / "a.json")
+    for name in ("none.safetensors", "none.npz", "none.json"):
+        with pytest.raises(FileError, match="does not exist"):
+            diagnose_file(tmp_path / name)
+    (tmp_path / "b.safetensors").write_bytes(b"no safetensors at all")
+    with pytest.raises(FileError, match=r"not a readable \.safetensors file"):
+        diagnose_file(tmp_path / "b.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ((2, 7, 3, 4), "theirs.swapaxes(-2, -3)"),
+        ((2, 7, 12), "its heads are joined: theirs.reshape(*theirs.shape[:-1], 3, 4).swapaxes(-2, -3)"),
+        ((2, 3, 4, 7), "its last two axes are swapped"),
+        ((2, 3, 7, 5), 'it has the shape of the weights: stage="weights"'),
+        ((168,), "it has as many numbers"),
+        ((2, 3, 7), "expected (batch 2, heads 3, queries 7, d_v 4)"),
+    ],
+)
+def test_a_shape_that_does_not_fit_says_what_would(shape, words):
+    q, k = np.ones((2, 3, 7, 4)), np.ones((2, 3, 5, 4))
+    with pytest.raises(ShapeError) as caught:
+        ch.diagnose(q, k, k, np.ones(shape))
+    assert words in str(caught.value)
+
+
+def test_other_bad_input():
+    x = np.ones((3, 4))
+    with pytest.raises(DtypeError, match="theirs is int64"):
+        ch.diagnose(x, x, x, np.ones((3, 4), dtype=np.int64))
+    with pytest.raises(DtypeError, match="theirs is a list"):
+        ch.diagnose(x, x, x, [[1.0]])
+    with pytest.raises(UnknownNameError, match="casual"):
+        ch.diagnose(x, x, x, x, casual=True)
+    with pytest.raises(RuleError, match="b_o is given but w_o is not"):
+        ch.diagnose_layer(x, np.eye(4), np.eye(4), np.eye(4), None, x, b_o=np.ones(4))
+    with pytest.raises(ShapeError, match=r"b_q has shape \(3,\)"):
+        ch.diagnose_layer(x, np.eye(4), np.eye(4), np.eye(4), None, x, b_q=np.ones(3))

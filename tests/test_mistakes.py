@@ -1,0 +1,224 @@
+"""Every mistake is named: made by independent code (wrong.py, or a line or two here), alone and in random pairs."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+
+import clearhead as ch
+import wrong
+from clearhead.diagnosing.mistakes import MISTAKES
+
+ELSEWHERE = {  # made here, not in wrong.py
+    *("scale twice", "another step", "softmax without its maximum", "dropout left on", "all masks ignored"),
+    *("scores in a narrow dtype", "weights in a narrow dtype", "sum in a narrow dtype", "a narrow dtype somewhere"),
+    "mask after softmax, renormalised",
+}
+# the same numbers, whatever the inputs
+TWINS = {"scale 1/d_k": "scale twice"}
+
+
+def diagnosed(case):
+    inputs = dict(case.inputs)
+    if "q" in inputs:
+        return ch.diagnose(inputs["q"], inputs["k"], inputs["v"], case.theirs, **case.rules)
+    arrays = [inputs.pop(name) for name in ("x", "w_q", "w_k", "w_v", "w_o")]
+    return ch.diagnose_layer(*arrays, case.theirs, **inputs, **case.rules)
+
+
+def softmax(x, axis=-1):
+    powers = np.exp(x - x.max(axis=axis, keepdims=True))
+    return powers / powers.sum(axis=axis, keepdims=True)
+
+
+def qkv(n=24, heads=3, d=8, dtype=np.float32):
+    return np.random.default_rng().standard_normal((3, 2, heads, n, d)).astype(dtype)
+
+
+def top(diagnosis):
+    assert diagnosis.verdict in ("mistake", "ambiguous"), diagnosis
+    return diagnosis.explanations[0]
+
+
+def test_every_mistake_has_a_test():
+    assert {mistake.name for mistake in MISTAKES} == {*wrong.NAMES, *ELSEWHERE}
+
+
+def test_names_are_told_once_and_in_both_languages():
+    names = [mistake.name for mistake in MISTAKES]
+    assert len(names) == len(set(names))
+    for mistake in MISTAKES:
+        for words in (mistake.did, mistake.mend, mistake.needs):
+            assert len(words) == 2
+            assert all(words)
+        assert any("\u4e00" <= letter <= "\u9fff" for letter in mistake.did[1]), mistake.name
+
+
+@pytest.mark.parametrize("name", wrong.NAMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_alone(name, dtype):
+    found = diagnosed(wrong.case((name,), np.random.default_rng(), dtype))
+    best = top(found)
+    names = {e.mistakes for e in found.explanations if e.confidence == "ambiguous"} | {best.mistakes}
+    assert (name,) in names, found
+    assert best.mistakes in ((name,), (TWINS.get(name),)) or found.verdict == "ambiguous", found
+
+
+def right_or_not(case, names):
+    """top: named as the first answer; equal: other mistakes that give the same numbers are named; or missed."""
+    found = diagnosed(case)
+    told = [frozenset(e.mistakes) for e in found.explanations]
+    if told and told[0] == frozenset(names):
+        return "top"
+    best = found.explanations[0] if found.explanations else None
+    exact = best is not None and best.found.fits and all(m.evidence == "numbers" for m in best.found.mistakes)
+    return "equal" if exact and not best.found.fitted else f"missed: {names} {found!r}"
+
+
+def test_a_hundred_random_pairs():
+    """At least 95 % of those that can be told apart; two whose numbers another answer gives too cannot."""
+    rng = np.random.default_rng()
+    every = [pair for pair in combinations(wrong.NAMES, 2) if wrong.compatible(pair)]
+    chosen = [every[i] for i in rng.permutation(len(every))[:100]]
+    results = [right_or_not(wrong.case(pair, rng), pair) for pair in chosen]
+    missed = [result for result in results if result.startswith("missed")]
+    assert results.count("top") >= 0.95 * (len(results) - results.count("equal")), missed
+    assert results.count("equal") <= 20
+
+
+def test_scale_twice_and_one_over_d_k_are_told_apart_by_a_scale_of_ones_own():
+    q, k, v = qkv()
+    twice = softmax((q * 0.3) @ k.swapaxes(-1, -2) * 0.3) @ v
+    assert top(ch.diagnose(q, k, v, twice, scale=0.3)).mistakes == ("scale twice",)
+    default = ch.diagnose(q, k, v, softmax(q @ k.swapaxes(-1, -2) / 8) @ v)
+    assert default.verdict == "ambiguous"
+    assert {e.mistakes[0] for e in default.explanations} == {"scale 1/d_k", "scale twice"}
+    assert "scale=0.1" in default.told()
+
+
+def test_another_steps_numbers():
+    q, k, v = qkv()
+    scaled = q @ k.swapaxes(-1, -2) / np.float32(8**0.5)
+    assert top(ch.diagnose(q, k, v, scaled, stage="scores")).mistakes == ("another step",)
+    assert top(ch.diagnose(q, k, v, softmax(scaled), stage="masked")).mistakes == ("another step",)
+    assert top(ch.diagnose(q, k, v, scaled, stage="weights")).mistakes == ("no softmax",)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(np.float32, 60), (np.float16, 6)])
+def test_a_softmax_without_its_maximum(dtype, size):
+    q, k, v = qkv(dtype=dtype)
+    q = (q * dtype(size)).astype(dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        powers = np.exp((q @ k.swapaxes(-1, -2) / dtype(8**0.5)).astype(dtype))
+        theirs = (powers / powers.sum(axis=-1, keepdims=True)) @ v
+    assert np.isnan(theirs).any()
+    assert np.isfinite(theirs).any()
+    assert top(ch.diagnose(q, k, v, theirs)).mistakes == ("softmax without its maximum",)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.3, 0.5])
+@pytest.mark.parametrize("stage", ["output", "weights"])
+def test_dropout_is_found_with_its_rate(rate, stage):
+    rng = np.random.default_rng()
+    q, k, v = qkv(n=64)
+    scores = q @ k.swapaxes(-1, -2) / np.float32(8**0.5)
+    weights = torch.nn.functional.dropout(torch.tensor(softmax(scores)), rate).numpy()
+    best = top(ch.diagnose(q, k, v, weights if stage == "weights" else weights @ v, stage=stage))
+    assert best.mistakes == ("dropout left on",)
+    assert best.details["dropout"] == pytest.approx(rate, rel=0.25 if stage == "output" else 1e-4)
+    dropped = torch.nn.functional.dropout(torch.tensor(softmax(q @ k.swapaxes(-1, -2))), rate).numpy()
+    both = top(ch.diagnose(q, k, v, dropped @ v))
+    assert set(both.mistakes) == {"no scale", "dropout left on"}
+    assert rng is not None
+
+
+def rounded(x, dtype):
+    return torch.tensor(x).to(dtype).float().numpy()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_narrow_dtypes_are_found_where_they_are(dtype):
+    q, k, v = qkv(n=48)
+    scores = q @ k.swapaxes(-1, -2)
+    scale = np.float32(8**0.5)
+    powers = np.exp(scores / scale - (scores / scale).max(axis=-1, keepdims=True))
+    total = np.zeros_like(powers[..., :1])
+    acc = np.zeros(v.shape, np.float32)
+    for j in range(48):
+        acc = rounded(acc + powers[..., j : j + 1] * v[..., j : j + 1, :], dtype)
+        total = rounded(total + powers[..., j : j + 1], dtype)
+    every = [torch.tensor(x).to(dtype) for x in (q, k, v)]
+    plain = ((every[0] @ every[1].mT) / 8**0.5).softmax(-1) @ every[2]
+    for theirs, name in (
+        (softmax(rounded(scores, dtype) / scale) @ v, "scores in a narrow dtype"),
+        (rounded(softmax(scores / scale), dtype) @ v, "weights in a narrow dtype"),
+        (rounded(powers, dtype) @ v / powers.sum(axis=-1, keepdims=True), "weights in a narrow dtype"),
+        (acc / total, "sum in a narrow dtype"),
+        (plain.float().numpy(), "a narrow dtype somewhere"),
+    ):
+        best = top(ch.diagnose(q, k, v, theirs))
+        assert best.mistakes == (name,)
+        assert best.details["half_dtype"] == str(dtype).removeprefix("torch.")
+        assert best.confidence == "likely"
+
+
+def test_float32_inside_float64_is_said():
+    q, k, v = qkv(dtype=np.float64)
+    narrow = [x.astype(np.float32) for x in (q, k, v)]
+    theirs = softmax(narrow[0] @ narrow[1].swapaxes(-1, -2) / np.float32(8**0.5)) @ narrow[2]
+    best = top(ch.diagnose(q, k, v, theirs.astype(np.float64)))
+    assert best.mistakes == ("a narrow dtype somewhere",)
+    assert best.details["half_dtype"] == "float32"
+
+
+def test_masks_all_forgotten_and_masks_that_come_late():
+    q, k, v = qkv()
+    scores = q @ k.swapaxes(-1, -2) / np.float32(8**0.5)
+    rules = {"causal": True, "window": (5, None), "kv_lengths": np.array([20, 22])}
+    assert top(ch.diagnose(q, k, v, softmax(scores) @ v, **rules)).mistakes == ("all masks ignored",)
+    late = softmax(scores) * np.tri(24, dtype=np.float32)
+    again = late / late.sum(axis=-1, keepdims=True)
+    assert ch.diagnose(q, k, v, again @ v, causal=True).verdict == "right"  # the same numbers
+    sinks = np.ones(3)
+    found = ch.diagnose(q, k, v, again @ v, causal=True, sinks=sinks)
+    assert {e.mistakes[0] for e in found.explanations} == {"sinks missing", "mask after softmax, renormalised"}
+
+
+@pytest.mark.parametrize("block", [4, 7, 16, 48])
+@pytest.mark.parametrize("bug", ["rescale missing", "last block only"])
+def test_the_blocks_size_is_found(block, bug):
+    q, k, v = (torch.tensor(x) for x in qkv(n=100))
+    scores = q @ k.mT / 8**0.5
+    theirs = wrong.in_blocks(scores * 2, v, {bug}, block, {})
+    best = top(ch.diagnose(q.numpy(), k.numpy(), v.numpy(), theirs.numpy(), scale=2 / 8**0.5))
+    assert best.mistakes == (bug,)
+    size = best.details["blocks"][1]
+    if bug == "last block only":  # only how many keys the last block holds can be told
+        assert (100 - 1) // size * size == (100 - 1) // block * block
+    else:
+        assert size == block
+        assert f"blocks of {block} keys" in best.did()[0]
+
+
+@pytest.mark.parametrize("fill", [0.0, -1.0, -2.5, -7.0])
+@pytest.mark.parametrize("stage", ["output", "weights", "masked"])
+def test_a_masks_finite_number_is_found(fill, stage):
+    q, k, v = qkv()
+    scores = np.where(np.tri(24) > 0, q @ k.swapaxes(-1, -2) / np.float32(8**0.5), np.float32(fill))
+    theirs = {"masked": scores, "weights": softmax(scores), "output": softmax(scores) @ v}[stage]
+    best = top(ch.diagnose(q, k, v, theirs, stage=stage, causal=True))
+    assert best.mistakes == ("mask fills with a finite number",)
+    assert best.details["fill"] == pytest.approx(fill, abs=1e-2)
+
+
+@pytest.mark.parametrize("fill", [-0.7, -4.0])
+def test_a_masks_finite_number_is_found_where_heads_are_joined(fill):
+    case = wrong.case(("output projection left out", "causal mask missing"), np.random.default_rng())
+    inputs = {name: torch.tensor(x) for name, x in case.inputs.items() if name != "num_heads"}
+    heads = case.inputs["num_heads"]
+    wrongly = {"mask fills with a finite number"}
+    theirs = wrong.layer(inputs, heads, wrongly, {"fill": fill, "block": 8, "which": 0}, case.rules)
+    best = top(diagnosed(wrong.Case(case.inputs, case.rules, theirs.numpy())))
+    assert best.mistakes == ("mask fills with a finite number",)
+    assert best.details["fill"] == pytest.approx(fill, abs=1e-2)
