@@ -4,6 +4,7 @@ With q, k and each row's log-sum-exp L, every weight is available: a_ij = exp(lo
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from operator import index as as_index
 from typing import Any, Unpack
@@ -224,6 +225,23 @@ class AttentionMatrix:
 
     def _give(self, array: Array) -> Any:
         return self._restore_kind(array)
+
+    def near(self, left: int) -> Array:
+        """Each query's weight on its own key and the `left` before it, (batch, heads, queries): exp(L within - L)."""
+        before = self._problem.window[0]
+        window = (left if before is None else min(left, before), 0)
+        part = self._part(replace(self._problem, window=window, sinks=None), self._q, self._k)
+        with np.errstate(invalid="ignore"):
+            within = part._logsumexp.astype(np.float64)
+            return np.where(np.isneginf(within), 0.0, np.exp(within - self._logsumexp))
+
+    def sequence(self, batch: int) -> "AttentionMatrix":
+        """One batch item, all heads, (1, heads, queries, keys); leading axes are counted as one."""
+        problem = self._problem.take_heads(np.array([batch]), range(self._problem.heads))
+        part = self._part(replace(problem, kv_heads=self._problem.kv_heads), self._q[[batch]], self._k[[batch]])
+        if "_logsumexp" in self.__dict__:
+            part._logsumexp = self._logsumexp[[batch]]
+        return part
 
     def _without_graph(self) -> "AttentionMatrix":
         """The same matrix, to be read by index."""
