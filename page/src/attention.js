@@ -27,11 +27,20 @@
  * @param {number} j
  */
 export function dot(q, i, k, j) {
-  let sum = 0;
-  const a = q.at + i * q.width;
-  const b = k.at + j * k.width;
-  for (let c = 0; c < q.width; c++) sum += q.data[a + c] * k.data[b + c];
-  return sum;
+  const { data: x, width } = q;
+  const { data: y } = k;
+  let a = q.at + i * width;
+  let b = k.at + j * width;
+  const end = a + width;
+  let [s, t, u, v] = [0, 0, 0, 0]; // four sums at a time: one would wait for itself
+  for (; a + 3 < end; a += 4, b += 4) {
+    s += x[a] * y[b];
+    t += x[a + 1] * y[b + 1];
+    u += x[a + 2] * y[b + 2];
+    v += x[a + 3] * y[b + 3];
+  }
+  for (; a < end; a++, b++) s += x[a] * y[b];
+  return s + t + (u + v);
 }
 
 /**
@@ -80,26 +89,44 @@ export function logsumexp(m, row, sink) {
   return top + Math.log(sum);
 }
 
+export const MASKED = -1; // where a weight would stand
+
 /**
- * A tile of weights from q, k and L alone; what a long matrix is looked at through.
+ * One query's weights on keys from…to, from q, k and L alone; MASKED where it may not look.
  * @param {Rows} q
  * @param {Rows} k
  * @param {{[i: number]: number}} L log-sum-exp of each query
  * @param {Rules} r
- * @param {[number, number]} rows
- * @param {[number, number]} cols
- * @returns {Float32Array}
+ * @param {number} i
+ * @param {number} from
+ * @param {number} to
+ * @param {Float32Array} out
+ * @param {number} at      where in `out` key `from` stands
  */
-export function tile(q, k, L, r, rows, cols) {
-  const width = cols[1] - cols[0];
-  const weights = new Float32Array((rows[1] - rows[0]) * width);
-  for (let i = rows[0]; i < rows[1]; i++) {
-    const at = (i - rows[0]) * width - cols[0];
-    for (let j = cols[0]; j < cols[1]; j++) {
-      if (visible(r, i, j)) weights[at + j] = Math.exp(logit(r, dot(q, i, k, j), i, j) - L[i]);
-    }
+export function rowInto(q, k, L, r, i, from, to, out, at) {
+  const [first, end] = range(r, i);
+  const [low, high] = [Math.max(from, first), Math.min(to, end)];
+  out.fill(MASKED, at, at + to - from);
+  const l = L[i];
+  const shift = at - from;
+  if (r.allowed || r.bias || r.slope || r.softcap !== null || r.temperature !== 1) {
+    for (let j = low; j < high; j++) if (visible(r, i, j)) out[shift + j] = Math.exp(logit(r, dot(q, i, k, j), i, j) - l);
+    return;
   }
-  return weights;
+  const { scale } = r;
+  for (let j = low; j < high; j++) out[shift + j] = Math.exp(dot(q, i, k, j) * scale - l);
+}
+
+/**
+ * The keys that the rules without a mask let query i see: one range, which may reach beyond all keys.
+ * @param {Rules} r @param {number} i
+ * @returns {[number, number]}
+ */
+export function range(r, i) {
+  const at = i + r.offset;
+  const [left, right] = r.window;
+  if (r.queries !== null && i >= r.queries) return [0, 0];
+  return [left === null ? 0 : at - left, Math.min(r.keys ?? Infinity, r.causal ? at + 1 : Infinity, right === null ? Infinity : at + right + 1)];
 }
 
 /**

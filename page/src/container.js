@@ -2,10 +2,10 @@
 
 /** @typedef {Float64Array | Float32Array | Uint8Array | Int32Array | Uint32Array} Numbers */
 /** @typedef {{shape: number[], data: Numbers}} NumberArray */
-/** @typedef {{header: any, has: (name: string) => boolean, array: (name: string) => NumberArray, load: (name: string) => Promise<NumberArray>}} Page */
+/** @typedef {{header: any, has: (name: string) => boolean, array: (name: string) => NumberArray, known: (name: string) => NumberArray | undefined, bytesOf: (at: number, length: number) => Uint8Array, keep: (name: string, bytes: Uint8Array) => NumberArray}} Page */
 
 /** @type {Record<string, number>} */
-const BYTES = { float64: 8, float32: 4, float16: 2, bfloat16: 2, int32: 4, uint32: 4, uint8: 1 };
+export const BYTES = { float64: 8, float32: 4, float16: 2, bfloat16: 2, int32: 4, uint32: 4, uint8: 1 };
 
 /**
  * @param {(id: string) => string} read the text of one part
@@ -47,40 +47,11 @@ export function openPage(read) {
     const { at, shape, dtype } = header.arrays[name];
     return keep(name, bytesOf(at, sizeOf(shape) * BYTES[dtype]));
   };
-  /** The same for an array that may be compressed. @param {string} name */
-  const load = async (name) => {
-    const { at, shape, dtype, packed } = header.arrays[name];
-    if (packed === undefined || arrays.has(name)) return array(name);
-    const planes = await inflated(bytesOf(at, packed));
-    return arrays.get(name) ?? keep(name, together(planes, sizeOf(shape), BYTES[dtype]));
-  };
-  return { header, has: (name) => name in header.arrays, array, load };
+  return { header, has: (name) => name in header.arrays, array, known: (name) => arrays.get(name), bytesOf, keep };
 }
 
 /** @param {number[]} shape */
-const sizeOf = (shape) => shape.reduce((a, b) => a * b, 1);
-
-/** @param {Uint8Array} bytes */
-async function inflated(bytes) {
-  const stream = new Blob([/** @type {any} */ (bytes)]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return new Uint8Array(await new Response(stream).arrayBuffer());
-}
-
-/**
- * First bytes of all numbers, then second bytes, …: as numbers again.
- * @param {Uint8Array} planes
- * @param {number} size
- * @param {number} width
- */
-function together(planes, size, width) {
-  if (width === 1) return planes;
-  const bytes = new Uint8Array(size * width);
-  for (let plane = 0; plane < width; plane++) {
-    const from = plane * size;
-    for (let i = 0, to = plane; i < size; i++, to += width) bytes[to] = planes[from + i];
-  }
-  return bytes;
-}
+export const sizeOf = (shape) => shape.reduce((a, b) => a * b, 1);
 
 const DIGITS = "!#$%()*+,-./0123456789:;=?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[]^_`abcdefghijklmnopqrstuvwxyz{";
 const WORTH = new Uint8Array(128);

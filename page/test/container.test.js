@@ -2,6 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { deflateSync } from "node:zlib";
 import { numbers, openPage } from "../src/container.js";
+import { load } from "../src/packed.js";
 
 const bytes = (typed) => new Uint8Array(typed.buffer.slice(0));
 const DIGITS = "!#$%()*+,-./0123456789:;=?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[]^_`abcdefghijklmnopqrstuvwxyz{";
@@ -28,8 +29,20 @@ test("a compressed array comes back from its planes", async () => {
   padded.set(packed);
   const parts = { clearhead: JSON.stringify({ block: 4096, arrays: { a: { at: 0, shape: [3], dtype: "int32", packed: packed.length } } }), "clearhead-0": written(padded) };
   const page = openPage((id) => parts[id]);
-  assert.deepEqual([...(await page.load("a")).data], [1, -2, 70000]);
-  assert.equal(page.array("a"), await page.load("a"));
+  assert.deepEqual([...(await load(page, "a")).data], [1, -2, 70000]);
+  assert.equal(page.array("a"), await load(page, "a"));
+});
+
+test("a compressed float has its sign turned to the lowest bit", async () => {
+  for (const [dtype, words] of [["bfloat16", Uint16Array.of(0xc049)], ["float32", Uint32Array.of(0xc0490000)]]) {
+    const bits = words.BYTES_PER_ELEMENT * 8;
+    const turned = bytes(words.map((word) => (word << 1) | (word >>> (bits - 1))));
+    const packed = deflateSync(turned); // one number: its bytes are its planes
+    const padded = new Uint8Array(Math.ceil(packed.length / 4) * 4);
+    padded.set(packed);
+    const parts = { clearhead: JSON.stringify({ block: 4096, arrays: { a: { at: 0, shape: [1], dtype, packed: packed.length } } }), "clearhead-0": written(padded) };
+    assert.deepEqual([...(await load(openPage((id) => parts[id]), "a")).data], [-3.140625]);
+  }
 });
 
 test("halves and brain floats become the numbers they are", () => {

@@ -14,7 +14,7 @@ from clearhead.axes import Array
 FORMAT = 1
 BLOCK = 12 * 2**20  # bytes of a block: 15 MiB of text, far from any browser's longest string
 DIGITS = (
-    "!#$%()*+,-./0123456789:;=?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[]^_`abcdefghijklmnopqrstuvwxyz{"  # 85, none that HTML reads
+    "!#$%()*+,-./0123456789:;=?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[]^_`abcdefghijklmnopqrstuvwxyz{"  # none that HTML reads
 )
 _ALIGN = 8
 _DTYPES = (*FLOATS, *map(np.dtype, (np.uint8, np.int32, np.uint32)))
@@ -64,9 +64,20 @@ def base85(data: bytes) -> str:
 
 
 def compressed(array: Array) -> bytes:
-    """First bytes of all numbers, then second bytes, …: signs and exponents repeat, the lowest bits do not."""
-    planes = np.ascontiguousarray(array.reshape(-1).view(np.uint8).reshape(array.size, array.itemsize).T)
-    return zlib.compress(planes.tobytes(), 6)
+    """First bytes of all numbers, then second bytes, …, deflated: exponents repeat, the lowest bits do not.
+
+    Floats of 2 and 4 bytes are turned by a bit first, so that the sign lies with the lowest bits.
+    """
+    bits = array.itemsize * 8
+    turned = array.reshape(-1)
+    floats = array.dtype in FLOATS and bits <= 32
+    if floats:
+        word = np.dtype(f"u{array.itemsize}").type
+        turned = turned.view(word)
+        turned = (turned << word(1)) | (turned >> word(bits - 1))
+    planes = np.ascontiguousarray(turned.view(np.uint8).reshape(array.size, array.itemsize).T)
+    packer = zlib.compressobj(6, zlib.DEFLATED, 15, 9, zlib.Z_HUFFMAN_ONLY if floats else zlib.Z_DEFAULT_STRATEGY)
+    return packer.compress(planes.tobytes()) + packer.flush()
 
 
 def narrowed(array: Array) -> Array:

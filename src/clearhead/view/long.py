@@ -1,11 +1,12 @@
-"""The long view: every head as a small picture, chosen heads with q, k and log-sum-exp, from which every weight follows.
+"""The long view: every head as a small picture, chosen heads with q, k and log-sum-exp: every weight follows.
 
 A picture has whole cells in each pixel, their largest weight and their mean, without the first key, whose column is
 kept beside it: attention sinks would outshine everything else. See docs/page-format.md.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import isnan
 from typing import Any, NamedTuple
 
@@ -99,7 +100,7 @@ def document(runs: Sequence[Run], wish: Wish, each: Callable[[Sequence[int]], It
     """
     chosen = _choose([sight for run in runs for sight in run.sights], wish)
     if not wish.served:
-        _check_size(chosen, wish)
+        _check_size(chosen)
     told = iter([_layer(chosen, place) for place in each(range(len(chosen.sights)))])
     header = {
         "kind": "heads",
@@ -128,7 +129,7 @@ def pictures(matrix: Any, side: int) -> Pictures:
     widths = np.diff(cols)
     parts = []
     received = np.zeros((problem.heads, m))
-    for start, stop in zip(rows[:-1], rows[1:], strict=True):
+    for start, stop in pairwise(rows):
         seen = matrix.observe(peak=True, received=True, queries=slice(int(start), int(stop)))
         peak, mass = (adopt(x, "weights")[0][0].astype(np.float64) for x in (seen.peak, seen.received))
         received += mass
@@ -277,7 +278,7 @@ def _coded(pixels: Array, first: Array) -> tuple[Array, Array, list[float]]:
     return bytes_[0], bytes_[1], [float(x) if np.isfinite(x) else 0.0 for x in largest]
 
 
-def _check_size(chosen: _Chosen, wish: Wish) -> None:
+def _check_size(chosen: _Chosen) -> None:
     """Refuse a page that would be too large, with what would fit."""
     sizes: list[float] = []
     large = False
