@@ -16,7 +16,9 @@ METHODS = ("gather", "ring", "ulysses")
 PARTS = ("query_segments", "kv_segments", "mask", "bias")
 
 
-def problem(rng: np.random.Generator, world: int) -> tuple[dict[str, torch.Tensor], dict[str, Any], list[int], list[int]]:
+def problem(
+    rng: np.random.Generator, world: int
+) -> tuple[dict[str, torch.Tensor], dict[str, Any], list[int], list[int]]:
     """Whole q, k, v and rules, and how many queries and keys each rank holds: any numbers, also none."""
     kv_heads, group, batch, d = (int(rng.integers(1, 3)) for _ in range(3)), int(rng.integers(1, 3)), 2, 4
     heads = next(kv_heads) * world  # so that heads can be dealt out, too

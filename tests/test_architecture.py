@@ -20,7 +20,7 @@ FLOORS = (  # from the ground up; a folder is one entry
     ("values", "problem", "visibility", "observations", "operands"),
     ("reference",),
     ("engines",),
-    ("view", "functional", "matrix", "flow", "backward", "torch_op", "torch_graph", "cache", "torch"),
+    ("glance", "view", "functional", "matrix", "flow", "backward", "torch_op", "torch_graph", "cache", "torch"),
     ("nn", "watching", "distributed"),
     ("casefile", "steps", "story", "tracing", "layer", "claims", "diagnosing", "diagnosis", "model", "hub", "explain"),
     ("cli", "__main__", "report", "bench"),

@@ -13,9 +13,7 @@ from clearhead.axes import Array
 
 FORMAT = 1
 BLOCK = 12 * 2**20  # bytes of a block: 15 MiB of text, far from any browser's longest string
-DIGITS = (
-    "!#$%()*+,-./0123456789:;=?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[]^_`abcdefghijklmnopqrstuvwxyz{"  # none that HTML reads
-)
+DIGITS = "!#$%()*+,-./0123456789:;=?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[]^_`abcdefghijklmnopqrstuvwxyz{"  # none that HTML reads
 _ALIGN = 8
 _DTYPES = (*FLOATS, *map(np.dtype, (np.uint8, np.int32, np.uint32)))
 

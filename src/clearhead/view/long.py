@@ -199,7 +199,7 @@ def _layer(chosen: _Chosen, place: int) -> dict[str, Any]:
         arrays |= _exact(chosen, sight, exact, keys, adopt(seen.logsumexp, "logsumexp")[0])
         arrays |= {name: _rule_of(name, array, exact) for name, array in rule_arrays.items()}
         if large and chosen.large:
-            parts = [pictures(_of_head(matrix, head), chosen.large) for head in exact]
+            parts = [pictures(matrix.one(head), chosen.large) for head in exact]
             whole = Pictures(*(np.concatenate(x) for x in zip(*parts, strict=True)))
             told["wide"] = {"pixels": list(whole.most.shape[1:]), "largest": _put(arrays, whole, problem, "wide_")}
     shown = list(range(problem.heads)) if chosen.served else exact
@@ -253,13 +253,6 @@ def _rounded(x: Array, dtype: np.dtype[Any], layer: str) -> Array:
     if not np.array_equal(np.isfinite(rounded), np.isfinite(x)):
         raise DtypeError(f"layer {layer} has numbers too large for {dtype.name}.", "dtype='bfloat16'")
     return rounded
-
-
-def _of_head(matrix: Any, head: int) -> Any:
-    """The matrix of one head."""
-    problem = matrix._problem.take_heads(np.array([0]), range(head, head + 1))
-    shared = head // (matrix._problem.heads // matrix._problem.kv_heads)
-    return matrix._part(problem, matrix._q[:, [head]], matrix._k[:, [shared]])
 
 
 def _rule_of(name: str, array: Array, exact: list[int]) -> Array:

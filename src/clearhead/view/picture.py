@@ -28,7 +28,7 @@ def svg(
     high = float(weights.max(initial=0.0))
     said = f"{name}: 0 to {high:.3g}, colour by the square root"
     width, height = max(left + m * cell, 7 * len(said)) + 8, top + n * cell + 34
-    colours = _colours(weights)
+    painted = colours(weights)
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         f'role="img" aria-label="{escape(name)}, {n} queries by {m} keys" font-family="sans-serif" font-size="12">',
@@ -43,7 +43,7 @@ def svg(
         out.append(f'<text transform="translate({x:g} {top - 6}) rotate(-90)">{name}</text>')
     for i, j in np.ndindex(n, m):
         hidden = masked is not None and bool(masked[i, j])
-        fill = "url(#masked)" if hidden else "#" + bytes(colours[i, j]).hex()
+        fill = "url(#masked)" if hidden else "#" + bytes(painted[i, j]).hex()
         said = "masked" if hidden else f"{weights[i, j]:.4g}"
         place = f'x="{left + j * cell}" y="{top + i * cell}" width="{cell - 1}" height="{cell - 1}"'
         out.append(f'<rect {place} fill="{fill}"><title>{names[0][i]} → {names[1][j]}: {said}</title></rect>')
@@ -53,10 +53,10 @@ def svg(
 
 def png(weights: Array, masked: Array | None = None, cell: int = 8) -> bytes:
     """Weights (queries, keys) as PNG, cell × cell pixels for each; masked cells are grey."""
-    colours = _colours(weights)
+    painted = colours(weights)
     if masked is not None:
-        colours = np.where(masked[..., None], _MASKED.astype(np.uint8), colours)
-    image = colours.repeat(cell, axis=0).repeat(cell, axis=1)
+        painted = np.where(masked[..., None], _MASKED.astype(np.uint8), painted)
+    image = painted.repeat(cell, axis=0).repeat(cell, axis=1)
     height, width = image.shape[:2]
     lines = np.concatenate([np.zeros((height, 1), np.uint8), image.reshape(height, -1)], axis=1).tobytes()
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
@@ -68,7 +68,7 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-def _colours(weights: Array) -> Array:
+def colours(weights: Array) -> Array:
     """RGB bytes, (queries, keys, 3)."""
     high = float(weights.max(initial=0.0)) or 1.0
     at = np.sqrt(np.clip(weights.astype(np.float64) / high, 0.0, 1.0)) * (len(_STOPS) - 1)
