@@ -23,6 +23,8 @@ from clearhead.story import Layer, Scene, both, story
 from clearhead.tracing import TokenTrace, Trace, listed, trace, used_rules
 from clearhead.view import notebook, page, picture
 from clearhead.view.container import Document, narrowed
+from clearhead.view.long import Run as LongRun
+from clearhead.view.long import Sight
 from clearhead.words import Language
 
 if TYPE_CHECKING:
@@ -185,6 +187,17 @@ def explain(
         row=steps.token(at),
         entropy=entropy,
     )
+
+
+def seen_in(model: "Model | HubModel", text: str, each: Callable[[range], Iterable[int]] = iter) -> LongRun:
+    """A text through a model, to be looked at as a whole: every layer's attention. Raises ShapeError as `explain`."""
+    tokens = model.tokens(text)
+    run = model.run([t.id for t in tokens], each)
+    sights = [
+        Sight(str(number), range(len(part.q)), AttentionMatrix(part.q, part.k, **part.rules).sequence(0))
+        for number, part in enumerate(run.layers)
+    ]
+    return LongRun(model.name, sights, [token.text for token in tokens])
 
 
 def find_token(tokens: list[Token], text: str, wanted: str | None) -> int:

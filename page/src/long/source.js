@@ -143,7 +143,7 @@ export function firstPixel(p, row) {
  */
 export async function rowOf(head, i) {
   const { computing: c } = head;
-  if (head.served) return ask(head, "row", { i });
+  if (head.served) return ask(head, "row", { at: i });
   if (!c) return null;
   const out = new Float32Array(head.m);
   rowInto(c.q, c.k, c.L, head.rules, i, 0, head.m, out, 0);
@@ -153,7 +153,7 @@ export async function rowOf(head, i) {
 /** All weights on one key. @param {Head} head @param {number} j @returns {Promise<Float32Array | null>} */
 export async function columnOf(head, j) {
   const { computing: c } = head;
-  if (head.served) return ask(head, "column", { j });
+  if (head.served) return ask(head, "column", { at: j });
   if (!c) return null;
   const out = new Float32Array(head.n);
   for (let i = 0; i < head.n; i++) rowInto(c.q, c.k, c.L, head.rules, i, j, j + 1, out, i);
@@ -162,12 +162,10 @@ export async function columnOf(head, j) {
 
 /**
  * Asks the viewer's server, which answers with float32.
- * @param {Head} head @param {string} what @param {Record<string, string | number>} values
+ * @param {Head} head @param {string} what @param {Record<string, any>} values
  */
 export async function ask(head, what, values) {
-  const { run, layer, head: at } = head.address;
-  const query = new URLSearchParams(Object.entries({ run, layer, head: at, ...values }).map(([name, value]) => [name, String(value)]));
-  const answer = await fetch(`${what}?${query}`, { headers: { accept: "application/octet-stream" } });
+  const answer = await fetch(what, { method: "POST", body: JSON.stringify({ ...head.address, ...values }) });
   if (!answer.ok) throw new Error(`${answer.status} ${await answer.text()}`);
   return new Float32Array(await answer.arrayBuffer());
 }

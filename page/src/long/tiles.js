@@ -62,10 +62,7 @@ async function work() {
 
 /** @param {Wanted} w @param {() => boolean} stillWanted */
 async function compute(w, stillWanted) {
-  if (w.head.served) {
-    const { level, row, col, rule } = w;
-    return ask(w.head, "tile", { level, row, col, rule, words: w.rows.edges ? 1 : 0 });
-  }
+  if (w.head.served) return served(w);
   const out = new Float32Array(SIDE * SIDE).fill(MASKED);
   let since = performance.now();
   for (let y = 0; y < SIDE; y++) {
@@ -75,6 +72,21 @@ async function compute(w, stillWanted) {
     if (!stillWanted()) return null;
     since = performance.now();
   }
+  return out;
+}
+
+/** The same from the viewer's server. @param {Wanted} w */
+async function served({ head, rows, cols, level, row, col, rule }) {
+  const step = 2 ** level;
+  const edges = (/** @type {Units} */ u, /** @type {number} */ at) => {
+    const first = at * SIDE * step;
+    return Array.from({ length: Math.min(u.count, first + SIDE * step) - first + 1 }, (_, place) => tokenAt(u, first + place));
+  };
+  const [down, across] = [edges(rows, row), edges(cols, col)];
+  const found = await ask(head, "tile", { rows: down, cols: across, step, rule });
+  const wide = Math.ceil((across.length - 1) / step);
+  const out = new Float32Array(SIDE * SIDE).fill(MASKED);
+  for (let y = 0; y * wide < found.length; y++) out.set(found.subarray(y * wide, (y + 1) * wide), y * SIDE);
   return out;
 }
 
