@@ -27,20 +27,11 @@
  * @param {number} j
  */
 export function dot(q, i, k, j) {
-  const { data: x, width } = q;
-  const { data: y } = k;
-  let a = q.at + i * width;
-  let b = k.at + j * width;
-  const end = a + width;
-  let [s, t, u, v] = [0, 0, 0, 0]; // four sums at a time: one would wait for itself
-  for (; a + 3 < end; a += 4, b += 4) {
-    s += x[a] * y[b];
-    t += x[a + 1] * y[b + 1];
-    u += x[a + 2] * y[b + 2];
-    v += x[a + 3] * y[b + 3];
-  }
-  for (; a < end; a++, b++) s += x[a] * y[b];
-  return s + t + (u + v);
+  let sum = 0;
+  const a = q.at + i * q.width;
+  const b = k.at + j * k.width;
+  for (let c = 0; c < q.width; c++) sum += q.data[a + c] * k.data[b + c];
+  return sum;
 }
 
 /**
@@ -113,8 +104,40 @@ export function rowInto(q, k, L, r, i, from, to, out, at) {
     for (let j = low; j < high; j++) if (visible(r, i, j)) out[shift + j] = Math.exp(logit(r, dot(q, i, k, j), i, j) - l);
     return;
   }
-  const { scale } = r;
-  for (let j = low; j < high; j++) out[shift + j] = Math.exp(dot(q, i, k, j) * scale - l);
+  fourAtATime(q, k, r.scale, i, low, high, l, out, shift);
+}
+
+let scaled = new Float64Array(0); // one query, made once for all its keys
+
+/**
+ * exp(scale·q_i·k_j − l) for keys low…high: four sums at a time share the query and do not wait for each other.
+ * @param {Rows} q @param {Rows} k @param {number} scale @param {number} i @param {number} low @param {number} high @param {number} l @param {Float32Array} out @param {number} shift
+ */
+function fourAtATime(q, k, scale, i, low, high, l, out, shift) {
+  const { data: x, width } = q;
+  const { data: y } = k;
+  if (scaled.length !== width) scaled = new Float64Array(width);
+  for (let c = 0, at = q.at + i * width; c < width; c++) scaled[c] = x[at + c] * scale;
+  let j = low;
+  for (let b = k.at + j * width; j + 3 < high; j += 4, b += 4 * width) {
+    const [b1, b2, b3] = [b + width, b + 2 * width, b + 3 * width];
+    let s = 0;
+    let t = 0;
+    let u = 0;
+    let v = 0;
+    for (let c = 0; c < width; c++) {
+      const z = scaled[c];
+      s += z * y[b + c];
+      t += z * y[b1 + c];
+      u += z * y[b2 + c];
+      v += z * y[b3 + c];
+    }
+    out[shift + j] = Math.exp(s - l);
+    out[shift + j + 1] = Math.exp(t - l);
+    out[shift + j + 2] = Math.exp(u - l);
+    out[shift + j + 3] = Math.exp(v - l);
+  }
+  for (; j < high; j++) out[shift + j] = Math.exp(dot(q, i, k, j) * scale - l);
 }
 
 /**

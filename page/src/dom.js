@@ -57,3 +57,11 @@ export const math = inSpace(SPACES.math);
 
 /** @param {string} id */
 export const byId = (id) => document.getElementById(id);
+
+/** Let the browser draw and listen, then go on at once: a timer would wait four milliseconds. */
+export const breathe = () =>
+  new Promise((go) => {
+    const { port1, port2 } = new MessageChannel();
+    port1.onmessage = go;
+    port2.postMessage(0);
+  });

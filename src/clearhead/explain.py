@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
+from clearhead import notebook, picture
 from clearhead.axes import Array
 from clearhead.errors import SelectionError
 from clearhead.files import write_whole
@@ -21,7 +22,7 @@ from clearhead.problem import Rules, describe
 from clearhead.steps import Sizes, Steps, layer_steps
 from clearhead.story import Layer, Scene, both, story
 from clearhead.tracing import TokenTrace, Trace, listed, trace, used_rules
-from clearhead.view import notebook, page, picture
+from clearhead.view import page
 from clearhead.view.container import Document, narrowed
 from clearhead.view.long import Run as LongRun
 from clearhead.view.long import Sight

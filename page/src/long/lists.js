@@ -34,13 +34,16 @@ export function cellValue(s) {
   return { ...(j === head.first ? firstPixel(p, at) : pixel(p, at, Math.floor(((j + 0.5) * p.pixels[1]) / head.m))), exact: p.pixels[0] === head.n && p.pixels[1] === head.m };
 }
 
+/** So many digits that count. @param {number} x @param {number} digits */
+const precise = (x, digits) => (Math.abs(x) >= 1e-4 ? String(Number(x.toPrecision(digits))) : fmt(x, digits));
+
 /** A weight as a share, with what it may be off. @param {number} value @param {number} off */
-export const share = (value, off) => `${fmt(value, 4)}${off > 0 ? ` ± ${fmt(off, 1)}` : ""}`;
+export const share = (value, off) => `${precise(value, 4)}${off > 0 ? ` ± ${fmt(off, 1)}` : ""}`;
 
 /** @param {Shown} s @param {Say} t */
 export function readout(s, t) {
   const { cell, rows, cols } = s;
-  const name = (/** @type {import("./units.js").Units} */ u, /** @type {(token: number) => string} */ from, /** @type {number} */ at) => `“${spelled(unitName(u, from, at).trim(), 24)}”`;
+  const name = (/** @type {import("./units.js").Units} */ u, /** @type {(token: number) => string} */ from, /** @type {number} */ at) => `“${spelled(unitName(u, from, at), 24)}”`;
   const found = cellValue(s);
   const values = { i: cell.i, j: cell.j, query: name(rows, s.rowName, cell.i), key: name(cols, s.colName, cell.j) };
   if (!found) return t("read", { ...values, value: t("computing") });
@@ -84,7 +87,7 @@ export function strongest(title, values, name, go, role) {
   return h(
     `div.strongest.role-${role}`,
     h("h3", title),
-    h("ol", best.map((at) => h("li", h("button", { onclick: () => go(at) }, h("span.bar-in", { style: { width: `${(100 * values[at]) / largest}%` } }), h("span.place", String(at)), h("bdi", spelled(name(at).trim(), 18)), h("span.num", percent(values[at])))))),
+    h("ol", best.map((at) => h("li", h("button", { onclick: () => go(at) }, h("span.bar-in", { style: { width: `${(100 * values[at]) / largest}%` } }), h("span.place", String(at)), h("bdi", spelled(name(at).replace(/^ (?=.)/, ""), 18)), h("span.num", percent(values[at])))))),
   );
 }
 
@@ -99,7 +102,7 @@ export async function tableHere(s, t, rowOf) {
   };
   const [rows, cols] = [around(s.cell.i, s.rows.count), around(s.cell.j, s.cols.count)];
   const lines = await Promise.all(rows.map(rowOf));
-  const name = (/** @type {import("./units.js").Units} */ u, /** @type {(token: number) => string} */ from, /** @type {number} */ at) => `${at} ${spelled(unitName(u, from, at).trim(), 12)}`;
+  const name = (/** @type {import("./units.js").Units} */ u, /** @type {(token: number) => string} */ from, /** @type {number} */ at) => `${at} ${spelled(unitName(u, from, at), 12)}`;
   return h(
     "div.table",
     { tabindex: 0 },
@@ -111,7 +114,7 @@ export async function tableHere(s, t, rowOf) {
         const line = lines[at];
         return h("tr", h("th", { scope: "row" }, name(s.rows, s.rowName, i)), cols.map((j) => {
           const value = line ? ofUnit(line, s.cols, j) : NaN;
-          return h("td", value === MASKED ? t("masked cell") : fmt(value, 3));
+          return h("td", value === MASKED ? t("masked cell") : precise(value, 3));
         }));
       })),
     ),

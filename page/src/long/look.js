@@ -47,7 +47,7 @@ export async function look({ page, state, shell, here, head, other, heading, go,
     rowName: nameOf(queries, offset), colName: nameOf(keys, 0),
   }); // fmt: one description of what is shown
   s.cell.i = unitOf(s.rows, state.query);
-  s.cell.j = unitOf(s.cols, state.key);
+  s.cell.j = unitOf(s.cols, Math.max(0, state.key));
   shown = s;
   const canvas = /** @type {HTMLCanvasElement} */ (h("canvas"));
   const box = h("div.map-of", { tabindex: 0, role: "group", "aria-label": t("map", { n: head.n, m: head.m }) }, canvas);
@@ -72,6 +72,8 @@ export async function look({ page, state, shell, here, head, other, heading, go,
   refresh = () => redraw(canvas, where);
   drawText();
   redraw(canvas, where);
+  performance.mark("clearhead picture");
+  if (state.key < 0) s.cell.j = unitOf(s.cols, await strongestKey(head, state.query));
   await moved(0);
   surveyOf(head).then(async (found) => {
     const minus = s.other && (await surveyOf(s.other));
@@ -164,7 +166,7 @@ export async function look({ page, state, shell, here, head, other, heading, go,
     refresh();
     said.textContent = readout(s, t) + (s.other ? ` · ${t("difference")} ${await minus()}` : "");
     say(said.textContent);
-    const label = (/** @type {import("./units.js").Units} */ u, /** @type {(token: number) => string} */ name, /** @type {number} */ unit) => `${unit} “${spelled(unitName(u, name, unit).trim(), 16)}”`;
+    const label = (/** @type {import("./units.js").Units} */ u, /** @type {(token: number) => string} */ name, /** @type {number} */ unit) => `${unit} “${spelled(unitName(u, name, unit), 16)}”`;
     lists.replaceChildren();
     add(lists, [
       strongest(t("query looks", { name: label(s.rows, s.rowName, cell.i) }), row, s.colName, (token) => jump(cell.i, unitOf(s.cols, token)), "query"),
@@ -217,7 +219,7 @@ export async function look({ page, state, shell, here, head, other, heading, go,
       if (event.key === "Enter") find(field.value, event.shiftKey ? -1 : 1, count);
       else if (event.key === "Escape") field.blur();
     } }));
-    const count = h("small", { role: "status" });
+    const count = h("small", { role: "status" }, reading.said);
     add(text, [
       h("div.picks", choice(t("text shaded"), "by", modes, reading.by, (value) => ((reading.by = /** @type {any} */ (value)), paintText())), choice(t("click picks"), "picks", [["query", t("query")], ["key", t("key")]], reading.picks, (value) => (reading.picks = /** @type {any} */ (value))), h("span", field, count)),
       passage(texts, reading, (token) => choose(token), () => (drawText(), paintText()), t),
@@ -238,7 +240,8 @@ export async function look({ page, state, shell, here, head, other, heading, go,
     const { found } = reading;
     const now = state.reading.picks === "query" && !layer.cross ? state.query + offset : state.key;
     const next = way > 0 ? found.find((at) => at > now) ?? found[0] : found.findLast((at) => at < now) ?? found.at(-1);
-    count.textContent = next === undefined ? t("not found") : t("found", { at: found.indexOf(next) + 1, of: found.length });
+    reading.said = next === undefined ? t("not found") : t("found", { at: found.indexOf(next) + 1, of: found.length });
+    count.textContent = reading.said;
     if (next === undefined) return;
     choose(next);
     reading.start = Math.max(0, next - 300);
@@ -319,6 +322,12 @@ export async function look({ page, state, shell, here, head, other, heading, go,
   shell.key("]", () => go({ ...state.at, head: state.at.head + 1 }));
   shell.key("{", () => go({ ...state.at, layer: state.at.layer - 1 }));
   shell.key("}", () => go({ ...state.at, layer: state.at.layer + 1 }));
+}
+
+/** The key that a query looks at most. @param {Head} head @param {number} query */
+async function strongestKey(head, query) {
+  const row = await rowOf(head, query);
+  return row ? Math.max(0, row.indexOf(row.reduce((most, a) => Math.max(most, a), MASKED))) : 0;
 }
 
 /** The view from before, where it fits this head; else the whole. @param {Shown} s @param {HTMLElement} box @param {import("./map.js").View | null} before */

@@ -123,23 +123,26 @@ function weights(pen, s, f, canvas) {
   forgetWanted();
   const computed = near && head.exact && (!other || other.exact);
   const [rows, cols] = [f.high * view.step, f.side * view.step];
-  let missing = 0;
-  if (!computed || head.small.most) picture(pen, s, f, colours);
-  if (!computed) return { level: -1, missing, pixels: pictureUsed(s)?.pixels ?? [1, 1] };
+  if (!computed) {
+    picture(pen, s, f, colours);
+    return { level: -1, missing: 0, pixels: pictureUsed(s)?.pixels ?? [1, 1] };
+  }
   const span = SIDE * 2 ** level;
+  const tiles = [];
   for (let row = Math.floor(view.y / span); row * span < Math.min(s.rows.count, view.y + rows); row++)
     for (let col = Math.floor(view.x / span); col * span < Math.min(s.cols.count, view.x + cols); col++) {
       const place = { rows: s.rows, cols: s.cols, level, row, col, rule: s.rule };
-      const one = tileOf({ head, ...place });
-      const two = other && tileOf({ head: other, ...place });
-      if (!one || (other && !two)) {
-        missing++;
-        continue;
-      }
-      const [x, y, size] = [(col * span - view.x) / view.step, (row * span - view.y) / view.step, span / view.step];
-      pen.drawImage(painted(one, two, s, colours, col * span, level), x, y, size, size);
-      if (1 / view.step >= 34) numbers(pen, s, one, two, row * SIDE, col * SIDE, f);
+      tiles.push({ row, col, one: tileOf({ head, ...place }), two: other && tileOf({ head: other, ...place }) });
     }
+  const there = tiles.filter(({ one, two }) => one && (two || !other));
+  const missing = tiles.length - there.length;
+  if (missing) picture(pen, s, f, colours);
+  for (const { row, col, one, two } of there) {
+    if (!one) continue;
+    const [x, y, size] = [(col * span - view.x) / view.step, (row * span - view.y) / view.step, span / view.step];
+    pen.drawImage(painted(one, two, s, colours, col * span, level), x, y, size, size);
+    if (1 / view.step >= 34) numbers(pen, s, one, two, row * SIDE, col * SIDE, f);
+  }
   canvas.dataset.level = String(level);
   return { level, missing, pixels: [1, 1] };
 }
@@ -153,11 +156,17 @@ function table(s) {
 
 /** @typedef {ReturnType<typeof table>} Colours */
 
-const sheet = document.createElement("canvas");
-sheet.width = sheet.height = SIDE;
+/** @type {WeakMap<Float32Array, {how: string, sheet: HTMLCanvasElement}>} */
+const sheets = new WeakMap();
 
-/** @param {Float32Array} one @param {Float32Array | null} two @param {Shown} s @param {Colours} colours @param {number} from @param {number} level */
+/** A tile in colour. @param {Float32Array} one @param {Float32Array | null} two @param {Shown} s @param {Colours} colours @param {number} from @param {number} level */
 function painted(one, two, s, colours, from, level) {
+  const how = `${s.scale} ${s.high} ${s.aside} ${colours.masked} ${two ? Object.values(/** @type {Head} */ (s.other).address) : ""}`;
+  const known = sheets.get(one);
+  if (known?.how === how) return known.sheet;
+  const sheet = known?.sheet ?? document.createElement("canvas");
+  sheet.width = sheet.height = SIDE;
+  sheets.set(one, { how, sheet });
   const pen = /** @type {CanvasRenderingContext2D} */ (sheet.getContext("2d"));
   const image = pen.createImageData(SIDE, SIDE);
   const bytes = image.data;
@@ -234,7 +243,7 @@ function numbers(pen, s, one, two, i0, j0, f) {
         continue;
       }
       const value = two ? one[at] - (two[at] === MASKED ? 0 : two[at]) : one[at];
-      pen.fillStyle = inkOn(shade.at(value)) === "dark" ? "#111" : "#fff";
+      pen.fillStyle = inkOn(shade.at(value)) === "dark" ? "#000" : "#fff";
       pen.fillText(short(value), x, y);
     }
 }
@@ -254,7 +263,7 @@ function names(pen, s, f) {
     if (y < f.top - 1 || y > f.top + f.high) continue;
     pen.textAlign = "right";
     pen.fillStyle = i === s.cell.i ? css(rgb("query")) : css(rgb("soft"));
-    pen.fillText(named ? spelled(unitName(s.rows, s.rowName, i).trim(), characters) : String(i), f.left - 6, y);
+    pen.fillText(named ? spelled(unitName(s.rows, s.rowName, i), characters) : String(i), f.left - 6, y);
   }
   for (let j = Math.ceil(view.x / every) * every; j < ends.cols; j += every) {
     const x = f.left + (j + (named ? 0.5 : 0) - view.x) * size;
@@ -264,7 +273,7 @@ function names(pen, s, f) {
     pen.rotate(-Math.PI / 2);
     pen.textAlign = "left";
     pen.fillStyle = j === s.cell.j ? css(rgb("key")) : css(rgb("soft"));
-    pen.fillText(named ? spelled(unitName(s.cols, s.colName, j).trim(), Math.floor((f.top - 10) / 7)) : String(j), 0, 0);
+    pen.fillText(named ? spelled(unitName(s.cols, s.colName, j), Math.floor((f.top - 10) / 7)) : String(j), 0, 0);
     pen.restore();
   }
 }

@@ -20,8 +20,8 @@ export const newState = () => ({
   scale: /** @type {"sqrt" | "linear" | "log"} */ ("sqrt"),
   aside: false,
   words: false,
-  query: 0, // tokens
-  key: 0,
+  query: -1, // tokens; −1: the last
+  key: -1, // −1: the one that the query looks at most
   pinned: false,
   view: /** @type {import("./map.js").View | null} */ (null),
   reading: newReading(),
@@ -75,8 +75,8 @@ export function openLong(page) {
       const mine = ++turn;
       const layer = runs[state.at.run].layers[state.at.layer];
       const number = layer.heads[state.at.head];
-      state.query = Math.min(state.query, layer.queries - 1);
-      state.key = Math.min(state.key, layer.keys - 1);
+      if (state.query < 0 || state.query >= layer.queries) state.query = layer.queries - 1;
+      if (state.key >= layer.keys) state.key = -1;
       const several = runs[state.at.run].layers.length > 1 || layer.name !== "";
       const heading = h("h2", { id: "head" }, several ? t("this head", { layer: layer.name, head: number }) : t("this matrix", { head: number }));
       if (!here.firstChild) add(here, [heading, h("p.says", t("computing"))]);

@@ -6,10 +6,10 @@ import { spelled } from "../numbers.js";
 
 const MOST = 1200; // tokens that are shown at once
 
-/** @typedef {{by: "received" | "query" | "key", picks: "query" | "key", start: number, found: number[], word: string}} Reading */
+/** @typedef {{by: "received" | "query" | "key", picks: "query" | "key", start: number, found: number[], word: string, said: string}} Reading */
 
 /** @returns {Reading} */
-export const newReading = () => ({ by: "received", picks: "query", start: 0, found: [], word: "" });
+export const newReading = () => ({ by: "received", picks: "query", start: 0, found: [], word: "", said: "" });
 
 /**
  * The part of the text around a token, with a way to the parts before and after.
@@ -24,8 +24,12 @@ export function passage(texts, reading, pick, again, t) {
   const stop = Math.min(texts.length, start + MOST);
   const turn = (/** @type {string} */ name, /** @type {number} */ to, /** @type {boolean} */ there) =>
     there && h("button", { onclick: () => ((reading.start = to), again()) }, t(name));
+  const glued = texts.length > 1 && !texts.some((text) => /^[ \n▁Ġ]/.test(text)); // ids, or word pieces: spaces are not in the tokens
   const spans = [];
-  for (let at = start; at < stop; at++) spans.push(h("span.token", { "data-token": at }, shown(texts[at])));
+  for (let at = start; at < stop; at++) {
+    if (glued && at > start && !texts[at].startsWith("##") && /^[\p{L}\p{N}]/u.test(texts[at])) spans.push(" ");
+    spans.push(h("span.token", { "data-token": at }, shown(texts[at].replace(/^##/, ""))));
+  }
   const box = h(
     "div.passage",
     { dir: "auto", onclick: (/** @type {Event} */ event) => {
@@ -61,7 +65,7 @@ export function shadeText(box, values, marks) {
     const value = values && token !== marks.aside ? values[token] : 0;
     const colour = value > 0 ? shade.at(value) : paper;
     span.style.background = value > 0 ? css(colour) : "";
-    span.style.color = value > 0 ? (inkOn(colour) === "dark" ? "#111" : "#fff") : "";
+    span.style.color = value > 0 ? (inkOn(colour) === "dark" ? "#000" : "#fff") : "";
     span.classList.toggle("is-query", token === marks.query);
     span.classList.toggle("is-key", token === marks.key);
   }

@@ -58,8 +58,7 @@ async function openHead(page, { run, layer: place, head: position }) {
   };
   if (exactAt >= 0) for (const name of RULES) await array(name);
   const rules = rulesOf(page, exactAt >= 0 ? layer : { ...layer, arrays: {} }, 0, Math.max(exactAt, 0));
-  const computing = exactAt >= 0 && !served ? await computed(page, layer, exactAt, rules) : null;
-  return {
+  const head = {
     address: { run, layer: place, head: position },
     layer,
     number: layer.heads[position],
@@ -73,9 +72,19 @@ async function openHead(page, { run, layer: place, head: position }) {
     wide: () => (exact && !served ? pictures("wide_", layer.wide?.largest, exactAt) : Promise.resolve({})),
     entropy: await line("entropy", n),
     received: await line("received", m),
-    computing,
+    computing: /** @type {Awaited<ReturnType<typeof computed>> | null} */ (null),
+    loading: Promise.resolve(),
   };
+  if (exactAt >= 0 && !served)
+    head.loading = (small.most ? drawn() : Promise.resolve())
+      .then(() => computed(page, layer, exactAt, rules))
+      .then((found) => void (head.computing = found));
+  if (!small.most) await head.loading;
+  return head;
 }
+
+/** The picture first: unpacking q and k takes a moment. */
+const drawn = () => new Promise((go) => requestAnimationFrame(() => setTimeout(go)));
 
 /**
  * @param {Page} page
@@ -142,6 +151,7 @@ export function firstPixel(p, row) {
  * @returns {Promise<Float32Array | null>}
  */
 export async function rowOf(head, i) {
+  await head.loading;
   const { computing: c } = head;
   if (head.served) return ask(head, "row", { at: i });
   if (!c) return null;
@@ -152,6 +162,7 @@ export async function rowOf(head, i) {
 
 /** All weights on one key. @param {Head} head @param {number} j @returns {Promise<Float32Array | null>} */
 export async function columnOf(head, j) {
+  await head.loading;
   const { computing: c } = head;
   if (head.served) return ask(head, "column", { at: j });
   if (!c) return null;

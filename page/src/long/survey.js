@@ -1,6 +1,7 @@
 // What a whole head amounts to: its largest weight, and what each key receives.
 
 import { MASKED, rowInto } from "../attention.js";
+import { breathe } from "../dom.js";
 
 /** @typedef {{largest: number, aside: number, received: Float32Array | null}} Survey      aside: the largest, the first key left out */
 
@@ -44,7 +45,7 @@ async function fromWeights(head) {
       else aside = Math.max(aside, line[j]);
     }
     if (performance.now() - since > 8) {
-      await new Promise((go) => setTimeout(go));
+      await breathe();
       since = performance.now();
     }
   }

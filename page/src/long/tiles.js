@@ -1,6 +1,7 @@
 // Tiles of 256 × 256 pixels, computed in short slices so that the page always answers; the last 64 are kept.
 
 import { MASKED, rowInto } from "../attention.js";
+import { breathe } from "../dom.js";
 import { ask } from "./source.js";
 import { tokenAt } from "./units.js";
 
@@ -63,12 +64,13 @@ async function work() {
 /** @param {Wanted} w @param {() => boolean} stillWanted */
 async function compute(w, stillWanted) {
   if (w.head.served) return served(w);
+  await w.head.loading;
   const out = new Float32Array(SIDE * SIDE).fill(MASKED);
   let since = performance.now();
   for (let y = 0; y < SIDE; y++) {
     pixelRow(w, y, out);
     if (performance.now() - since < SLICE) continue;
-    await new Promise((go) => setTimeout(go));
+    await breathe();
     if (!stillWanted()) return null;
     since = performance.now();
   }

@@ -38,9 +38,9 @@ export function unitOf(u, token) {
   return low;
 }
 
-/** The text of a unit. @param {Units} u @param {(token: number) => string} name @param {number} at */
+/** The text of a unit, without the space before it. @param {Units} u @param {(token: number) => string} name @param {number} at */
 export function unitName(u, name, at) {
   let text = "";
   for (let token = tokenAt(u, at); token < tokenAt(u, at + 1); token++) text += name(token).replace(/^##/, "");
-  return text;
+  return text.replace(/^[ ▁Ġ]+(?=.)/s, "");
 }

@@ -1,21 +1,18 @@
 """Pictures of a matrix or of statistics: SVG and PNG without a library, axes of matplotlib for papers."""
 
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from clearhead import visibility
+from clearhead import picture, visibility
 from clearhead.arrays import adopt
 from clearhead.axes import Array
 from clearhead.errors import MissingExtraError, SelectionError
 from clearhead.glance import first_key
-from clearhead.view import picture
 from clearhead.view.long import pictures
 
 SVG_SIDE, PNG_SIDE, PLOT_SIDE = 64, 512, 1024  # more queries or keys are pooled
-_CELLS, _STRIP = 96, 12  # columns of a strip, and its height in pixels
 
 
 class Cells(NamedTuple):
@@ -88,29 +85,6 @@ def plot_grid(values: Array, layers: Sequence[str], name: str, ax: Any) -> Any:
     ax.yaxis.set_ticks(range(len(layers)), layers)
     ax.figure.colorbar(image, ax=ax, label=name)
     return ax
-
-
-def strips(found: Mapping[str, Array]) -> str:
-    """Statistics (heads, tokens) as strips of colour, one line for each head, at most 96 columns of means."""
-    out, y = [], 18
-    for name, values in found.items():
-        low, high = (float(x) for x in (np.nanmin(values), np.nanmax(values)))
-        edges = np.arange(min(_CELLS, values.shape[1]) + 1) * values.shape[1] // min(_CELLS, values.shape[1])
-        means = np.add.reduceat(values, edges[:-1], 1) / np.diff(edges)
-        shares = (means - low) / (high - low) if high > low else np.zeros(means.shape)
-        colours = picture.colours(shares**2)
-        out.append(f'<text x="0" y="{y - 5}">{escape(name)}: {low:.3g} to {high:.3g}</text>')
-        for head, place in np.ndindex(*means.shape):
-            x, fill = place * 5, bytes(colours[head, place]).hex()
-            box = f'x="{x}" y="{y + head * _STRIP}" width="5" height="{_STRIP - 1}"'
-            out.append(f'<rect {box} fill="#{fill}"><title>head {head}: {means[head, place]:.4g}</title></rect>')
-        y += len(means) * _STRIP + 26
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_CELLS * 5} {y}" width="{_CELLS * 5}" height="{y}" '
-        'role="img" font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="#ffffff"/>'
-        + "\n".join(out)
-        + "</svg>"
-    )
 
 
 def _plain(name: str) -> str:

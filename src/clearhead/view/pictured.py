@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Any, TypedDict, Unpack
 
+from clearhead import notebook
 from clearhead.errors import SelectionError
 from clearhead.files import write_whole
-from clearhead.view import figure, notebook, page
+from clearhead.view import figure, page
 from clearhead.view.container import Document
 from clearhead.view.long import Run, Sight, Wish, document
 from clearhead.words import Language
