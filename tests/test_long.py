@@ -279,7 +279,8 @@ def state(page):
 def ready(page):
     until(
         page,
-        "document.querySelector('#readout')?.textContent !== '' && document.querySelector('.map-of')?.dataset.missing === '0'",
+        "document.querySelector('#readout')?.textContent !== '' && "
+        "document.querySelector('.map-of')?.dataset.missing === '0'",
     )
 
 

@@ -31,8 +31,8 @@ async function openHead(page, { run, layer: place, head: position }) {
   const layer = told.layers[place];
   const { queries: n, keys: m, first } = layer;
   const exactAt = layer.exact.indexOf(position);
-  const served = Boolean(page.header.served);
-  const exact = served || exactAt >= 0;
+  const { served } = page.header; // false, true, or "frame": in a notebook
+  const exact = Boolean(served) || exactAt >= 0;
   const array = async (/** @type {string} */ name) => (layer.arrays[name] ? load(page, layer.arrays[name]) : null);
 
   /** @param {string} prefix @param {any} scale @param {number} at @returns {Promise<Record<string, Picture>>} */
@@ -172,13 +172,32 @@ export async function columnOf(head, j) {
 }
 
 /**
- * Asks the viewer's server, which answers with float32.
+ * Asks the viewer's server, or the notebook's kernel; both answer with float32.
  * @param {Head} head @param {string} what @param {Record<string, any>} values
  */
 export async function ask(head, what, values) {
-  const answer = await fetch(what, { method: "POST", body: JSON.stringify({ ...head.address, ...values }) });
+  const wanted = { ...head.address, ...values };
+  if (head.served === "frame") return askFrame(what, wanted);
+  const answer = await fetch(what, { method: "POST", body: JSON.stringify(wanted) });
   if (!answer.ok) throw new Error(`${answer.status} ${await answer.text()}`);
   return new Float32Array(await answer.arrayBuffer());
+}
+
+let asked = 0;
+
+/** Through the page around this frame, which passes it on. @param {string} what @param {object} wanted @returns {Promise<Float32Array>} */
+function askFrame(what, wanted) {
+  const id = ++asked;
+  return new Promise((go, stop) => {
+    const listen = (/** @type {MessageEvent} */ { source, data }) => {
+      if (source !== parent || data?.id !== id) return;
+      removeEventListener("message", listen);
+      if (data.error) stop(new Error(data.error));
+      else go(new Float32Array(data.weights));
+    };
+    addEventListener("message", listen);
+    parent.postMessage({ id, what, wanted }, "*");
+  });
 }
 
 /** Do the rules without a mask forbid all of these? @param {import("../attention.js").Rules} r @param {number} i0 @param {number} i1 @param {number} j0 @param {number} j1 */

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import isnan
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -59,14 +59,14 @@ class Wish:
 
     exact     (layer, head) pairs whose weights the page computes, by name and number; None is all
     dtype     in which q and k are stored; None is their own
-    served    q and k stay here: a server is asked for weights
+    served    q and k stay here: a server is asked for weights, or, as "frame", the page around
     """
 
     title: str = "clearhead"
     language: Language = "en"
     exact: Iterable[tuple[Any, int]] | None = None
     dtype: Any = None
-    served: bool = False
+    served: bool | Literal["frame"] = False
 
 
 class Pictures(NamedTuple):
@@ -160,7 +160,7 @@ def _choose(sights: list[Sight], wish: Wish) -> _Chosen:
     heads, all_exact = sum(len(sight.heads) for sight in sights), max(1, sum(map(len, exact)))
     small = next((side for side in _SMALL if heads * side**2 <= _SMALL_CELLS), _SMALL[-1])
     large = next((side for side in _LARGE if all_exact * side**2 <= _LARGE_CELLS), 0)
-    return _Chosen(sights, exact, dtype, wish.served, small, large)
+    return _Chosen(sights, exact, dtype, bool(wish.served), small, large)
 
 
 def _places(sights: list[Sight], exact: Iterable[tuple[Any, int]]) -> list[list[int]]:

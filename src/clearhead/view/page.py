@@ -39,11 +39,10 @@ def html(document: Document) -> str:
 """
 
 
-def policy(document: Document, *, served: bool | None = None) -> str:
+def policy(document: Document) -> str:
     """The Content-Security-Policy: this program, this style, and of the network nothing, or the page's own server."""
     kind = document.header["kind"]
-    asks = document.header.get("served") if served is None else served
-    connect = "connect-src 'self'; " if asks else ""
+    connect = "connect-src 'self'; " if document.header.get("served") is True else ""
     return (
         f"default-src 'none'; script-src '{_hash(_asset(f'{kind}.js'))}'; style-src '{_hash(_asset(f'{kind}.css'))}'; "
         f"{connect}base-uri 'none'; form-action 'none'"

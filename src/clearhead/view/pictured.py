@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from html import escape
 from typing import Any, TypedDict, Unpack
 
@@ -46,11 +47,7 @@ class Pictured:
 
     def document(self, **options: Unpack[Page]) -> Document:
         """What the page holds. Raises SelectionError where it would be too large, with what would fit."""
-        given: Page = {**options}
-        batch, beside, each = given.pop("batch", 0), given.pop("beside", None), given.pop("each", iter)
-        runs = [part._run(batch) for part in (self, beside) if part is not None]
-        wish = Wish(**{"title": runs[0].name, **given})  # type: ignore[arg-type]
-        return document(runs, wish, each)
+        return document(*self._wished(options))
 
     def to_html(self, **options: Unpack[Page]) -> str:
         """The page as one self-contained text; see `save`."""
@@ -75,6 +72,22 @@ class Pictured:
         """One head's weights as PNG, cell × cell pixels for each; above 512 a pixel has the largest of its weights."""
         shown, _, _ = self._cells(layer, head, batch, figure.PNG_SIDE)
         return figure.png(shown, cell)
+
+    def widget(self, **options: Unpack[Page]) -> Any:
+        """The page in a notebook with every weight computed by its kernel when looked at (extra `notebook`).
+
+        For what is too large for a page; options as for `save`. Raises MissingExtraError.
+        """
+        from clearhead.view.widget import widget
+
+        runs, wish, each = self._wished(options)
+        return widget(document(runs, replace(wish, served="frame"), each), runs)
+
+    def _wished(self, options: Page) -> tuple[list[Run], Wish, Callable[[Sequence[int]], Iterable[int]]]:
+        given: Page = {**options}
+        batch, beside, each = given.pop("batch", 0), given.pop("beside", None), given.pop("each", iter)
+        runs = [part._run(batch) for part in (self, beside) if part is not None]
+        return runs, Wish(**{"title": runs[0].name, **given}), each  # type: ignore[arg-type]
 
     def _cells(self, layer: int | str, head: int, batch: int, side: int) -> tuple[figure.Cells, Run, Sight]:
         run = self._run(batch)
