@@ -43,7 +43,7 @@ export async function look({ page, state, shell, here, head, other, heading, go,
   const s = /** @type {Shown} */ ({
     head, other: other && other.n === head.n && other.m === head.m ? other : null, wide: {},
     rows: state.words ? words(/** @type {string[]} */ (rowTexts)) : tokens(head.n), cols: state.words ? words(/** @type {string[]} */ (keys)) : tokens(head.m),
-    rule: state.rule, scale: state.scale, aside: state.aside, high: 1, view: { y: 0, x: 0, step: 1 }, cell: { i: 0, j: 0, pinned: state.pinned }, row: null, column: null,
+    rule: state.rule, scale: state.scale, aside: state.aside, whole: 1, high: 1, inView: state.inView ?? head.n * head.m > 2 ** 20, view: { y: 0, x: 0, step: 1 }, cell: { i: 0, j: 0, pinned: state.pinned }, row: null, column: null,
     rowName: nameOf(queries, offset), colName: nameOf(keys, 0),
   }); // fmt: one description of what is shown
   s.cell.i = unitOf(s.rows, state.query);
@@ -58,7 +58,7 @@ export async function look({ page, state, shell, here, head, other, heading, go,
   const text = h("div.text");
   const table = h("details.numbers", h("summary", t("table here")));
   table.addEventListener("toggle", () => drawTable());
-  const nature = head.served ? t("served head") : head.exact ? t("exact head", { dtype: head.computing?.stored }) : t("pictured head", { levels: 80 });
+  const nature = head.served ? t("served head") : head.exact ? t("exact head", { dtype: head.stored }) : t("pictured head", { levels: 80 });
   const facts = STATISTICS.filter((name) => layer.statistics[name][state.at.head] !== null).map((name) => `${t(name)} ${fmt(layer.statistics[name][state.at.head], 3)}`);
   here.replaceChildren(
     heading,
@@ -77,10 +77,8 @@ export async function look({ page, state, shell, here, head, other, heading, go,
   await moved(0);
   surveyOf(head).then(async (found) => {
     const minus = s.other && (await surveyOf(s.other));
-    s.high = (minus ? Math.max(found.largest, minus.largest) : s.aside ? found.aside : found.largest) || 1;
+    s.whole = (minus ? Math.max(found.largest, minus.largest) : s.aside ? found.aside : found.largest) || 1;
     if (shown !== s) return;
-    const shade = shadeOf(s);
-    scaleBar.replaceChildren(legend(shade, fmt(shade.low, 2), fmt(shade.high, 2), h("span", h("i.hatched"), t("masked cell"))));
     redraw(canvas, where);
     paintText();
   });
@@ -117,6 +115,7 @@ export async function look({ page, state, shell, here, head, other, heading, go,
       h("span.zooms", near("nearer", "+", 0.5), near("farther", "−", 2), near("whole", "⤢", 0)),
       choice(t("pixel"), "rule", [["most", t("most")], ["mean", t("mean")]], state.rule, set("rule")),
       choice(t("scale"), "scale", [["sqrt", t("sqrt")], ["linear", t("linear")], ["log", t("log")]], state.scale, set("scale")),
+      choice(t("up to"), "inView", [["", t("largest here")], ["1", t("largest in view")]], s.inView ? "1" : "", (value) => set("inView")(value === "1")),
       check("aside", t("first aside"), state.aside),
       canWords && check("words", t("as words"), state.words),
       choice(t("compare"), "other", [["", t("no other")], ...others], address, (value) => {
@@ -131,6 +130,8 @@ export async function look({ page, state, shell, here, head, other, heading, go,
   /** @param {HTMLCanvasElement} target @param {HTMLElement} sentence */
   function redraw(target, sentence) {
     const how = draw(target, s);
+    const shade = shadeOf(s);
+    scaleBar.replaceChildren(legend(shade, fmt(shade.low, 2), fmt(shade.high, 2), h("span", h("i.hatched"), t("masked cell"))));
     state.view = s.view;
     const { view } = s;
     const ends = [Math.min(s.rows.count, Math.ceil(view.y + how.frame.high * view.step)) - 1, Math.min(s.cols.count, Math.ceil(view.x + how.frame.side * view.step)) - 1];

@@ -21,7 +21,9 @@ import { tokenAt, unitName, unitOf } from "./units.js";
  * @property {"most" | "mean"} rule
  * @property {"sqrt" | "linear" | "log"} scale
  * @property {boolean} aside
+ * @property {number} whole      the head's largest weight
  * @property {number} high      the scale's end
+ * @property {boolean} inView      the scale ends at what is in view
  * @property {View} view
  * @property {{i: number, j: number, pinned: boolean}} cell      in units
  * @property {Float32Array | null} row      weights of the chosen query, by token
@@ -117,14 +119,14 @@ export function draw(canvas, s) {
  */
 function weights(pen, s, f, canvas) {
   const { view, head, other } = s;
-  const colours = table(s);
+  s.high = s.whole;
   const level = Math.max(0, Math.floor(Math.log2(view.step * 1.001)));
   const near = 2 ** level <= COMPUTED || !head.small.most;
   forgetWanted();
   const computed = near && head.exact && (!other || other.exact);
   const [rows, cols] = [f.high * view.step, f.side * view.step];
   if (!computed) {
-    picture(pen, s, f, colours);
+    picture(pen, s, f, table(s));
     return { level: -1, missing: 0, pixels: pictureUsed(s)?.pixels ?? [1, 1] };
   }
   const span = SIDE * 2 ** level;
@@ -136,6 +138,8 @@ function weights(pen, s, f, canvas) {
     }
   const there = tiles.filter(({ one, two }) => one && (two || !other));
   const missing = tiles.length - there.length;
+  if (s.inView && !missing) s.high = Math.max(1e-12, ...there.map(({ one, two, col }) => largestOf(one, two, s.aside ? unitOf(s.cols, head.first) - col * span : -1)));
+  const colours = table(s);
   if (missing) picture(pen, s, f, colours);
   for (const { row, col, one, two } of there) {
     if (!one) continue;
@@ -145,6 +149,13 @@ function weights(pen, s, f, canvas) {
   }
   canvas.dataset.level = String(level);
   return { level, missing, pixels: [1, 1] };
+}
+
+/** The largest of a tile, but for the first key's column where that is set aside. @param {Float32Array | null} one @param {Float32Array | null} two @param {number} aside */
+function largestOf(one, two, aside) {
+  let most = 0;
+  if (one) for (let at = 0; at < one.length; at++) if (at % SIDE !== aside) most = Math.max(most, two ? Math.abs(one[at] - Math.max(0, two[at])) : one[at]);
+  return most;
 }
 
 /** Colours by place on the scale, for speed. @param {Shown} s */

@@ -19,6 +19,7 @@ export const newState = () => ({
   rule: /** @type {"most" | "mean"} */ ("most"),
   scale: /** @type {"sqrt" | "linear" | "log"} */ ("sqrt"),
   aside: false,
+  inView: /** @type {boolean | null} */ (null), // null: in view where the matrix is large
   words: false,
   query: -1, // tokens; −1: the last
   key: -1, // −1: the one that the query looks at most

@@ -72,6 +72,7 @@ async function openHead(page, { run, layer: place, head: position }) {
     wide: () => (exact && !served ? pictures("wide_", layer.wide?.largest, exactAt) : Promise.resolve({})),
     entropy: await line("entropy", n),
     received: await line("received", m),
+    stored: exactAt >= 0 && !served ? page.header.arrays[layer.arrays.q].dtype : layer.dtype,
     computing: /** @type {Awaited<ReturnType<typeof computed>> | null} */ (null),
     loading: Promise.resolve(),
   };
@@ -98,7 +99,7 @@ async function computed(page, layer, at, rules) {
   const rows = { q: { data: q.data, at: at * n * width, width }, k: { data: k.data, at: layer.key_of[at] * m * width, width } };
   const L = lse.data.subarray(at * n, (at + 1) * n);
   const stored = page.header.arrays[arrays.q].dtype;
-  return { ...rows, L, stored, bound: bounds(rows.q, rows.k, L, rules, stored === layer.dtype ? "" : stored, m) };
+  return { ...rows, L, bound: bounds(rows.q, rows.k, L, rules, stored === layer.dtype ? "" : stored, m) };
 }
 
 /** @type {Record<string, number>} unit roundoff */
