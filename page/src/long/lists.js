@@ -35,7 +35,7 @@ export function cellValue(s) {
 }
 
 /** So many digits that count. @param {number} x @param {number} digits */
-const precise = (x, digits) => (Math.abs(x) >= 1e-4 ? String(Number(x.toPrecision(digits))) : fmt(x, digits));
+export const precise = (x, digits) => (Math.abs(x) >= 1e-4 ? String(Number(x.toPrecision(digits))) : fmt(x, digits));
 
 /** A weight as a share, with what it may be off. @param {number} value @param {number} off */
 export const share = (value, off) => `${precise(value, 4)}${off > 0 ? ` ± ${fmt(off, 1)}` : ""}`;

@@ -6,7 +6,7 @@ import { fmt, spelled } from "../numbers.js";
 import { choice } from "./controls.js";
 import { legend, STATISTICS } from "./grid.js";
 import { toLink } from "./link.js";
-import { readout, strongest, tableHere } from "./lists.js";
+import { precise, readout, strongest, tableHere } from "./lists.js";
 import { cellAt, draw, follow, frame, settle, shadeOf, wholeStep, zoom } from "./map.js";
 import { passage, search, shadeText } from "./reading.js";
 import { columnOf, rowOf } from "./source.js";
@@ -59,7 +59,7 @@ export async function look({ page, state, shell, here, head, other, heading, go,
   const table = h("details.numbers", h("summary", t("table here")));
   table.addEventListener("toggle", () => drawTable());
   const nature = head.served ? t("served head") : head.exact ? t("exact head", { dtype: head.stored }) : t("pictured head", { levels: 80 });
-  const facts = STATISTICS.filter((name) => layer.statistics[name][state.at.head] !== null).map((name) => `${t(name)} ${fmt(layer.statistics[name][state.at.head], 3)}`);
+  const facts = STATISTICS.filter((name) => layer.statistics[name][state.at.head] !== null).map((name) => `${t(name)} ${precise(layer.statistics[name][state.at.head], 3)}`);
   here.replaceChildren(
     heading,
     h("p.says", facts.join(" · ")),

@@ -51,9 +51,11 @@ async function work() {
     const [first] = wanted;
     if (!first) break;
     const [key, w] = first;
+    const start = performance.now();
     const tile = await compute(w, () => wanted.has(key)).catch(() => null);
     wanted.delete(key);
     if (!tile) continue;
+    if (!w.level) performance.measure("clearhead tile", { start });
     done.set(key, tile);
     if (done.size > KEPT) done.delete(/** @type {string} */ (done.keys().next().value));
     ready();

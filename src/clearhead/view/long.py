@@ -219,7 +219,7 @@ def _layer(chosen: _Chosen, place: int) -> dict[str, Any]:
         "dtype": problem.dtype.name,
         "first": first_key(matrix, 0),
         "rules": plain,
-        "statistics": {name: [None if isnan(x) else float(f"{x:.6g}") for x in values] for name, values in means},
+        "statistics": {name: [None if isnan(x) else float(f"{x:.4g}") for x in values] for name, values in means},
         "exact": exact,
         "arrays": {name: f"{place}.{name}" for name in arrays},
     }
