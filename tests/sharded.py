@@ -1,4 +1,4 @@
-"""One rank of a test over a process group: `python sharded.py SCENARIO RANK WORLD PORT SEED`."""
+"""One rank of a test over a process group: `python sharded.py SCENARIO,… RANK WORLD PORT SEED …`."""
 
 import os
 import sys
@@ -11,12 +11,15 @@ import torch
 import torch.distributed as dist
 
 import clearhead as ch
+from clearhead import engines
 
 METHODS = ("gather", "ring", "ulysses")
 PARTS = ("query_segments", "kv_segments", "mask", "bias")
 
 
-def problem(rng: np.random.Generator, world: int) -> tuple[dict[str, torch.Tensor], dict[str, Any], list[int], list[int]]:
+def problem(
+    rng: np.random.Generator, world: int
+) -> tuple[dict[str, torch.Tensor], dict[str, Any], list[int], list[int]]:
     """Whole q, k, v and rules, and how many queries and keys each rank holds: any numbers, also none."""
     kv_heads, group, batch, d = (int(rng.integers(1, 3)) for _ in range(3)), int(rng.integers(1, 3)), 2, 4
     heads = next(kv_heads) * world  # so that heads can be dealt out, too
@@ -118,7 +121,7 @@ def observed(given, told, own, here, place, queries, keys, rank, what) -> None: 
 
 
 def bits(rank: int, world: int, seed: int) -> None:
-    """The same bits on every run and by every method; a rank's rows have those of one process where keys are gathered."""
+    """The same bits on every run; a rank's rows have those of one process where keys are gathered."""
     rng = np.random.default_rng(seed)
     q, k, v = (torch.from_numpy(rng.standard_normal((1, 4, 96, 8))).float() for _ in range(3))
     sizes = [96 // world + (r < 96 % world) for r in range(world)]
@@ -157,42 +160,91 @@ def decoding(rank: int, world: int, seed: int) -> None:
 
 
 def differently(rank: int, world: int, _seed: int) -> None:
-    """Ranks called with other shapes, dtypes or rules: everybody hears which rank and what."""
+    """The last rank calls with something else: it hears what is wrong with it, the others which rank and what."""
     last = rank == world - 1
-    q = torch.zeros(1, 2, 4, 8)
-    calls = [
-        ("keys", lambda: (q, torch.zeros(1, 2, 4, 6) if last else q, q, {})),
-        ("dtype", lambda: (q.double(), q.double(), q.double(), {}) if last else (q, q, q, {})),
-        ("causal", lambda: (q, q, q, {"causal": last})),
-        ("softcap", lambda: (q, q, q, {"softcap": -1.0} if last else {})),
-        ("layout", lambda: (q, q, q, {"layout": "zigzag"} if last else {})),
+    q, n = torch.zeros(1, 2, 4, 8), 4 * world
+    rows = {"mask": np.ones((4, n), bool)}
+    calls: list[tuple[Any, Any, dict[str, Any], dict[str, Any], str]] = [  # the last's q and k, all's rules, the last's
+        (q, torch.zeros(1, 2, 4, 6), {}, {}, "was refused: q has d_k 8 but k has d_k 6"),
+        (q[:, :1], q[:, :1], {}, {}, "has q's shape without its length [1, 1, 8], but rank 0 has [1, 2, 8]"),
+        (q.double(), q.double(), {}, {}, "has dtype torch.float64, but rank 0 has torch.float32"),
+        (q, q, {}, {"causal": True}, "has causal True, but rank 0 has None"),
+        (q, q, {"scale": 0.5}, {"scale": 0.25}, "has scale 0.25, but rank 0 has 0.5"),
+        (q, q, {"sinks": torch.zeros(2)}, {"sinks": torch.ones(2)}, "has sinks [1.0, 1.0], but rank 0 has [0.0, 0.0]"),
+        (q, q, {}, {"causual": True}, "was refused: unknown rule `causual`"),
+        (q, q, {}, {"layout": "zigzag"}, "has layout zigzag, but rank 0 has contiguous"),
+        (q, q, {"method": "ring"}, {"method": "gather"}, "has method gather, but rank 0 has ring"),
+        (q, q, {"engine": "portable"}, {"engine": None}, "has engine None, but rank 0 has portable"),
+        (q, q, {}, rows, "has mask given, but rank 0 has not given"),
+        (q, q, rows, {"mask": np.ones((3, n), bool)}, "was refused: mask has shape (3, "),
     ]
-    for what, call in calls:
-        *tensors, told = call()
+    for own_q, own_k, rules_of_all, rules_of_last, expected in calls:
+        given = rules_of_all | (rules_of_last if last else {})
+        tensors = (own_q, own_k, own_k) if last else (q, q, q)
+        told = ""
         try:
-            ch.distributed.attention(*tensors, timeout=20.0, **told)
+            ch.distributed.attention(*tensors, timeout=20.0, **given)
         except ch.errors.ClearheadError as error:
-            if isinstance(error, ch.errors.DistributedError):
-                assert f"rank {world - 1}" in str(error), (what, str(error))
-                continue
-            assert last, (what, error)  # it is told what is wrong with its own call
-            continue
-        raise AssertionError(f"{what}: nobody complained")
+            told = error.one_line()
+        own_error = last and "was refused: " in expected
+        wanted = expected.removeprefix("was refused: ") if own_error else f"rank {world - 1} {expected}"
+        assert wanted in told, (wanted, told)
 
 
-def absent(rank: int, world: int, seed: int) -> None:
-    """The last rank is gone (seed 0) or stalls (seed 1): the others end with its name, within the timeout."""
-    q = torch.zeros(1, 2, 4, 8)
-    if rank == world - 1:
-        if seed:
-            time.sleep(12)
-        return
+FAULTS = {  # what goes wrong on one rank, and what the others say
+    "absent": "rank {} did not call within 4 s",
+    "late": "rank {} did not call within 4 s",
+    "dies": "rank {} no longer answers",
+    "stalls": "rank {} no longer answers",
+    "breaks": "rank {} failed in attention: MemoryError('no room')",
+    "breaks_early": "attention, backward: rank {0} did not call within 4 s; rank {0} failed in attention: Memory",
+    "forgets": "attention, backward: rank {} did not call within 4 s",
+    "dies_backward": "rank {} no longer answers",
+}
+
+
+def fault(rank: int, world: int, seed: int, kind: str, method: str) -> None:
+    """Something goes wrong on one rank: all end with an error within the timeout, and say which rank it was."""
+    limit, wrong = 4.0, seed % world
+    told = ""
+    if rank == wrong:
+        engine = engines.get("portable")
+        if kind == "absent":
+            return
+        if kind in ("dies", "stalls", "breaks", "breaks_early"):
+            engine.rows = {"dies": die, "stalls": stall, "breaks": break_down, "breaks_early": break_down}[kind]
+        if kind == "dies_backward":
+            engine.gradients = die
+        if kind == "late":
+            time.sleep(limit + 1)
+    q = torch.ones(1, 6, 8, 8, requires_grad=True)
+    start = time.monotonic()
     try:
-        ch.distributed.attention(q, q, q, timeout=3.0)
-    except ch.errors.DistributedError as error:
-        assert f"rank {world - 1} did not call within 3 s" in str(error), error
-    else:
-        raise AssertionError("an answer without the last rank")
+        output = ch.distributed.attention(q, q, q, timeout=limit, engine="portable", method=method)
+        if kind == "forgets" and rank == wrong:
+            return
+        start = time.monotonic()
+        output.sum().backward()
+    except (ch.errors.DistributedError, MemoryError) as error:
+        told = str(error)
+    assert told, "an answer without one of the ranks"
+    if rank != wrong:
+        assert time.monotonic() - start < 30, time.monotonic() - start
+        holder = "rank 0, which holds the store, no longer answers"
+        assert FAULTS[kind].format(wrong) in told or (wrong == 0 and holder in told), told
+
+
+def die(*_: Any) -> None:
+    os._exit(0)
+
+
+def stall(*_: Any) -> None:
+    time.sleep(9)
+    raise ch.errors.DistributedError("awake again")
+
+
+def break_down(*_: Any) -> None:
+    raise MemoryError("no room")
 
 
 def main() -> None:
@@ -201,12 +253,11 @@ def main() -> None:
     ch.set_num_threads(1)
     wait = timedelta(seconds=60)
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world, timeout=wait)
-    globals()[scenario](rank, world, seed)
-    print("well")
-    if scenario == "absent":
-        sys.stdout.flush()
-        time.sleep(3 if rank == 0 else 0)  # the first rank holds the store, from which the others read who is missing
-        os._exit(0)  # the group is broken: nothing to take down
+    for name in scenario.split(","):
+        globals()[name](rank, world, seed, *sys.argv[6:])
+    print("well", flush=True)
+    if scenario == "fault":
+        return
     dist.barrier()
     dist.destroy_process_group()
 

@@ -9,26 +9,49 @@ import numpy as np
 import pytest
 
 SCRIPT = Path(__file__).with_name("sharded.py")
+FAULTS = (  # what goes wrong on which of three ranks, during which method
+    ("absent", 2, "gather"),
+    ("absent", 0, "ring"),
+    ("late", 2, "ring"),
+    ("late", 0, "gather"),
+    ("dies", 2, "ring"),
+    ("dies", 1, "ulysses"),
+    ("dies", 0, "ring"),
+    ("stalls", 2, "ulysses"),
+    ("stalls", 0, "ring"),
+    ("breaks", 1, "ring"),
+    ("breaks", 0, "ulysses"),
+    ("breaks_early", 2, "gather"),
+    ("forgets", 2, "ulysses"),
+    ("dies_backward", 1, "gather"),
+)
 
 
-def run(scenario: str, world: int, seed: int) -> None:
-    """Start every rank, and see that all end well; a failure shows what the rank said."""
+def start(scenario: str, world: int, seed: int, *more: str) -> list[subprocess.Popen[str]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    started = [
+    return [
         subprocess.Popen(
-            [sys.executable, str(SCRIPT), scenario, str(rank), str(world), str(port), str(seed)],
+            [sys.executable, str(SCRIPT), scenario, str(rank), str(world), str(port), str(seed), *more],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         for rank in range(world)
     ]  # fmt: skip
+
+
+def ends(started: list[subprocess.Popen[str]]) -> list[str]:
+    """What every rank said until its end."""
     try:
-        said = [rank.communicate(timeout=120)[0] for rank in started]
+        return [rank.communicate(timeout=120)[0] for rank in started]
     finally:
         for rank in started:
             rank.kill()
-    for rank, text in enumerate(said):
+
+
+def run(scenario: str, world: int, seed: int) -> None:
+    """Start every rank, and see that all end well; a failure shows what the rank said."""
+    for rank, text in enumerate(ends(start(scenario, world, seed))):
         assert text.endswith("well\n"), f"rank {rank} of {world}, seed {seed}:\n{text[-3000:]}"
 
 
@@ -37,12 +60,16 @@ def test_every_rule_and_method(world: int):
     run("rules", world, int(np.random.default_rng().integers(2**31)))
 
 
-@pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("scenario", ["bits", "windows", "decoding", "differently"])
-def test_scenario(scenario: str, world: int):
-    run(scenario, world, 7)
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_bits_messages_and_differences(world: int):
+    run("bits,windows,decoding,differently", world, 7)
 
 
-@pytest.mark.parametrize("stalls", [False, True], ids=["gone", "stalls"])
-def test_a_rank_that_does_not_come(stalls: bool):  # noqa: FBT001
-    run("absent", 3, int(stalls))
+def test_faults_end_every_rank_with_the_name_of_the_one():
+    groups = [start("fault", 3, wrong, kind, method) for kind, wrong, method in FAULTS]
+    everything = [ends(started) for started in groups]
+    for (kind, wrong, method), said in zip(FAULTS, everything, strict=True):
+        for rank in {0, 1, 2} - {wrong}:
+            assert said[rank].endswith("well\n"), (
+                f"{kind} on rank {wrong}, {method}, rank {rank}:\n{said[rank][-3000:]}"
+            )

@@ -42,7 +42,8 @@ class ShardedAttentionMatrix:
         engine: str | None = None,
         **rules: Unpack[Rules],
     ) -> None:
-        self._shards = read("ShardedAttentionMatrix", q, k, None, rules, layout, Ranks.of(group, timeout), engine)
+        ranks, what = Ranks.of(group, timeout), "ShardedAttentionMatrix"
+        self._shards = read(what, q, k, None, rules, ranks, layout=layout, method=method, engine=engine)
         self._method = choose(self._shards, method).method
         self._known: Array | None = None
 
@@ -157,10 +158,11 @@ class ShardedAttentionMatrix:
     def _image(self, height: int, width: int) -> Array:
         """Rows' means of A·(keys' shares in the pixels): what own queries add, and the sum over ranks."""
         shards = self._shards
-        broad = [areas(width, shards.whole.keys, slice(p.start, p.stop)) for _, p in shards.own_keys()]
         values = np.zeros((shards.k.shape[2], width))
-        for (at, _), (pixels, shares) in zip(shards.own_keys(), broad, strict=True):
-            values[at, pixels] = shares.T
+        for at, keys in shards.own_keys():
+            if keys:
+                pixels, shares = areas(width, shards.whole.keys, slice(keys.start, keys.stop))
+                values[at, pixels] = shares.T
         mixed = self._mixed(np.broadcast_to(values, (shards.whole.batch, *values.shape)))
         picture = np.zeros((*mixed.shape[:2], height, width))
         for at, rows in shards.own_rows():

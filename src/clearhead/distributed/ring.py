@@ -12,7 +12,7 @@ import numpy as np
 from clearhead import backward
 from clearhead.arrays import statistics_dtype
 from clearhead.axes import Array
-from clearhead.distributed.exchange import Hop, swap
+from clearhead.distributed.exchange import Kind, Messages, swap
 from clearhead.distributed.gather import key_bytes, widened
 from clearhead.distributed.layouts import common, needed
 from clearhead.distributed.shards import Shards
@@ -54,28 +54,23 @@ def _laps(shards: Shards, block: Block, what: str) -> Any:
     for step in range(world):
         owner, after = (rank - step) % world, (rank - step - 1) % world
         present = far[owner] >= step
-        send = block if present and far[owner] > step else None
         coming = far[after] > step and step + 1 < world
-        hop = _Hops(shards, what, send, after if coming else None)
+        sent = {(rank + 1) % world: block} if present and far[owner] > step else {}
+        expected = {(rank - 1) % world: _kinds(shards, after)} if coming else {}
+        hop = Messages(shards.ranks, what, sent, expected)
         if present:
             yield owner, step, block
-        block = hop.blocks()
+        came = hop.arrays()
+        block = came[(rank - 1) % world] if coming else []
 
 
-class _Hops:
-    """A block's arrays on their way; they may differ in dtype."""
-
-    def __init__(self, shards: Shards, what: str, send: Block | None, owner: int | None) -> None:
-        keys = None if owner is None else sum(map(len, shards.key_pieces[owner]))
-        like = [x for x in (shards.k, shards.v, shards.kv_segments) if x is not None]
-        self.hops = []
-        for place, x in enumerate(like):
-            axis = 1 if x is shards.kv_segments else 2
-            shape = None if keys is None else [(*x.shape[:axis], keys, *x.shape[axis + 1 :])]
-            self.hops.append(Hop(shards.ranks, what, None if send is None else [send[place]], shape, x.dtype))
-
-    def blocks(self) -> Block:
-        return [array for hop in self.hops for array in hop.arrays()]
+def _kinds(shards: Shards, owner: int) -> list[Kind]:
+    """Shapes and dtypes of a block of `owner`'s keys."""
+    keys = sum(map(len, shards.key_pieces[owner]))
+    found = [((*x.shape[:2], keys, *x.shape[3:]), x.dtype) for x in (shards.k, shards.v) if x is not None]
+    if shards.kv_segments is not None:
+        found.append(((shards.kv_segments.shape[0], keys), shards.kv_segments.dtype))
+    return found
 
 
 def _meetings(shards: Shards, owner: int, block: Block) -> Any:

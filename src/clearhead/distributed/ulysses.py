@@ -6,6 +6,7 @@ The answers have the bits of the whole computed on one machine. Key heads must d
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -92,12 +93,12 @@ class ByHeads:
     def to_rows(self, x: Array, pieces: Sequence[Pieces]) -> Array:
         """(batch, own heads, all positions, …) to (batch, heads, own positions, …)."""
         ranks = self.shards.ranks
-        flat = x.reshape(*x.shape[:3], -1)
+        flat = x.reshape(*x.shape[:3], prod(x.shape[3:]))
         send = [[np.concatenate([flat[:, :, p.start : p.stop] for p in own], axis=2)] for own in pieces]
         own = sum(map(len, pieces[ranks.rank]))
         shapes = [[(x.shape[0], x.shape[1], own, flat.shape[3])]] * ranks.world
         got = [part[0] for part in swap(ranks, "exchange of positions", send, shapes, x.dtype)]
-        return np.concatenate(got, axis=1).reshape(x.shape[0], -1, own, *x.shape[3:])
+        return np.concatenate(got, axis=1).reshape(x.shape[0], x.shape[1] * ranks.world, own, *x.shape[3:])
 
     def attend(self, want: Wanted) -> dict[str, Array]:
         """The output and row statistics of this rank's heads, of all queries."""
