@@ -13,7 +13,7 @@ import torch.distributed as dist
 import clearhead as ch
 from clearhead import engines
 
-METHODS = ("gather", "ring", "ulysses")
+METHODS = ("gather", "ring", "ulysses", "merge")
 PARTS = ("query_segments", "kv_segments", "mask", "bias")
 
 
@@ -21,8 +21,10 @@ def problem(
     rng: np.random.Generator, world: int
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any], list[int], list[int]]:
     """Whole q, k, v and rules, and how many queries and keys each rank holds: any numbers, also none."""
-    kv_heads, group, batch, d = (int(rng.integers(1, 3)) for _ in range(3)), int(rng.integers(1, 3)), 2, 4
-    heads = next(kv_heads) * world  # so that heads can be dealt out, too
+    group, batch, d = int(rng.integers(1, 3)), 2, 4
+    heads = world * int(rng.integers(1, 3))  # of keys; so that they can be dealt out, too
+    if rng.random() < 0.3:
+        heads, group = 1, world * group
     queries, keys = (rng.multinomial(int(rng.integers(0, 40)), rng.dirichlet(np.ones(world))).tolist() for _ in "qk")
     if rng.random() < 0.5:
         keys = queries
@@ -84,7 +86,7 @@ def rules(rank: int, world: int, seed: int) -> None:
     for _ in range(12):
         given, told, queries, keys = problem(rng, world)
         layout, method = str(rng.choice(["contiguous", "zigzag"])), str(rng.choice(METHODS))
-        if method == "ulysses" and {"mask", "bias"} & told.keys():
+        if method in ("ulysses", "merge") and {"mask", "bias"} & told.keys():
             method = "auto"
         up = torch.from_numpy(rng.standard_normal((*given["q"].shape[:3], 3)))
         what = f"{method} {layout} {sorted(told)} {queries} {keys}"
@@ -154,7 +156,7 @@ def decoding(rank: int, world: int, seed: int) -> None:
     sizes = [50 // world + (r < 50 % world) for r in range(world)]
     own = [cut(x, 2, sizes, rank, "contiguous") for x in (k, v)]
     new = q if rank == world - 1 else q[:, :, :0]
-    for method in ("gather", "ring"):
+    for method in ("gather", "ring", "merge"):
         output = ch.distributed.attention(new, *own, causal=True, query_offset=49, method=method)
         close(output, ch.attention(q, k, v)[:, :, : new.shape[2]], method)
 

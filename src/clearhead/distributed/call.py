@@ -34,7 +34,8 @@ def attention(
     q, k, v   this rank's shards, (…, heads, own positions, d); shards may differ in length, also be empty
     layout    contiguous: rank after rank; zigzag: two chunks each, so that a causal rule gives all equal work
     method    gather: fetch the keys that own queries may see; ring: keys go around meanwhile, O(shard) memory;
-              ulysses: heads change places with positions; auto: the one that moves the fewest bytes, see `plan`
+              ulysses: heads change places with positions; merge: queries go to the keys, and partial answers come
+              back, for decoding; auto: the one that moves the fewest bytes, see `plan`
     timeout   seconds after which a rank that does not call is given up and named; 300 when left out
     rules     as in `attention`, positions counted in the whole sequence; query_offset is 0 where queries = keys in all
 

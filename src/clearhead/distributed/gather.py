@@ -14,6 +14,7 @@ from clearhead.arrays import statistics_dtype
 from clearhead.axes import Array
 from clearhead.distributed.exchange import everywhere, swap
 from clearhead.distributed.layouts import common, needed
+from clearhead.distributed.partials import add_columns, widened
 from clearhead.distributed.shards import Shards
 from clearhead.observations import Wanted
 from clearhead.problem import Problem
@@ -164,15 +165,6 @@ def differentiate(shards: Shards, answers: dict[str, Array], by: dict[str, Array
     return {**found, "q": np.concatenate(q, axis=2), **give_back(shards, runs, sums)}
 
 
-def widened(problem: Problem, q: Array, k: Array, v: Array | None) -> tuple[Problem, tuple[Array, Array, Array | None]]:
-    """The same in the statistics' dtype, so that sums over ranks are rounded to a half once, at their end."""
-    dtype = statistics_dtype(problem.dtype)
-    if dtype == problem.dtype:
-        return problem, (q, k, v)
-    wide = (x if x is None else x.astype(dtype) for x in (q, k, v))
-    return replace(problem, dtype=dtype), tuple(wide)  # type: ignore[return-value]
-
-
 def give_back(shards: Shards, runs: list[Run], sums: list[list[Array]]) -> dict[str, Array]:
     """What was summed for fetched keys goes to their owners, who add it in the order of the ranks."""
     names = ("k", "v") if shards.v is not None else ("k",)
@@ -214,8 +206,9 @@ def swap_back(
     return found
 
 
-def columns(shards: Shards, runs: list[Run], parts: list[Part], logsumexp: Array, want: Wanted) -> dict[str, Array]:
+def columns(shards: Shards, logsumexp: Array, want: Wanted) -> dict[str, Array]:
     """What this rank's keys received, and their peaks, given its queries' final log-sum-exp."""
+    runs, parts = fetch(replace(shards, v=None))
     names = [name for name in ("received", "peak") if getattr(want, name)]
     dtype = np.dtype(np.float64)
     lead = (shards.whole.batch, shards.whole.heads)
@@ -226,12 +219,9 @@ def columns(shards: Shards, runs: list[Run], parts: list[Part], logsumexp: Array
         k, _ = run_arrays(shards, runs, part)
         asked = Wanted(received=want.received, peak=want.peak)
         found = shards.engine.columns(part.problem, shards.q[:, :, part.at], k, logsumexp[:, :, part.at], asked)
-        for total, name in zip(sums[part.run], names, strict=True):
-            np.copyto(total, total + found[name] if name == "received" else np.maximum(total, found[name]))
+        add_columns(sums[part.run], names, slice(None), found)
     pieces = swap_back(shards, "return of column statistics", runs, sums, [lead] * len(names), dtype)
     result = {name: np.zeros((*lead, shards.k.shape[2])) for name in names}
     for here, arrays in pieces:
-        for name, array in zip(names, arrays, strict=True):
-            own = result[name]
-            own[:, :, here] = own[:, :, here] + array if name == "received" else np.maximum(own[:, :, here], array)
+        add_columns(list(result.values()), names, here, dict(zip(names, arrays, strict=True)))
     return {name: array.astype(statistics_dtype(shards.whole.dtype)) for name, array in result.items()}

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from clearhead.arrays import adopt, plain, statistics_dtype, to_torch
 from clearhead.axes import WEIGHTS, Array, named
-from clearhead.distributed import gather, ring
 from clearhead.distributed.call import restored
-from clearhead.distributed.choice import Method, choose
+from clearhead.distributed.choice import BY_ROWS, Method, choose
 from clearhead.distributed.exchange import total
 from clearhead.distributed.layouts import Layout
 from clearhead.distributed.ranks import Ranks
@@ -136,19 +135,16 @@ class ShardedAttentionMatrix:
         return replace(shards, v=v.reshape(expected))
 
     def _rows(self, shards: Shards, want: Wanted) -> dict[str, Array]:
-        if self._method == "ring":
-            return ring.attend(shards, want)
-        if self._method == "gather":
-            return gather.attend(shards, want)
+        if self._method in BY_ROWS:
+            found: dict[str, Array] = BY_ROWS[self._method].attend(shards, want)
+            return found
         by_heads = ByHeads(shards)
         return {name: by_heads.to_rows(x, shards.query_pieces) for name, x in by_heads.attend(want).items()}
 
     def _columns(self, want: Wanted) -> dict[str, Array]:
         shards, logsumexp = self._shards, self._logsumexp()
-        if self._method == "ring":
-            return ring.columns(shards, logsumexp, want)
-        if self._method == "gather":
-            return gather.columns(shards, *gather.fetch(shards), logsumexp, want)
+        if self._method in BY_ROWS:
+            return BY_ROWS[self._method].columns(shards, logsumexp, want)
         by_heads = ByHeads(shards)
         asked = Wanted(received=want.received, peak=want.peak)
         final = by_heads.to_heads(logsumexp[..., None], shards.query_pieces)[..., 0]

@@ -19,10 +19,10 @@ from clearhead.axes import Array
 from clearhead.distributed.layouts import LAYOUTS, Layout, Pieces, pieces
 from clearhead.distributed.ranks import Ranks, must_equal
 from clearhead.engines.base import Engine
-from clearhead.errors import ClearheadError, DistributedError, RuleError, unknown
+from clearhead.errors import ClearheadError, DistributedError, unknown
 from clearhead.problem import Described, Problem, Rules, check_names, describe
 
-METHODS = ("gather", "ring", "ulysses", "auto")
+METHODS = ("gather", "ring", "ulysses", "merge", "auto")
 Found = TypeVar("Found")
 _SHARDED = ("bias", "mask", "query_segments", "kv_segments")  # rules whose values lie in pieces too
 
@@ -52,10 +52,10 @@ class Shards:
 
     def own_rows(self) -> list[tuple[slice, range]]:
         """Pieces of queries: where in its shard, and which positions."""
-        return _placed(self.query_pieces[self.rank])
+        return placed(self.query_pieces[self.rank])
 
     def own_keys(self) -> list[tuple[slice, range]]:
-        return _placed(self.key_pieces[self.rank])
+        return placed(self.key_pieces[self.rank])
 
     def problem(self, at: slice, rows: range, kv_segments: Array | None) -> Problem:
         """The problem of one own piece of queries and all keys; kv_segments (batch, all keys)."""
@@ -74,7 +74,8 @@ class Shards:
         )
 
 
-def _placed(own: Pieces) -> list[tuple[slice, range]]:
+def placed(own: Pieces) -> list[tuple[slice, range]]:
+    """Where a rank's pieces lie in its shard, and which positions they are."""
     found, start = [], 0
     for piece in own:
         found.append((slice(start, start + len(piece)), piece))
@@ -212,10 +213,3 @@ def _empty(x: Tensor, length: int) -> Array:
     """An array of x's kind with another length and no memory behind it."""
     dtype = adopt(x.detach()[..., :0, :], "x")[0].dtype
     return np.broadcast_to(np.zeros((), dtype), (*x.shape[:-2], length, x.shape[-1]))
-
-
-def without_content(shards: Shards, why: str) -> None:
-    """Raise where a mask or bias in rows cannot be used."""
-    for name in ("bias", "mask"):
-        if getattr(shards, name) is not None:
-            raise RuleError(f"{name} lies in rows, and {why}.", 'method="gather" or method="ring".')

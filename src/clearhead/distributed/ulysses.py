@@ -14,21 +14,27 @@ import numpy as np
 from clearhead import backward
 from clearhead.axes import Array
 from clearhead.distributed.exchange import everywhere, swap
-from clearhead.distributed.gather import widened
 from clearhead.distributed.layouts import Pieces
-from clearhead.distributed.shards import Shards, without_content
-from clearhead.errors import RuleError
+from clearhead.distributed.partials import widened
+from clearhead.distributed.shards import Shards
 from clearhead.observations import Wanted
 from clearhead.problem import Problem
 
 
 def reason_not(shards: Shards) -> str:
     """Why not; "" where it can."""
-    if shards.whole.kv_heads % shards.ranks.world:
-        return f"{shards.whole.kv_heads} key heads do not divide among {shards.ranks.world} ranks"
+    world, heads, kv_heads = shards.ranks.world, shards.whole.heads, shards.whole.kv_heads
+    if heads % world or (kv_heads % world and world % max(1, kv_heads)):
+        return f"{heads} heads with {kv_heads} key heads do not divide among {world} ranks"
     if shards.bias is not None or shards.mask is not None:
         return "a mask or bias lies in rows, and each rank would need all rows of its heads"
     return ""
+
+
+def heads_of(rank: int, world: int, heads: int) -> slice:
+    """The heads that a rank computes; a key head that many ranks' query heads share is on each of them."""
+    first = rank * heads // world
+    return slice(first, max(first + 1, (rank + 1) * heads // world))
 
 
 def bytes_moved(shards: Shards) -> list[int]:
@@ -39,7 +45,7 @@ def bytes_moved(shards: Shards) -> list[int]:
     for rank in range(world):
         queries, keys = (sum(map(len, pieces[rank])) for pieces in (shards.query_pieces, shards.key_pieces))
         come = (problem.queries - queries) * problem.heads * problem.d_k // world
-        come += (problem.keys - keys) * problem.kv_heads * (problem.d_k + d_v) // world
+        come += (problem.keys - keys) * max(1, problem.kv_heads // world) * (problem.d_k + d_v)
         come += queries * problem.heads * d_v * (world - 1) // world
         found.append(come * problem.batch * problem.dtype.itemsize)
     return found
@@ -49,10 +55,6 @@ class ByHeads:
     """The whole sequence for this rank's heads."""
 
     def __init__(self, shards: Shards) -> None:
-        why = reason_not(shards)
-        if why:
-            without_content(shards, "ulysses would need all rows of some heads")
-            raise RuleError(f"method is 'ulysses', but {why}.", 'method="auto" chooses one that can.')
         self.shards = shards
         self.q = self.to_heads(shards.q, shards.query_pieces)
         self.k = self.to_heads(shards.k, shards.key_pieces)
@@ -61,15 +63,14 @@ class ByHeads:
 
     def _problem(self) -> Problem:
         shards, whole = self.shards, self.shards.whole
-        count = whole.heads // shards.ranks.world
-        mine = slice(shards.rank * count, (shards.rank + 1) * count)
+        count, mine = whole.heads // shards.ranks.world, heads_of(shards.rank, shards.ranks.world, whole.heads)
         sides = (shards.query_segments, shards.query_pieces), (shards.kv_segments, shards.key_pieces)
         segments = [None if labels is None else self._everywhere(labels, pieces) for labels, pieces in sides]
         return replace(
             whole,
             prefix=(whole.batch, count),
             heads=count,
-            kv_heads=whole.kv_heads // shards.ranks.world,
+            kv_heads=self.k.shape[1],
             alibi_slopes=None if whole.alibi_slopes is None else whole.alibi_slopes[mine],
             sinks=None if whole.sinks is None else whole.sinks[mine],
             query_segments=segments[0],
@@ -85,20 +86,27 @@ class ByHeads:
     def to_heads(self, x: Array, pieces: Sequence[Pieces]) -> Array:
         """(batch, heads, own positions, d) to (batch, own heads, all positions, d)."""
         ranks = self.shards.ranks
-        count = x.shape[1] // ranks.world
-        send = [[x[:, rank * count : (rank + 1) * count]] for rank in range(ranks.world)]
+        send = [[x[:, heads_of(rank, ranks.world, x.shape[1])]] for rank in range(ranks.world)]
+        count = send[ranks.rank][0].shape[1]
         shapes = [[(x.shape[0], count, sum(map(len, own)), x.shape[3])] for own in pieces]
         return _in_order([part[0] for part in swap(ranks, "exchange of heads", send, shapes, x.dtype)], pieces)
 
-    def to_rows(self, x: Array, pieces: Sequence[Pieces]) -> Array:
-        """(batch, own heads, all positions, …) to (batch, heads, own positions, …)."""
+    def to_rows(self, x: Array, pieces: Sequence[Pieces], heads: int | None = None) -> Array:
+        """(batch, own heads, all positions, …) to (batch, heads, own positions, …); query heads where none are told."""
+        heads = self.shards.whole.heads if heads is None else heads
         ranks = self.shards.ranks
         flat = x.reshape(*x.shape[:3], prod(x.shape[3:]))
         send = [[np.concatenate([flat[:, :, p.start : p.stop] for p in own], axis=2)] for own in pieces]
         own = sum(map(len, pieces[ranks.rank]))
         shapes = [[(x.shape[0], x.shape[1], own, flat.shape[3])]] * ranks.world
         got = [part[0] for part in swap(ranks, "exchange of positions", send, shapes, x.dtype)]
-        return np.concatenate(got, axis=1).reshape(x.shape[0], x.shape[1] * ranks.world, own, *x.shape[3:])
+        if self.shards.whole.kv_heads % ranks.world and heads == self.shards.whole.kv_heads:
+            whole = np.zeros((x.shape[0], heads, *got[0].shape[2:]), x.dtype)
+            for rank, part in enumerate(got):  # what many ranks found out about one head adds up, in their order
+                whole[:, heads_of(rank, ranks.world, heads)] += part
+        else:
+            whole = np.concatenate(got, axis=1)
+        return whole.reshape(x.shape[0], heads, own, *x.shape[3:])
 
     def attend(self, want: Wanted) -> dict[str, Array]:
         """The output and row statistics of this rank's heads, of all queries."""
@@ -113,7 +121,9 @@ class ByHeads:
         ]
         one = backward.gradients(self.shards.engine, problem, arrays, *wide)
         pieces = {"q": self.shards.query_pieces, "k": self.shards.key_pieces, "v": self.shards.key_pieces}
-        found = {name: self.to_rows(one[name], own) for name, own in pieces.items() if name in one}
+        heads = {"q": self.shards.whole.heads}
+        kv_heads = self.shards.whole.kv_heads
+        found = {n: self.to_rows(one[n], own, heads.get(n, kv_heads)) for n, own in pieces.items() if n in one}
         if "sinks" in one:
             count = problem.heads
             found["sinks"] = np.zeros(self.shards.whole.heads)
