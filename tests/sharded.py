@@ -105,21 +105,51 @@ def rules(rank: int, world: int, seed: int) -> None:
 
 
 def observed(given, told, own, here, place, queries, keys, rank, what) -> None:  # type: ignore[no-untyped-def]
-    """Every statistic, the picture, and the products."""
+    """Every statistic, of all queries and of some, the picture, the products and weights by index."""
+    rng, layout = np.random.default_rng(len(what)), place["layout"]
     asked: dict[str, Any] = {"logsumexp": True, "max_logit": True, "entropy": True, "distance": True, "received": True}
     asked |= {"peak": True, "image": (3, 4), "top": 2}
     q, k, v = (x.detach() for x in own.values())
+    whole = ch.AttentionMatrix(given["q"], given["k"], **told)
     matrix = ch.distributed.ShardedAttentionMatrix(q, k, **place, **here)
-    seen = matrix.observe(v, **asked)
-    truth = ch.AttentionMatrix(given["q"], given["k"], **told).observe(given["v"], **asked)
-    for name in ("output", "logsumexp", "max_logit", "entropy", "distance"):
-        expected = cut(getattr(truth, name), 2, queries, rank, place["layout"])
-        close(getattr(seen, name), expected, f"{what} {name}")
-    for name in ("received", "peak"):
-        close(getattr(seen, name), cut(getattr(truth, name), 2, keys, rank, place["layout"]), f"{what} {name}")
-    close(seen.image, truth.image, f"{what} image")
-    close(seen.top.weights, cut(truth.top.weights, 2, queries, rank, place["layout"]), f"{what} top")
-    np.testing.assert_array_equal(seen.top.indices, cut(truth.top.indices, 2, queries, rank, place["layout"]), what)
+    labels = [torch.from_numpy(rng.integers(-1, 3, sum(sizes))) for sizes in (queries, keys)]
+    mine_labels = tuple(cut(x, 0, sizes, rank, layout) for x, sizes in zip(labels, (queries, keys), strict=True))
+    n = sum(queries)
+    some = slice(int(rng.integers(0, n + 1)), int(rng.integers(0, n + 1)), int(rng.integers(1, 4)))
+    places = cut(np.arange(n), 0, queries, rank, layout)
+    for chosen in (slice(None), some):
+        seen = matrix.observe(v, **asked, groups=mine_labels, queries=chosen)
+        truth = whole.observe(given["v"], **asked, groups=tuple(labels), queries=chosen)
+        rows = [at for at, i in enumerate(range(n)[chosen]) if i in places]
+        rows.sort(key=lambda at: np.flatnonzero(places == range(n)[chosen][at]))
+        for name in ("output", "logsumexp", "max_logit", "entropy", "distance"):
+            close(getattr(seen, name), getattr(truth, name)[:, :, rows], f"{what} {chosen} {name}")
+        for name in ("received", "peak"):
+            expected = cut(getattr(truth, name), 2, keys, rank, layout)
+            close(getattr(seen, name), expected, f"{what} {chosen} {name}")
+        for name in ("image", "groups"):
+            close(getattr(seen, name), getattr(truth, name), f"{what} {chosen} {name}")
+        close(seen.top.weights, truth.top.weights[:, :, rows], f"{what} {chosen} top")
+        np.testing.assert_array_equal(seen.top.indices, truth.top.indices[:, :, rows], what)
+    g, u = (torch.from_numpy(rng.standard_normal((size, 2))) for size in (n, sum(keys)))
+    for pick in (np.s_[:], np.s_[:, 0]):
+        at_rows, at_keys = cut(g, 0, queries, rank, layout)[pick], cut(u, 0, keys, rank, layout)[pick]
+        close(matrix.T @ at_rows, cut(whole.T @ g[pick], 2, keys, rank, layout), f"{what} transposed")
+        close(matrix @ at_keys, cut(whole @ u[pick], 2, queries, rank, layout), f"{what} product")
+    assert (matrix.shape, matrix.dtype, matrix.ndim, len(matrix)) == (whole.shape, whole.dtype, 4, 2)
+    for _ in range(3):
+        key = tuple(index(rng, size) for size in whole.shape)
+        close(matrix[key], whole[key], f"{what} {key}")
+        key = (*key[:2], *key[:1:-1])
+        close(matrix.T[key], whole.T[key], f"{what} {key} transposed")
+
+
+def index(rng: np.random.Generator, size: int) -> Any:
+    """An integer or a slice of any direction."""
+    if size and rng.random() < 0.4:
+        return int(rng.integers(-size, size))
+    ends = [None if rng.random() < 0.3 else int(rng.integers(-size - 1, size + 2)) for _ in "ab"]
+    return slice(*ends, int(rng.choice([-2, -1, 1, 2, 3])))
 
 
 def bits(rank: int, world: int, seed: int) -> None:

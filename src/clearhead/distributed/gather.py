@@ -14,7 +14,8 @@ from clearhead.arrays import statistics_dtype
 from clearhead.axes import Array
 from clearhead.distributed.exchange import everywhere, swap
 from clearhead.distributed.layouts import common, needed
-from clearhead.distributed.partials import add_columns, widened
+from clearhead.distributed.partials import widened
+from clearhead.distributed.perkeys import PerKey
 from clearhead.distributed.shards import Shards
 from clearhead.observations import Wanted
 from clearhead.problem import Problem
@@ -206,22 +207,18 @@ def swap_back(
     return found
 
 
-def columns(shards: Shards, logsumexp: Array, want: Wanted) -> dict[str, Array]:
-    """What this rank's keys received, and their peaks, given its queries' final log-sum-exp."""
+def columns(shards: Shards, ask: PerKey) -> list[Array]:
+    """Sums for this rank's keys: each rank's own queries first, then those of all."""
     runs, parts = fetch(replace(shards, v=None))
-    names = [name for name in ("received", "peak") if getattr(want, name)]
-    dtype = np.dtype(np.float64)
     lead = (shards.whole.batch, shards.whole.heads)
-    sums = [[np.zeros((*lead, len(run.keys)), dtype) for _ in names] for run in runs]
+    sums = [ask.nothing(*lead, len(run.keys)) for run in runs]
     for part in parts:
-        if part.run < 0:
-            continue
-        k, _ = run_arrays(shards, runs, part)
-        asked = Wanted(received=want.received, peak=want.peak)
-        found = shards.engine.columns(part.problem, shards.q[:, :, part.at], k, logsumexp[:, :, part.at], asked)
-        add_columns(sums[part.run], names, slice(None), found)
-    pieces = swap_back(shards, "return of column statistics", runs, sums, [lead] * len(names), dtype)
-    result = {name: np.zeros((*lead, shards.k.shape[2])) for name in names}
-    for here, arrays in pieces:
-        add_columns(list(result.values()), names, here, dict(zip(names, arrays, strict=True)))
-    return {name: array.astype(statistics_dtype(shards.whole.dtype)) for name, array in result.items()}
+        if part.run >= 0:
+            rows = [x[:, :, part.at] for x in ask.rows]
+            found = ask.find(part.problem, shards.q[:, :, part.at], runs[part.run].k, rows)
+            ask.add(sums[part.run], slice(None), found)
+    shapes = [(*lead, *ask.tail)] * len(ask.names)
+    totals = ask.nothing(*lead, shards.k.shape[2])
+    for here, arrays in swap_back(shards, "return of what keys received", runs, sums, shapes, np.dtype(np.float64)):
+        ask.add_listed(totals, here, arrays)
+    return totals

@@ -14,7 +14,6 @@ from clearhead.axes import Array
 from clearhead.distributed.exchange import Kind, Messages
 from clearhead.distributed.partials import (
     Queries,
-    add_columns,
     alone,
     answered,
     asked,
@@ -26,6 +25,7 @@ from clearhead.distributed.partials import (
     sees,
     sink_gradients,
 )
+from clearhead.distributed.perkeys import PerKey
 from clearhead.distributed.shards import Shards, placed
 from clearhead.engines.base import room_for_rows
 from clearhead.observations import Observation, Wanted, observation
@@ -149,14 +149,12 @@ def differentiate(shards: Shards, answers: dict[str, Array], by: dict[str, Array
     return {"q": q, **totals, **sink_gradients(shards, answers, by)}
 
 
-def columns(shards: Shards, logsumexp: Array, want: Wanted) -> dict[str, Array]:
-    """What this rank's keys received, and their peaks: queries come with their final log-sum-exp, nothing goes back."""
-    names = [name for name in ("received", "peak") if getattr(want, name)]
+def columns(shards: Shards, ask: PerKey) -> list[Array]:
+    """Sums for this rank's keys: queries come with what is asked of them, and nothing goes back."""
     keys = own_keys(shards)
-    found = {name: np.zeros((*shards.q.shape[:2], keys.k.shape[2])) for name in names}
-    wanted = Wanted(received=want.received, peak=want.peak)
-    for queries, (final,) in _visitors(shards, "queries to keys, columns", [logsumexp]).values():
+    totals = ask.nothing(shards.whole.batch, shards.whole.heads, keys.k.shape[2])
+    for queries, rows in _visitors(shards, "queries to keys, columns", ask.rows).values():
         for one in meetings(shards, queries, keys):
-            part = shards.engine.columns(one.problem, *one.arrays[:2], final[:, :, one.at], wanted)
-            add_columns(list(found.values()), names, one.here, part)
-    return {name: x.astype(statistics_dtype(shards.whole.dtype)) for name, x in found.items()}
+            part = ask.find(one.problem, *one.arrays[:2], [x[:, :, one.at] for x in rows])
+            ask.add(totals, one.here, part)
+    return totals

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -153,10 +152,3 @@ def sink_gradients(shards: Shards, answers: dict[str, Array], by: dict[str, Arra
         own = [{name: x[:, :, at].astype(one.problem.dtype) for name, x in side.items()} for side in (answers, by)]
         total += backward.gradients(shards.engine, one.problem, one.arrays, *own)["sinks"]
     return {"sinks": total}
-
-
-def add_columns(totals: Sequence[Array], names: Sequence[str], here: slice, one: Any) -> None:
-    """What keys received adds up; of their peaks the largest stays."""
-    for total, name in zip(totals, names, strict=True):
-        part = total[:, :, here]
-        part[...] = part + one[name] if name == "received" else np.maximum(part, one[name])

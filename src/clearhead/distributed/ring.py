@@ -17,7 +17,6 @@ from clearhead.distributed.gather import key_bytes
 from clearhead.distributed.layouts import common, needed
 from clearhead.distributed.partials import (
     Keys,
-    add_columns,
     answered,
     finished,
     meetings,
@@ -25,6 +24,7 @@ from clearhead.distributed.partials import (
     own_queries,
     sink_gradients,
 )
+from clearhead.distributed.perkeys import PerKey
 from clearhead.distributed.shards import Shards, placed
 from clearhead.observations import Observation, Wanted
 
@@ -138,31 +138,21 @@ def _home(shards: Shards, sums: dict[int, list[Array]], dtype: np.dtype[Any]) ->
     return found
 
 
-def columns(shards: Shards, logsumexp: Array, want: Wanted) -> dict[str, Array]:
-    """What this rank's keys received, and their peaks: a second lap, with keys alone."""
+def columns(shards: Shards, ask: PerKey) -> list[Array]:
+    """Sums for this rank's keys: a second lap, with keys alone."""
     keys_only = replace(shards, v=None)
-    names = [name for name in ("received", "peak") if getattr(want, name)]
     lead = (shards.whole.batch, shards.whole.heads)
     sums: dict[int, list[Array]] = {}
-    asked = Wanted(received=want.received, peak=want.peak)
     for owner, _, block in _laps(keys_only, _own_block(keys_only), "second lap of keys"):
-        total = [np.zeros((*lead, block[0].shape[2])) for _ in names]
+        sums[owner] = ask.nothing(*lead, block[0].shape[2])
         for one in meetings(keys_only, own_queries(shards), _keys(keys_only, owner, block)):
-            found = shards.engine.columns(one.problem, *one.arrays[:2], logsumexp[:, :, one.at], asked)
-            add_columns(total, names, one.here, found)
-        sums[owner] = total
+            rows = [x[:, :, one.at] for x in ask.rows]
+            ask.add(sums[owner], one.here, ask.find(one.problem, *one.arrays[:2], rows))
     world, rank, far = shards.ranks.world, shards.rank, hops(shards)
-    shape = (*lead, shards.k.shape[2])
-    shapes = [[shape] * len(names) if (reader - rank) % world <= far[rank] else [] for reader in range(world)]
-    got = swap(
-        shards.ranks,
-        "return of column statistics",
-        [sums.get(o, []) for o in range(world)],
-        shapes,
-        np.dtype(np.float64),
-    )
-    result = {name: np.zeros(shape) for name in names}
-    for arrays in got:
+    totals = ask.nothing(*lead, shards.k.shape[2])
+    shapes = [[x.shape for x in totals] if (reader - rank) % world <= far[rank] else [] for reader in range(world)]
+    send = [sums.get(owner, []) for owner in range(world)]
+    for arrays in swap(shards.ranks, "return of what keys received", send, shapes, np.dtype(np.float64)):
         if arrays:
-            add_columns(list(result.values()), names, slice(None), dict(zip(names, arrays, strict=True)))
-    return {name: array.astype(statistics_dtype(shards.whole.dtype)) for name, array in result.items()}
+            ask.add_listed(totals, slice(None), arrays)
+    return totals

@@ -133,7 +133,8 @@ def agreed(
 ) -> tuple[Found, list[dict[str, Any]]]:
     """Read one's own arguments and see that all ranks read theirs, and the same: what was found, and what all told.
 
-    Numbers of "queries" and "keys" may differ. Raises this rank's own error, or DistributedError about another's.
+    What is told of own "queries" and "keys" may differ. Raises this rank's own error, or DistributedError where another
+    rank had one or told something else.
     """
     found, raised = None, None
     mine: dict[str, Any] = {}

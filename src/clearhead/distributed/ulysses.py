@@ -16,6 +16,7 @@ from clearhead.axes import Array
 from clearhead.distributed.exchange import everywhere, swap
 from clearhead.distributed.layouts import Pieces
 from clearhead.distributed.partials import widened
+from clearhead.distributed.perkeys import PerKey
 from clearhead.distributed.shards import Shards
 from clearhead.observations import Wanted
 from clearhead.problem import Problem
@@ -112,6 +113,16 @@ class ByHeads:
         """The output and row statistics of this rank's heads, of all queries."""
         asked = replace(want, received=False)
         return dict(self.shards.engine.rows(self.problem, self.q, self.k, self.v, asked))
+
+    def columns(self, ask: PerKey) -> list[Array]:
+        """Sums for this rank's keys, of all heads."""
+        rows = []
+        for x in ask.rows:
+            flat = x.reshape(*x.shape[:3], prod(x.shape[3:]))
+            moved = self.to_heads(flat, self.shards.query_pieces)
+            rows.append(moved.reshape(*moved.shape[:3], *x.shape[3:]))
+        found = ask.find(self.problem, self.q, self.k, rows)
+        return [self.to_rows(found[name], self.shards.key_pieces) for name in ask.names]
 
     def differentiate(self, answers: dict[str, Array], by: dict[str, Array]) -> dict[str, Array]:
         """The derivatives by q, k and v of this rank's positions, and by its heads' sinks among zeros."""
