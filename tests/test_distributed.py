@@ -61,8 +61,8 @@ def test_every_rule_and_method(world: int):
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
-def test_bits_messages_and_differences(world: int):
-    run("bits,windows,decoding,differently", world, 7)
+def test_bits_bytes_and_differences(world: int):
+    run("bits,exact,windows,counts,decoding,differently", world, 7)
 
 
 def test_faults_end_every_rank_with_the_name_of_the_one():
