@@ -73,3 +73,21 @@ def test_faults_end_every_rank_with_the_name_of_the_one():
             assert said[rank].endswith("well\n"), (
                 f"{kind} on rank {wrong}, {method}, rank {rank}:\n{said[rank][-3000:]}"
             )
+
+
+def long_context(ranks: int) -> subprocess.CompletedProcess[str]:
+    example = Path(__file__).parents[1] / "examples" / "long_context.py"
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    limits = ["--tokens", "16384", "--memory", "210"]
+    return subprocess.run([*launch, str(example), *limits], capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is limited as Linux counts it")
+def test_four_processes_hold_the_text_that_one_may_not():
+    together, alone = long_context(4), long_context(1)
+    assert together.returncode == 0, together.stderr[-3000:]
+    assert "ShardedAttentionMatrix(batch 1, heads 4, queries 16384, keys 16384) float32 on 4 ranks" in together.stdout
+    last = together.stdout.splitlines()[-1]  # its passage stood there before: after a quarter of the text
+    assert "token 16383, the last, looks at token 4607" in last or ", token 4607" in last
+    assert alone.returncode != 0
+    assert "llocate" in alone.stderr, alone.stderr[-3000:]
