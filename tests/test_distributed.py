@@ -11,18 +11,13 @@ import pytest
 SCRIPT = Path(__file__).with_name("sharded.py")
 FAULTS = (  # what goes wrong on which of three ranks, during which method
     ("absent", 2, "gather"),
-    ("absent", 0, "ring"),
-    ("late", 2, "ring"),
-    ("late", 0, "gather"),
+    ("late", 0, "ring"),
     ("dies", 2, "ring"),
-    ("dies", 1, "ulysses"),
-    ("dies", 0, "ring"),
-    ("stalls", 2, "ulysses"),
-    ("stalls", 0, "ring"),
-    ("breaks", 1, "ring"),
+    ("dies", 0, "merge"),
+    ("stalls", 1, "ulysses"),
     ("breaks", 0, "ulysses"),
     ("breaks_early", 2, "gather"),
-    ("forgets", 2, "ulysses"),
+    ("forgets", 2, "merge"),
     ("dies_backward", 1, "gather"),
 )
 

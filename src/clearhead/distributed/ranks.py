@@ -16,6 +16,7 @@ from clearhead.errors import DistributedError
 _calls: dict[str, int] = {}
 _ROLL_CALL = 10.0  # seconds, of the timeout's last third, in which the ranks that are alive say so after a failure
 _ANEW = "the process group is broken: end it and make a new one."
+_NEVER = 40417  # the tag of a message that nobody sends
 _STORE = (RuntimeError, dist.DistError)  # what the store raises when its holder is gone
 
 
@@ -156,7 +157,7 @@ class Ranks:
                 self.group.abort()
                 return
             other = (self.rank + 1) % self.world
-            never: Any = dist.irecv(torch.empty(1), self.peer(other), self.group)
+            never: Any = dist.irecv(torch.empty(1), self.peer(other), self.group, tag=_NEVER)
             never.wait(timedelta(milliseconds=1))  # in gloo a wait that runs out closes every connection of this rank
 
     def _wait(self, store: Any, ranks: Sequence[int] | range, place: str, seconds: float) -> list[int]:
