@@ -228,7 +228,8 @@ def counts(rank: int, world: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     for _ in range(4):
         sizes = (1 + rng.multinomial(40, rng.dirichlet(np.ones(world)))).tolist()
-        q, k, v = (torch.ones(2, heads, sizes[rank], d) for heads, d in ((2 * world, 8), (world, 8), (world, 4)))
+        shared = (1, world)[int(rng.integers(2))]
+        q, k, v = (torch.ones(2, heads, sizes[rank], d) for heads, d in ((2 * world, 8), (shared, 8), (shared, 4)))
         rules: Any = [{}, {"causal": True}, {"window": (int(rng.integers(9)), 3)}][int(rng.integers(3))]
         rules["layout"] = str(rng.choice(["contiguous", "zigzag"]))
         plan = ch.distributed.plan(q, k, v, **rules)

@@ -86,3 +86,9 @@ def test_four_processes_hold_the_text_that_one_may_not():
     assert "token 16383, the last, looks at token 4607" in last or ", token 4607" in last
     assert alone.returncode != 0
     assert "llocate" in alone.stderr, alone.stderr[-3000:]
+
+
+def test_the_paper_model_has_the_bytes_that_are_counted():
+    script = Path(__file__).parents[1] / "benchmarks" / "scale.py"
+    said = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=True).stdout
+    assert said.count("| gather, causal, zigzag |") == 3

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from clearhead.errors import DistributedError
 
+OWN = ("queries", "keys")  # what ranks tell each other and need not have in common
 _calls: dict[str, int] = {}
 _ROLL_CALL = 10.0  # seconds, of the timeout's last third, in which the ranks that are alive say so after a failure
 _ANEW = "the process group is broken: end it and make a new one."
@@ -69,34 +71,59 @@ class Ranks:
         """Everybody's `mine`, by rank; raises on every rank when one is missing after the timeout.
 
         Numbers and words only. Goes through the store and not through the group, so that a rank that is gone is known
-        by name and does not leave the others in a collective.
+        by name and does not leave the others in a collective. Where all tell the same but for "queries" and "keys",
+        each rank reads those numbers of the others and no more.
         """
         store, name = _get_default_store(), self.group.group_name
         last = self._key
         _calls[name] = _calls.get(name, 0) + 1
-        everyone = range(self.world)
+        key, everyone = self._key, range(self.world)
+        same = json.dumps({"what": what, **{n: x for n, x in mine.items() if n not in OWN}}, sort_keys=True)
         try:
-            store.set(f"{self._key}/{self.rank}", json.dumps({"what": what, **mine}))
-            missing = self._wait(store, everyone, "", self.timeout)
-            # the first verdict is everybody's: a rank that comes late does not go on alone
-            told = store.compare_set(f"{self._key}/verdict", "", json.dumps(missing)).decode()
-            missing = json.loads(told or "[]")
-            found = [] if missing else store.multi_get([f"{self._key}/{rank}" for rank in everyone])
-            for one in [] if missing else (self.rank, "verdict") if self.rank == 0 else (self.rank,):
-                store.delete_key(f"{last}/{one}")  # everybody has read it: all came to this call
+            store.set(f"{key}/told/{self.rank}", same)
+            first = store.compare_set(f"{key}/same", "", sha256(same.encode()).hexdigest()).decode()
+            if first != sha256(same.encode()).hexdigest():
+                store.add(f"{key}/others", 1)
+            store.set(f"{key}/{self.rank}", json.dumps([mine.get(n) for n in OWN]))
+            missing = self._verdict(store)
+            own = [] if missing else [json.loads(x) for x in store.multi_get([f"{key}/{rank}" for rank in everyone])]
+            words = [same] * self.world
+            if not missing and store.add(f"{key}/others", 0):
+                words = [x.decode() for x in store.multi_get([f"{key}/told/{rank}" for rank in everyone])]
             failed = self._failed(store, last, missing)
+            if not missing:  # all came to this call, so all have read what was told in the one before
+                self._forget(store, last)
         except _STORE as error:
             raise self._lost(what, error) from None
         if missing:
             self.part([rank for rank in everyone if rank not in missing])
             told = "; ".join([f"{_named(missing)} did not call within {self.timeout:g} s", *failed])
             raise DistributedError(f"{what}: {told}.")
-        everybody = [json.loads(one) for one in found]
+        everybody = [json.loads(x) | dict(zip(OWN, sizes, strict=True)) for x, sizes in zip(words, own, strict=True)]
         for rank, other in enumerate(everybody):
             if other.pop("what") != what:
                 self.part(everyone)
                 raise DistributedError(f"{what}: rank {rank} called something else at the same time.")
         return everybody
+
+    def _verdict(self, store: Any) -> list[int]:
+        """The ranks that have not come to this call: what the first said who saw all, or waited long enough."""
+        if store.add(f"{self._key}/came", 1) == self.world:
+            store.compare_set(f"{self._key}/verdict", "", "[]")
+        try:
+            store.wait([f"{self._key}/verdict"], timedelta(seconds=self.timeout))
+        except dist.DistNetworkError:
+            raise
+        except dist.DistStoreError:  # not all came in time
+            missing = [rank for rank in range(self.world) if not store.check([f"{self._key}/{rank}"])]
+            store.compare_set(f"{self._key}/verdict", "", json.dumps(missing))
+        found: list[int] = json.loads(store.get(f"{self._key}/verdict"))
+        return found
+
+    def _forget(self, store: Any, call: str) -> None:
+        shared = ("same", "others", "came", "verdict") if self.rank == 0 else ()
+        for one in (self.rank, f"told/{self.rank}", *shared):
+            store.delete_key(f"{call}/{one}")
 
     @contextmanager
     def together(self, what: str) -> Iterator[None]:

@@ -17,7 +17,7 @@ from clearhead import engines
 from clearhead.arrays import Restore, adopt
 from clearhead.axes import Array
 from clearhead.distributed.layouts import LAYOUTS, Layout, Pieces, pieces
-from clearhead.distributed.ranks import Ranks, must_equal
+from clearhead.distributed.ranks import OWN, Ranks, must_equal
 from clearhead.engines.base import Engine
 from clearhead.errors import ClearheadError, DistributedError, unknown
 from clearhead.problem import Described, Problem, Rules, check_names, describe
@@ -152,7 +152,7 @@ def agreed(
         for rank, other in enumerate(everybody):
             if other["refused"]:
                 raise DistributedError(f"{what}: rank {rank} was refused: {other['refused']}")
-        must_equal(what, everybody, [name for name in mine if name not in ("queries", "keys")])
+        must_equal(what, everybody, [name for name in mine if name not in OWN])
     except DistributedError:
         ranks.part(range(ranks.world))
         raise
