@@ -1,4 +1,4 @@
-"""One rank of a test over a process group: `python sharded.py SCENARIO RANK WORLD PORT SEED`."""
+"""One rank of a test over a process group: `python sharded.py SCENARIO,… RANK WORLD PORT SEED …`."""
 
 import os
 import sys
@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 
 import clearhead as ch
+from clearhead import engines
 
-METHODS = ("gather", "ring", "ulysses")
+METHODS = ("gather", "ring", "ulysses", "merge")
 PARTS = ("query_segments", "kv_segments", "mask", "bias")
 
 
@@ -20,8 +21,10 @@ def problem(
     rng: np.random.Generator, world: int
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any], list[int], list[int]]:
     """Whole q, k, v and rules, and how many queries and keys each rank holds: any numbers, also none."""
-    kv_heads, group, batch, d = (int(rng.integers(1, 3)) for _ in range(3)), int(rng.integers(1, 3)), 2, 4
-    heads = next(kv_heads) * world  # so that heads can be dealt out, too
+    group, batch, d = int(rng.integers(1, 3)), 2, 4
+    heads = world * int(rng.integers(1, 3))  # of keys; so that they can be dealt out, too
+    if rng.random() < 0.3:
+        heads, group = 1, world * group
     queries, keys = (rng.multinomial(int(rng.integers(0, 40)), rng.dirichlet(np.ones(world))).tolist() for _ in "qk")
     if rng.random() < 0.5:
         keys = queries
@@ -83,7 +86,7 @@ def rules(rank: int, world: int, seed: int) -> None:
     for _ in range(12):
         given, told, queries, keys = problem(rng, world)
         layout, method = str(rng.choice(["contiguous", "zigzag"])), str(rng.choice(METHODS))
-        if method == "ulysses" and {"mask", "bias"} & told.keys():
+        if method in ("ulysses", "merge") and {"mask", "bias"} & told.keys():
             method = "auto"
         up = torch.from_numpy(rng.standard_normal((*given["q"].shape[:3], 3)))
         what = f"{method} {layout} {sorted(told)} {queries} {keys}"
@@ -102,48 +105,140 @@ def rules(rank: int, world: int, seed: int) -> None:
 
 
 def observed(given, told, own, here, place, queries, keys, rank, what) -> None:  # type: ignore[no-untyped-def]
-    """Every statistic, the picture, and the products."""
+    """Every statistic, of all queries and of some, the picture, the products and weights by index."""
+    rng, layout = np.random.default_rng(len(what)), place["layout"]
     asked: dict[str, Any] = {"logsumexp": True, "max_logit": True, "entropy": True, "distance": True, "received": True}
     asked |= {"peak": True, "image": (3, 4), "top": 2}
     q, k, v = (x.detach() for x in own.values())
+    whole = ch.AttentionMatrix(given["q"], given["k"], **told)
     matrix = ch.distributed.ShardedAttentionMatrix(q, k, **place, **here)
-    seen = matrix.observe(v, **asked)
-    truth = ch.AttentionMatrix(given["q"], given["k"], **told).observe(given["v"], **asked)
-    for name in ("output", "logsumexp", "max_logit", "entropy", "distance"):
-        expected = cut(getattr(truth, name), 2, queries, rank, place["layout"])
-        close(getattr(seen, name), expected, f"{what} {name}")
-    for name in ("received", "peak"):
-        close(getattr(seen, name), cut(getattr(truth, name), 2, keys, rank, place["layout"]), f"{what} {name}")
-    close(seen.image, truth.image, f"{what} image")
-    close(seen.top.weights, cut(truth.top.weights, 2, queries, rank, place["layout"]), f"{what} top")
-    np.testing.assert_array_equal(seen.top.indices, cut(truth.top.indices, 2, queries, rank, place["layout"]), what)
+    labels = [torch.from_numpy(rng.integers(-1, 3, sum(sizes))) for sizes in (queries, keys)]
+    mine_labels = tuple(cut(x, 0, sizes, rank, layout) for x, sizes in zip(labels, (queries, keys), strict=True))
+    n = sum(queries)
+    some = slice(int(rng.integers(0, n + 1)), int(rng.integers(0, n + 1)), int(rng.integers(1, 4)))
+    places = cut(np.arange(n), 0, queries, rank, layout)
+    for chosen in (slice(None), some):
+        seen = matrix.observe(v, **asked, groups=mine_labels, queries=chosen)
+        truth = whole.observe(given["v"], **asked, groups=tuple(labels), queries=chosen)
+        rows = [at for at, i in enumerate(range(n)[chosen]) if i in places]
+        rows.sort(key=lambda at: np.flatnonzero(places == range(n)[chosen][at]))
+        for name in ("output", "logsumexp", "max_logit", "entropy", "distance"):
+            close(getattr(seen, name), getattr(truth, name)[:, :, rows], f"{what} {chosen} {name}")
+        for name in ("received", "peak"):
+            expected = cut(getattr(truth, name), 2, keys, rank, layout)
+            close(getattr(seen, name), expected, f"{what} {chosen} {name}")
+        for name in ("image", "groups"):
+            close(getattr(seen, name), getattr(truth, name), f"{what} {chosen} {name}")
+        close(seen.top.weights, truth.top.weights[:, :, rows], f"{what} {chosen} top")
+        np.testing.assert_array_equal(seen.top.indices, truth.top.indices[:, :, rows], what)
+    g, u = (torch.from_numpy(rng.standard_normal((size, 2))) for size in (n, sum(keys)))
+    for pick in (np.s_[:], np.s_[:, 0]):
+        at_rows, at_keys = cut(g, 0, queries, rank, layout)[pick], cut(u, 0, keys, rank, layout)[pick]
+        close(matrix.T @ at_rows, cut(whole.T @ g[pick], 2, keys, rank, layout), f"{what} transposed")
+        close(matrix @ at_keys, cut(whole @ u[pick], 2, queries, rank, layout), f"{what} product")
+    assert (matrix.shape, matrix.dtype, matrix.ndim, len(matrix)) == (whole.shape, whole.dtype, 4, 2)
+    for _ in range(3):
+        key = tuple(index(rng, size) for size in whole.shape)
+        close(matrix[key], whole[key], f"{what} {key}")
+        key = (*key[:2], *key[:1:-1])
+        close(matrix.T[key], whole.T[key], f"{what} {key} transposed")
+
+
+def index(rng: np.random.Generator, size: int) -> Any:
+    """An integer or a slice of any direction."""
+    if size and rng.random() < 0.4:
+        return int(rng.integers(-size, size))
+    ends = [None if rng.random() < 0.3 else int(rng.integers(-size - 1, size + 2)) for _ in "ab"]
+    return slice(*ends, int(rng.choice([-2, -1, 1, 2, 3])))
 
 
 def bits(rank: int, world: int, seed: int) -> None:
-    """The same bits on every run and by every method; a rank's rows have those of one process where keys are gathered."""
+    """The same bits on every run; those of one process, so of any number, where a query's keys are together."""
     rng = np.random.default_rng(seed)
-    q, k, v = (torch.from_numpy(rng.standard_normal((1, 4, 96, 8))).float() for _ in range(3))
+    q, k, v = (torch.from_numpy(rng.standard_normal((1, 12, 96, 8))).float() for _ in range(3))
     sizes = [96 // world + (r < 96 % world) for r in range(world)]
-    own = [cut(x, 2, sizes, rank, "contiguous") for x in (q, k, v)]
-    outputs = [ch.distributed.attention(*own, causal=True, method="gather") for _ in range(3)]
-    assert all(torch.equal(outputs[0], one) for one in outputs)
-    again = [ch.distributed.attention(*own, causal=True, method="ring") for _ in range(3)]
-    assert all(torch.equal(again[0], one) for one in again)
-    whole = ch.attention(q, k, v, causal=True)
-    assert torch.equal(outputs[0], cut(whole, 2, sizes, rank, "contiguous"))
+    for layout in ("contiguous", "zigzag"):
+        whole = cut(ch.attention(q, k, v, causal=True), 2, sizes, rank, layout)
+        own = [cut(x, 2, sizes, rank, layout).requires_grad_() for x in (q, k, v)]
+        for method in METHODS:
+            found = []
+            for _ in range(3):
+                output = ch.distributed.attention(*own, causal=True, method=method, layout=layout)
+                found.append((output, *torch.autograd.grad(output.square().sum(), own)))
+            for again in found[1:]:
+                assert all(torch.equal(x, y) for x, y in zip(found[0], again, strict=True)), method
+            if method in ("gather", "ulysses"):
+                assert torch.equal(found[0][0], whole), (method, layout)
 
 
-def windows(rank: int, world: int, _seed: int) -> None:
-    """With a window, keys come from the neighbours that hold them alone: bytes do not grow with the sequence."""
-    counted = []
-    for n in (64 * world, 256 * world):
-        q = torch.zeros(1, 2, n // world, 8)
-        told = ch.distributed.plan(q, q, q, window=(16, 0), method="gather")
-        counted.append(told.bytes["gather"])
-    assert counted[0] == counted[1] == (0 if world == 1 else 16 * 2 * 2 * 8 * 4), counted
-    full = ch.distributed.plan(q, q, q, method="gather").bytes["gather"]
-    assert full == (world - 1) * (n // world) * 2 * 2 * 8 * 4
-    assert rank < world
+def exact(rank: int, world: int, seed: int) -> None:
+    """The error of one process: at most 1.25 times that of PyTorch's fused kernel against float64, in every dtype."""
+    torch.manual_seed(seed)
+    wide = [torch.randn(1, 12, n, 32, dtype=torch.float64) for n in (130, 700, 700)]
+    sizes = [[n // world + (r < n % world) for r in range(world)] for n in (130, 700, 700)]
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        whole = [x.to(dtype) for x in wide]
+        truth = torch.nn.functional.scaled_dot_product_attention(*(x.double() for x in whole))
+        theirs = (torch.nn.functional.scaled_dot_product_attention(*whole).double() - truth).square().mean()
+        own = [cut(x, 2, size, rank, "contiguous") for x, size in zip(whole, sizes, strict=True)]
+        for method in METHODS:
+            output = ch.distributed.attention(*own, method=method).double()
+            ours = (output - cut(truth, 2, sizes[0], rank, "contiguous")).square().mean()
+            assert ours.sqrt() <= 1.25 * theirs.sqrt(), (method, dtype, ours, theirs)
+
+
+def received(*shards: torch.Tensor, **rules: Any) -> dict[int, int]:
+    """Bytes of the messages that attention has this rank receive, by the rank they come from."""
+    found: dict[int, int] = {}
+    real = dist.P2POp
+
+    def watched(how: Any, memory: torch.Tensor, peer: int, *more: Any) -> Any:
+        if how is dist.irecv:
+            found[peer] = found.get(peer, 0) + memory.numel() * memory.element_size()
+        return real(how, memory, peer, *more)
+
+    dist.P2POp = watched  # type: ignore[assignment,misc]
+    try:
+        ch.distributed.attention(*shards, **rules)
+    finally:
+        dist.P2POp = real  # type: ignore[misc]
+    return found
+
+
+def windows(rank: int, world: int, seed: int) -> None:
+    """With a window, messages come from the neighbour that holds the keys alone, however long the sequence is."""
+    for method in ("gather", "ring", "merge"):
+        counted = []
+        for own in (64, 256):
+            q = torch.zeros(1, 2, own, 8)
+            counted.append(received(q, q, q, window=(16, 0), method=method))
+        assert set(counted[0]) == set(counted[1]) == neighbours(rank, method, world), (method, counted)
+        if method == "gather":
+            assert counted[0] == counted[1] == ({rank - 1: 16 * 2 * 2 * 8 * 4} if rank else {}), counted
+
+
+def neighbours(rank: int, method: str, world: int) -> set[int]:
+    """Keys come from the rank before; with merge, queries come from the rank after, and answers from the one before."""
+    before, after = ({rank - 1} if rank else set()), ({rank + 1} if rank + 1 < world else set())
+    return before | after if method == "merge" else before
+
+
+def counts(rank: int, world: int, seed: int) -> None:
+    """Each method receives the bytes that its plan says."""
+    rng = np.random.default_rng(seed)
+    for _ in range(4):
+        sizes = (1 + rng.multinomial(40, rng.dirichlet(np.ones(world)))).tolist()
+        shared = (1, world)[int(rng.integers(2))]
+        q, k, v = (torch.ones(2, heads, sizes[rank], d) for heads, d in ((2 * world, 8), (shared, 8), (shared, 4)))
+        rules: Any = [{}, {"causal": True}, {"window": (int(rng.integers(9)), 3)}][int(rng.integers(3))]
+        rules["layout"] = str(rng.choice(["contiguous", "zigzag"]))
+        plan = ch.distributed.plan(q, k, v, **rules)
+        for method, told in plan.bytes.items():
+            found = received(q, k, v, method=method, **rules)
+            most = torch.tensor([sum(found.values())])
+            dist.all_reduce(most, dist.ReduceOp.MAX)
+            assert int(most) == told, (method, rules, sizes, int(most), told)
+        assert plan.method == min(plan.bytes, key=plan.bytes.get)
 
 
 def decoding(rank: int, world: int, seed: int) -> None:
@@ -153,48 +248,97 @@ def decoding(rank: int, world: int, seed: int) -> None:
     sizes = [50 // world + (r < 50 % world) for r in range(world)]
     own = [cut(x, 2, sizes, rank, "contiguous") for x in (k, v)]
     new = q if rank == world - 1 else q[:, :, :0]
-    for method in ("gather", "ring"):
+    for method in ("gather", "ring", "merge"):
         output = ch.distributed.attention(new, *own, causal=True, query_offset=49, method=method)
         close(output, ch.attention(q, k, v)[:, :, : new.shape[2]], method)
 
 
 def differently(rank: int, world: int, _seed: int) -> None:
-    """Ranks called with other shapes, dtypes or rules: everybody hears which rank and what."""
+    """The last rank calls with something else: it hears what is wrong with it, the others which rank and what."""
     last = rank == world - 1
-    q = torch.zeros(1, 2, 4, 8)
-    calls = [
-        ("keys", lambda: (q, torch.zeros(1, 2, 4, 6) if last else q, q, {})),
-        ("dtype", lambda: (q.double(), q.double(), q.double(), {}) if last else (q, q, q, {})),
-        ("causal", lambda: (q, q, q, {"causal": last})),
-        ("softcap", lambda: (q, q, q, {"softcap": -1.0} if last else {})),
-        ("layout", lambda: (q, q, q, {"layout": "zigzag"} if last else {})),
+    q, n = torch.zeros(1, 2, 4, 8), 4 * world
+    rows = {"mask": np.ones((4, n), bool)}
+    calls: list[tuple[Any, Any, dict[str, Any], dict[str, Any], str]] = [  # the last's q and k, all's rules, the last's
+        (q, torch.zeros(1, 2, 4, 6), {}, {}, "was refused: q has d_k 8 but k has d_k 6"),
+        (q[:, :1], q[:, :1], {}, {}, "has q's shape without its length [1, 1, 8], but rank 0 has [1, 2, 8]"),
+        (q.double(), q.double(), {}, {}, "has dtype torch.float64, but rank 0 has torch.float32"),
+        (q, q, {}, {"causal": True}, "has causal True, but rank 0 has None"),
+        (q, q, {"scale": 0.5}, {"scale": 0.25}, "has scale 0.25, but rank 0 has 0.5"),
+        (q, q, {"sinks": torch.zeros(2)}, {"sinks": torch.ones(2)}, "has sinks [1.0, 1.0], but rank 0 has [0.0, 0.0]"),
+        (q, q, {}, {"causual": True}, "was refused: unknown rule `causual`"),
+        (q, q, {}, {"layout": "zigzag"}, "has layout zigzag, but rank 0 has contiguous"),
+        (q, q, {"method": "ring"}, {"method": "gather"}, "has method gather, but rank 0 has ring"),
+        (q, q, {"engine": "portable"}, {"engine": None}, "has engine None, but rank 0 has portable"),
+        (q, q, {}, rows, "has mask given, but rank 0 has not given"),
+        (q, q, rows, {"mask": np.ones((3, n), bool)}, "was refused: mask has shape (3, "),
     ]
-    for what, call in calls:
-        *tensors, told = call()
+    for own_q, own_k, rules_of_all, rules_of_last, expected in calls:
+        given = rules_of_all | (rules_of_last if last else {})
+        tensors = (own_q, own_k, own_k) if last else (q, q, q)
+        told = ""
         try:
-            ch.distributed.attention(*tensors, timeout=20.0, **told)
+            ch.distributed.attention(*tensors, timeout=20.0, **given)
         except ch.errors.ClearheadError as error:
-            if isinstance(error, ch.errors.DistributedError):
-                assert f"rank {world - 1}" in str(error), (what, str(error))
-                continue
-            assert last, (what, error)  # it is told what is wrong with its own call
-            continue
-        raise AssertionError(f"{what}: nobody complained")
+            told = error.one_line()
+        own_error = last and "was refused: " in expected
+        wanted = expected.removeprefix("was refused: ") if own_error else f"rank {world - 1} {expected}"
+        assert wanted in told, (wanted, told)
 
 
-def absent(rank: int, world: int, seed: int) -> None:
-    """The last rank is gone (seed 0) or stalls (seed 1): the others end with its name, within the timeout."""
-    q = torch.zeros(1, 2, 4, 8)
-    if rank == world - 1:
-        if seed:
-            time.sleep(12)
-        return
+FAULTS = {  # what goes wrong on one rank, and what the others say
+    "absent": "rank {} did not call within 4 s",
+    "late": "rank {} did not call within 4 s",
+    "dies": "rank {} no longer answers",
+    "stalls": "rank {} no longer answers",
+    "breaks": "rank {} failed in attention: MemoryError('no room')",
+    "breaks_early": "attention, backward: rank {0} did not call within 4 s; rank {0} failed in attention: Memory",
+    "forgets": "attention, backward: rank {} did not call within 4 s",
+    "dies_backward": "rank {} no longer answers",
+}
+
+
+def fault(rank: int, world: int, seed: int, kind: str, method: str) -> None:
+    """Something goes wrong on one rank: all end with an error within the timeout, and say which rank it was."""
+    limit, wrong = 4.0, seed % world
+    told = ""
+    if rank == wrong:
+        engine = engines.get("portable")
+        if kind == "absent":
+            return
+        if kind in ("dies", "stalls", "breaks", "breaks_early"):
+            engine.rows = {"dies": die, "stalls": stall, "breaks": break_down, "breaks_early": break_down}[kind]
+        if kind == "dies_backward":
+            engine.gradients = die
+        if kind == "late":
+            time.sleep(limit + 1)
+    q = torch.ones(1, 6, 8, 8, requires_grad=True)
+    start = time.monotonic()
     try:
-        ch.distributed.attention(q, q, q, timeout=3.0)
-    except ch.errors.DistributedError as error:
-        assert f"rank {world - 1} did not call within 3 s" in str(error), error
-    else:
-        raise AssertionError("an answer without the last rank")
+        output = ch.distributed.attention(q, q, q, timeout=limit, engine="portable", method=method)
+        if kind == "forgets" and rank == wrong:
+            return
+        start = time.monotonic()
+        output.sum().backward()
+    except (ch.errors.DistributedError, MemoryError) as error:
+        told = str(error)
+    assert told, "an answer without one of the ranks"
+    if rank != wrong:
+        assert time.monotonic() - start < 30, time.monotonic() - start
+        holder = "rank 0, which holds the store, no longer answers"
+        assert FAULTS[kind].format(wrong) in told or (wrong == 0 and holder in told), told
+
+
+def die(*_: Any) -> None:
+    os._exit(0)
+
+
+def stall(*_: Any) -> None:
+    time.sleep(9)
+    raise ch.errors.DistributedError("awake again")
+
+
+def break_down(*_: Any) -> None:
+    raise MemoryError("no room")
 
 
 def main() -> None:
@@ -203,12 +347,11 @@ def main() -> None:
     ch.set_num_threads(1)
     wait = timedelta(seconds=60)
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world, timeout=wait)
-    globals()[scenario](rank, world, seed)
-    print("well")
-    if scenario == "absent":
-        sys.stdout.flush()
-        time.sleep(3 if rank == 0 else 0)  # the first rank holds the store, from which the others read who is missing
-        os._exit(0)  # the group is broken: nothing to take down
+    for name in scenario.split(","):
+        globals()[name](rank, world, seed, *sys.argv[6:])
+    print("well", flush=True)
+    if scenario == "fault":
+        return
     dist.barrier()
     dist.destroy_process_group()
 

@@ -291,7 +291,7 @@ class AttentionMatrix(Pictured):
         return part, rows
 
     def _tile(self, key: Any) -> Array:
-        picked = _expand(key, self.shape, WEIGHTS)
+        picked = expand(key, self.shape, WEIGHTS)
         chosen = [range(p, p + 1) if isinstance(p, int) else p for p in picked]
         rows, cols = chosen[-2:]
         result_shape = tuple(len(p) for p in picked if not isinstance(p, int))
@@ -342,7 +342,7 @@ class TransposedMatrix:
 
     def __getitem__(self, key: Any) -> Any:
         """Exact weights, as from the matrix with its last two axes swapped."""
-        picked = _expand(key, self.shape, TRANSPOSED)
+        picked = expand(key, self.shape, TRANSPOSED)
         picked[-1], picked[-2] = picked[-2], picked[-1]
         matrix = self.T._without_graph()
         tile = matrix._tile(tuple(p if isinstance(p, int) else as_slice(p) for p in picked))
@@ -365,7 +365,7 @@ class TransposedMatrix:
         return restore(whole[..., 0] if vector else whole)
 
 
-def _expand(key: Any, shape: tuple[int, ...], axes: Sequence[str]) -> list[int | range]:
+def expand(key: Any, shape: tuple[int, ...], axes: Sequence[str]) -> list[int | range]:
     """Basic indexing spelled out: one integer or range for every axis."""
     parts = list(key) if isinstance(key, tuple) else [key]
     dots = [at for at, part in enumerate(parts) if part is Ellipsis]

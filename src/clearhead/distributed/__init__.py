@@ -5,6 +5,13 @@ queries' answers. Positions are those of the whole sequence, so causal, windows,
 on one machine. Rules are the same on all ranks, but for what belongs to positions: query_segments and kv_segments
 (batch, own positions), mask and bias (…, own queries, all keys).
 
+The same call gives the same bits every time. Outputs by gather and ulysses have the bits of one process, so those of
+any number of ranks, where the fetched keys begin with the first (with a window they may not); by ring and merge, and
+in gradients and column statistics, sums follow the order of the ranks, and their last bits the number of ranks.
+
+Messages lie where the group's backend wants them: gloo's on the CPU; NCCL's on the current GPU, which has not been run.
+Engines compute on the CPU.
+
     attention, plan            the output, differentiable; which method and why
     ShardedAttentionMatrix     every observation
     shard, unshard, positions  cutting a sequence, and putting it together

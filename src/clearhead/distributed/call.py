@@ -8,8 +8,7 @@ from torch import Tensor
 
 from clearhead.arrays import adopt, to_torch
 from clearhead.axes import Array
-from clearhead.distributed import gather, ring
-from clearhead.distributed.choice import Method, Plan, choose
+from clearhead.distributed.choice import BY_ROWS, Method, Plan, choose
 from clearhead.distributed.layouts import Layout
 from clearhead.distributed.ranks import Ranks
 from clearhead.distributed.shards import Shards, read
@@ -35,7 +34,8 @@ def attention(
     q, k, v   this rank's shards, (…, heads, own positions, d); shards may differ in length, also be empty
     layout    contiguous: rank after rank; zigzag: two chunks each, so that a causal rule gives all equal work
     method    gather: fetch the keys that own queries may see; ring: keys go around meanwhile, O(shard) memory;
-              ulysses: heads change places with positions; auto: the one that moves the fewest bytes, see `plan`
+              ulysses: heads change places with positions; merge: queries go to the keys, and partial answers come
+              back, for decoding; auto: the one that moves the fewest bytes, see `plan`
     timeout   seconds after which a rank that does not call is given up and named; 300 when left out
     rules     as in `attention`, positions counted in the whole sequence; query_offset is 0 where queries = keys in all
 
@@ -44,7 +44,8 @@ def attention(
     gone, and what `attention` raises.
     """
     tensors = {name: x for name, x in rules.items() if isinstance(x, Tensor) and name in ("bias", "sinks")}
-    shards = read("attention", q, k, v, rules, layout, Ranks.of(group, timeout), engine)
+    ranks = Ranks.of(group, timeout)
+    shards = read("attention", q, k, v, rules, ranks, layout=layout, method=method, engine=engine)
     how = choose(shards, method).method
     output: Tensor = _Attend.apply(q, k, v, tensors.get("bias"), tensors.get("sinks"), shards, how)  # type: ignore[no-untyped-call]
     return output
@@ -63,22 +64,23 @@ def plan(
     **rules: Unpack[Rules],
 ) -> Plan:
     """Which method `attention` takes for these shards, the bytes of each, and why others can't; all ranks call it."""
-    return choose(read("plan", q, k, v, rules, layout, Ranks.of(group, timeout), engine), method)
+    ranks = Ranks.of(group, timeout)
+    return choose(read("plan", q, k, v, rules, ranks, layout=layout, method=method, engine=engine), method)
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Any, sinks: Any, shards: Shards, how: str) -> Tensor:
         want = Wanted(output=True, logsumexp=True)
-        ctx.shards, ctx.how, ctx.by_heads = shards, how, None
-        if how == "ulysses":
-            ctx.by_heads = ByHeads(shards)
-            ctx.answers = ctx.by_heads.attend(want)
-            output = ctx.by_heads.to_rows(ctx.answers["output"], shards.query_pieces)
-        else:
-            ctx.answers = gather.attend(shards, want) if how == "gather" else ring.attend(shards, want)
-            output = ctx.answers["output"]
-        ctx.like = q, k, v, bias, sinks
+        ctx.shards, ctx.how, ctx.like = shards, how, (q, k, v, bias, sinks)
+        with shards.ranks.together("attention"):
+            if how == "ulysses":
+                ctx.by_heads = ByHeads(shards)
+                ctx.answers = ctx.by_heads.attend(want)
+                output = ctx.by_heads.to_rows(ctx.answers["output"], shards.query_pieces)
+            else:
+                ctx.answers = BY_ROWS[how].attend(shards, want)
+                output = ctx.answers["output"]
         return to_torch(torch, np.ascontiguousarray(restored(shards, output)))
 
     @staticmethod
@@ -87,13 +89,12 @@ class _Attend(torch.autograd.Function):
         shards.ranks.agree("attention, backward", {})
         given = adopt(grads[0].detach(), "gradient")[0]
         by = {"output": given.reshape(shards.q.shape[:3] + given.shape[-1:])}
-        needs_bias = bool(ctx.needs_input_grad[3])
-        if ctx.how == "ulysses":
-            by["output"] = ctx.by_heads.to_heads(by["output"], shards.query_pieces)
-            found = ctx.by_heads.differentiate(ctx.answers, by)
-        else:
-            differentiate = gather.differentiate if ctx.how == "gather" else ring.differentiate
-            found = differentiate(shards, ctx.answers, by, bias=needs_bias)
+        with shards.ranks.together("attention, backward"):
+            if ctx.how == "ulysses":
+                by["output"] = ctx.by_heads.to_heads(by["output"], shards.query_pieces)
+                found = ctx.by_heads.differentiate(ctx.answers, by)
+            else:
+                found = BY_ROWS[ctx.how].differentiate(shards, ctx.answers, by, bias=bool(ctx.needs_input_grad[3]))
         result: list[Tensor | None] = []
         for name, x, needed in zip(("q", "k", "v", "bias", "sinks"), ctx.like, ctx.needs_input_grad, strict=False):
             result.append(_shaped(shards, found[name], x, name) if needed else None)

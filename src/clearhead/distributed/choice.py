@@ -1,14 +1,18 @@
 """Which way of sharing keys moves the fewest bytes."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from clearhead.distributed import gather, ring, ulysses
+from clearhead.distributed import gather, merge, ring, ulysses
 from clearhead.distributed.shards import Shards
-from clearhead.errors import RuleError, unknown
+from clearhead.errors import RuleError
 
-Method = Literal["gather", "ring", "ulysses", "auto"]
-METHODS = ("gather", "ring", "ulysses", "auto")
+Method = Literal["gather", "ring", "ulysses", "merge", "auto"]
+BY_ROWS: dict[str, Any] = {
+    "gather": gather,
+    "ring": ring,
+    "merge": merge,
+}  # methods in which each rank has its queries, with all heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +31,16 @@ class Plan:
 
 
 def choose(shards: Shards, method: str) -> Plan:
-    """The method asked for, or the one with the fewest bytes; gather before ring where they are equal."""
-    if method not in METHODS:
-        raise unknown("method", method, METHODS)
+    """The method asked for, or the one with the fewest bytes; the first of equals in METHODS."""
     counted = {"gather": max(gather.bytes_fetched(shards)), "ring": max(ring.bytes_sent_on(shards))}
-    against = ulysses.reason_not(shards)
-    if not against:
-        counted["ulysses"] = max(ulysses.bytes_moved(shards))
-    elif method == "ulysses":
-        raise RuleError(f"method is 'ulysses', but {against}.", 'method="auto" chooses one that can.')
+    reasons = {}
+    for name, module in (("ulysses", ulysses), ("merge", merge)):
+        against = module.reason_not(shards)
+        if not against:
+            counted[name] = max(module.bytes_moved(shards))
+        elif method == name:
+            raise RuleError(f"method is '{name}', but {against}.", 'method="auto" chooses one that can.')
+        else:
+            reasons[name] = against
     chosen = min(counted, key=lambda name: counted[name]) if method == "auto" else method
-    return Plan(chosen, counted, {"ulysses": against} if against else {})
+    return Plan(chosen, counted, reasons)

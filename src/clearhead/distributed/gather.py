@@ -14,6 +14,8 @@ from clearhead.arrays import statistics_dtype
 from clearhead.axes import Array
 from clearhead.distributed.exchange import everywhere, swap
 from clearhead.distributed.layouts import common, needed
+from clearhead.distributed.partials import widened
+from clearhead.distributed.perkeys import PerKey
 from clearhead.distributed.shards import Shards
 from clearhead.observations import Wanted
 from clearhead.problem import Problem
@@ -164,15 +166,6 @@ def differentiate(shards: Shards, answers: dict[str, Array], by: dict[str, Array
     return {**found, "q": np.concatenate(q, axis=2), **give_back(shards, runs, sums)}
 
 
-def widened(problem: Problem, q: Array, k: Array, v: Array | None) -> tuple[Problem, tuple[Array, Array, Array | None]]:
-    """The same in the statistics' dtype, so that sums over ranks are rounded to a half once, at their end."""
-    dtype = statistics_dtype(problem.dtype)
-    if dtype == problem.dtype:
-        return problem, (q, k, v)
-    wide = (x if x is None else x.astype(dtype) for x in (q, k, v))
-    return replace(problem, dtype=dtype), tuple(wide)  # type: ignore[return-value]
-
-
 def give_back(shards: Shards, runs: list[Run], sums: list[list[Array]]) -> dict[str, Array]:
     """What was summed for fetched keys goes to their owners, who add it in the order of the ranks."""
     names = ("k", "v") if shards.v is not None else ("k",)
@@ -214,24 +207,18 @@ def swap_back(
     return found
 
 
-def columns(shards: Shards, runs: list[Run], parts: list[Part], logsumexp: Array, want: Wanted) -> dict[str, Array]:
-    """What this rank's keys received, and their peaks, given its queries' final log-sum-exp."""
-    names = [name for name in ("received", "peak") if getattr(want, name)]
-    dtype = np.dtype(np.float64)
+def columns(shards: Shards, ask: PerKey) -> list[Array]:
+    """Sums for this rank's keys: each rank's own queries first, then those of all."""
+    runs, parts = fetch(replace(shards, v=None))
     lead = (shards.whole.batch, shards.whole.heads)
-    sums = [[np.zeros((*lead, len(run.keys)), dtype) for _ in names] for run in runs]
+    sums = [ask.nothing(*lead, len(run.keys)) for run in runs]
     for part in parts:
-        if part.run < 0:
-            continue
-        k, _ = run_arrays(shards, runs, part)
-        asked = Wanted(received=want.received, peak=want.peak)
-        found = shards.engine.columns(part.problem, shards.q[:, :, part.at], k, logsumexp[:, :, part.at], asked)
-        for total, name in zip(sums[part.run], names, strict=True):
-            np.copyto(total, total + found[name] if name == "received" else np.maximum(total, found[name]))
-    pieces = swap_back(shards, "return of column statistics", runs, sums, [lead] * len(names), dtype)
-    result = {name: np.zeros((*lead, shards.k.shape[2])) for name in names}
-    for here, arrays in pieces:
-        for name, array in zip(names, arrays, strict=True):
-            own = result[name]
-            own[:, :, here] = own[:, :, here] + array if name == "received" else np.maximum(own[:, :, here], array)
-    return {name: array.astype(statistics_dtype(shards.whole.dtype)) for name, array in result.items()}
+        if part.run >= 0:
+            rows = [x[:, :, part.at] for x in ask.rows]
+            found = ask.find(part.problem, shards.q[:, :, part.at], runs[part.run].k, rows)
+            ask.add(sums[part.run], slice(None), found)
+    shapes = [(*lead, *ask.tail)] * len(ask.names)
+    totals = ask.nothing(*lead, shards.k.shape[2])
+    for here, arrays in swap_back(shards, "return of what keys received", runs, sums, shapes, np.dtype(np.float64)):
+        ask.add_listed(totals, here, arrays)
+    return totals

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from clearhead import visibility
+from clearhead.axes import as_slice
 from clearhead.problem import Problem
 
 Layout = Literal["contiguous", "zigzag"]
@@ -35,9 +36,11 @@ def needed(problem: Problem, own: Pieces) -> list[range]:
     """
     spans: list[range] = []
     for rows in own:
-        each = [visibility.key_span(problem, b, slice(rows.start, rows.stop)) for b in range(problem.batch)]
+        if not rows:
+            continue
+        each = [visibility.key_span(problem, b, as_slice(rows)) for b in range(problem.batch)]
         seen = [span for span in each if span.start < span.stop]
-        if rows and seen:
+        if seen:
             spans.append(range(min(s.start for s in seen), max(s.stop for s in seen)))
     merged: list[range] = []
     for span in sorted(spans, key=lambda s: s.start):

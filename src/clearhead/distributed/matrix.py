@@ -1,4 +1,4 @@
-"""The attention matrix of a sharded sequence: statistics of own queries and own keys, pictures of the whole."""
+"""The attention matrix of a sharded sequence: statistics of own queries and keys, pictures and weights of the whole."""
 
 from dataclasses import replace
 from typing import Any, Unpack
@@ -7,28 +7,38 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.arrays import adopt, plain, statistics_dtype, to_torch
+from clearhead.arrays import adopt, statistics_dtype, to_torch
 from clearhead.axes import WEIGHTS, Array, named
-from clearhead.distributed import gather, ring
 from clearhead.distributed.call import restored
-from clearhead.distributed.choice import Method, choose
+from clearhead.distributed.choice import BY_ROWS, Method, choose
 from clearhead.distributed.exchange import total
 from clearhead.distributed.layouts import Layout
+from clearhead.distributed.perkeys import PerKey, product, statistics
 from clearhead.distributed.ranks import Ranks
-from clearhead.distributed.shards import Shards, read
+from clearhead.distributed.shards import Shards, agreed, read
+from clearhead.distributed.tiles import sections, tile
 from clearhead.distributed.ulysses import ByHeads
-from clearhead.errors import ShapeError
-from clearhead.observations import Observation, Top, Wanted, areas, observation, wanted
-from clearhead.problem import Rules
+from clearhead.errors import SelectionError
+from clearhead.matrix import TransposedMatrix, expand
+from clearhead.observations import Groups, Observation, Top, Wanted, areas, observation, wanted
+from clearhead.operands import operand
+from clearhead.problem import Problem, Rules
 
 
 class ShardedAttentionMatrix:
     """The weights of a sequence that lies in shards, (…, heads, all queries, all keys); never stored, never gathered.
 
     q (…, heads, own queries, d_k), k (…, kv_heads, own keys, d_k); group, layout, method, timeout and rules as in
-    `clearhead.distributed.attention`. Every method is called by all ranks. Row statistics are those of own queries,
-    column statistics those of own keys, pictures and sums between groups those of the whole, the same on every rank.
+    `clearhead.distributed.attention`. Every method is called by all ranks, with the same questions; DistributedError
+    says which rank asked for something else. Row statistics are those of own queries, column statistics those of own
+    keys; pictures, sums between groups and weights read by index are those of the whole, the same on every rank.
+    Answers carry no graph: `attention` is what is differentiable.
+
+    >>> A = ch.distributed.ShardedAttentionMatrix(own_q, own_k, causal=True)  # doctest: +SKIP
+    >>> A.received(), A[0, 3, 71], A.image(256, 256)  # doctest: +SKIP
     """
+
+    __array_ufunc__ = None
 
     def __init__(
         self,
@@ -42,28 +52,64 @@ class ShardedAttentionMatrix:
         engine: str | None = None,
         **rules: Unpack[Rules],
     ) -> None:
-        self._shards = read("ShardedAttentionMatrix", q, k, None, rules, layout, Ranks.of(group, timeout), engine)
+        ranks, what = Ranks.of(group, timeout), "ShardedAttentionMatrix"
+        self._shards = read(what, q, k, None, rules, ranks, layout=layout, method=method, engine=engine)
         self._method = choose(self._shards, method).method
-        self._known: Array | None = None
+        self._chosen = range(self._shards.whole.queries)
+        self._known: Array | None = None  # the log-sum-exp of own queries
 
     @property
     def shape(self) -> tuple[int, ...]:
         """(…, heads, all queries, all keys)."""
-        return (*self._shards.prefix, self._shards.whole.queries, self._shards.whole.keys)
+        return (*self._shards.prefix, len(self._chosen), self._shards.whole.keys)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the weights: float32, or float64 for float64."""
+        return statistics_dtype(self._shards.whole.dtype)
+
+    @property
+    def T(self) -> "ShardedTransposedMatrix":  # noqa: N802  NumPy's name
+        """The last two axes swapped: products from the keys' side, (…, heads, own keys, d)."""
+        return ShardedTransposedMatrix(self)
+
+    def __len__(self) -> int:
+        return self.shape[0]
 
     def __repr__(self) -> str:
-        return (
-            f"ShardedAttentionMatrix{named(self.shape, WEIGHTS)} on {self._shards.ranks.world} ranks by {self._method}"
-        )
+        ranks = self._shards.ranks.world
+        return f"ShardedAttentionMatrix{named(self.shape, WEIGHTS)} {self.dtype} on {ranks} ranks by {self._method}"
+
+    def __getitem__(self, key: Any) -> Any:
+        """Exact weights of the whole by integers, slices and Ellipsis, the same on every rank; all give the same index.
+
+        Only the ranks that hold what is asked for compute it. Raises SelectionError as `AttentionMatrix` does.
+        """
+        return self._give(self._tile(key))
 
     def __matmul__(self, v: Tensor) -> Tensor:
-        """A·v for own values v (…, kv_heads, own keys, d_v): own queries' outputs, without a graph."""
-        output: Tensor = self.observe(v).output
-        return output
+        """A·v for own values (…, kv_heads or heads, own keys, d_v), or one for all heads, (own keys,), (own keys, d_v).
 
-    def logsumexp(self) -> Tensor:
+        Gives own queries' outputs, without a graph.
+        """
+        local = self._local()
+        heads = local.kv_heads, local.heads
+
+        def own() -> tuple[Array, bool]:
+            return operand(local, adopt(v.detach(), "v")[0], "v", local.keys, heads)
+
+        (values, vector), _ = agreed(self._ranks, "A @ v", own, lambda found: {"v's width": found[0].shape[3]})
+        with self._ranks.together("A @ v"):
+            output = self._rows(replace(self._shards, v=values), Wanted(output=True, logsumexp=True))["output"]
+        return self._give(restored(self._shards, output)[..., 0] if vector else restored(self._shards, output))
+
+    def logsumexp(self) -> Any:
         """See `AttentionMatrix.logsumexp`; of own queries, (…, heads, own queries), as are all row statistics here."""
-        return self._give(self._logsumexp().copy())
+        return self.observe(logsumexp=True).logsumexp
 
     def max_logit(self) -> Any:
         return self.observe(max_logit=True).max_logit
@@ -93,113 +139,221 @@ class ShardedAttentionMatrix:
         """Mass between labelled spans of the whole; labels of own queries and own keys, (own,) or (…, own)."""
         return self.observe(groups=(query_groups, key_groups)).groups
 
-    def observe(self, v: Tensor | None = None, **asked: Any) -> Observation:
-        """Everything asked for, together, as `AttentionMatrix.observe`; rows and columns are this rank's own."""
-        image, groups = asked.pop("image", None), asked.pop("groups", None)
-        want = wanted(self._shards.whole, {**asked, "image": image})
-        shards = self._shards if v is None else self._with_values(adopt(v.detach(), "v")[0])
-        rows = replace(want, output=v is not None, logsumexp=True, received=False, peak=False, image=None)
-        found: dict[str, Array] = {}
-        if rows != Wanted(logsumexp=True) or self._known is None:
-            found = self._rows(shards, rows)
-            self._known = found["logsumexp"]
-        if not want.logsumexp:
-            found.pop("logsumexp", None)
-        else:
-            found["logsumexp"] = self._known
+    def observe(
+        self,
+        v: Tensor | None = None,
+        *,
+        logsumexp: bool = False,
+        max_logit: bool = False,
+        entropy: bool = False,
+        received: bool = False,
+        peak: bool = False,
+        top: int | None = None,
+        distance: bool = False,
+        image: tuple[int, int] | None = None,
+        groups: tuple[Any, Any] | None = None,
+        queries: slice = slice(None),
+    ) -> Observation:
+        """Everything asked for, together, as `AttentionMatrix.observe`; rows and columns are this rank's own.
+
+        `queries` counts in the whole sequence and steps forwards: row statistics are those of own queries among them,
+        in the shard's order, column statistics sums over all of them.
+        """
+        asked = {
+            "logsumexp": logsumexp,
+            "max_logit": max_logit,
+            "entropy": entropy,
+            "received": received,
+            "peak": peak,
+            "top": top,
+            "distance": distance,
+            "image": image,
+        }
+        local = self._local()
+
+        def own() -> tuple[Array | None, Wanted]:
+            if not isinstance(queries, slice) or (queries.step or 1) < 0:
+                raise SelectionError(f"queries is {queries!r}: expected a slice that steps forwards.")
+            want = wanted(local, {**asked, "groups": groups})
+            if v is None:
+                return None, want
+            return operand(local, adopt(v.detach(), "v")[0], "v", local.keys, (local.kv_heads,))[0], want
+
+        def told(found: tuple[Array | None, Wanted]) -> dict[str, Any]:
+            values, want = found
+            said = {name: str(getattr(want, name)) for name in asked} | {"selection": str(queries)}
+            counts = (0, 0) if want.groups is None else want.groups.counts
+            more = {"groups": groups is not None, "v's width": None if values is None else values.shape[3]}
+            return said | more | {"queries": counts[0], "keys": counts[1]}
+
+        (values, want), everybody = agreed(self._ranks, "observe", own, told)
+        part, places = self._only(queries)
+        if want.groups is not None:
+            counts = max(one["queries"] for one in everybody), max(one["keys"] for one in everybody)
+            want = replace(want, groups=Groups(want.groups.queries[:, places], want.groups.keys, counts))
+        with self._ranks.together("observe"):
+            return part._observe(values, want)
+
+    def _observe(self, values: Array | None, want: Wanted) -> Observation:
+        shards = replace(self._shards, v=values)
+        rows = replace(want, output=values is not None, logsumexp=False, received=False, peak=False)
+        rows = replace(rows, image=None, groups=None)
+        found = self._rows(shards, replace(rows, logsumexp=True)) if rows.rows() else {}
+        self._known = found.pop("logsumexp", self._known)
+        if want.logsumexp:
+            found["logsumexp"] = self._logsumexp()
         if want.received or want.peak:
-            found |= self._columns(replace(want, image=None))
+            ask = statistics(self._shards.engine, self._logsumexp(), want)
+            sums = zip(ask.names, self._columns(ask), strict=True)
+            found |= {name: array.astype(self.dtype) for name, array in sums}
         if want.image is not None:
             found["image"] = self._image(*want.image)
-        if groups is not None:
-            found["groups"] = self._groups(*groups)
-        answers = {name: self._give(array) for name, array in found.items()}
+        if want.groups is not None:
+            found["groups"] = self._groups(want.groups)
+        answers = {name: self._give(restored(self._shards, array.copy())) for name, array in found.items()}
         return observation(answers, self._shards.q.shape[2], self._shards.k.shape[2])
+
+    @property
+    def _ranks(self) -> Ranks:
+        return self._shards.ranks
+
+    def _local(self) -> Problem:
+        """The problem's shapes as this rank's own arrays have them."""
+        shards = self._shards
+        return replace(shards.whole, rows=range(shards.q.shape[2]), cols=range(shards.k.shape[2]), prefix=shards.prefix)
 
     def _logsumexp(self) -> Array:
         if self._known is None:
             self._known = self._rows(self._shards, Wanted(logsumexp=True))["logsumexp"]
         return self._known
 
-    def _give(self, array: Array) -> Tensor:
-        tensor: Tensor = to_torch(torch, np.ascontiguousarray(restored(self._shards, array)))
-        return tensor
+    def _give(self, array: Array) -> Any:
+        return to_torch(torch, np.ascontiguousarray(array))
 
-    def _with_values(self, v: Array) -> Shards:
+    def _without_graph(self) -> "ShardedAttentionMatrix":
+        """The same: it has none."""
+        return self
+
+    def _tile(self, key: Any) -> Array:
+        index, _ = agreed(
+            self._ranks, "A[…]", lambda: expand(key, self.shape, WEIGHTS), lambda found: {"index": str(found)}
+        )
+        chosen = [range(p, p + 1) if isinstance(p, int) else p for p in index]
+        shape = tuple(len(p) for p in index if not isinstance(p, int))
+        if 0 in shape:
+            return np.empty(shape, self.dtype)
+        with self._ranks.together("A[…]"):
+            return tile(self._shards, self._logsumexp(), chosen[:-2], *chosen[-2:]).reshape(shape)
+
+    def _only(self, queries: slice) -> tuple["ShardedAttentionMatrix", Array]:
+        """The matrix of some queries of the whole, and where this rank's among them lie in its shard."""
         shards = self._shards
-        expected = (*shards.k.shape[:3], v.shape[-1])
-        if v.reshape(-1).size != np.prod(expected) or v.shape[-2] != shards.k.shape[2]:
-            raise ShapeError(
-                f"v has shape {v.shape}: expected own values (…, kv_heads, own keys {shards.k.shape[2]}, d_v)."
-            )
-        return replace(shards, v=v.reshape(expected))
+        chosen = range(shards.whole.queries)[queries]
+        held = [[_within(chosen, piece) for piece in own] for own in shards.query_pieces]
+        own = zip(shards.own_rows(), held[shards.rank], strict=True)
+        places = np.concatenate([np.asarray(rows, np.int64) - piece.start + at.start for (at, piece), rows in own])
+
+        def mine(x: Array | None) -> Array | None:
+            return None if x is None else x[:, :, places]
+
+        if len(chosen) == shards.whole.queries:
+            return self, places
+        part = object.__new__(ShardedAttentionMatrix)
+        part._shards = replace(
+            shards,
+            q=shards.q[:, :, places],
+            query_pieces=[tuple(pieces) for pieces in held],
+            bias=mine(shards.bias),
+            mask=mine(shards.mask),
+            query_segments=None if shards.query_segments is None else shards.query_segments[:, places],
+        )
+        part._method = self._method if self._method in BY_ROWS else "gather"  # all queries or none change places
+        part._chosen, part._known = chosen, mine(self._known)
+        return part, places
 
     def _rows(self, shards: Shards, want: Wanted) -> dict[str, Array]:
-        if self._method == "ring":
-            return ring.attend(shards, want)
-        if self._method == "gather":
-            return gather.attend(shards, want)
+        if self._method in BY_ROWS:
+            found: dict[str, Array] = BY_ROWS[self._method].attend(shards, want)
+            return found
         by_heads = ByHeads(shards)
         return {name: by_heads.to_rows(x, shards.query_pieces) for name, x in by_heads.attend(want).items()}
 
-    def _columns(self, want: Wanted) -> dict[str, Array]:
-        shards, logsumexp = self._shards, self._logsumexp()
-        if self._method == "ring":
-            return ring.columns(shards, logsumexp, want)
-        if self._method == "gather":
-            return gather.columns(shards, *gather.fetch(shards), logsumexp, want)
-        by_heads = ByHeads(shards)
-        asked = Wanted(received=want.received, peak=want.peak)
-        final = by_heads.to_heads(logsumexp[..., None], shards.query_pieces)[..., 0]
-        found = shards.engine.columns(by_heads.problem, by_heads.q, by_heads.k, final, asked)
-        return {name: by_heads.to_rows(x, shards.key_pieces) for name, x in found.items()}
+    def _columns(self, ask: PerKey) -> list[Array]:
+        if self._method in BY_ROWS:
+            found: list[Array] = BY_ROWS[self._method].columns(self._shards, ask)
+            return found
+        return ByHeads(self._shards).columns(ask)
 
     def _image(self, height: int, width: int) -> Array:
         """Rows' means of A·(keys' shares in the pixels): what own queries add, and the sum over ranks."""
-        shards = self._shards
-        broad = [areas(width, shards.whole.keys, slice(p.start, p.stop)) for _, p in shards.own_keys()]
-        values = np.zeros((shards.k.shape[2], width))
-        for (at, _), (pixels, shares) in zip(shards.own_keys(), broad, strict=True):
-            values[at, pixels] = shares.T
-        mixed = self._mixed(np.broadcast_to(values, (shards.whole.batch, *values.shape)))
+        shards, count = self._shards, len(self._chosen)
+        values = np.zeros((1, shards.k.shape[2], width))
+        for at, keys in shards.own_keys():
+            if keys:
+                pixels, shares = areas(width, shards.whole.keys, slice(keys.start, keys.stop))
+                values[0, at, pixels] = shares.T
+        mixed = self._mixed(np.broadcast_to(values, (shards.whole.batch, *values.shape[1:])))
         picture = np.zeros((*mixed.shape[:2], height, width))
         for at, rows in shards.own_rows():
             if rows:
-                pixels, shares = areas(height, shards.whole.queries, slice(rows.start, rows.stop))
+                first = self._chosen.index(rows[0])
+                pixels, shares = areas(height, count, slice(first, first + len(rows)))
                 picture[:, :, pixels] += shares @ mixed[:, :, at]
-        whole = total(shards.ranks, "sum of pictures", picture)
-        return whole.astype(statistics_dtype(shards.whole.dtype))
+        return total(self._ranks, "sum of pictures", picture).astype(self.dtype)
 
-    def _groups(self, query_groups: Any, key_groups: Any) -> Array:
-        shards = self._shards
-        labels = []
-        for name, given, size in (("query_groups", query_groups, 2), ("key_groups", key_groups, 2)):
-            own = (shards.q if name == "query_groups" else shards.k).shape[size]
-            array = plain(given, name)
-            if array.shape[-1:] != (own,):
-                raise ShapeError(f"{name} has shape {array.shape}: expected one label per own position, ({own},).")
-            labels.append(np.broadcast_to(array, (*shards.prefix[:-1], own)).reshape(shards.whole.batch, own))
-        mine = {"counts": [int(side.max(initial=-1)) + 1 for side in labels]}
-        everybody = shards.ranks.agree("groups", mine)
-        counts = [max(other["counts"][side] for other in everybody) for side in (0, 1)]
+    def _groups(self, groups: Groups) -> Array:
         members = [
-            (side[..., None] == np.arange(count)).astype(np.float64) for side, count in zip(labels, counts, strict=True)
+            (labels[..., None] == np.arange(count)).astype(np.float64)
+            for labels, count in zip(groups[:2], groups.counts, strict=True)
         ]
-        mixed = self._mixed(members[1])
-        return total(shards.ranks, "sum of groups", members[0][:, None].swapaxes(-1, -2) @ mixed).astype(
-            statistics_dtype(shards.whole.dtype)
-        )
+        mass = members[0][:, None].swapaxes(-1, -2) @ self._mixed(members[1])
+        return total(self._ranks, "sum of groups", mass).astype(self.dtype)
 
     def _mixed(self, values: Array) -> Array:
         """A·values for own values (batch, own keys, columns), the same for all heads; not rounded to a half."""
-        shards = self._shards
-        dtype = statistics_dtype(shards.whole.dtype)
-        shape = (*shards.k.shape[:3], values.shape[-1])
+        shards, dtype = self._shards, self.dtype
         wide = replace(
             shards,
             whole=replace(shards.whole, dtype=dtype),
             q=shards.q.astype(dtype, copy=False),
             k=shards.k.astype(dtype, copy=False),
-            v=np.broadcast_to(values[:, None], shape).astype(dtype),
+            v=values[:, None].astype(dtype),
         )
         return self._rows(wide, Wanted(output=True, logsumexp=True))["output"].astype(np.float64)
+
+
+class ShardedTransposedMatrix(TransposedMatrix):
+    """Aᵀ of a sharded sequence: products from the queries of all ranks to own keys, and weights; never stored."""
+
+    T: ShardedAttentionMatrix  # type: ignore[assignment]  # it answers to the same names
+
+    def __init__(self, matrix: ShardedAttentionMatrix) -> None:
+        self.T = matrix
+
+    def __repr__(self) -> str:
+        return f"ShardedTransposedMatrix of {self.T!r}"
+
+    def __matmul__(self, g: Tensor) -> Tensor:
+        """Aᵀ·g: g (…, heads, own queries, d), or one for all heads (own queries,), (own queries, d).
+
+        Gives (…, heads, own keys, d): sums over the queries of all ranks.
+        """
+        matrix = self.T
+        local = matrix._local()
+
+        def own() -> tuple[Array, bool]:
+            return operand(local, adopt(g.detach(), "g")[0], "g", local.queries, (local.heads, 1))
+
+        (columns, vector), _ = agreed(matrix._ranks, "A.T @ g", own, lambda found: {"g's width": found[0].shape[3]})
+        spread = np.broadcast_to(columns, (local.batch, local.heads, *columns.shape[2:]))
+        with matrix._ranks.together("A.T @ g"):
+            ask = product(matrix._shards.engine, matrix._logsumexp(), spread)
+            found = matrix._columns(ask)[0].astype(matrix.dtype)
+        whole = restored(matrix._shards, found)
+        return matrix._give(whole[..., 0] if vector else whole)
+
+
+def _within(chosen: range, piece: range) -> range:
+    """The chosen positions in a piece; none at its start where it has none."""
+    found = sections(chosen, (piece,))
+    return found[0][2] if found else range(piece.start, piece.start)

@@ -12,12 +12,21 @@ import numpy as np
 from clearhead import backward
 from clearhead.arrays import statistics_dtype
 from clearhead.axes import Array
-from clearhead.distributed.exchange import Hop, swap
-from clearhead.distributed.gather import key_bytes, widened
+from clearhead.distributed.exchange import Kind, Messages, swap
+from clearhead.distributed.gather import key_bytes
 from clearhead.distributed.layouts import common, needed
-from clearhead.distributed.shards import Shards
-from clearhead.observations import Observation, Top, Wanted, observation
-from clearhead.problem import Problem
+from clearhead.distributed.partials import (
+    Keys,
+    answered,
+    finished,
+    meetings,
+    merged,
+    own_queries,
+    sink_gradients,
+)
+from clearhead.distributed.perkeys import PerKey
+from clearhead.distributed.shards import Shards, placed
+from clearhead.observations import Observation, Wanted
 
 Block = list[Array]  # keys (batch, kv_heads, own keys, d_k), values if there are, segments if there are
 
@@ -54,98 +63,37 @@ def _laps(shards: Shards, block: Block, what: str) -> Any:
     for step in range(world):
         owner, after = (rank - step) % world, (rank - step - 1) % world
         present = far[owner] >= step
-        send = block if present and far[owner] > step else None
         coming = far[after] > step and step + 1 < world
-        hop = _Hops(shards, what, send, after if coming else None)
+        sent = {(rank + 1) % world: block} if present and far[owner] > step else {}
+        expected = {(rank - 1) % world: _kinds(shards, after)} if coming else {}
+        hop = Messages(shards.ranks, what, sent, expected)
         if present:
             yield owner, step, block
-        block = hop.blocks()
+        came = hop.arrays()
+        block = came[(rank - 1) % world] if coming else []
 
 
-class _Hops:
-    """A block's arrays on their way; they may differ in dtype."""
-
-    def __init__(self, shards: Shards, what: str, send: Block | None, owner: int | None) -> None:
-        keys = None if owner is None else sum(map(len, shards.key_pieces[owner]))
-        like = [x for x in (shards.k, shards.v, shards.kv_segments) if x is not None]
-        self.hops = []
-        for place, x in enumerate(like):
-            axis = 1 if x is shards.kv_segments else 2
-            shape = None if keys is None else [(*x.shape[:axis], keys, *x.shape[axis + 1 :])]
-            self.hops.append(Hop(shards.ranks, what, None if send is None else [send[place]], shape, x.dtype))
-
-    def blocks(self) -> Block:
-        return [array for hop in self.hops for array in hop.arrays()]
-
-
-def _meetings(shards: Shards, owner: int, block: Block) -> Any:
-    """Each own piece of queries with each piece of a block's keys that it may see: problem, arrays and places."""
-    segments = None
+def _kinds(shards: Shards, owner: int) -> list[Kind]:
+    """Shapes and dtypes of a block of `owner`'s keys."""
+    keys = sum(map(len, shards.key_pieces[owner]))
+    found = [((*x.shape[:2], keys, *x.shape[3:]), x.dtype) for x in (shards.k, shards.v) if x is not None]
     if shards.kv_segments is not None:
-        segments = np.zeros((shards.whole.batch, shards.whole.keys), np.int64)
-    start = 0
-    for keys in shards.key_pieces[owner]:
-        here = slice(start, start + len(keys))
-        start += len(keys)
-        if segments is not None:
-            segments[:, keys.start : keys.stop] = block[-1][:, here]
-        for at, rows in shards.own_rows():
-            if any(common(span, keys) for span in needed(shards.whole, (rows,))):
-                problem = shards.problem(at, rows, segments).take(keys=keys)
-                k, v = block[0][:, :, here], None if shards.v is None else block[1][:, :, here]
-                yield at, here, keys, widened(problem, shards.q[:, :, at], k, v)
+        found.append(((shards.kv_segments.shape[0], keys), shards.kv_segments.dtype))
+    return found
+
+
+def _keys(shards: Shards, owner: int, block: Block) -> Keys:
+    v = None if shards.v is None else block[1]
+    return Keys(placed(shards.key_pieces[owner]), block[0], v, None if shards.kv_segments is None else block[-1])
 
 
 def attend(shards: Shards, want: Wanted) -> dict[str, Array]:
     """The output and row statistics of this rank's queries; `top` by position in the whole sequence."""
-    merged: list[Observation | None] = [None] * len(shards.own_rows())
-    places = {rows.start: i for i, (_, rows) in enumerate(shards.own_rows())}
-    asked = replace(want, logsumexp=True, received=False)
+    found: dict[int, Observation] = {}  # by where a piece of queries begins in the shard
     for owner, _, block in _laps(shards, _own_block(shards), "ring of keys"):
-        for _, _, keys, (problem, (q, k, v)) in _meetings(shards, owner, block):
-            part = _part(shards, replace(problem, sinks=None), q, k, v, asked, keys.start)
-            place = places[problem.rows.start]
-            before = merged[place]
-            # keys=0: indices are positions in the whole already, and are not moved by what lies before
-            merged[place] = part if before is None else replace(before, keys=0).merge_keys(part)
-    found = []
-    for place, (at, rows) in enumerate(shards.own_rows()):
-        one = merged[place]
-        if one is None:  # nothing to see: an empty problem gives the answers of empty rows
-            problem, (q, k, v) = _nothing(shards, at, rows)
-            one = _part(shards, problem, q, k, v, asked, 0)
-        if shards.whole.sinks is not None:
-            one = one.with_sinks(shards.whole.sinks)
-        found.append(_listed(one))
-    joined = {name: np.concatenate([one[name] for one in found], axis=2) for name in found[0]}
-    if "output" in joined:
-        joined["output"] = joined["output"].astype(shards.whole.dtype, copy=False)
-    return joined
-
-
-def _part(
-    shards: Shards, problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted, start: int
-) -> Observation:
-    answers = dict(shards.engine.rows(problem, q, k, v, want))
-    answers.pop("received", None)
-    if "top_indices" in answers:
-        answers["top_indices"] = np.where(answers["top_indices"] < 0, -1, answers["top_indices"] + start)
-    return observation(answers, problem.queries, max(1, problem.keys))
-
-
-def _listed(one: Observation) -> dict[str, Array]:
-    names = ("output", "logsumexp", "max_logit", "entropy", "distance")
-    found = {name: getattr(one, name) for name in names if getattr(one, name) is not None}
-    if isinstance(one.top, Top):
-        found |= {"top_weights": one.top.weights, "top_indices": one.top.indices}
-    return found
-
-
-def _nothing(shards: Shards, at: slice, rows: range) -> tuple[Problem, tuple[Array, Array, Array | None]]:
-    segments = None if shards.kv_segments is None else np.zeros((shards.whole.batch, shards.whole.keys), np.int64)
-    problem = replace(shards.problem(at, rows, segments), sinks=None).take(keys=range(0))
-    v = None if shards.v is None else shards.v[:, :, :0]
-    return widened(problem, shards.q[:, :, at], shards.k[:, :, :0], v)
+        for one in meetings(shards, own_queries(shards), _keys(shards, owner, block)):
+            found[one.at.start] = merged(found.get(one.at.start), answered(shards, one, want))
+    return finished(shards, [found.get(at.start) if rows else None for at, rows in shards.own_rows()], want)
 
 
 def _own_block(shards: Shards) -> Block:
@@ -159,26 +107,21 @@ def differentiate(shards: Shards, answers: dict[str, Array], by: dict[str, Array
     if bias:
         found["bias"] = np.zeros((*shards.q.shape[:3], shards.whole.keys), dtype)
     sums: dict[int, list[Array]] = {}
-    done = set()
     for owner, _, block in _laps(shards, _own_block(shards), "ring of keys, backward"):
         count = 1 if shards.v is None else 2
         total = [np.zeros(x.shape, dtype) for x in block[:count]]
-        for at, here, keys, (problem, arrays) in _meetings(shards, owner, block):
+        for one in meetings(shards, own_queries(shards), _keys(shards, owner, block)):
+            at, problem = one.at, replace(one.problem, sinks=None)
             own = [{name: x[:, :, at].astype(dtype, copy=False) for name, x in side.items()} for side in (answers, by)]
             shape = (problem.batch, problem.heads, problem.queries, problem.keys) if bias else None
-            one = backward.gradients(shards.engine, problem, arrays, *own, bias=shape)
-            found["q"][:, :, at] += one["q"]
-            for part, name in zip(total, ("k", "v"), strict=False):
-                part[:, :, here] += one[name]
+            part = backward.gradients(shards.engine, problem, one.arrays, *own, bias=shape)
+            found["q"][:, :, at] += part["q"]
+            for sum_, name in zip(total, ("k", "v"), strict=False):
+                sum_[:, :, one.here] += part[name]
             if bias:
-                found["bias"][:, :, at, keys.start : keys.stop] = one["bias"]
-            if (
-                "sinks" in one and at.start not in done
-            ):  # a row's sink sees all keys: its part is the same in each block
-                done.add(at.start)
-                found["sinks"] = found.get("sinks", 0.0) + one["sinks"]
+                found["bias"][:, :, at, one.keys.start : one.keys.stop] = part["bias"]
         sums[owner] = total
-    return {**found, **_home(shards, sums, dtype)}
+    return {**found, **sink_gradients(shards, answers, by), **_home(shards, sums, dtype)}
 
 
 def _home(shards: Shards, sums: dict[int, list[Array]], dtype: np.dtype[Any]) -> dict[str, Array]:
@@ -195,34 +138,21 @@ def _home(shards: Shards, sums: dict[int, list[Array]], dtype: np.dtype[Any]) ->
     return found
 
 
-def columns(shards: Shards, logsumexp: Array, want: Wanted) -> dict[str, Array]:
-    """What this rank's keys received, and their peaks: a second lap, with keys alone."""
+def columns(shards: Shards, ask: PerKey) -> list[Array]:
+    """Sums for this rank's keys: a second lap, with keys alone."""
     keys_only = replace(shards, v=None)
-    names = [name for name in ("received", "peak") if getattr(want, name)]
     lead = (shards.whole.batch, shards.whole.heads)
     sums: dict[int, list[Array]] = {}
-    asked = Wanted(received=want.received, peak=want.peak)
     for owner, _, block in _laps(keys_only, _own_block(keys_only), "second lap of keys"):
-        total = [np.zeros((*lead, block[0].shape[2])) for _ in names]
-        for at, here, _, (problem, (q, k, _)) in _meetings(keys_only, owner, block):
-            one = shards.engine.columns(problem, q, k, logsumexp[:, :, at], asked)
-            for part, name in zip(total, names, strict=True):
-                part[:, :, here] = (
-                    part[:, :, here] + one[name] if name == "received" else np.maximum(part[:, :, here], one[name])
-                )
-        sums[owner] = total
+        sums[owner] = ask.nothing(*lead, block[0].shape[2])
+        for one in meetings(keys_only, own_queries(shards), _keys(keys_only, owner, block)):
+            rows = [x[:, :, one.at] for x in ask.rows]
+            ask.add(sums[owner], one.here, ask.find(one.problem, *one.arrays[:2], rows))
     world, rank, far = shards.ranks.world, shards.rank, hops(shards)
-    shape = (*lead, shards.k.shape[2])
-    shapes = [[shape] * len(names) if (reader - rank) % world <= far[rank] else [] for reader in range(world)]
-    got = swap(
-        shards.ranks,
-        "return of column statistics",
-        [sums.get(o, []) for o in range(world)],
-        shapes,
-        np.dtype(np.float64),
-    )
-    found = {name: np.zeros(shape) for name in names}
-    for arrays in got:
-        for name, array in zip(found, arrays, strict=False):
-            found[name] = found[name] + array if name == "received" else np.maximum(found[name], array)
-    return {name: array.astype(statistics_dtype(shards.whole.dtype)) for name, array in found.items()}
+    totals = ask.nothing(*lead, shards.k.shape[2])
+    shapes = [[x.shape for x in totals] if (reader - rank) % world <= far[rank] else [] for reader in range(world)]
+    send = [sums.get(owner, []) for owner in range(world)]
+    for arrays in swap(shards.ranks, "return of what keys received", send, shapes, np.dtype(np.float64)):
+        if arrays:
+            ask.add_listed(totals, slice(None), arrays)
+    return totals

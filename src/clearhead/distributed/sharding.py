@@ -26,7 +26,7 @@ def shard(x: Tensor, dim: int = -2, *, group: Any = None, layout: Layout = "cont
 def unshard(x: Tensor, dim: int = -2, *, group: Any = None, layout: Layout = "contiguous") -> Tensor:
     """The whole tensor on every rank, from everybody's shard along `dim`; shards may be of any lengths."""
     ranks = Ranks.of(group, None)
-    sizes = [one["size"] for one in ranks.agree("unshard", {"size": x.shape[dim]})]
+    sizes = [one["keys"] for one in ranks.agree("unshard", {"keys": x.shape[dim]})]
     mine = adopt(x.detach().movedim(dim, 0).contiguous(), "x")[0]
     parts = everywhere(ranks, "unshard", mine, [(size, *mine.shape[1:]) for size in sizes])
     whole = torch.empty(sum(sizes), *mine.shape[1:], dtype=x.dtype)

@@ -5,9 +5,9 @@ problem for some of its rows, and a block of keys the same problem for some of i
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,11 +17,13 @@ from clearhead import engines
 from clearhead.arrays import Restore, adopt
 from clearhead.axes import Array
 from clearhead.distributed.layouts import LAYOUTS, Layout, Pieces, pieces
-from clearhead.distributed.ranks import Ranks, must_equal
+from clearhead.distributed.ranks import OWN, Ranks, must_equal
 from clearhead.engines.base import Engine
-from clearhead.errors import ClearheadError, DistributedError, RuleError, unknown
-from clearhead.problem import Problem, Rules, check_names, describe
+from clearhead.errors import ClearheadError, DistributedError, unknown
+from clearhead.problem import Described, Problem, Rules, check_names, describe
 
+METHODS = ("gather", "ring", "ulysses", "merge", "auto")
+Found = TypeVar("Found")
 _SHARDED = ("bias", "mask", "query_segments", "kv_segments")  # rules whose values lie in pieces too
 
 
@@ -50,10 +52,10 @@ class Shards:
 
     def own_rows(self) -> list[tuple[slice, range]]:
         """Pieces of queries: where in its shard, and which positions."""
-        return _placed(self.query_pieces[self.rank])
+        return placed(self.query_pieces[self.rank])
 
     def own_keys(self) -> list[tuple[slice, range]]:
-        return _placed(self.key_pieces[self.rank])
+        return placed(self.key_pieces[self.rank])
 
     def problem(self, at: slice, rows: range, kv_segments: Array | None) -> Problem:
         """The problem of one own piece of queries and all keys; kv_segments (batch, all keys)."""
@@ -72,7 +74,8 @@ class Shards:
         )
 
 
-def _placed(own: Pieces) -> list[tuple[slice, range]]:
+def placed(own: Pieces) -> list[tuple[slice, range]]:
+    """Where a rank's pieces lie in its shard, and which positions they are."""
     found, start = [], 0
     for piece in own:
         found.append((slice(start, start + len(piece)), piece))
@@ -81,40 +84,43 @@ def _placed(own: Pieces) -> list[tuple[slice, range]]:
 
 
 def read(
-    what: str, q: Tensor, k: Tensor, v: Tensor | None, rules: Rules, layout: Layout, ranks: Ranks, engine: str | None
+    what: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    rules: Rules,
+    ranks: Ranks,
+    *,
+    layout: Layout,
+    method: str,
+    engine: str | None,
 ) -> Shards:
     """Read this rank's shards and see that all ranks were called alike. Raises on every rank when one raises."""
-    mine: dict[str, Any] = {"error": ""}
-    local = None
-    try:
+
+    def own() -> tuple[Described, dict[str, Any]]:
         check_names(rules)
-        if layout not in LAYOUTS:
-            raise unknown("layout", layout, LAYOUTS)
+        for name, value, known in (("layout", layout, LAYOUTS), ("method", method, METHODS)):
+            if value not in known:
+                raise unknown(name, value, known)
         local = describe(q.detach(), k.detach(), None if v is None else v.detach(), {})
-        mine |= _signature(q, k, v, rules, layout)
-    except ClearheadError as error:
-        mine["error"] = error.one_line()
-        raised = error
-    everybody = ranks.agree(what, mine)
-    if local is None:
-        raise raised
-    for rank, other in enumerate(everybody):
-        if other["error"]:
-            raise DistributedError(f"{what}: rank {rank} was refused: {other['error']}")
-    must_equal(what, everybody, {name: name for name in mine if name not in ("error", "queries", "keys")})
-    query_pieces, key_pieces = (pieces([other[name] for other in everybody], layout) for name in ("queries", "keys"))
-    counts = [sum(other[name] for other in everybody) for name in ("queries", "keys")]
-    whole = _whole(q, k, rules, *counts)
-    content = {name: value for name, value in rules.items() if name in _SHARDED}
-    parts = _content(q, k, content, counts[1])
+        return local, _signature(q, k, v, rules) | {"layout": layout, "method": method, "engine": engine}
+
+    local, everybody = agreed(ranks, what, own, lambda found: found[1])
+    lengths = [[other[name] for other in everybody] for name in ("queries", "keys")]
+    whole = _whole(q, k, rules, *map(sum, lengths))
+    content = {name: value for name, value in rules.items() if name in _SHARDED and value is not None}
+    parts = _content(q, k, {}, 0)
+    if content:
+        parts, _ = agreed(ranks, what, lambda: _content(q, k, content, sum(lengths[1])), lambda _: {})
+    query_pieces, key_pieces = (pieces(sizes, layout) for sizes in lengths)
     return Shards(
         ranks=ranks,
         whole=whole,
-        q=local.q,
-        k=local.k,
-        v=local.v,
-        restore=local.restore,
-        prefix=local.problem.prefix,
+        q=local[0].q,
+        k=local[0].k,
+        v=local[0].v,
+        restore=local[0].restore,
+        prefix=local[0].problem.prefix,
         query_pieces=query_pieces,
         key_pieces=key_pieces,
         engine=engines.get(engines.choose(whole, engine).engine),
@@ -122,14 +128,44 @@ def read(
     )
 
 
-def _signature(q: Tensor, k: Tensor, v: Tensor | None, rules: Rules, layout: str) -> dict[str, Any]:
+def agreed(
+    ranks: Ranks, what: str, own: Callable[[], Found], told: Callable[[Found], dict[str, Any]]
+) -> tuple[Found, list[dict[str, Any]]]:
+    """Read one's own arguments and see that all ranks read theirs, and the same: what was found, and what all told.
+
+    What is told of own "queries" and "keys" may differ. Raises this rank's own error, or DistributedError where another
+    rank had one or told something else.
+    """
+    found, raised = None, None
+    mine: dict[str, Any] = {}
+    try:
+        found = own()
+        mine = told(found)
+    except (ClearheadError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raised = error
+    refused = "" if raised is None else raised.one_line() if isinstance(raised, ClearheadError) else repr(raised)
+    everybody = ranks.agree(what, mine | {"refused": refused})
+    if raised is not None:
+        ranks.part(range(ranks.world))
+        raise raised
+    try:
+        for rank, other in enumerate(everybody):
+            if other["refused"]:
+                raise DistributedError(f"{what}: rank {rank} was refused: {other['refused']}")
+        must_equal(what, everybody, [name for name in mine if name not in OWN])
+    except DistributedError:
+        ranks.part(range(ranks.world))
+        raise
+    return found, everybody  # type: ignore[return-value]  # nothing was raised
+
+
+def _signature(q: Tensor, k: Tensor, v: Tensor | None, rules: Rules) -> dict[str, Any]:
     """What must be the same on every rank, in words that an error can show; and how long this rank's shards are."""
     told: dict[str, Any] = {
         "q's shape without its length": [*q.shape[:-2], q.shape[-1]],
         "k's shape without its length": [*k.shape[:-2], k.shape[-1]],
         "v's shape without its length": None if v is None else [*v.shape[:-2], v.shape[-1]],
         "dtype": str(q.dtype),
-        "layout": layout,
         "queries": q.shape[-2],
         "keys": k.shape[-2],
     }
@@ -178,10 +214,3 @@ def _empty(x: Tensor, length: int) -> Array:
     """An array of x's kind with another length and no memory behind it."""
     dtype = adopt(x.detach()[..., :0, :], "x")[0].dtype
     return np.broadcast_to(np.zeros((), dtype), (*x.shape[:-2], length, x.shape[-1]))
-
-
-def without_content(shards: Shards, why: str) -> None:
-    """Raise where a mask or bias in rows cannot be used."""
-    for name in ("bias", "mask"):
-        if getattr(shards, name) is not None:
-            raise RuleError(f"{name} lies in rows, and {why}.", 'method="gather" or method="ring".')

@@ -6,6 +6,7 @@ The answers have the bits of the whole computed on one machine. Key heads must d
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -13,21 +14,28 @@ import numpy as np
 from clearhead import backward
 from clearhead.axes import Array
 from clearhead.distributed.exchange import everywhere, swap
-from clearhead.distributed.gather import widened
 from clearhead.distributed.layouts import Pieces
-from clearhead.distributed.shards import Shards, without_content
-from clearhead.errors import RuleError
+from clearhead.distributed.partials import widened
+from clearhead.distributed.perkeys import PerKey
+from clearhead.distributed.shards import Shards
 from clearhead.observations import Wanted
 from clearhead.problem import Problem
 
 
 def reason_not(shards: Shards) -> str:
     """Why not; "" where it can."""
-    if shards.whole.kv_heads % shards.ranks.world:
-        return f"{shards.whole.kv_heads} key heads do not divide among {shards.ranks.world} ranks"
+    world, heads, kv_heads = shards.ranks.world, shards.whole.heads, shards.whole.kv_heads
+    if heads % world or (kv_heads % world and world % max(1, kv_heads)):
+        return f"{heads} heads with {kv_heads} key heads do not divide among {world} ranks"
     if shards.bias is not None or shards.mask is not None:
         return "a mask or bias lies in rows, and each rank would need all rows of its heads"
     return ""
+
+
+def heads_of(rank: int, world: int, heads: int) -> slice:
+    """The heads that a rank computes; a key head that many ranks' query heads share is on each of them."""
+    first = rank * heads // world
+    return slice(first, max(first + 1, (rank + 1) * heads // world))
 
 
 def bytes_moved(shards: Shards) -> list[int]:
@@ -38,7 +46,7 @@ def bytes_moved(shards: Shards) -> list[int]:
     for rank in range(world):
         queries, keys = (sum(map(len, pieces[rank])) for pieces in (shards.query_pieces, shards.key_pieces))
         come = (problem.queries - queries) * problem.heads * problem.d_k // world
-        come += (problem.keys - keys) * problem.kv_heads * (problem.d_k + d_v) // world
+        come += (problem.keys - keys) * max(1, problem.kv_heads // world) * (problem.d_k + d_v)
         come += queries * problem.heads * d_v * (world - 1) // world
         found.append(come * problem.batch * problem.dtype.itemsize)
     return found
@@ -48,10 +56,6 @@ class ByHeads:
     """The whole sequence for this rank's heads."""
 
     def __init__(self, shards: Shards) -> None:
-        why = reason_not(shards)
-        if why:
-            without_content(shards, "ulysses would need all rows of some heads")
-            raise RuleError(f"method is 'ulysses', but {why}.", 'method="auto" chooses one that can.')
         self.shards = shards
         self.q = self.to_heads(shards.q, shards.query_pieces)
         self.k = self.to_heads(shards.k, shards.key_pieces)
@@ -60,15 +64,14 @@ class ByHeads:
 
     def _problem(self) -> Problem:
         shards, whole = self.shards, self.shards.whole
-        count = whole.heads // shards.ranks.world
-        mine = slice(shards.rank * count, (shards.rank + 1) * count)
+        count, mine = whole.heads // shards.ranks.world, heads_of(shards.rank, shards.ranks.world, whole.heads)
         sides = (shards.query_segments, shards.query_pieces), (shards.kv_segments, shards.key_pieces)
         segments = [None if labels is None else self._everywhere(labels, pieces) for labels, pieces in sides]
         return replace(
             whole,
             prefix=(whole.batch, count),
             heads=count,
-            kv_heads=whole.kv_heads // shards.ranks.world,
+            kv_heads=self.k.shape[1],
             alibi_slopes=None if whole.alibi_slopes is None else whole.alibi_slopes[mine],
             sinks=None if whole.sinks is None else whole.sinks[mine],
             query_segments=segments[0],
@@ -84,25 +87,42 @@ class ByHeads:
     def to_heads(self, x: Array, pieces: Sequence[Pieces]) -> Array:
         """(batch, heads, own positions, d) to (batch, own heads, all positions, d)."""
         ranks = self.shards.ranks
-        count = x.shape[1] // ranks.world
-        send = [[x[:, rank * count : (rank + 1) * count]] for rank in range(ranks.world)]
+        send = [[x[:, heads_of(rank, ranks.world, x.shape[1])]] for rank in range(ranks.world)]
+        count = send[ranks.rank][0].shape[1]
         shapes = [[(x.shape[0], count, sum(map(len, own)), x.shape[3])] for own in pieces]
         return _in_order([part[0] for part in swap(ranks, "exchange of heads", send, shapes, x.dtype)], pieces)
 
-    def to_rows(self, x: Array, pieces: Sequence[Pieces]) -> Array:
-        """(batch, own heads, all positions, …) to (batch, heads, own positions, …)."""
+    def to_rows(self, x: Array, pieces: Sequence[Pieces], heads: int | None = None) -> Array:
+        """(batch, own heads, all positions, …) to (batch, heads, own positions, …); query heads where none are told."""
+        heads = self.shards.whole.heads if heads is None else heads
         ranks = self.shards.ranks
-        flat = x.reshape(*x.shape[:3], -1)
+        flat = x.reshape(*x.shape[:3], prod(x.shape[3:]))
         send = [[np.concatenate([flat[:, :, p.start : p.stop] for p in own], axis=2)] for own in pieces]
         own = sum(map(len, pieces[ranks.rank]))
         shapes = [[(x.shape[0], x.shape[1], own, flat.shape[3])]] * ranks.world
         got = [part[0] for part in swap(ranks, "exchange of positions", send, shapes, x.dtype)]
-        return np.concatenate(got, axis=1).reshape(x.shape[0], -1, own, *x.shape[3:])
+        if self.shards.whole.kv_heads % ranks.world and heads == self.shards.whole.kv_heads:
+            whole = np.zeros((x.shape[0], heads, *got[0].shape[2:]), x.dtype)
+            for rank, part in enumerate(got):  # what many ranks found out about one head adds up, in their order
+                whole[:, heads_of(rank, ranks.world, heads)] += part
+        else:
+            whole = np.concatenate(got, axis=1)
+        return whole.reshape(x.shape[0], heads, own, *x.shape[3:])
 
     def attend(self, want: Wanted) -> dict[str, Array]:
         """The output and row statistics of this rank's heads, of all queries."""
         asked = replace(want, received=False)
         return dict(self.shards.engine.rows(self.problem, self.q, self.k, self.v, asked))
+
+    def columns(self, ask: PerKey) -> list[Array]:
+        """Sums for this rank's keys, of all heads."""
+        rows = []
+        for x in ask.rows:
+            flat = x.reshape(*x.shape[:3], prod(x.shape[3:]))
+            moved = self.to_heads(flat, self.shards.query_pieces)
+            rows.append(moved.reshape(*moved.shape[:3], *x.shape[3:]))
+        found = ask.find(self.problem, self.q, self.k, rows)
+        return [self.to_rows(found[name], self.shards.key_pieces) for name in ask.names]
 
     def differentiate(self, answers: dict[str, Array], by: dict[str, Array]) -> dict[str, Array]:
         """The derivatives by q, k and v of this rank's positions, and by its heads' sinks among zeros."""
@@ -112,7 +132,9 @@ class ByHeads:
         ]
         one = backward.gradients(self.shards.engine, problem, arrays, *wide)
         pieces = {"q": self.shards.query_pieces, "k": self.shards.key_pieces, "v": self.shards.key_pieces}
-        found = {name: self.to_rows(one[name], own) for name, own in pieces.items() if name in one}
+        heads = {"q": self.shards.whole.heads}
+        kv_heads = self.shards.whole.kv_heads
+        found = {n: self.to_rows(one[n], own, heads.get(n, kv_heads)) for n, own in pieces.items() if n in one}
         if "sinks" in one:
             count = problem.heads
             found["sinks"] = np.zeros(self.shards.whole.heads)
