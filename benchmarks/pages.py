@@ -128,15 +128,13 @@ def main(arguments: list[str]) -> None:
             size = place.stat().st_size / 1e6
             said = f"{picture:.2f} | {whole:.2f} | {'' if np.isnan(tile) else f'{tile:.0f}'}"
             print(f"| {name} | clearhead | {size:.2f} | {budget or ''} | {took:.1f} | {said} |", flush=True)
-            if n > 512 or (exact is not None and exact != []):
-                continue
-            if exact == []:
+            if n > 512 or exact is not None:
                 continue
             weights = [np.ascontiguousarray(matrix[...], np.float32) for matrix in matrices]
             for who, write in PEERS:
                 try:
                     start = time.monotonic()
-                    size = len(write(weights, looked[0].tokens and list(looked[0].tokens) or [])) / 1e6
+                    size = len(write(weights, list(looked[0].tokens or ()))) / 1e6
                     took = time.monotonic() - start
                     print(f"| {name} | {who} | {size:.1f} | | {took:.1f} | | | |", flush=True)
                 except (ImportError, MemoryError) as error:
