@@ -100,7 +100,7 @@ def circuitsvis(weights: list[Any], tokens: list[str]) -> str:
     return "".join(str(attention_patterns(tokens=tokens, attention=w[0])) for w in weights)
 
 
-def inspectus(weights: list[Any], tokens: list[str]) -> str:
+def inspectus(weights: list[Any], _tokens: list[str]) -> str:
     """Its data alone, base64 of float32: it has no way to write a page."""
     from base64 import b64encode
 

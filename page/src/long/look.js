@@ -8,11 +8,11 @@ import { legend, STATISTICS } from "./grid.js";
 import { toLink } from "./link.js";
 import { precise, readout, strongest, tableHere } from "./lists.js";
 import { cellAt, draw, follow, frame, settle, shadeOf, wholeStep, zoom } from "./map.js";
-import { passage, search, shadeText } from "./reading.js";
+import { passage, shadeText } from "./reading.js";
 import { columnOf, rowOf } from "./source.js";
 import { surveyOf } from "./survey.js";
 import { whenReady } from "./tiles.js";
-import { tokenAt, tokens, unitName, unitOf, words } from "./units.js";
+import { search, tokenAt, tokens, unitName, unitOf, words } from "./units.js";
 
 /** @typedef {import("./map.js").Shown} Shown */
 /** @typedef {import("./source.js").Head} Head */

@@ -70,27 +70,3 @@ export function shadeText(box, values, marks) {
     span.classList.toggle("is-key", token === marks.key);
   }
 }
-
-/**
- * Every place where the text holds a word: the tokens in which it begins.
- * @param {string[]} texts
- * @param {string} word
- */
-export function search(texts, word) {
-  const wanted = word.toLowerCase();
-  if (!wanted) return [];
-  const starts = [0];
-  let whole = "";
-  for (const text of texts) {
-    whole += text.replace(/^##/, "").toLowerCase();
-    starts.push(whole.length);
-  }
-  /** @type {number[]} */
-  const found = [];
-  let token = 0;
-  for (let at = whole.indexOf(wanted); at >= 0; at = whole.indexOf(wanted, at + 1)) {
-    while (starts[token + 1] <= at) token++;
-    if (found.at(-1) !== token) found.push(token);
-  }
-  return found;
-}

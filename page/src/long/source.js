@@ -202,4 +202,7 @@ function askFrame(what, wanted) {
 }
 
 /** Do the rules without a mask forbid all of these? @param {import("../attention.js").Rules} r @param {number} i0 @param {number} i1 @param {number} j0 @param {number} j1 */
-export const forbidden = (r, i0, i1, j0, j1) => range(r, i1 - 1)[1] <= j0 || range(r, i0)[0] >= j1;
+export function forbidden(r, i0, i1, j0, j1) {
+  const last = Math.min(i1, r.queries ?? i1) - 1; // beyond are queries that are padding
+  return last < i0 || range(r, last)[1] <= j0 || range(r, i0)[0] >= j1;
+}

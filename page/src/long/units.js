@@ -44,3 +44,27 @@ export function unitName(u, name, at) {
   for (let token = tokenAt(u, at); token < tokenAt(u, at + 1); token++) text += name(token).replace(/^##/, "");
   return text.replace(/^[ ▁Ġ]+(?=.)/s, "");
 }
+
+/**
+ * Every place where the text holds a word: the tokens in which it begins.
+ * @param {string[]} texts
+ * @param {string} word
+ */
+export function search(texts, word) {
+  const wanted = word.toLowerCase();
+  if (!wanted) return [];
+  const starts = [0];
+  let whole = "";
+  for (const text of texts) {
+    whole += text.replace(/^##/, "").toLowerCase();
+    starts.push(whole.length);
+  }
+  /** @type {number[]} */
+  const found = [];
+  let token = 0;
+  for (let at = whole.indexOf(wanted); at >= 0; at = whole.indexOf(wanted, at + 1)) {
+    while (starts[token + 1] <= at) token++;
+    if (found.at(-1) !== token) found.push(token);
+  }
+  return found;
+}
