@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from clearhead import __version__
@@ -206,7 +207,7 @@ def _long_page(given: argparse.Namespace) -> int:
 
     exact = None if given.exact is None else _pairs(given.exact)
     run = seen_in(find(given.model), given.text, lambda layers: progress(layers, "layers"))
-    wish = Wish(title=given.file, language=given.lang, exact=exact, dtype=given.dtype)
+    wish = Wish(title=Path(given.file).name, language=given.lang, exact=exact, dtype=given.dtype)
     data = page.encoded(document([run], wish, lambda layers: progress(layers, "heads")))
     write_whole(given.html, data)
     heads = sum(len(sight.heads) for sight in run.sights)
@@ -242,7 +243,7 @@ def _view(given: argparse.Namespace) -> int:
         from clearhead.watching.seen import load
 
         runs = [load(given.source)._run(0)]
-    wish = Wish(title=given.text_file or given.source, language=given.lang, served=True)
+    wish = Wish(title=Path(given.text_file or given.source).name, language=given.lang, served=True)
     made = document(runs, wish, lambda layers: progress(layers, "heads"))
 
     def say(address: str) -> None:
