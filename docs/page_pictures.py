@@ -1,4 +1,4 @@
-"""Photograph the explaining page for the README: python docs/page_pictures.py writes the PNGs. Needs chromium."""
+"""Photograph the pages for the README: python docs/page_pictures.py writes the PNGs. Needs chromium."""
 
 import sys
 from pathlib import Path
@@ -8,14 +8,18 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "tests"))
 
 from browser import browser, opened, until  # noqa: E402
-from clearhead.explain import explain  # noqa: E402
+from clearhead.explain import explain, seen_in  # noqa: E402
 from clearhead.model import load  # noqa: E402
+from clearhead.view.long import Wish, document  # noqa: E402
+from clearhead.view.page import encoded  # noqa: E402
 
 TEXT = "humpty dumpty sat on"
 SHOTS = {  # name: language, width, height, theme, the step it shows
     "page.png": ("en", 1180, 700, "light", "scores"),
     "page-phone.png": ("zh", 390, 800, "dark", "scores"),
 }
+
+LONG = "#at=0.1.3&cell=150.140&by=previous&show=most.sqrt.0.0"
 
 
 def main() -> None:
@@ -32,6 +36,15 @@ def main() -> None:
                     page.wait_for_timeout(300)
                 until(page, f"document.querySelector('#step-{step} .figure') !== null")
                 page.screenshot(path=HERE / name)
+        path = Path(folder) / "long.html"
+        lines = (HERE.parent / "training/rhymes.txt").read_text(encoding="utf-8").splitlines()
+        run = seen_in(load(), "\n".join(lines[:28]))
+        path.write_bytes(encoded(document([run], Wish(title="nursery rhymes"))))
+        options = {"color_scheme": "light", "device_scale_factor": 1.5, "wait": ".map-of", "place": LONG}
+        with opened(running, path, 1240, 900, **options) as (page, _):
+            until(page, "document.querySelector('.map-of').dataset.missing === '0'")
+            page.wait_for_timeout(500)
+            page.screenshot(path=HERE / "long.png", full_page=True)
 
 
 if __name__ == "__main__":

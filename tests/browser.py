@@ -24,15 +24,15 @@ def browser():
 
 
 @contextmanager
-def opened(running, path, width=1280, height=900, **options):
+def opened(running, path, width=1280, height=900, wait=".step", place="", **options):
     """The page, and a list of all that should not be: requests, console messages, errors."""
     context = running.new_context(viewport={"width": width, "height": height}, offline=True, **options)
     page, unwanted = context.new_page(), []
     page.on("console", lambda message: unwanted.append(f"console: {message.text}"))
     page.on("pageerror", lambda error: unwanted.append(f"error: {error}"))
     page.on("request", lambda request: request.url.startswith("file:") or unwanted.append(f"asks for {request.url}"))
-    page.goto(path.as_uri())
-    page.wait_for_selector(".step")
+    page.goto(path.as_uri() + place)
+    page.wait_for_selector(wait)
     yield page, unwanted
     context.close()
 

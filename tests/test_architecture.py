@@ -16,11 +16,11 @@ from clearhead.problem import Rules
 
 PACKAGE = Path(clearhead.__file__).parent
 FLOORS = (  # from the ground up; a folder is one entry
-    ("errors", "axes", "arrays", "threads", "files", "words"),
+    ("errors", "axes", "arrays", "threads", "files", "words", "picture", "notebook"),
     ("values", "problem", "visibility", "observations", "operands"),
     ("reference",),
     ("engines",),
-    ("view", "functional", "matrix", "flow", "backward", "torch_op", "torch_graph", "cache", "torch"),
+    ("glance", "view", "functional", "matrix", "flow", "backward", "torch_op", "torch_graph", "cache", "torch"),
     ("nn", "watching", "distributed"),
     ("casefile", "steps", "story", "tracing", "layer", "claims", "diagnosing", "diagnosis", "model", "hub", "explain"),
     ("cli", "__main__", "report", "bench"),

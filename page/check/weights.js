@@ -1,7 +1,7 @@
 // For tests/test_page_numbers.py: reads a page's file as the browser would, and prints every head's numbers as JSON.
 //   node page/check/weights.js page.html
 import { readFileSync } from "node:fs";
-import { rulesOf, tile } from "../src/attention.js";
+import { rowInto, rulesOf } from "../src/attention.js";
 import { openPage } from "../src/container.js";
 import { asRun, headOf } from "../src/head.js";
 
@@ -23,13 +23,15 @@ for (const layer of page.header.layers)
       };
       const from = (batch * layer.heads + number) * n;
       const L = page.array(layer.arrays.logsumexp).data.subarray(from, from + n);
-      const weights = tile(rows("q", number, n), rows("k", head.shared, m), L, rulesOf(page, layer, batch, number), [0, n], [0, m]);
+      const [q, k, rules] = [rows("q", number, n), rows("k", head.shared, m), rulesOf(page, layer, batch, number)];
+      const weights = new Float32Array(n * m);
+      for (let i = 0; i < n; i++) rowInto(q, k, L, rules, i, 0, m, weights, i * m);
       found.push({
         scores: grid(n, m, head.scores),
         masked: grid(n, m, head.masked),
         weights: grid(n, m, head.weights),
         output: grid(n, head.dv, head.output),
-        tile: grid(n, m, (i, j) => weights[i * m + j]),
+        tile: grid(n, m, (i, j) => Math.max(0, weights[i * m + j])),
       });
     }
 console.log(JSON.stringify(found));

@@ -80,26 +80,76 @@ export function logsumexp(m, row, sink) {
   return top + Math.log(sum);
 }
 
+export const MASKED = -1; // where a weight would stand
+
 /**
- * A tile of weights from q, k and L alone; what a long matrix is looked at through.
+ * One query's weights on keys from…to, from q, k and L alone; MASKED where it may not look.
  * @param {Rows} q
  * @param {Rows} k
  * @param {{[i: number]: number}} L log-sum-exp of each query
  * @param {Rules} r
- * @param {[number, number]} rows
- * @param {[number, number]} cols
- * @returns {Float32Array}
+ * @param {number} i
+ * @param {number} from
+ * @param {number} to
+ * @param {Float32Array} out
+ * @param {number} at      where in `out` key `from` stands
  */
-export function tile(q, k, L, r, rows, cols) {
-  const width = cols[1] - cols[0];
-  const weights = new Float32Array((rows[1] - rows[0]) * width);
-  for (let i = rows[0]; i < rows[1]; i++) {
-    const at = (i - rows[0]) * width - cols[0];
-    for (let j = cols[0]; j < cols[1]; j++) {
-      if (visible(r, i, j)) weights[at + j] = Math.exp(logit(r, dot(q, i, k, j), i, j) - L[i]);
-    }
+export function rowInto(q, k, L, r, i, from, to, out, at) {
+  const [first, end] = range(r, i);
+  const [low, high] = [Math.max(from, first), Math.min(to, end)];
+  out.fill(MASKED, at, at + to - from);
+  const l = L[i];
+  const shift = at - from;
+  if (r.allowed || r.bias || r.slope || r.softcap !== null || r.temperature !== 1) {
+    for (let j = low; j < high; j++) if (visible(r, i, j)) out[shift + j] = Math.exp(logit(r, dot(q, i, k, j), i, j) - l);
+    return;
   }
-  return weights;
+  fourAtATime(q, k, r.scale, i, low, high, l, out, shift);
+}
+
+let scaled = new Float64Array(0); // one query, made once for all its keys
+
+/**
+ * exp(scale·q_i·k_j − l) for keys low…high: four sums at a time share the query and do not wait for each other.
+ * @param {Rows} q @param {Rows} k @param {number} scale @param {number} i @param {number} low @param {number} high @param {number} l @param {Float32Array} out @param {number} shift
+ */
+function fourAtATime(q, k, scale, i, low, high, l, out, shift) {
+  const { data: x, width } = q;
+  const { data: y } = k;
+  if (scaled.length !== width) scaled = new Float64Array(width);
+  for (let c = 0, at = q.at + i * width; c < width; c++) scaled[c] = x[at + c] * scale;
+  let j = low;
+  for (let b = k.at + j * width; j + 3 < high; j += 4, b += 4 * width) {
+    const [b1, b2, b3] = [b + width, b + 2 * width, b + 3 * width];
+    let s = 0;
+    let t = 0;
+    let u = 0;
+    let v = 0;
+    for (let c = 0; c < width; c++) {
+      const z = scaled[c];
+      s += z * y[b + c];
+      t += z * y[b1 + c];
+      u += z * y[b2 + c];
+      v += z * y[b3 + c];
+    }
+    out[shift + j] = Math.exp(s - l);
+    out[shift + j + 1] = Math.exp(t - l);
+    out[shift + j + 2] = Math.exp(u - l);
+    out[shift + j + 3] = Math.exp(v - l);
+  }
+  for (; j < high; j++) out[shift + j] = Math.exp(dot(q, i, k, j) * scale - l);
+}
+
+/**
+ * The keys that the rules without a mask let query i see: one range, which may reach beyond all keys.
+ * @param {Rules} r @param {number} i
+ * @returns {[number, number]}
+ */
+export function range(r, i) {
+  const at = i + r.offset;
+  const [left, right] = r.window;
+  if (r.queries !== null && i >= r.queries) return [0, 0];
+  return [left === null ? 0 : at - left, Math.min(r.keys ?? Infinity, r.causal ? at + 1 : Infinity, right === null ? Infinity : at + right + 1)];
 }
 
 /**

@@ -75,5 +75,5 @@ export const css = (c) => `rgb(${Math.round(c[0])} ${Math.round(c[1])} ${Math.ro
 /** Does dark or light ink read better on this colour? @param {number[]} c */
 export function inkOn(c) {
   const [r, g, b] = c.map((x) => ((x / 255 + 0.055) / 1.055) ** 2.4);
-  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.19 ? "dark" : "light";
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "dark" : "light";
 }

@@ -1,11 +1,11 @@
-// Reading the document that the page carries: a JSON header, and arrays decoded from base64 blocks when asked for.
+// Reading the document that the page carries: a JSON header, and arrays decoded from blocks of text when asked for.
 
 /** @typedef {Float64Array | Float32Array | Uint8Array | Int32Array | Uint32Array} Numbers */
 /** @typedef {{shape: number[], data: Numbers}} NumberArray */
-/** @typedef {{header: any, has: (name: string) => boolean, array: (name: string) => NumberArray}} Page */
+/** @typedef {{header: any, has: (name: string) => boolean, array: (name: string) => NumberArray, known: (name: string) => NumberArray | undefined, bytesOf: (at: number, length: number) => Uint8Array, keep: (name: string, bytes: Uint8Array) => NumberArray}} Page */
 
 /** @type {Record<string, number>} */
-const BYTES = { float64: 8, float32: 4, float16: 2, bfloat16: 2, int32: 4, uint32: 4, uint8: 1 };
+export const BYTES = { float64: 8, float32: 4, float16: 2, bfloat16: 2, int32: 4, uint32: 4, uint8: 1 };
 
 /**
  * @param {(id: string) => string} read the text of one part
@@ -20,7 +20,7 @@ export function openPage(read) {
   const block = (/** @type {number} */ number) => {
     const known = blocks.get(number);
     if (known) return known;
-    const bytes = fromBase64(read(`clearhead-${number}`));
+    const bytes = base85(read(`clearhead-${number}`));
     blocks.set(number, bytes);
     return bytes;
   };
@@ -35,29 +35,40 @@ export function openPage(read) {
     }
     return bytes;
   };
+  const keep = (/** @type {string} */ name, /** @type {Uint8Array} */ bytes) => {
+    const { shape, dtype } = header.arrays[name];
+    const made = { shape, data: numbers(bytes, dtype) };
+    arrays.set(name, made);
+    return made;
+  };
   const array = (/** @type {string} */ name) => {
     const known = arrays.get(name);
     if (known) return known;
     const { at, shape, dtype } = header.arrays[name];
-    const size = shape.reduce((/** @type {number} */ a, /** @type {number} */ b) => a * b, 1);
-    const made = { shape, data: numbers(bytesOf(at, size * BYTES[dtype]), dtype) };
-    arrays.set(name, made);
-    return made;
+    return keep(name, bytesOf(at, sizeOf(shape) * BYTES[dtype]));
   };
-  return { header, has: (name) => name in header.arrays, array };
+  return { header, has: (name) => name in header.arrays, array, known: (name) => arrays.get(name), bytesOf, keep };
 }
 
+/** @param {number[]} shape */
+export const sizeOf = (shape) => shape.reduce((a, b) => a * b, 1);
+
+const DIGITS = "!#$%()*+,-./0123456789:;=?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[]^_`abcdefghijklmnopqrstuvwxyz{";
+const WORTH = new Uint8Array(128);
+for (let i = 0; i < DIGITS.length; i++) WORTH[DIGITS.charCodeAt(i)] = i;
+
 /**
+ * Five digits, the lowest first, are four bytes, the lowest first.
  * @param {string} text
- * @returns {Uint8Array}
  */
-function fromBase64(text) {
-  const direct = /** @type {any} */ (Uint8Array).fromBase64;
-  if (direct) return direct.call(Uint8Array, text);
-  const raw = atob(text);
-  const bytes = new Uint8Array(raw.length);
-  for (let i = 0; i < raw.length; i++) bytes[i] = raw.charCodeAt(i);
-  return bytes;
+export function base85(text) {
+  const words = new Uint32Array(text.length / 5);
+  for (let i = 0, at = 0; i < words.length; i++, at += 5) {
+    let word = 0;
+    for (let place = 4; place >= 0; place--) word = word * 85 + WORTH[text.charCodeAt(at + place)];
+    words[i] = word;
+  }
+  return new Uint8Array(words.buffer);
 }
 
 /**

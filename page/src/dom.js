@@ -15,7 +15,8 @@ function fill(element, classes, given) {
   const plain = first !== null && typeof first === "object" && !(first instanceof Node) && !Array.isArray(first);
   for (const [name, value] of Object.entries(plain ? first : {})) {
     if (value === null || value === undefined || value === false) continue;
-    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    if (name === "style") for (const [property, to] of Object.entries(value)) /** @type {any} */ (element).style.setProperty(property, to); // the page's policy refuses the attribute
+    else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else element.setAttribute(name, value === true ? "" : String(value));
   }
   add(element, /** @type {Child[]} */ (plain ? given.slice(1) : given));
@@ -53,3 +54,14 @@ const inSpace = (/** @type {string} */ space) => (/** @type {string} */ name, /*
 
 export const svg = /** @type {(name: string, ...given: (Record<string, any> | Child)[]) => SVGElement} */ (inSpace(SPACES.svg));
 export const math = inSpace(SPACES.math);
+
+/** @param {string} id */
+export const byId = (id) => document.getElementById(id);
+
+/** Let the browser draw and listen, then go on at once: a timer would wait four milliseconds. */
+export const breathe = () =>
+  new Promise((go) => {
+    const { port1, port2 } = new MessageChannel();
+    port1.onmessage = go;
+    port2.postMessage(0);
+  });

@@ -58,3 +58,6 @@ export function spelled(token, most = 24) {
   }
   return shown.join("") || "∅";
 }
+
+/** What `each` makes of 0 … size − 1. @template T @param {number} size @param {(at: number) => T} each */
+export const listOf = (size, each) => Array.from({ length: size }, (_, at) => each(at));

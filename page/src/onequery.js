@@ -2,7 +2,7 @@
 
 import { css, signed } from "./colour.js";
 import { h } from "./dom.js";
-import { fmt, spelled } from "./numbers.js";
+import { fmt, listOf, spelled } from "./numbers.js";
 import { most, subscript } from "./story.js";
 
 /** @typedef {import("./story.js").Story} Story */
@@ -14,7 +14,7 @@ export function oneQuery(s) {
   const { head, t } = s;
   const i = s.state.query;
   if (i < 0) return null; // no query at all
-  const keys = Array.from({ length: head.m }, (_, j) => j);
+  const keys = listOf(head.m, (j) => j);
   const all = head.m <= KEYS;
   const order = all ? keys : keys.filter((j) => head.visible(i, j)).sort((a, b) => head.weights(i, b) - head.weights(i, a) || a - b);
   const shown = order.slice(0, KEYS);
@@ -27,7 +27,7 @@ export function oneQuery(s) {
       pen.fillStyle = css(shade.at(at(c)));
       pen.fillRect(c, 0, 1, 1);
     }
-    const first = Array.from({ length: Math.min(2, head.dv) }, (_, c) => fmt(at(c), 3)).join(" ");
+    const first = listOf(Math.min(2, head.dv), (c) => fmt(at(c), 3)).join(" ");
     return [canvas, h("small", `[${first}${head.dv > 2 ? " …" : ""}]`)];
   };
   const row = (/** @type {number} */ j) => {

@@ -4,7 +4,7 @@ import { signed } from "./colour.js";
 import { h } from "./dom.js";
 import { beside, product } from "./layout.js";
 import { turn } from "./matrix.js";
-import { fmt } from "./numbers.js";
+import { fmt, listOf } from "./numbers.js";
 import { matrix, most, weightMatrix } from "./story.js";
 import { num, softmaxOf, sumOfProducts, sym } from "./written.js";
 
@@ -134,7 +134,7 @@ export function inputScenes(s) {
 /** S = Q·Kᵀ, and the same by norms and angle. @param {Story} s @returns {Scene[]} */
 export function scoreScenes(s) {
   const { head } = s;
-  const norm = (/** @type {Cell} */ at, /** @type {number} */ i) => Math.hypot(...Array.from({ length: head.dk }, (_, c) => at(i, c)));
+  const norm = (/** @type {Cell} */ at, /** @type {number} */ i) => Math.hypot(...listOf(head.dk, (c) => at(i, c)));
   const extra = (/** @type {number} */ i, /** @type {number} */ j) => {
     const [q, k] = [norm(head.q, i), norm(head.k, j)];
     return h("span.aside.line", " = ‖q‖·‖k‖·cos θ = ", num(q, "query"), "·", num(k, "key"), "·", num(q && k ? head.scores(i, j) / q / k : 0));

@@ -4,7 +4,7 @@ import { css } from "./colour.js";
 import { h } from "./dom.js";
 import { formula } from "./mathml.js";
 import { figure } from "./matrix.js";
-import { fmt, spelled } from "./numbers.js";
+import { fmt, listOf, spelled } from "./numbers.js";
 
 /** @typedef {import("./dom.js").Child} Child */
 /** @typedef {import("./matrix.js").Place} Place */
@@ -157,8 +157,8 @@ function windowOf(story, m, at) {
   const [row, col] = m.flip ? [at.col, at.row] : [at.row, at.col];
   const from = (/** @type {number} */ place, /** @type {number} */ size) => Math.max(0, Math.min(place - TABLE / 2, size - TABLE));
   const [i0, j0] = [from(row, m.rows), from(col, m.cols)];
-  const rows = Array.from({ length: Math.min(TABLE, m.rows) }, (_, i) => i0 + i);
-  const cols = Array.from({ length: Math.min(TABLE, m.cols) }, (_, j) => j0 + j);
+  const rows = listOf(Math.min(TABLE, m.rows), (i) => i0 + i);
+  const cols = listOf(Math.min(TABLE, m.cols), (j) => j0 + j);
   const name = (/** @type {((i: number) => string) | null | undefined} */ names, /** @type {number} */ i) => (names ? `${i} ${spelled(names(i), 12)}` : String(i));
   const caption = story.t("window", { i0, i1: i0 + rows.length - 1, n: m.rows, j0, j1: j0 + cols.length - 1, m: m.cols });
   return h(
@@ -177,7 +177,7 @@ function verdicts(story, id) {
     const name = `claimed.${claim.name}`;
     const array = page.has(name) ? page.array(name) : null;
     const [rows, cols] = array ? array.shape.slice(-2) : [0, 0];
-    const cells = array && rows * cols <= 400 ? Array.from({ length: rows }, (_, i) => h("tr", Array.from({ length: cols }, (_, j) => h("td", fmt(array.data[i * cols + j], 5))))) : [];
+    const cells = array && rows * cols <= 400 ? listOf(rows, (i) => h("tr", listOf(cols, (j) => h("td", fmt(array.data[i * cols + j], 5))))) : [];
     return h(
       "div",
       { class: claim.right ? "verdict right" : "verdict wrong" },

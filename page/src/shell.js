@@ -1,7 +1,7 @@
 // What surrounds any page: title bar, theme, language, the live readout, and one table of keys.
 
 import { forgetColours } from "./colour.js";
-import { h } from "./dom.js";
+import { byId, h } from "./dom.js";
 import { speaker } from "./words.js";
 
 /** @typedef {"en" | "zh"} Language */
@@ -18,7 +18,7 @@ export function openShell(header, draw) {
   let language = header.language === "zh" ? "zh" : "en";
   let theme = "auto";
   let printing = false; // on paper: light, and everything drawn
-  /** @type {Map<string, () => void>} */
+  /** @type {Map<string, (event: KeyboardEvent) => void>} */
   const keys = new Map();
   const live = h("div.live", { role: "status", "aria-live": "polite" });
   const bar = h("header.bar");
@@ -36,7 +36,7 @@ export function openShell(header, draw) {
       clearTimeout(later);
       later = setTimeout(() => (live.textContent = words), 250);
     },
-    /** @param {string} key @param {() => void} act */
+    /** @param {string} key @param {(event: KeyboardEvent) => void} act */
     key: (key, act) => void keys.set(key, act),
     redraw,
   };
@@ -46,7 +46,7 @@ export function openShell(header, draw) {
     const act = keys.get(event.key);
     if (!act) return;
     event.preventDefault();
-    act();
+    act(event);
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   for (const [name, on] of /** @type {[string, boolean][]} */ ([["beforeprint", true], ["afterprint", false]]))
@@ -76,7 +76,7 @@ export function openShell(header, draw) {
     const turn = (/** @type {string} */ id, /** @type {() => void} */ act) => () => {
       act();
       redraw();
-      document.getElementById(id)?.focus();
+      byId(id)?.focus();
     };
     const signs = ["arrows", "heads", "search", "point"].map((name) => h("li", t(`keys ${name}`)));
     return [

@@ -1,8 +1,8 @@
 // The explaining page: from X to the output, one idea at a time. One query first, then the matrices.
 
-import { h } from "./dom.js";
+import { byId, h } from "./dom.js";
 import { isAsRun } from "./head.js";
-import { spelled } from "./numbers.js";
+import { listOf, spelled } from "./numbers.js";
 import { oneQuery } from "./onequery.js";
 import { closing, opening } from "./opening.js";
 import { bentScenes, concatScenes, inputScenes, maskedScenes, mixedScenes, outputScenes, scoreScenes, weightScenes } from "./scenes.js";
@@ -105,17 +105,17 @@ function stepMap(s, sections) {
   const { t, state, page } = s;
   const go = (/** @type {string} */ id) => (/** @type {Event} */ event) => {
     event.preventDefault();
-    document.getElementById(`step-${id}`)?.scrollIntoView();
-    document.getElementById(`step-${id}-title`)?.focus({ preventScroll: true });
+    byId(`step-${id}`)?.scrollIntoView();
+    byId(`step-${id}-title`)?.focus({ preventScroll: true });
   };
   const links = sections.map(({ id, symbol }) => h("li", h("a", { href: `#step-${id}`, onclick: go(id), "data-step": id, title: t(id === "output" && s.step("concat") ? "layer output" : id) }, symbol)));
   const pick = (/** @type {string} */ name, /** @type {number} */ size, /** @type {number} */ now, /** @type {(i: number) => string} */ label) => {
     if (size < 2) return null;
     const set = (/** @type {number} */ value) => {
       s.commit(name === "query" ? { query: value, key: -1 } : { [name]: value, key: -1 });
-      document.getElementById(`pick-${name}`)?.focus();
+      byId(`pick-${name}`)?.focus();
     };
-    const options = Array.from({ length: size }, (_, i) => h("option", { value: i, selected: i === now }, label(i)));
+    const options = listOf(size, (i) => h("option", { value: i, selected: i === now }, label(i)));
     return h("label", t(name), h("select", { id: `pick-${name}`, onchange: (/** @type {Event} */ event) => set(Number(/** @type {HTMLSelectElement} */ (event.target).value)) }, options));
   };
   const { layers } = page.header;
@@ -168,5 +168,5 @@ function keys(s) {
   turn("]", "head", 1, s.layer.heads);
   turn("{", "layer", -1, layers.length);
   turn("}", "layer", 1, layers.length);
-  shell.key("/", () => document.getElementById("pick-query")?.focus());
+  shell.key("/", () => byId("pick-query")?.focus());
 }

@@ -1,6 +1,6 @@
 // What if: controls that recompute the page, and the ribbon that says so and leads back.
 
-import { h } from "./dom.js";
+import { byId, h } from "./dom.js";
 import { asRun, isAsRun } from "./head.js";
 import { fmt } from "./numbers.js";
 
@@ -9,7 +9,7 @@ import { fmt } from "./numbers.js";
 /** @param {Story} s @param {Partial<import("./head.js").WhatIf>} change @param {string} focus */
 function suppose(s, change, focus) {
   s.commit({ what: { ...s.state.what, ...change } });
-  document.getElementById(focus)?.focus();
+  byId(focus)?.focus();
 }
 
 const panel = (/** @type {Story} */ s, /** @type {any[]} */ ...parts) => h("div.whatif", { role: "group", "aria-label": s.t("what if") }, h("span.tag", s.t("what if")), ...parts);

@@ -11,12 +11,13 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from clearhead import __version__
-from clearhead.errors import ClearheadError, FileError
-from clearhead.files import write_whole
+from clearhead.errors import ClearheadError, FileError, MissingExtraError
+from clearhead.files import read_text, write_whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,6 +29,15 @@ _EXPLAIN_EXAMPLES = """examples:
   clearhead explain "humpty dumpty sat on" --html page.html
   clearhead explain "Attention is all" --model ./gpt2 --json attention.json
   clearhead explain "Attention is all" --model Qwen/Qwen3-0.6B
+  clearhead explain --file book.txt --html book.html --model ./gpt2
+  clearhead explain --file book.txt --html book.html --exact 3.5,7.0 --dtype bfloat16
+"""
+_VIEW_EXAMPLES = """examples:
+  clearhead view seen.safetensors
+  clearhead view ./gpt2 --text-file book.txt
+
+a file is what seen.save("seen.safetensors") wrote in Python; the address is for this machine
+alone, and works until Ctrl-C
 """
 _TRACE_EXAMPLES = """examples:
   clearhead trace example.json
@@ -94,7 +104,12 @@ def _parser() -> argparse.ArgumentParser:
     explain = _command(
         commands, "explain", "show how one token's attention output came to be", _EXPLAIN_EXAMPLES, _explain
     )
-    explain.add_argument("text", metavar="TEXT", help="the text to run through the model")
+    explain.add_argument("text", metavar="TEXT", nargs="?", help="the text to run through the model")
+    explain.add_argument(
+        "--file", metavar="FILE", help="read the text from FILE; with --html, show every head of all of it"
+    )
+    explain.add_argument("--exact", metavar="L.H,…", help="with --file and --html: the heads whose weights are exact")
+    explain.add_argument("--dtype", metavar="NAME", help="with --file and --html: store q and k as float16 or bfloat16")
     explain.add_argument(
         "--model",
         metavar="DIR|NAME",
@@ -115,6 +130,13 @@ def _parser() -> argparse.ArgumentParser:
         commands, "diagnose", "name the mistake in your attention from what it gave", _DIAGNOSE_EXAMPLES, _diagnose
     )
     diagnose.add_argument("file", metavar="FILE", help="a .npz, .json or .safetensors file")
+    view = _command(commands, "view", "look at every head of a long text in the browser", _VIEW_EXAMPLES, _view)
+    view.add_argument(
+        "source", metavar="FILE|MODEL", nargs="?", help="a file of seen.save, or a model; default: the shipped one"
+    )
+    view.add_argument("--text-file", metavar="FILE", help="the text to run through MODEL; - is standard input")
+    view.add_argument("--port", type=int, default=0, metavar="N", help="the port; default: a free one")
+    view.add_argument("--no-open", action="store_true", help="do not open a browser, only say the address")
     bench = _command(commands, "bench", "time the engine beside its peers, in turn, as ratios", _BENCH_EXAMPLES, _bench)
     bench.add_argument("--quick", action="store_true", help="fewer cases and rounds: about a minute")
     bench.add_argument("--peers", metavar="A,B", help="only these peers; default: all that are installed")
@@ -123,8 +145,9 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--save", metavar="DIR", help="write bench.json, bench.csv, bench.md and bench.svg there")
     info = _command(commands, "info", "say what is installed and which engine runs", "", _info)
     info.add_argument("--json", action="store_true", help="as JSON")
-    for command in (explain, trace, diagnose):
+    for command in (explain, trace, diagnose, view):
         command.add_argument("--lang", choices=("en", "zh"), default="en", help="English or Chinese; default: en")
+    for command in (explain, trace, diagnose):
         command.add_argument("--json", metavar="FILE", help="write every number to FILE as JSON; - is standard output")
     for command in (explain, trace):
         command.add_argument("--html", metavar="FILE", help="write the page that shows it, one self-contained file")
@@ -150,8 +173,16 @@ def _explain(given: argparse.Namespace) -> int:
     from clearhead.hub import find
     from clearhead.report.progress import progress
 
+    if (given.text is None) == (given.file is None):
+        raise FileError("expected TEXT or --file, one of them.", 'clearhead explain "humpty dumpty sat on"')
+    if given.file is not None:
+        given.text = read_text(given.file)
     if not given.text.strip():
         raise FileError("the text is empty: there is no token to explain.", 'clearhead explain "humpty dumpty sat on"')
+    if given.file is not None and given.html is not None:
+        return _long_page(given)
+    if given.exact is not None or given.dtype is not None:
+        raise FileError("--exact and --dtype are for the page of a long text.", "--file FILE --html PAGE")
     chosen = {"layer": given.layer, "head": given.head, "token": given.token}
     seen = explain(find(given.model), given.text, **chosen, each=lambda layers: progress(layers, "layers"))
     if given.json is not None:
@@ -162,6 +193,67 @@ def _explain(given: argparse.Namespace) -> int:
         from clearhead.report import explained
 
         explained.show(_console(), seen, given.lang)
+    return 0
+
+
+def _long_page(given: argparse.Namespace) -> int:
+    """Every head of a whole text, as one page."""
+    from clearhead.explain import seen_in
+    from clearhead.hub import find
+    from clearhead.report.progress import progress
+    from clearhead.view import page
+    from clearhead.view.long import Wish, document
+
+    exact = None if given.exact is None else _pairs(given.exact)
+    run = seen_in(find(given.model), given.text, lambda layers: progress(layers, "layers"))
+    wish = Wish(title=given.file, language=given.lang, exact=exact, dtype=given.dtype)
+    data = page.encoded(document([run], wish, lambda layers: progress(layers, "heads")))
+    write_whole(given.html, data)
+    heads = sum(len(sight.heads) for sight in run.sights)
+    said = f"{len(run.sights)} layers, {heads} heads, {len(run.tokens or ())} tokens, {len(data) / 1e6:.1f} MB"
+    _console().print(f"{given.html}: {said}", highlight=False, markup=False, soft_wrap=True)
+    return 0
+
+
+def _pairs(given: str) -> list[tuple[str, int]]:
+    """Layers and heads as people type them: 3.5,7.0."""
+    try:
+        parts = [part.rpartition(".") for part in given.split(",")]
+        return [(layer, int(head)) for layer, _, head in parts]
+    except ValueError:
+        raise FileError(f"--exact is {given!r}: expected layer.head pairs.", "--exact 3.5,7.0") from None
+
+
+def _view(given: argparse.Namespace) -> int:
+    from clearhead.explain import seen_in
+    from clearhead.hub import find
+    from clearhead.report.progress import progress
+    from clearhead.view.long import Wish, document
+
+    try:
+        from clearhead.view import server
+    except ImportError as error:
+        raise MissingExtraError(f"view needs a server: {error}.", "pip install 'clearhead[view]'") from None
+    if given.text_file is not None:
+        runs = [seen_in(find(given.source), read_text(given.text_file), lambda layers: progress(layers, "layers"))]
+    elif given.source is None:
+        raise FileError("expected FILE, or --text-file with a model.", "clearhead view --text-file book.txt")
+    else:
+        from clearhead.watching.seen import load
+
+        runs = [load(given.source)._run(0)]
+    wish = Wish(title=given.text_file or given.source, language=given.lang, served=True)
+    made = document(runs, wish, lambda layers: progress(layers, "heads"))
+
+    def say(address: str) -> None:
+        print(address, flush=True)
+        if not given.no_open:
+            import webbrowser
+
+            webbrowser.open(address)
+
+    with suppress(KeyboardInterrupt):  # the way to end it
+        server.serve(made, runs, say, given.port)
     return 0
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
+from clearhead import notebook, picture
 from clearhead.axes import Array
 from clearhead.errors import SelectionError
 from clearhead.files import write_whole
@@ -21,8 +22,10 @@ from clearhead.problem import Rules, describe
 from clearhead.steps import Sizes, Steps, layer_steps
 from clearhead.story import Layer, Scene, both, story
 from clearhead.tracing import TokenTrace, Trace, listed, trace, used_rules
-from clearhead.view import notebook, page, picture
+from clearhead.view import page
 from clearhead.view.container import Document, narrowed
+from clearhead.view.long import Run as LongRun
+from clearhead.view.long import Sight
 from clearhead.words import Language
 
 if TYPE_CHECKING:
@@ -185,6 +188,17 @@ def explain(
         row=steps.token(at),
         entropy=entropy,
     )
+
+
+def seen_in(model: "Model | HubModel", text: str, each: Callable[[range], Iterable[int]] = iter) -> LongRun:
+    """A text through a model, to be looked at as a whole: every layer's attention. Raises ShapeError as `explain`."""
+    tokens = model.tokens(text)
+    run = model.run([t.id for t in tokens], each)
+    sights = [
+        Sight(str(number), range(len(part.q)), AttentionMatrix(part.q, part.k, **part.rules).sequence(0))
+        for number, part in enumerate(run.layers)
+    ]
+    return LongRun(model.name, sights, [token.text for token in tokens])
 
 
 def find_token(tokens: list[Token], text: str, wanted: str | None) -> int:

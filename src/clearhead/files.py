@@ -1,6 +1,7 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and texts as people keep them."""
 
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -22,6 +23,17 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
             raise
     except OSError as error:
         raise FileError(f"{path} cannot be written: {error.strerror}.") from None
+
+
+def read_text(path: str) -> str:
+    """A text in UTF-8; - is standard input. Raises FileError."""
+    try:
+        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        return data.decode("utf-8-sig")
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise FileError(f"{path} is no UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}.") from None
 
 
 def _umask() -> int:

@@ -4,6 +4,7 @@ With q, k and each row's log-sum-exp L, every weight is available: a_ij = exp(lo
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from operator import index as as_index
 from typing import Any, Unpack
@@ -18,9 +19,11 @@ from clearhead.errors import RuleError, SelectionError
 from clearhead.observations import Observation, Top, Wanted, observation, wanted
 from clearhead.operands import operand
 from clearhead.problem import Problem, Rules, describe
+from clearhead.view.long import Run, Sight
+from clearhead.view.pictured import Pictured
 
 
-class AttentionMatrix:
+class AttentionMatrix(Pictured):
     """The weights softmax(scale·q·kᵀ + …) as an array-like object, (…, heads, queries, keys), that is never stored.
 
     q (…, heads, queries, d_k) and k (…, kv_heads, keys, d_k); 2-D is one head. Rules as in `attention`. Its elements
@@ -225,6 +228,39 @@ class AttentionMatrix:
     def _give(self, array: Array) -> Any:
         return self._restore_kind(array)
 
+    def near(self, left: int) -> Array:
+        """Each query's weight on its own key and the `left` before it, (batch, heads, queries): exp(L within - L)."""
+        before = self._problem.window[0]
+        window = (left if before is None else min(left, before), 0)
+        part = self._part(replace(self._problem, window=window, sinks=None), self._q, self._k)
+        with np.errstate(invalid="ignore"):
+            within = part._logsumexp.astype(np.float64)
+            return np.where(np.isneginf(within), 0.0, np.exp(within - self._logsumexp))
+
+    def sequence(self, batch: int) -> "AttentionMatrix":
+        """One batch item, all heads, (1, heads, queries, keys); leading axes are counted as one."""
+        problem = self._problem.take_heads(np.array([batch]), range(self._problem.heads))
+        part = self._part(replace(problem, kv_heads=self._problem.kv_heads), self._q[[batch]], self._k[[batch]])
+        if "_logsumexp" in self.__dict__:
+            part._logsumexp = self._logsumexp[[batch]]
+        return part
+
+    def one(self, head: int) -> "AttentionMatrix":
+        """One head of one batch item's matrix, (1, 1, queries, keys)."""
+        shared = head // (self._problem.heads // self._problem.kv_heads)
+        problem = self._problem.take_heads(np.array([0]), range(head, head + 1))
+        return self._part(problem, self._q[:, [head]], self._k[:, [shared]])
+
+    def plot(self, head: int = 0, *, batch: int = 0, ax: Any = None) -> Any:
+        """One head on matplotlib axes (extra `plot`), for papers; returns the axes. Above 1,024 pixels are pooled."""
+        return self._plot(head, 0, batch, ax)
+
+    def _run(self, batch: int) -> Run:
+        matrix = self._without_graph()
+        if not 0 <= batch < matrix._problem.batch:
+            raise SelectionError(f"batch {batch} is outside 0..{matrix._problem.batch - 1}.")
+        return Run("attention", [Sight("", range(matrix._problem.heads), matrix.sequence(batch))])
+
     def _without_graph(self) -> "AttentionMatrix":
         """The same matrix, to be read by index."""
         if self._graph is None:
@@ -239,6 +275,7 @@ class AttentionMatrix:
 
     def _part(self, problem: Problem, q: Array, k: Array) -> "AttentionMatrix":
         part = object.__new__(AttentionMatrix)
+        part._source = q, k, {}, None  # arrays: no graph asks for them again
         part._problem, part._q, part._k = problem, q, k
         part._restore_kind, part._engine, part._graph = self._restore_kind, self._engine, None
         return part

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from clearhead import notebook
 from clearhead.arrays import adopt, plain
 from clearhead.axes import Array, as_slice
 from clearhead.errors import DtypeError, RuleError, ShapeError
@@ -178,6 +179,13 @@ class Observation:
             top = Top(top.weights, restore(np.where(indices < 0, -1, indices + start)))
         received, peak = (_pad(x, start, after) for x in (self.received, self.peak))
         return replace(self, top=top, received=received, peak=peak, keys=keys)
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        found = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("queries", "keys")}
+        return notebook.observed({
+            name: adopt(value[0] if name == "top" else value, name)[0].astype(np.float64)
+            for name, value in found.items() if value is not None
+        })  # fmt: skip
 
     def heads(self, chosen: Any) -> "Observation":
         """The same answer for some heads: an index, a slice or a list of the heads' axis (…, heads, …)."""

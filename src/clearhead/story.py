@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from clearhead import __version__
 from clearhead.axes import Array
 from clearhead.problem import Problem
 from clearhead.steps import Convention, Steps
 from clearhead.view.container import Document
+from clearhead.view.packing import packed
 from clearhead.words import IN_FORMULAS, Language, say
 
 _STEPS = ("x", "context", "q", "k", "v", "scores", "scaled", "capped", "biased", "masked", "weights", "heads", "concat")
@@ -78,9 +77,9 @@ def _words(language: Language) -> dict[str, Any]:
 
 def _layer(layer: Layer, place: int, arrays: dict[str, Array]) -> dict[str, Any]:
     problem = layer.problem
-    named = {**layer.arrays, **_rule_arrays(problem)}
+    rules, rule_arrays = packed(problem)
+    named = {**layer.arrays, **rule_arrays}
     arrays |= {f"{place}.{name}": array for name, array in named.items()}
-    left, right = problem.window
     return {
         "number": layer.number,
         "batch": problem.batch,
@@ -88,15 +87,7 @@ def _layer(layer: Layer, place: int, arrays: dict[str, Array]) -> dict[str, Any]
         "kv_heads": problem.kv_heads,
         "queries": problem.queries,
         "keys": problem.keys,
-        "rules": {
-            "scale": problem.scale,
-            "softcap": problem.softcap,
-            "causal": problem.causal,
-            "window": [left, right],
-            "query_offset": problem.query_offset.tolist(),
-            "kv_lengths": None if problem.kv_lengths is None else problem.kv_lengths.tolist(),
-            "query_lengths": None if problem.query_lengths is None else problem.query_lengths.tolist(),
-        },
+        "rules": rules,
         "steps": [
             {"name": s.name, "symbol": s.symbol, "formula": s.formula, "axes": s.axes, "shape": s.shape}
             | {"multiply_adds": s.multiply_adds, "bytes": s.bytes}
@@ -104,21 +95,3 @@ def _layer(layer: Layer, place: int, arrays: dict[str, Array]) -> dict[str, Any]
         ],
         "arrays": {name: f"{place}.{name}" for name in named},
     }
-
-
-def _rule_arrays(problem: Problem) -> dict[str, Array]:
-    """Rules that are arrays; an axis that a rule only repeats is stored once."""
-    found = {
-        "bias": problem.bias,
-        "mask": problem.mask,
-        "alibi_slopes": problem.alibi_slopes,
-        "sinks": problem.sinks,
-        "query_segments": problem.query_segments,
-        "kv_segments": problem.kv_segments,
-    }
-    return {name: _once(array) for name, array in found.items() if array is not None}
-
-
-def _once(array: Array) -> Array:
-    picks = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in np.broadcast_to(array, array.shape).strides)
-    return array[picks]

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
-from clearhead import engines, reference
+from clearhead import engines, notebook, picture, reference
 from clearhead.arrays import adopt
 from clearhead.axes import Array
 from clearhead.errors import SelectionError
@@ -23,7 +23,7 @@ from clearhead.steps import (
     turned,
 )
 from clearhead.story import Layer, Scene, both, story
-from clearhead.view import notebook, page, picture
+from clearhead.view import page
 from clearhead.view.container import Document
 from clearhead.words import Language
 

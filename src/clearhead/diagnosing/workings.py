@@ -305,7 +305,9 @@ class Workings:
             made = product_in_half(powers, values, recipe.half_dtype) / total
         else:
             weights = self.weights(recipe, part)
-            made = weights @ values if np.isfinite(values).all() else _careful(weights, values)
+            made = weights @ values
+            if not np.isfinite(made).all() and not np.isfinite(values).all():
+                made = _careful(weights, values)
         made = self.rounded(made)
         what, start = recipe.tail
         if what == "zero":

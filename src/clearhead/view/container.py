@@ -1,7 +1,7 @@
 """One document in one HTML file: a JSON header and binary arrays. See docs/page-format.md."""
 
 import json
-from base64 import b64encode
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,8 @@ from clearhead.arrays import FLOATS
 from clearhead.axes import Array
 
 FORMAT = 1
-BLOCK = 12 * 2**20  # bytes of a block: 16 MiB of base64, far from any browser's longest string
+BLOCK = 12 * 2**20  # bytes of a block: 15 MiB of text, far from any browser's longest string
+DIGITS = "!#$%()*+,-./0123456789:;=?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[]^_`abcdefghijklmnopqrstuvwxyz{"  # none that HTML reads
 _ALIGN = 8
 _DTYPES = (*FLOATS, *map(np.dtype, (np.uint8, np.int32, np.uint32)))
 
@@ -23,6 +24,7 @@ class Document:
 
     header: Mapping[str, Any]
     arrays: Mapping[str, Array]
+    packed: bool = False  # arrays are compressed, and the page waits for those that it needs
 
 
 def parts(document: Document, block: int = BLOCK) -> Iterator[tuple[str, str, str]]:
@@ -33,9 +35,11 @@ def parts(document: Document, block: int = BLOCK) -> Iterator[tuple[str, str, st
     """
     table, chunks, at = {}, [], 0
     for name, given in document.arrays.items():
-        array = _stored(given)
-        data = array.tobytes()
+        array = stored(given)
+        data = compressed(array) if document.packed else array.tobytes()
         table[name] = {"at": at, "shape": list(array.shape), "dtype": array.dtype.name}
+        if document.packed:
+            table[name]["packed"] = len(data)
         room = -len(data) % _ALIGN
         chunks.append(data + bytes(room))
         at += len(data) + room
@@ -43,7 +47,35 @@ def parts(document: Document, block: int = BLOCK) -> Iterator[tuple[str, str, st
     yield "clearhead", "application/json", _inert(header)
     data = b"".join(chunks)
     for number, start in enumerate(range(0, len(data), block)):
-        yield f"clearhead-{number}", "application/octet-stream", b64encode(data[start : start + block]).decode("ascii")
+        yield f"clearhead-{number}", "application/octet-stream", base85(data[start : start + block])
+
+
+def base85(data: bytes) -> str:
+    """Four bytes, the first one the lowest, as five digits, the first one the lowest: 6 % shorter than base64."""
+    words = np.frombuffer(data + bytes(-len(data) % 4), "<u4")
+    digits = np.frombuffer(DIGITS.encode("ascii"), np.uint8)
+    text = np.empty((len(words), 5), np.uint8)
+    for place in range(5):
+        words, rest = np.divmod(words, np.uint32(85))
+        text[:, place] = digits[rest]
+    return text.tobytes().decode("ascii")
+
+
+def compressed(array: Array) -> bytes:
+    """First bytes of all numbers, then second bytes, …, deflated: exponents repeat, the lowest bits do not.
+
+    Floats of 2 and 4 bytes are turned by a bit first, so that the sign lies with the lowest bits.
+    """
+    bits = array.itemsize * 8
+    turned = array.reshape(-1)
+    floats = array.dtype in FLOATS and bits <= 32
+    if floats:
+        word = np.dtype(f"u{array.itemsize}").type
+        turned = turned.view(word)
+        turned = (turned << word(1)) | (turned >> word(bits - 1))
+    planes = np.ascontiguousarray(turned.view(np.uint8).reshape(array.size, array.itemsize).T)
+    packer = zlib.compressobj(6, zlib.DEFLATED, 15, 9, zlib.Z_HUFFMAN_ONLY if floats else zlib.Z_DEFAULT_STRATEGY)
+    return packer.compress(planes.tobytes()) + packer.flush()
 
 
 def narrowed(array: Array) -> Array:
@@ -55,7 +87,7 @@ def narrowed(array: Array) -> Array:
     return half if np.array_equal(half.astype(np.float32), array) else array
 
 
-def _stored(given: Array) -> Array:
+def stored(given: Array) -> Array:
     """Row-major and little-endian; truth values as bytes, whole numbers as 32 bits."""
     array = np.ascontiguousarray(given).reshape(np.shape(given))
     if array.dtype == np.bool_:

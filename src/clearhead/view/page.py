@@ -20,15 +20,11 @@ def html(document: Document) -> str:
     program, style = _asset(f"{kind}.js"), _asset(f"{kind}.css")
     language = str(document.header.get("language", "en"))
     data = "\n".join(f'<script type="{kind}" id="{name}">{text}</script>' for name, kind, text in parts(document))
-    policy = (
-        f"default-src 'none'; script-src '{_hash(program)}'; style-src '{_hash(style)}'; "
-        "base-uri 'none'; form-action 'none'"
-    )
     return f"""<!doctype html>
 <html lang="{"zh-Hans" if language == "zh" else "en"}">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta http-equiv="Content-Security-Policy" content="{policy(document)}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="referrer" content="no-referrer">
 <title>{_title(str(document.header.get("title", "clearhead")))}</title>
@@ -41,6 +37,16 @@ def html(document: Document) -> str:
 </body>
 </html>
 """
+
+
+def policy(document: Document) -> str:
+    """The Content-Security-Policy: this program, this style, and of the network nothing, or the page's own server."""
+    kind = document.header["kind"]
+    connect = "connect-src 'self'; " if document.header.get("served") is True else ""
+    return (
+        f"default-src 'none'; script-src '{_hash(_asset(f'{kind}.js'))}'; style-src '{_hash(_asset(f'{kind}.css'))}'; "
+        f"{connect}base-uri 'none'; form-action 'none'"
+    )
 
 
 def encoded(document: Document) -> bytes:

@@ -3,22 +3,27 @@
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, Unpack, cast
 
 import numpy as np
 
+from clearhead.arrays import adopt
 from clearhead.axes import WEIGHTS, named
-from clearhead.errors import SelectionError
+from clearhead.errors import RuleError, SelectionError, unknown
 from clearhead.flow import rollout
 from clearhead.matrix import AttentionMatrix
 from clearhead.observations import Observation
+from clearhead.view import figure
+from clearhead.view.long import Run, Sight
+from clearhead.view.pictured import Page, Pictured
 from clearhead.watching.layers import Layer
 from clearhead.watching.saved import read, write
-from clearhead.watching.summary import Summary, heads_of
+from clearhead.watching.summary import Head, Summary, heads_of
 
 
 @dataclass(eq=False)
-class Seen:
+class Seen(Pictured):
     """What `ch.watch` saw: `seen[layer]` is an Observation, `seen.matrix(layer)` the AttentionMatrix itself.
 
     A layer is called by its number, or by its name where a model has several stacks: `seen.layers` lists the names.
@@ -84,10 +89,55 @@ class Seen:
         """
         return Summary(line for name in self.layers for line in heads_of(self.layer(name)))
 
-    def save(self, path: Any) -> None:
-        """Write everything to one safetensors file, whole or not at all; `ch.load` reads it."""
+    def plot(
+        self,
+        statistic: str = "entropy",
+        *,
+        layer: int | str | None = None,
+        head: int | None = None,
+        batch: int = 0,
+        ax: Any = None,
+    ) -> Any:
+        """On matplotlib axes (extra `plot`): layers × heads by a statistic of `summary`, or one head's weights."""
+        if layer is not None and head is not None:
+            return self._plot(head, layer, batch, ax)
+        if statistic not in Head._fields[2:]:
+            raise unknown("statistic", statistic, Head._fields[2:])
+        lines = [heads_of(self.layer(name)) for name in self.layers]
+        values = np.full((len(lines), 1 + max((line.head for part in lines for line in part), default=0)), np.nan)
+        for at, part in enumerate(lines):
+            for line in part:
+                values[at, line.head] = getattr(line, statistic)
+        return figure.plot_grid(values, self.layers, statistic, ax)
+
+    def save(self, path: str | os.PathLike[str], **options: Unpack[Page]) -> None:
+        """Write everything to one file, whole or not at all: a page for .html, else safetensors for `ch.load`.
+
+        For a page:
+        exact     (layer, head) pairs whose weights the page computes from q and k; None is all, [] is pictures only
+        dtype     "float16" or "bfloat16" store q and k in less room; None is their own
+        batch, beside (a second run to compare with), language ("en", "zh"), title
+        Raises SelectionError for a page above 64 MB, with what would fit; RuleError where keep=False let q and k go.
+        """
+        if Path(path).suffix.lower() in (".html", ".htm"):
+            super().save(path, **options)
+            return
+        if options:
+            raise RuleError(f"{next(iter(options))} is for a page.", 'seen.save("page.html", …)')
         layers = [self.layer(name) for name in self.layers]
         write(path, layers, {"model": self.model, "tokens": self.tokens, "source_tokens": self.source_tokens})
+
+    def _run(self, batch: int) -> Run:
+        layers = [self.layer(name) for name in self.layers]
+        sights = []
+        for layer in layers:
+            padding = None if layer.padding is None else adopt(layer.padding, "padding")[0][[batch]]
+            matrix = layer.matrix()
+            if not 0 <= batch < matrix.shape[0]:
+                raise SelectionError(f"batch {batch} is outside 0..{matrix.shape[0] - 1}.")
+            part = matrix.sequence(batch)
+            sights.append(Sight(layer.name, layer.heads, part, padding, layer.cross, layer.note))
+        return Run(self.model or "watched", sights, _texts(self.tokens, batch), _texts(self.source_tokens, batch))
 
     def __repr__(self) -> str:
         if not self.parts:
@@ -117,6 +167,10 @@ class Seen:
         except ValueError:
             kept = ", ".join(map(str, layer.heads))
             raise SelectionError(f"layer {layer.name} has no head {head}: kept are {kept}.") from None
+
+
+def _texts(rows: list[list[Any]], batch: int) -> list[str] | None:
+    return [str(token) for token in rows[batch]] if batch < len(rows) else None
 
 
 def load(path: str | os.PathLike[str]) -> Seen:

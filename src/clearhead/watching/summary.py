@@ -1,12 +1,11 @@
 """One line for each head: what it looks at, in five numbers."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from clearhead.arrays import adopt
-from clearhead.axes import Array
-from clearhead.matrix import AttentionMatrix
+from clearhead.glance import glance
 from clearhead.watching.layers import Layer
 
 
@@ -39,57 +38,9 @@ class Summary(list[Head]):
 
 def heads_of(layer: Layer) -> list[Head]:
     """A line for each head of a layer."""
-    observed = layer.observation
-    shape = adopt(observed.logsumexp, "logsumexp")[0].shape
-    padding = np.zeros((shape[0], shape[2]), bool) if layer.padding is None else adopt(layer.padding, "padding")[0]
-    distance, entropy = observed.distance, observed.entropy
-    sink = previous = own = None
-    if layer.q is not None:
-        matrix = layer.matrix()
-        if distance is None or entropy is None:
-            more = matrix.observe(distance=True, entropy=True)
-            distance, entropy = more.distance, more.entropy
-        sink = np.stack([
-            adopt(matrix[b, :, :, _first(layer, b)], "weights")[0] for b in range(shape[0])
-        ])  # fmt: skip
-        if not layer.cross:
-            near, own = (_within(layer, left) for left in (1, 0))
-            previous = near - own
-    if layer.cross:
-        distance = None
-    real = ~padding
-    behind = real & (np.cumsum(real, -1) > 1)
-    columns_by_query = ((sink, real), (previous, behind), (own, real), (distance, real), (entropy, real))
-    means = [_mean(values, which, len(layer.heads)) for values, which in columns_by_query]
+    padding = None if layer.padding is None else adopt(layer.padding, "padding")[0]
+    means = glance(None if layer.q is None else layer.matrix(), layer.observation, padding, cross=layer.cross)
     return [Head(layer.name, head, *(mean[at] for mean in means)) for at, head in enumerate(layer.heads)]
-
-
-def _first(layer: Layer, batch: int) -> int:
-    """The first key that is not padding."""
-    mask = layer.rules.get("mask")
-    if mask is None:
-        return 0
-    seen = adopt(mask, "mask")[0][min(batch, len(mask) - 1), 0].any(0)
-    return int(seen.argmax())
-
-
-def _within(layer: Layer, left: int) -> Array:
-    """Each query's weight on its own key and the `left` before it, (batch, heads, queries): exp(L within - L)."""
-    before, _ = layer.rules.get("window") or (None, None)
-    window = (left if before is None else min(left, before), 0)
-    rules: dict[str, Any] = {**layer.rules, "window": window, "sinks": None}
-    near, _ = adopt(AttentionMatrix(layer.q, layer.k, **rules).logsumexp(), "logsumexp")
-    whole, _ = adopt(layer.observation.logsumexp, "logsumexp")
-    with np.errstate(invalid="ignore"):
-        return np.where(np.isneginf(near), 0.0, np.exp(near.astype(np.float64) - whole))
-
-
-def _mean(values: Any, which: Array, heads: int) -> list[float]:
-    """The mean over the batch's queries that count, one for each head."""
-    if values is None or not which.any():
-        return [np.nan] * heads
-    found = adopt(values, "values")[0].astype(np.float64)
-    return [float(x) for x in np.where(which[:, None], found, 0.0).sum((0, 2)) / which.sum()]
 
 
 def _share(x: float) -> str:

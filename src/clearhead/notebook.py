@@ -3,10 +3,17 @@
 No widget and no network: the frame is an `<iframe srcdoc>`, so neither its style nor its program touches the notebook.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from html import escape
 
+import numpy as np
+
+from clearhead.axes import Array
+from clearhead.picture import strips
+
 MOST_CELLS = 64 * 64  # larger pictures are for the page
+_STRIPS = 32  # heads whose statistics are drawn
+_BY_TOKEN = ("logsumexp", "max_logit", "entropy", "distance", "received", "peak")
 MOST_BYTES = 4 * 2**20  # an output is kept in the notebook's file
 
 
@@ -22,6 +29,22 @@ def bundle(text: str, page: Callable[[], str], picture: Callable[[], str], cells
         size = len(whole) / 2**20
         found["text/html"] = f"<p>The page has {size:.0f} MB: <code>.save(&quot;page.html&quot;)</code> writes it.</p>"
     return found
+
+
+def observed(found: Mapping[str, Array]) -> dict[str, str]:
+    """The MIME bundle of statistics, (…, heads, tokens) or more axes: a line for each, and strips of colour."""
+    lines, drawn = [], {}
+    for name, array in found.items():
+        finite = array[np.isfinite(array)]
+        reach = f"{finite.min():.4g} to {finite.max():.4g}" if finite.size else "nothing finite"
+        lines.append(f"{name:<10} {array.shape!s:<24} {reach}")
+        if name in _BY_TOKEN and finite.size:
+            drawn[name] = np.where(np.isfinite(array), array, np.nan).reshape(-1, array.shape[-1])[:_STRIPS]
+    text = "\n".join(lines) or "nothing was observed"
+    if not drawn:
+        return {"text/plain": text}
+    picture = strips(drawn)
+    return {"text/plain": text, "image/svg+xml": picture, "text/html": framed(picture, height=320)}
 
 
 def framed(page: str, height: int = 720) -> str:

@@ -2,7 +2,7 @@
 
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from clearhead.axes import Array
 
 _STOPS = np.array([[252, 250, 255], [214, 196, 240], [157, 115, 212], [97, 48, 161], [45, 10, 89]], dtype=np.float64)
+_CELLS, _STRIP = 96, 12  # columns of a strip, and its height in pixels
 _MASKED = np.array([226, 226, 230], dtype=np.float64)
 
 
@@ -28,7 +29,7 @@ def svg(
     high = float(weights.max(initial=0.0))
     said = f"{name}: 0 to {high:.3g}, colour by the square root"
     width, height = max(left + m * cell, 7 * len(said)) + 8, top + n * cell + 34
-    colours = _colours(weights)
+    painted = colours(weights)
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         f'role="img" aria-label="{escape(name)}, {n} queries by {m} keys" font-family="sans-serif" font-size="12">',
@@ -43,7 +44,7 @@ def svg(
         out.append(f'<text transform="translate({x:g} {top - 6}) rotate(-90)">{name}</text>')
     for i, j in np.ndindex(n, m):
         hidden = masked is not None and bool(masked[i, j])
-        fill = "url(#masked)" if hidden else "#" + bytes(colours[i, j]).hex()
+        fill = "url(#masked)" if hidden else "#" + bytes(painted[i, j]).hex()
         said = "masked" if hidden else f"{weights[i, j]:.4g}"
         place = f'x="{left + j * cell}" y="{top + i * cell}" width="{cell - 1}" height="{cell - 1}"'
         out.append(f'<rect {place} fill="{fill}"><title>{names[0][i]} → {names[1][j]}: {said}</title></rect>')
@@ -53,10 +54,10 @@ def svg(
 
 def png(weights: Array, masked: Array | None = None, cell: int = 8) -> bytes:
     """Weights (queries, keys) as PNG, cell × cell pixels for each; masked cells are grey."""
-    colours = _colours(weights)
+    painted = colours(weights)
     if masked is not None:
-        colours = np.where(masked[..., None], _MASKED.astype(np.uint8), colours)
-    image = colours.repeat(cell, axis=0).repeat(cell, axis=1)
+        painted = np.where(masked[..., None], _MASKED.astype(np.uint8), painted)
+    image = painted.repeat(cell, axis=0).repeat(cell, axis=1)
     height, width = image.shape[:2]
     lines = np.concatenate([np.zeros((height, 1), np.uint8), image.reshape(height, -1)], axis=1).tobytes()
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
@@ -64,11 +65,34 @@ def png(weights: Array, masked: Array | None = None, cell: int = 8) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, data) for kind, data in chunks)
 
 
+def strips(found: Mapping[str, Array]) -> str:
+    """Statistics (heads, tokens) as strips of colour, one line for each head, at most 96 columns of means."""
+    out, y = [], 18
+    for name, values in found.items():
+        low, high = (float(x) for x in (np.nanmin(values), np.nanmax(values)))
+        edges = np.arange(min(_CELLS, values.shape[1]) + 1) * values.shape[1] // min(_CELLS, values.shape[1])
+        means = np.add.reduceat(values, edges[:-1], 1) / np.diff(edges)
+        shares = (means - low) / (high - low) if high > low else np.zeros(means.shape)
+        painted = colours(np.nan_to_num(shares) ** 2)
+        out.append(f'<text x="0" y="{y - 5}">{escape(name)}: {low:.3g} to {high:.3g}</text>')
+        for head, place in np.ndindex(*means.shape):
+            x, fill = place * 5, bytes(painted[head, place]).hex()
+            box = f'x="{x}" y="{y + head * _STRIP}" width="5" height="{_STRIP - 1}"'
+            out.append(f'<rect {box} fill="#{fill}"><title>head {head}: {means[head, place]:.4g}</title></rect>')
+        y += len(means) * _STRIP + 26
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_CELLS * 5} {y}" width="{_CELLS * 5}" height="{y}" '
+        'role="img" font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="#ffffff"/>'
+        + "\n".join(out)
+        + "</svg>"
+    )
+
+
 def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-def _colours(weights: Array) -> Array:
+def colours(weights: Array) -> Array:
     """RGB bytes, (queries, keys, 3)."""
     high = float(weights.max(initial=0.0)) or 1.0
     at = np.sqrt(np.clip(weights.astype(np.float64) / high, 0.0, 1.0)) * (len(_STOPS) - 1)

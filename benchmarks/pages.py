@@ -1,0 +1,145 @@
+"""Pages of attention beside BertViz, CircuitsVis and Inspectus: bytes, time to write, time to the first picture.
+
+python benchmarks/pages.py [--quick]      needs chromium; peers are measured where they are installed
+
+Queries and keys are drawn from N(0, 1) in bfloat16, causal: the widest weights and the worst case for compression.
+Peers get the same weights in float32, each in its own way of writing a page.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import clearhead as ch
+from clearhead.arrays import bfloat16
+from clearhead.view import page
+from clearhead.view.long import Run, Sight, Wish, document
+
+FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
+# name, layers, heads, tokens, d_k, exact heads (None: all), budget in MB, measured in the browser
+CASES: tuple[tuple[str, int, int, int, int, Any, float], ...] = (
+    ("12 × 12 heads, 128 tokens, pictures", 12, 12, 128, 64, [], 2),
+    ("12 × 12 heads, 128 tokens, exact", 12, 12, 128, 64, None, 0),
+    ("12 × 12 heads, 512 tokens, exact", 12, 12, 512, 64, None, 16),
+    ("32 × 32 heads, 8,192 tokens, 2 exact", 32, 32, 8192, 128, [("3", 5), ("20", 1)], 12),
+    ("1 head, 100,000 tokens, exact", 1, 1, 100_000, 128, None, 55),
+)
+
+
+def runs(layers: int, heads: int, n: int, d: int) -> tuple[list[Run], list[Any]]:
+    rng = np.random.default_rng(0)
+    matrices = []
+    for _ in range(layers):
+        q, k = (rng.standard_normal((1, heads, n, d), dtype=np.float32).astype(bfloat16) for _ in "qk")
+        matrices.append(ch.AttentionMatrix(q, k, causal=True))
+    sights = [Sight(str(at), range(heads), matrix.sequence(0)) for at, matrix in enumerate(matrices)]
+    return [Run("model", sights, [f" w{at}" for at in range(n)])], matrices
+
+
+@contextmanager
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    place = os.environ.get("CLEARHEAD_BROWSER") or shutil.which("chromium")
+    with sync_playwright() as driver:
+        running = driver.chromium.launch(executable_path=place, args=[*FLAGS])
+        yield running
+        running.close()
+
+
+def first_picture(running: Any, place: Path) -> tuple[float, float]:
+    """Seconds to the first picture, and to the first numbers and all tiles, from the start of loading."""
+    tab = running.new_context(viewport={"width": 1280, "height": 900}, offline=True).new_page()
+    tab.goto(place.as_uri(), timeout=120_000)
+    while not tab.evaluate("document.querySelector('#readout')?.textContent"):
+        tab.wait_for_timeout(10)
+    picture = tab.evaluate("performance.getEntriesByName('clearhead picture')[0].startTime") / 1000
+    while tab.get_attribute(".map-of", "data-missing") != "0":
+        tab.wait_for_timeout(10)
+    whole = tab.evaluate("performance.now()") / 1000
+    tab.context.close()
+    return picture, whole
+
+
+def tile_time(running: Any, place: Path) -> float:
+    """Seconds for each 256 × 256 tile of single weights: the median of what the page itself measured."""
+    tab = running.new_context(viewport={"width": 1280, "height": 900}, offline=True).new_page()
+    tab.goto(place.as_uri(), timeout=120_000)
+    while not tab.evaluate("document.querySelector('#readout')?.textContent"):
+        tab.wait_for_timeout(10)
+    for _ in range(12):
+        tab.keyboard.press("+")
+    deadline = time.monotonic() + 120
+    while "each cell is one weight" not in tab.text_content(".where") and time.monotonic() < deadline:
+        tab.wait_for_timeout(10)
+    while tab.get_attribute(".map-of", "data-missing") != "0":
+        tab.wait_for_timeout(10)
+    times = tab.evaluate("performance.getEntriesByName('clearhead tile').map((entry) => entry.duration)")
+    tab.context.close()
+    return float(np.median(times)) / 1000 if times else float("nan")
+
+
+def bertviz(weights: list[Any], tokens: list[str]) -> str:
+    import torch
+    from bertviz import model_view
+
+    return str(model_view([torch.from_numpy(w) for w in weights], tokens, html_action="return").data)
+
+
+def circuitsvis(weights: list[Any], tokens: list[str]) -> str:
+    from circuitsvis.attention import attention_patterns
+
+    return "".join(str(attention_patterns(tokens=tokens, attention=w[0])) for w in weights)
+
+
+def inspectus(weights: list[Any], _tokens: list[str]) -> str:
+    """Its data alone, base64 of float32: it has no way to write a page."""
+    from base64 import b64encode
+
+    return "".join(b64encode(w.tobytes()).decode() for w in weights)
+
+
+PEERS: tuple[tuple[str, Callable[[list[Any], list[str]], str]], ...] = (
+    ("BertViz", bertviz), ("CircuitsVis", circuitsvis), ("Inspectus (data alone)", inspectus)
+)  # fmt: skip
+
+
+def main(arguments: list[str]) -> None:
+    quick = "--quick" in arguments
+    print("| page | who | MB | budget | seconds to write | first picture, s | all tiles, s | a tile, ms |")
+    print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    with tempfile.TemporaryDirectory() as folder, browser() as running:
+        for name, layers, heads, n, d, exact, budget in CASES[:3] if quick else CASES:
+            looked, matrices = runs(layers, heads, n, d)
+            place = Path(folder) / "page.html"
+            start = time.monotonic()
+            place.write_bytes(page.encoded(document(looked, Wish(title=name, exact=exact))))
+            took = time.monotonic() - start
+            picture, whole = first_picture(running, place)
+            tile = tile_time(running, place) * 1000 if exact != [] and n > 1024 else float("nan")
+            size = place.stat().st_size / 1e6
+            said = f"{picture:.2f} | {whole:.2f} | {'' if np.isnan(tile) else f'{tile:.0f}'}"
+            print(f"| {name} | clearhead | {size:.2f} | {budget or ''} | {took:.1f} | {said} |", flush=True)
+            if n > 512 or exact is not None:
+                continue
+            weights = [np.ascontiguousarray(matrix[...], np.float32) for matrix in matrices]
+            for who, write in PEERS:
+                try:
+                    start = time.monotonic()
+                    size = len(write(weights, list(looked[0].tokens or ()))) / 1e6
+                    took = time.monotonic() - start
+                    print(f"| {name} | {who} | {size:.1f} | | {took:.1f} | | | |", flush=True)
+                except (ImportError, MemoryError) as error:
+                    print(f"| {name} | {who} | {type(error).__name__}: {error} | | | | | |", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

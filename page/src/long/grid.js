@@ -1,0 +1,66 @@
+// The front door: layers × heads, each a square coloured by one number.
+
+import { css, weighed } from "../colour.js";
+import { h } from "../dom.js";
+import { fmt } from "../numbers.js";
+
+export const STATISTICS = ["entropy", "sink", "previous", "own", "distance"];
+
+/**
+ * @param {any} run
+ * @param {string} statistic
+ * @param {{layer: number, head: number}} chosen
+ * @param {(layer: number, head: number) => void} choose
+ * @param {import("../shell.js").Shell} shell
+ */
+export function grid(run, statistic, chosen, choose, { t, say }) {
+  const values = run.layers.flatMap((/** @type {any} */ layer) => layer.statistics[statistic]).filter((/** @type {any} */ x) => x !== null);
+  const [least, most] = [Math.min(...values), Math.max(...values)];
+  const shade = weighed(most - least || 1, "linear");
+  const widest = Math.max(...run.layers.map((/** @type {any} */ layer) => layer.heads.length));
+  const several = run.layers.length > 1 || run.layers[0].name !== "";
+  const rows = run.layers.map((/** @type {any} */ layer, /** @type {number} */ at) => [
+    several && h("span.layer", { id: `layer-${at}` }, layer.name),
+    layer.heads.map((/** @type {number} */ number, /** @type {number} */ place) => {
+      const value = layer.statistics[statistic][place];
+      const said = `${several ? t("this head", { layer: layer.name, head: number }) : t("this matrix", { head: number })}: ${value === null ? t("unknown") : fmt(value, 3)}`;
+      const here = chosen.layer === at && chosen.head === place;
+      return h(value === null ? "button.head.unknown" : "button.head", {
+        style: { "grid-column": place + 2, ...(value === null ? {} : { background: css(shade.at(value - least)) }) },
+        title: said,
+        "aria-label": said,
+        "aria-pressed": here ? "true" : "false",
+        tabindex: here ? 0 : -1,
+        "data-place": `${at} ${place}`,
+        onclick: () => choose(at, place),
+        onfocus: () => say(said),
+      });
+    }),
+  ]);
+  const box = h("div.heads", { style: { "--heads": widest }, role: "group", "aria-label": `${t("every head")}: ${t(statistic)}`, onkeydown: walk }, rows);
+  return h("div.hold", box, legend(shade, fmt(least, 3), fmt(most, 3)));
+}
+
+/** Arrows go from head to head while one of them has the focus. @param {KeyboardEvent} event */
+function walk(event) {
+  const steps = /** @type {Record<string, [number, number]>} */ ({ ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] });
+  const step = steps[event.key];
+  const from = /** @type {HTMLElement} */ (event.target);
+  if (!step || !from.dataset.place) return;
+  const [layer, head] = from.dataset.place.split(" ").map(Number);
+  const to = /** @type {HTMLElement | null} */ (from.parentElement?.querySelector(`[data-place="${layer + step[0]} ${head + step[1]}"]`) ?? null);
+  event.preventDefault();
+  event.stopPropagation();
+  to?.focus();
+}
+
+/** The colours of a scale between its ends. @param {import("../colour.js").Shade} shade @param {string} low @param {string} high @param {...import("../dom.js").Child} more */
+export function legend(shade, low, high, ...more) {
+  const canvas = /** @type {HTMLCanvasElement} */ (h("canvas.bar-of", { width: 132, height: 10 }));
+  const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+  for (let x = 0; x < 132; x++) {
+    pen.fillStyle = css(shade.along(x / 131));
+    pen.fillRect(x, 0, 1, 10);
+  }
+  return h("div.legend", low, canvas, high, more);
+}

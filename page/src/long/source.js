@@ -1,0 +1,208 @@
+// Where weights come from: computed in the page from q, k and L, asked of the viewer's server, or read off a picture.
+
+import { range, rowInto, rulesOf } from "../attention.js";
+import { load } from "../packed.js";
+
+/** @typedef {import("../container.js").Page} Page */
+/** @typedef {{run: number, layer: number, head: number}} Address      places in the document, not numbers of the model */
+/** @typedef {{pixels: [number, number], data: Uint8Array, at: number, first: Uint8Array, firstAt: number, largest: number}} Picture */
+/** @typedef {Awaited<ReturnType<typeof openHead>>} Head */
+
+const LEVELS = 80; // of a pixel
+const RULES = ["bias", "mask", "alibi_slopes", "sinks", "query_segments", "kv_segments"];
+
+/** @type {Map<string, Promise<Head>>} */
+const opened = new Map();
+
+/** @param {Page} page @param {Address} address */
+export function headAt(page, address) {
+  const key = `${address.run} ${address.layer} ${address.head}`;
+  const known = opened.get(key);
+  if (known) return known;
+  const head = openHead(page, address);
+  opened.set(key, head);
+  if (opened.size > 12) opened.delete(/** @type {string} */ (opened.keys().next().value));
+  return head;
+}
+
+/** @param {Page} page @param {Address} address */
+async function openHead(page, { run, layer: place, head: position }) {
+  const told = page.header.runs[run];
+  const layer = told.layers[place];
+  const { queries: n, keys: m, first } = layer;
+  const exactAt = layer.exact.indexOf(position);
+  const { served } = page.header; // false, true, or "frame": in a notebook
+  const exact = Boolean(served) || exactAt >= 0;
+  const array = async (/** @type {string} */ name) => (layer.arrays[name] ? load(page, layer.arrays[name]) : null);
+
+  /** @param {string} prefix @param {any} scale @param {number} at @returns {Promise<Record<string, Picture>>} */
+  async function pictures(prefix, scale, at) {
+    /** @type {Record<string, Picture>} */
+    const found = {};
+    if (!scale) return found;
+    for (const rule of ["most", "mean"]) {
+      const pixels = await array(prefix + rule);
+      const side = await array(`${prefix}first_${rule}`);
+      if (!pixels || !side) continue;
+      const [rows, cols] = pixels.shape.slice(1);
+      found[rule] = { pixels: [rows, cols], data: /** @type {Uint8Array} */ (pixels.data), at: at * rows * cols, first: /** @type {Uint8Array} */ (side.data), firstAt: at * rows, largest: scale[rule][at] };
+    }
+    found.mean ??= found.most;
+    return found;
+  }
+  const small = await pictures("", layer.largest, position);
+  const rowAt = served ? position : exactAt;
+  const line = async (/** @type {string} */ name, /** @type {number} */ length) => {
+    const found = rowAt < 0 ? null : await array(name);
+    return found && /** @type {Float32Array} */ (found.data).subarray(rowAt * length, (rowAt + 1) * length);
+  };
+  if (exactAt >= 0) for (const name of RULES) await array(name);
+  const rules = rulesOf(page, exactAt >= 0 ? layer : { ...layer, arrays: {} }, 0, Math.max(exactAt, 0));
+  const head = {
+    address: { run, layer: place, head: position },
+    layer,
+    number: layer.heads[position],
+    n,
+    m,
+    first,
+    exact,
+    served,
+    rules,
+    small,
+    wide: () => (exact && !served ? pictures("wide_", layer.wide?.largest, exactAt) : Promise.resolve({})),
+    entropy: await line("entropy", n),
+    received: await line("received", m),
+    stored: exactAt >= 0 && !served ? page.header.arrays[layer.arrays.q].dtype : layer.dtype,
+    computing: /** @type {Awaited<ReturnType<typeof computed>> | null} */ (null),
+    loading: Promise.resolve(),
+  };
+  if (exactAt >= 0 && !served)
+    head.loading = (small.most ? drawn() : Promise.resolve())
+      .then(() => computed(page, layer, exactAt, rules))
+      .then((found) => void (head.computing = found));
+  if (!small.most) await head.loading;
+  return head;
+}
+
+/** The picture first: unpacking q and k takes a moment. */
+const drawn = () => new Promise((go) => requestAnimationFrame(() => setTimeout(go)));
+
+/**
+ * @param {Page} page
+ * @param {any} layer
+ * @param {number} at
+ * @param {import("../attention.js").Rules} rules
+ */
+async function computed(page, layer, at, rules) {
+  const { queries: n, keys: m, d_k: width, arrays } = layer;
+  const [q, k, lse] = await Promise.all(["q", "k", "logsumexp"].map((name) => load(page, arrays[name])));
+  const rows = { q: { data: q.data, at: at * n * width, width }, k: { data: k.data, at: layer.key_of[at] * m * width, width } };
+  const L = lse.data.subarray(at * n, (at + 1) * n);
+  const stored = page.header.arrays[arrays.q].dtype;
+  return { ...rows, L, bound: bounds(rows.q, rows.k, L, rules, stored === layer.dtype ? "" : stored, m) };
+}
+
+/** @type {Record<string, number>} unit roundoff */
+const ROUND = { bfloat16: 2 ** -8, float16: 2 ** -11, float32: 2 ** -24 };
+
+/**
+ * How far a weight computed here may be from the run's, as a share of it: L in float32 from sums of d products, and, where
+ * q and k were rounded for the page, that rounding twice (in the score and in L).
+ * @param {import("../attention.js").Rows} q
+ * @param {import("../attention.js").Rows} k
+ * @param {ArrayLike<number>} L
+ * @param {import("../attention.js").Rules} r
+ * @param {string} rounded
+ * @param {number} m
+ */
+function bounds(q, k, L, r, rounded, m) {
+  let longest = -1;
+  const norm = (/** @type {import("../attention.js").Rows} */ x, /** @type {number} */ i) => {
+    let sum = 0;
+    for (let c = 0; c < x.width; c++) sum += x.data[x.at + i * x.width + c] ** 2;
+    return Math.sqrt(sum);
+  };
+  return (/** @type {number} */ i) => {
+    if (longest < 0) for (let j = 0; j < m; j++) longest = Math.max(longest, norm(k, j));
+    const most = r.scale * norm(q, i) * longest;
+    const lost = 2 ** -24 * (4 + Math.abs(L[i]) + (q.width + 8) * most);
+    return Math.expm1(lost + (rounded ? 4 * ROUND[rounded] * most : 0));
+  };
+}
+
+/**
+ * The value of a picture's pixel, and how far it may be off.
+ * @param {Picture} p @param {number} row @param {number} col
+ */
+export function pixel(p, row, col) {
+  const code = p.data[p.at + row * p.pixels[1] + col];
+  return { value: (code / LEVELS) ** 2 * p.largest, off: ((code + 0.25) / LEVELS ** 2) * p.largest };
+}
+
+/** The same of the first key's own column. @param {Picture} p @param {number} row */
+export function firstPixel(p, row) {
+  const code = p.first[p.firstAt + row];
+  return { value: (code / LEVELS) ** 2 * p.largest, off: ((code + 0.25) / LEVELS ** 2) * p.largest };
+}
+
+/**
+ * All weights of one query; null where this head is a picture only.
+ * @param {Head} head
+ * @param {number} i
+ * @returns {Promise<Float32Array | null>}
+ */
+export async function rowOf(head, i) {
+  await head.loading;
+  const { computing: c } = head;
+  if (head.served) return ask(head, "row", { at: i });
+  if (!c) return null;
+  const out = new Float32Array(head.m);
+  rowInto(c.q, c.k, c.L, head.rules, i, 0, head.m, out, 0);
+  return out;
+}
+
+/** All weights on one key. @param {Head} head @param {number} j @returns {Promise<Float32Array | null>} */
+export async function columnOf(head, j) {
+  await head.loading;
+  const { computing: c } = head;
+  if (head.served) return ask(head, "column", { at: j });
+  if (!c) return null;
+  const out = new Float32Array(head.n);
+  for (let i = 0; i < head.n; i++) rowInto(c.q, c.k, c.L, head.rules, i, j, j + 1, out, i);
+  return out;
+}
+
+/**
+ * Asks the viewer's server, or the notebook's kernel; both answer with float32.
+ * @param {Head} head @param {string} what @param {Record<string, any>} values
+ */
+export async function ask(head, what, values) {
+  const wanted = { ...head.address, ...values };
+  if (head.served === "frame") return askFrame(what, wanted);
+  const answer = await fetch(what, { method: "POST", body: JSON.stringify(wanted) });
+  if (!answer.ok) throw new Error(`${answer.status} ${await answer.text()}`);
+  return new Float32Array(await answer.arrayBuffer());
+}
+
+let asked = 0;
+
+/** Through the page around this frame, which passes it on. @param {string} what @param {object} wanted @returns {Promise<Float32Array>} */
+function askFrame(what, wanted) {
+  const id = ++asked;
+  return new Promise((go, stop) => {
+    const listen = (/** @type {MessageEvent} */ { source, data }) => {
+      if (source !== parent || data?.id !== id) return;
+      removeEventListener("message", listen);
+      if (data.error) stop(new Error(data.error));
+      else go(new Float32Array(data.weights));
+    };
+    addEventListener("message", listen);
+    parent.postMessage({ id, what, wanted }, "*");
+  });
+}
+
+/** Do the rules without a mask forbid all of these? @param {import("../attention.js").Rules} r @param {number} i0 @param {number} i1 @param {number} j0 @param {number} j1 */
+export function forbidden(r, i0, i1, j0, j1) {
+  const last = Math.min(i1, r.queries ?? i1) - 1; // beyond are queries that are padding
+  return last < i0 || range(r, last)[1] <= j0 || range(r, i0)[0] >= j1;
+}

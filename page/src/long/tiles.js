@@ -1,0 +1,149 @@
+// Tiles of 256 × 256 pixels, computed in short slices so that the page always answers; the last 64 are kept.
+
+import { MASKED, rowInto } from "../attention.js";
+import { breathe } from "../dom.js";
+import { ask } from "./source.js";
+import { tokenAt } from "./units.js";
+
+/** @typedef {import("./source.js").Head} Head */
+/** @typedef {import("./units.js").Units} Units */
+/** @typedef {{head: Head, rows: Units, cols: Units, level: number, row: number, col: number, rule: "most" | "mean"}} Wanted */
+
+export const SIDE = 256;
+const KEPT = 64;
+const SLICE = 8; // milliseconds
+
+/** @type {Map<string, Float32Array>} */
+const done = new Map();
+/** @type {Map<string, Wanted>} */
+const wanted = new Map();
+let working = false;
+let ready = () => {};
+
+/** Call this when a tile is there. @param {() => void} then */
+export const whenReady = (then) => void (ready = then);
+
+/** @param {Wanted} w */
+const keyOf = (w) => `${Object.values(w.head.address)} ${w.rows.edges ? "w" : "t"} ${w.level} ${w.row} ${w.col} ${w.level || w.rows.edges ? w.rule : ""}`;
+
+/** The tile's weights, row by row, MASKED where nothing may look; null while it is computed. @param {Wanted} w */
+export function tileOf(w) {
+  const key = keyOf(w);
+  const found = done.get(key);
+  if (found) {
+    done.delete(key);
+    done.set(key, found); // the latest used is the last to go
+    return found;
+  }
+  wanted.set(key, w);
+  if (!working) {
+    working = true;
+    setTimeout(work);
+  }
+  return null;
+}
+
+/** What is no longer looked at need not be computed. */
+export const forgetWanted = () => wanted.clear();
+
+async function work() {
+  for (;;) {
+    const [first] = wanted;
+    if (!first) break;
+    const [key, w] = first;
+    const start = performance.now();
+    const tile = await compute(w, () => wanted.has(key)).catch(() => null);
+    wanted.delete(key);
+    if (!tile) continue;
+    if (!w.level) performance.measure("clearhead tile", { start });
+    done.set(key, tile);
+    if (done.size > KEPT) done.delete(/** @type {string} */ (done.keys().next().value));
+    ready();
+  }
+  working = false;
+}
+
+/** @param {Wanted} w @param {() => boolean} stillWanted */
+async function compute(w, stillWanted) {
+  if (w.head.served) return served(w);
+  await w.head.loading;
+  const out = new Float32Array(SIDE * SIDE).fill(MASKED);
+  let since = performance.now();
+  for (let y = 0; y < SIDE; y++) {
+    pixelRow(w, y, out);
+    if (performance.now() - since < SLICE) continue;
+    await breathe();
+    if (!stillWanted()) return null;
+    since = performance.now();
+  }
+  return out;
+}
+
+/** The same from the viewer's server. @param {Wanted} w */
+async function served({ head, rows, cols, level, row, col, rule }) {
+  const step = 2 ** level;
+  const edges = (/** @type {Units} */ u, /** @type {number} */ at) => {
+    const first = at * SIDE * step;
+    return Array.from({ length: Math.min(u.count, first + SIDE * step) - first + 1 }, (_, place) => tokenAt(u, first + place));
+  };
+  const [down, across] = [edges(rows, row), edges(cols, col)];
+  const found = await ask(head, "tile", { rows: down, cols: across, step, rule });
+  const wide = Math.ceil((across.length - 1) / step);
+  const out = new Float32Array(SIDE * SIDE).fill(MASKED);
+  for (let y = 0; y * wide < found.length; y++) out.set(found.subarray(y * wide, (y + 1) * wide), y * SIDE);
+  return out;
+}
+
+/**
+ * One row of pixels: each covers 2^level × 2^level units.
+ * @param {Wanted} w @param {number} y @param {Float32Array} out
+ */
+export function pixelRow({ head, rows, cols, level, row, col, rule }, y, out) {
+  const { computing: c } = head;
+  if (!c) return;
+  const step = 2 ** level;
+  const [u0, u1] = [(row * SIDE + y) * step, Math.min(rows.count, (row * SIDE + y + 1) * step)];
+  const v0 = col * SIDE * step;
+  const v1 = Math.min(cols.count, v0 + SIDE * step);
+  if (u0 >= u1 || v0 >= v1) return;
+  const [from, to] = [tokenAt(cols, v0), tokenAt(cols, v1)];
+  const line = new Float32Array(to - from);
+  const unit = new Float32Array(v1 - v0);
+  const at = y * SIDE;
+  const sums = new Float64Array(SIDE);
+  for (let u = u0; u < u1; u++) {
+    const [i0, i1] = [tokenAt(rows, u), tokenAt(rows, u + 1)];
+    unit.fill(MASKED);
+    for (let i = i0; i < i1; i++) {
+      rowInto(c.q, c.k, c.L, head.rules, i, from, to, line, 0);
+      if (cols.edges) addWords(line, from, cols.edges, v0, unit, 1 / (i1 - i0));
+      else unit.set(line);
+    }
+    for (let v = 0; v < unit.length; v++) {
+      const a = unit[v];
+      if (a === MASKED) continue;
+      const x = level ? Math.floor(v / step) : v;
+      if (rule === "most" || !level) out[at + x] = Math.max(out[at + x], a);
+      else {
+        out[at + x] = 0;
+        sums[x] += a;
+      }
+    }
+  }
+  if (rule === "mean" && level)
+    for (let x = 0; x < SIDE; x++) {
+      const width = Math.min(v1 - v0, (x + 1) * step) - x * step;
+      if (out[at + x] !== MASKED) out[at + x] = sums[x] / (width * (u1 - u0));
+    }
+}
+
+/**
+ * @param {Float32Array} line @param {number} from @param {Int32Array} edges @param {number} v0 @param {Float32Array} unit @param {number} share
+ */
+function addWords(line, from, edges, v0, unit, share) {
+  for (let v = 0; v < unit.length; v++)
+    for (let j = edges[v0 + v]; j < edges[v0 + v + 1]; j++) {
+      const a = line[j - from];
+      if (a !== MASKED) unit[v] = Math.max(unit[v], 0) + a * share;
+    }
+}

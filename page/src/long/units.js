@@ -1,0 +1,70 @@
+// What rows and columns are counted in: tokens, or whole words. A word's weight on a word is the sum over its keys, the
+// mean over its queries.
+
+/** @typedef {{count: number, edges: Int32Array | null}} Units      edges[u]…edges[u+1] are the tokens of unit u; null: each token is one */
+
+/** @param {number} length @returns {Units} */
+export const tokens = (length) => ({ count: length, edges: null });
+
+const LETTER = /^[\p{L}\p{N}\p{M}'’]/u;
+const APART = /[\p{sc=Han}\p{sc=Hiragana}\p{sc=Katakana}\p{sc=Thai}]/u; // written without spaces: each token stands alone
+
+/**
+ * @param {string[]} texts
+ * @returns {Units}
+ */
+export function words(texts) {
+  const spaced = texts.some((text) => /^[ ▁Ġ]/.test(text));
+  const starts = [];
+  for (const [place, text] of texts.entries()) {
+    const goes = spaced ? LETTER.test(text) && place > 0 && LETTER.test(texts[place - 1].slice(-1)) && !APART.test(text) : text.startsWith("##");
+    if (!goes) starts.push(place);
+  }
+  return { count: starts.length, edges: Int32Array.from([...starts, texts.length]) };
+}
+
+/** The first token of unit `at`. @param {Units} u @param {number} at */
+export const tokenAt = (u, at) => (u.edges ? u.edges[Math.min(at, u.count)] : at);
+
+/** The unit of a token. @param {Units} u @param {number} token */
+export function unitOf(u, token) {
+  if (!u.edges) return token;
+  let [low, high] = [0, u.count - 1];
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (u.edges[middle] <= token) low = middle;
+    else high = middle - 1;
+  }
+  return low;
+}
+
+/** The text of a unit, without the space before it. @param {Units} u @param {(token: number) => string} name @param {number} at */
+export function unitName(u, name, at) {
+  let text = "";
+  for (let token = tokenAt(u, at); token < tokenAt(u, at + 1); token++) text += name(token).replace(/^##/, "");
+  return text.replace(/^[ ▁Ġ]+(?=.)/s, "");
+}
+
+/**
+ * Every place where the text holds a word: the tokens in which it begins.
+ * @param {string[]} texts
+ * @param {string} word
+ */
+export function search(texts, word) {
+  const wanted = word.toLowerCase();
+  if (!wanted) return [];
+  const starts = [0];
+  let whole = "";
+  for (const text of texts) {
+    whole += text.replace(/^##/, "").toLowerCase();
+    starts.push(whole.length);
+  }
+  /** @type {number[]} */
+  const found = [];
+  let token = 0;
+  for (let at = whole.indexOf(wanted); at >= 0; at = whole.indexOf(wanted, at + 1)) {
+    while (starts[token + 1] <= at) token++;
+    if (found.at(-1) !== token) found.push(token);
+  }
+  return found;
+}

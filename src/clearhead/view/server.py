@@ -1,0 +1,77 @@
+"""`clearhead view`: the long view with every weight at hand, served to this machine alone.
+
+Loopback only; an address nobody can guess; requests from other pages are refused by their Host and Origin.
+"""
+
+import json
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from clearhead.errors import ClearheadError
+from clearhead.view import page
+from clearhead.view.answers import ANSWERS, answer
+from clearhead.view.container import Document
+from clearhead.view.long import Run
+
+_HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
+
+
+def application(document: Document, runs: Sequence[Run], token: str) -> Starlette:
+    """The page at /token/, and weights as float32 at /token/tile, row and column."""
+    text = page.html(document)
+    headers = {**_HEADERS, "content-security-policy": page.policy(document)}
+
+    def refused(request: Request) -> Response | None:
+        origin, host = request.headers.get("origin"), request.headers.get("host", "")
+        if origin is not None and origin != f"http://{host}":
+            return _said(403, "requests from other pages are refused")
+        if not secrets.compare_digest(request.path_params["token"].encode(), token.encode()):
+            return _said(404, "there is nothing here")
+        return None
+
+    async def show(request: Request) -> Response:
+        return refused(request) or HTMLResponse(text, headers=headers)
+
+    async def weights(request: Request) -> Response:
+        if refusal := refused(request):
+            return refusal
+        if (what := request.path_params["what"]) not in ANSWERS:
+            return _said(404, "there is nothing here")
+        try:
+            asked = json.loads(await request.body())
+            data = await run_in_threadpool(answer, what, asked, runs)
+        except ClearheadError as error:
+            return _said(400, error.what)
+        except ValueError:
+            return _said(400, "the request is no JSON")
+        return Response(data, media_type="application/octet-stream", headers=_HEADERS)
+
+    routes = [Route("/{token}/", show, methods=["GET"]), Route("/{token}/{what}", weights, methods=["POST"])]
+    return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1"])])
+
+
+def serve(document: Document, runs: Sequence[Run], say: Callable[[str], None], port: int = 0) -> None:
+    """Serve until interrupted; `say` is told the address."""
+    import uvicorn
+
+    token = secrets.token_urlsafe(24)
+    listening = socket.create_server(("127.0.0.1", port))
+    say(f"http://127.0.0.1:{listening.getsockname()[1]}/{token}/")
+    config = uvicorn.Config(application(document, runs, token), log_level="warning", lifespan="off", access_log=False)
+    try:
+        uvicorn.Server(config).run(sockets=[listening])
+    finally:
+        listening.close()
+
+
+def _said(status: int, words: str) -> Response:
+    return PlainTextResponse(words, status, headers=_HEADERS)

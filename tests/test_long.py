@@ -1,0 +1,515 @@
+"""The long view: its file, what it computes, and how it answers in a real browser."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import clearhead as ch
+from browser import browser, opened, until
+from clearhead import glance
+from clearhead.arrays import bfloat16
+from clearhead.errors import DtypeError, FileError, RuleError, SelectionError
+from clearhead.view import long
+from clearhead.view.tiles import tile
+from test_page import HOSTILE
+
+SCRIPT = Path(__file__).parents[1] / "page/check/tiles.js"
+AXE = Path(__file__).parents[1] / "page/node_modules/axe-core/axe.min.js"
+TEXT = [
+    "the",
+    "cat",
+    "sat",
+    "un|believ|ably",
+    "still",
+    "on",
+    "the",
+    "mat",
+    "and",
+    "looked",
+    "at",
+    "猫",
+    "and",
+    "then",
+    "it",
+    "rained",
+    "all",
+    "day",
+    "out|side",
+]
+TOKENS = [part if at else f" {part}" for word in TEXT for at, part in enumerate(word.split("|"))]
+B, H, KV, D = 2, 4, 2, 6
+RNG = np.random.default_rng(8)
+
+
+def matrix(n, m=None, heads=H, kv=KV, d=D, dtype=np.float32, seed=1, **rules):
+    rng = np.random.default_rng(seed)
+    q, k = rng.standard_normal((1, heads, n, d)).astype(dtype), rng.standard_normal((1, kv, m or n, d)).astype(dtype)
+    return ch.AttentionMatrix(q, k, **rules)
+
+
+def document_of(part, tokens=None, **wish):
+    run = long.Run("run", [long.Sight("0", range(part.shape[1]), part.sequence(0))], tokens)
+    return long.document([run], long.Wish(**wish))
+
+
+@pytest.fixture(scope="module")
+def running():
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def small():
+    """Two layers of 4 heads on a text of 24 tokens."""
+    return [matrix(len(TOKENS), seed=seed, causal=True) for seed in (1, 2)]
+
+
+@pytest.fixture(scope="module")
+def written(small, tmp_path_factory):
+    place = tmp_path_factory.mktemp("long") / "page.html"
+    sights = [long.Sight(str(at), range(H), part.sequence(0)) for at, part in enumerate(small)]
+    run = long.Run("run", sights, TOKENS)
+    place.write_bytes(long_page(long.document([run], long.Wish(title="a text"))))
+    return place
+
+
+def long_page(document):
+    from clearhead.view import page
+
+    return page.encoded(document)
+
+
+# the pictures
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 9), st.booleans(), st.integers(0, 9))
+def test_a_picture_has_the_largest_and_the_mean_of_whole_cells(n, m, side, causal, seed):
+    rules = {"causal": True, "query_offset": m - n} if causal else {}
+    part = matrix(n, m, seed=seed, **rules)
+    weights = part[0].astype(np.float64)
+    found = long.pictures(part.sequence(0), side)
+    rows, cols = (np.arange(min(side, size) + 1) * size // min(side, size) for size in (n, m))
+    alone = weights.copy()
+    alone[:, :, 0] = 0
+    for r in range(len(rows) - 1):
+        for c in range(len(cols) - 1):
+            block = alone[:, rows[r] : rows[r + 1], cols[c] : cols[c + 1]]
+            assert np.allclose(found.most[:, r, c], block.max((1, 2)), atol=1e-6)
+            assert np.allclose(found.mean[:, r, c], block.mean((1, 2)), atol=1e-6)
+        first = weights[:, rows[r] : rows[r + 1], 0]
+        assert np.allclose(found.first_most[:, r], first.max(1), atol=1e-6)
+        assert np.allclose(found.first_mean[:, r], first.mean(1), atol=1e-6)
+    assert np.allclose(found.received, weights.sum(1), atol=1e-4)
+
+
+def test_heads_at_a_glance_are_the_means_of_their_weights():
+    part = matrix(30, causal=True)
+    weights = part[0].astype(np.float64)
+    found = glance.glance(part, part.observe(logsumexp=True))
+    i, j = np.indices((30, 30))
+    assert np.allclose(found.sink, weights[:, :, 0].mean(1), atol=1e-6)
+    assert np.allclose(found.own, np.diagonal(weights, 0, 1, 2).mean(1), atol=1e-6)
+    assert np.allclose(found.previous, np.diagonal(weights, -1, 1, 2).mean(1), atol=1e-6)
+    assert np.allclose(found.distance, (weights * abs(i - j)).sum(2).mean(1), atol=1e-5)
+    logs = np.log(weights, where=weights > 0, out=np.zeros_like(weights))
+    assert np.allclose(found.entropy, -(weights * logs).sum(2).mean(1), atol=1e-5)
+
+
+# what the page computes
+
+N, M = 37, 45
+RULES = {
+    "none": {},
+    "causal": {"causal": True, "query_offset": 8},
+    "window": {"window": (9, 3), "query_offset": 4},
+    "softcap and alibi": {"softcap": 1.5, "alibi_slopes": np.array([0.5, 0.25, 0.0, 0.1]), "query_offset": 0},
+    "mask": {"mask": RNG.random((1, 1, N, M)) < 0.6},
+    "mask for each head": {"mask": RNG.random((1, H, N, M)) < 0.6, "bias": RNG.standard_normal((1, H, N, M))},
+    "sinks and lengths": {"sinks": np.array([0.5, -np.inf, 2.0, 0.0]), "kv_lengths": np.array([33])},
+}
+
+
+def computed(document, tmp_path, wanted):
+    if shutil.which("node") is None:
+        pytest.skip("node is not installed")
+    place = tmp_path / "page.html"
+    place.write_bytes(long_page(document))
+    done = subprocess.run(["node", SCRIPT, place, json.dumps(wanted)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("dtype", [np.float32, bfloat16], ids=str)
+def test_a_tile_of_the_page_is_the_matrix_within_the_bound_it_states(rule, dtype, tmp_path):
+    part = matrix(N, M, dtype=dtype, **RULES[rule])
+    exact = [("0", 1), ("0", 3)]
+    plain = [
+        {"layer": 0, "head": head, "level": 0, "row": 0, "col": 0, "rule": "most", "words": False} for _, head in exact
+    ]
+    for (_, head), found in zip(exact, computed(document_of(part, exact=exact), tmp_path, plain), strict=True):
+        page = np.array(found["tile"]).reshape(256, 256)[:N, :M]
+        weights = np.asarray(part[0, head], np.float64)
+        assert np.array_equal(page == -1, tile(part.sequence(0), head, range(N + 1), range(M + 1), 1, "most") == -1)
+        bounds = np.array(found["bounds"])[:, None]
+        seen = page != -1
+        assert (bounds < 1e-3).all()
+        assert (abs(page - weights) <= bounds * weights + 1e-9)[seen].all()
+
+
+@pytest.mark.parametrize("rule", ["most", "mean"])
+@pytest.mark.parametrize("whole", [False, True], ids=["tokens", "words"])
+def test_pixels_of_tokens_and_words_are_those_of_the_server(rule, whole, tmp_path):
+    part = matrix(len(TOKENS), causal=True)
+    wanted = [
+        {"layer": 0, "head": 2, "level": level, "row": 0, "col": 0, "rule": rule, "words": whole} for level in (0, 1, 2)
+    ]
+    for level, found in enumerate(computed(document_of(part, TOKENS), tmp_path, wanted)):
+        rows, cols = (edges or range(len(TOKENS) + 1) for edges in found["edges"])
+        expected = tile(part.sequence(0), 2, list(rows), list(cols), 2**level, rule)
+        page = np.array(found["tile"]).reshape(256, 256)[: expected.shape[0], : expected.shape[1]]
+        assert np.allclose(page, expected, atol=1e-6)
+    if whole:
+        assert len(rows) - 1 == len(TEXT)
+        weights = np.asarray(part[0, 2], np.float64)
+        assert tile(part.sequence(0), 2, [3, 6], [3, 6], 1, "mean")[0, 0] == pytest.approx(weights[3:6, 3:6].sum() / 3)
+
+
+def test_rounded_queries_and_keys_state_a_wider_bound_that_holds(tmp_path):
+    part = matrix(N, M)
+    (found,) = computed(
+        document_of(part, dtype="bfloat16"),
+        tmp_path,
+        [{"layer": 0, "head": 0, "level": 0, "row": 0, "col": 0, "rule": "most", "words": False}],
+    )
+    page = np.array(found["tile"]).reshape(256, 256)[:N, :M]
+    off = abs(page - part[0, 0]) / part[0, 0]
+    assert off.max() > 1e-4
+    assert (off <= np.array(found["bounds"])[:, None]).all()
+    assert np.allclose(page.sum(1), 1, atol=1e-5)  # L is that of the rounded ones
+
+
+# the file
+
+
+def test_the_same_matrix_gives_the_same_bytes(tmp_path):
+    for name in "ab":
+        matrix(20, causal=True).save(tmp_path / f"{name}.html")
+    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+
+
+def test_too_large_a_page_is_refused_before_any_work_with_what_would_fit():
+    q = RNG.standard_normal((64, 40000, 128), dtype=np.float32)
+    large = ch.AttentionMatrix(q, q, causal=True)
+    with pytest.raises(SelectionError, match=r"about \d+ MB with 64 exact heads") as caught:
+        large.save("nowhere.html")
+    assert "exact=[('', 0)]" in caught.value.hint
+    assert "dtype='bfloat16' halves it" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("wish", "error", "words"),
+    [
+        ({"exact": [("7", 0)]}, SelectionError, "no layer '7'"),
+        ({"exact": [("", 9)]}, SelectionError, "no head 9"),
+        ({"dtype": "int8"}, DtypeError, "a page holds"),
+        ({"dtype": "nonsense"}, DtypeError, "a page holds"),
+        ({"batch": 3}, SelectionError, "batch 3 is outside 0..0"),
+    ],
+)
+def test_a_wish_that_cannot_be_is_said(wish, error, words, tmp_path):
+    with pytest.raises(error, match=words):
+        matrix(5).save(tmp_path / "page.html", **wish)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_numbers_too_large_for_the_dtype_are_said(tmp_path):
+    q = np.full((4, 2), 1e6, np.float32)
+    with pytest.raises(DtypeError, match="too large for float16"):
+        ch.AttentionMatrix(q, q).save(tmp_path / "page.html", dtype="float16")
+
+
+def test_an_empty_matrix_has_no_page(tmp_path):
+    with pytest.raises(SelectionError, match="no weights"):
+        ch.AttentionMatrix(np.ones((0, 2)), np.ones((3, 2))).save(tmp_path / "page.html")
+
+
+def test_what_was_watched_is_a_page_or_a_file(tmp_path):
+    torch = pytest.importorskip("torch")
+    from transformers import GPT2Config, GPT2Model
+
+    model = GPT2Model(GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=12, bos_token_id=0, eos_token_id=0)).eval()
+    with torch.no_grad(), ch.watch(model) as seen:
+        model(torch.arange(12)[None])
+    seen.save(tmp_path / "page.html", language="zh", exact=[(1, 0)])
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    header = json.loads(re.search(r'id="clearhead">(.*?)</script>', text)[1])
+    assert [layer["exact"] for layer in header["runs"][0]["layers"]] == [[], [0]]
+    assert header["language"] == "zh"
+    assert header["runs"][0]["tokens"] == [str(token) for token in range(12)]
+    seen.save(tmp_path / "seen.safetensors")
+    assert ch.load(tmp_path / "seen.safetensors").to_html(language="zh", exact=[(1, 0)]) == seen.to_html(
+        language="zh", exact=[(1, 0)]
+    )
+    with pytest.raises(RuleError, match="exact is for a page"):
+        seen.save(tmp_path / "seen.safetensors", exact=[])
+    with torch.no_grad(), ch.watch(model, keep=False) as nothing:
+        model(torch.arange(12)[None])
+    with pytest.raises(RuleError, match="without its queries"):
+        nothing.save(tmp_path / "page2.html")
+    assert not (tmp_path / "page2.html").exists()
+
+
+# the browser
+
+
+def state(page):
+    """What is chosen, from the link to the place."""
+    return dict(part.split("=") for part in page.evaluate("location.hash").lstrip("#").split("&"))
+
+
+def ready(page):
+    until(
+        page,
+        "document.querySelector('#readout')?.textContent !== '' && "
+        "document.querySelector('.map-of')?.dataset.missing === '0'",
+    )
+
+
+def value_of(text):
+    return float(re.search(r": ([\d.e-]+)", text)[1])
+
+
+def test_it_opens_from_disk_without_a_network_a_request_or_an_error(running, written):
+    with opened(running, written, wait=".map-of") as (page, unwanted):
+        ready(page)
+        assert page.locator(".heads .head").count() == 2 * H
+        assert unwanted == []
+
+
+def test_the_keyboard_walks_and_the_numbers_are_those_of_the_matrix(running, written, small):
+    with opened(running, written, wait=".map-of") as (page, unwanted):
+        ready(page)
+        page.locator(".map-of").focus()
+        layer, head = 0, 0
+        for keys in (["ArrowUp"], ["ArrowLeft", "ArrowLeft"], ["]"], ["}"], ["Shift+ArrowUp"], ["["], ["Enter"]):
+            for key in keys:
+                page.keyboard.press(key)
+            page.wait_for_timeout(150)
+            ready(page)
+            layer, head = map(int, state(page)["at"].split(".")[1:])
+            i, j = map(int, state(page)["cell"].split("."))
+            text = page.locator("#readout").text_content()
+            assert text.startswith(f"query {i} “{TOKENS[i].strip()}” → key {j}")
+            expected = small[layer][0, head, i, j]
+            assert value_of(text) == pytest.approx(expected, rel=2e-3) if j <= i else "masked" in text
+        assert (layer, head) == (1, 0)
+        page.keyboard.press("/")
+        assert page.evaluate("document.activeElement.id") == "search"
+        page.keyboard.type("Rain")
+        page.keyboard.press("Enter")
+        until(page, f"document.querySelector('#readout').textContent.startsWith('query {TOKENS.index(' rained')} ')")
+        assert "1 of 1" in page.locator(".text").text_content()
+        until(page, "document.querySelector('.live').textContent.startsWith('query')")
+        assert unwanted == []
+
+
+def test_pointing_shows_a_weight_and_a_click_pins_it(running, written, small):
+    with opened(running, written, wait=".map-of") as (page, _):
+        ready(page)
+        box = page.locator(".map-of canvas").bounding_box()
+        page.mouse.move(box["x"] + 130, box["y"] + 400)
+        page.wait_for_timeout(200)
+        i, j = map(int, state(page)["cell"].split("."))
+        assert value_of(page.locator("#readout").text_content()) == pytest.approx(small[0][0, 0, i, j], rel=2e-3)
+        page.mouse.click(box["x"] + 130, box["y"] + 400)
+        page.mouse.move(box["x"] + 300, box["y"] + 300)
+        page.wait_for_timeout(200)
+        assert state(page)["cell"] == f"{i}.{j}"
+
+
+def test_tables_lists_words_and_differences_say_the_same_numbers(running, written, small):
+    with opened(running, written, wait=".map-of", place="#at=0.0.2&cell=20.4") as (page, unwanted):
+        ready(page)
+        weights = small[0][0, 2].astype(np.float64)
+        page.locator("details.numbers summary").click()
+        page.wait_for_selector("details.numbers td")
+        shown = page.locator("details.numbers tbody tr").first.locator("td").all_text_contents()
+        assert [float(x) for x in shown] == pytest.approx(weights[13, :9], rel=6e-3, abs=1e-6)
+        best = page.locator(".strongest.role-query .place").all_text_contents()
+        assert [int(place) for place in best] == list(np.argsort(-weights[20])[:10])
+        page.check("#words")
+        page.wait_for_timeout(300)
+        ready(page)
+        text = page.locator("#readout").text_content()
+        assert "“unbelievably”" in text
+        starts = [0, *(at for at in range(1, len(TOKENS)) if TOKENS[at].startswith(" "))]
+        word = starts.index(20) if 20 in starts else max(at for at, start in enumerate(starts) if start <= 20)
+        ends = [*starts[1:], len(TOKENS)]
+        expected = weights[starts[word] : ends[word], 3:6].sum() / (ends[word] - starts[word])
+        assert value_of(text) == pytest.approx(expected, rel=2e-3)
+        page.uncheck("#words")
+        page.select_option("#other", "0 1 2")
+        page.wait_for_timeout(400)
+        ready(page)
+        i, j = map(int, state(page)["cell"].split("."))
+        difference = float(page.locator("#readout").text_content().split("difference ")[1].replace("−", "-"))
+        assert difference == pytest.approx(weights[i, j] - small[1][0, 2, i, j], abs=1e-3)
+        assert unwanted == []
+
+
+def test_a_link_leads_to_its_place(running, written):
+    place = "#at=0.1.3&cell=9.2&by=sink&show=mean.log.1.0"
+    with opened(running, written, wait=".map-of", place=place) as (page, _):
+        ready(page)
+        found = state(page)
+        assert (found["at"], found["cell"], found["by"], found["show"]) == ("0.1.3", "9.2", "sink", "mean.log.1.0")
+        assert page.locator("#scale").input_value() == "log"
+        assert page.is_checked("#aside")
+        page.locator(".heads .head").first.click()
+        until(page, "location.hash.includes('at=0.0.0')")
+
+
+def test_a_head_without_exact_weights_says_so_and_shows_its_picture(running, small, tmp_path):
+    place = tmp_path / "page.html"
+    place.write_bytes(long_page(document_of(small[0], TOKENS, exact=[("0", 1)])))
+    with opened(running, place, wait=".map-of", place="#at=0.0.0&cell=20.0") as (page, unwanted):
+        ready(page)
+        assert "a picture only" in page.locator(".here").text_content()
+        found = re.search(r": ([\d.e-]+) ± ([\d.e-]+)", page.locator("#readout").text_content())
+        assert abs(float(found[1]) - small[0][0, 0, 20, 0]) <= float(found[2]) * 1.1
+        page.keyboard.press("]")
+        until(page, "document.querySelector('.here').textContent.includes('every weight is computed')")
+        assert unwanted == []
+
+
+def test_hostile_tokens_are_text(running, tmp_path):
+    place = tmp_path / "page.html"
+    part = matrix(len(HOSTILE), causal=True)
+    run = long.Run(HOSTILE[0], [long.Sight(HOSTILE[1], range(H), part.sequence(0), note=HOSTILE[2])], list(HOSTILE))
+    place.write_bytes(long_page(long.document([run], long.Wish(title=HOSTILE[0]))))
+    with opened(running, place, wait=".map-of") as (page, unwanted):
+        ready(page)
+        page.check("#words")
+        page.wait_for_timeout(300)
+        assert page.evaluate("window.bad") is None
+        assert page.locator("main img").count() == 0
+        assert page.evaluate("document.documentElement.scrollWidth") <= 1280
+        assert unwanted == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_axe_finds_nothing_and_nothing_is_cut_off(running, written, scheme, width):
+    if not AXE.exists():
+        pytest.skip("axe-core is not installed: npm ci in page/")
+    options = {"color_scheme": scheme, "bypass_csp": True, "reduced_motion": "reduce"}
+    with opened(running, written, width, wait=".map-of", **options) as (page, _):
+        ready(page)
+        page.locator("details.numbers summary").click()
+        page.wait_for_selector("details.numbers td")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.evaluate(AXE.read_text(encoding="utf-8"))
+        found = page.evaluate("axe.run().then(r => r.violations.map(v => v.id + ': ' + v.nodes[0].html.slice(0, 200)))")
+        assert found == []
+
+
+def test_each_language_is_whole(running, written):
+    with opened(running, written, wait=".map-of") as (page, _):
+        ready(page)
+        assert "every head" in page.locator("main").inner_text().lower()
+        page.locator("#language").click()
+        until(page, "document.querySelector('#readout')?.textContent.startsWith('查询')")
+        words = page.locator("main").inner_text()
+        latin = (
+            set(re.findall(r"[A-Za-z]{3,}", words))
+            - {part.strip() for part in TOKENS}
+            - {"float", "log", "sum", "exp", "text"}
+        )
+        assert latin <= set("".join(TOKENS).split()) | {"unbelievably", "outside"}, latin
+
+
+def test_the_tab_answers_at_a_hundred_thousand_tokens(running, tmp_path):
+    n = 100_000
+    q, k = (RNG.standard_normal((1, n, 8), dtype=np.float32).astype(bfloat16) for _ in "qk")
+    part = ch.AttentionMatrix(q, k, causal=True, window=(3000, 0))
+    run = long.Run("long", [long.Sight("0", [0], part.sequence(0))], [f" w{at}" for at in range(n)])
+    place = tmp_path / "page.html"
+    place.write_bytes(long_page(long.document([run], long.Wish())))
+    assert place.stat().st_size < 8e6
+    with opened(running, place, wait=".map-of") as (page, unwanted):
+        for key in ("+", "+", "+", "+", "+", "+", "+", "+", "ArrowUp", "ArrowLeft"):
+            page.keyboard.press(key)
+        until(page, "document.querySelector('.where').textContent.includes('each cell is one weight')", patience=60_000)
+        ready(page)
+        i, j = map(int, state(page)["cell"].split("."))
+        assert value_of(page.locator("#readout").text_content()) == pytest.approx(float(part[0, i, j]), rel=2e-3)
+        assert unwanted == []
+
+
+# elsewhere
+
+
+def test_a_notebook_gets_text_a_picture_and_a_frame(small):
+    bundle = small[0]._repr_mimebundle_()
+    assert set(bundle) == {"text/plain", "image/svg+xml", "text/html"}
+    assert bundle["text/html"].startswith('<iframe sandbox="allow-scripts allow-downloads"')
+    large = ch.AttentionMatrix(np.ones((20000, 2), np.float32), np.ones((20000, 2), np.float32))._repr_mimebundle_()
+    assert "save(" in large["text/html"]
+    assert "_logsumexp" not in large  # and nothing was computed
+    seen = small[0].observe(entropy=True, received=True, top=2)._repr_mimebundle_()
+    assert set(seen) == {"text/plain", "image/svg+xml", "text/html"}
+    assert "entropy" in seen["text/plain"]
+    assert set(ch.AttentionMatrix(np.ones((0, 2)), np.ones((3, 2)))._repr_mimebundle_()) == {"text/plain"}
+
+
+def test_pictures_and_plots_for_papers(small, tmp_path):
+    pytest.importorskip("matplotlib").use("Agg")
+    assert small[0].to_png(1).startswith(b"\x89PNG")
+    assert small[0].to_svg(3).startswith("<svg")
+    big = ch.AttentionMatrix(RNG.standard_normal((700, 4)), RNG.standard_normal((900, 4)))
+    assert "the largest of 11×15 in a pixel" in big.to_svg()
+    for shape in ((700, 900), (30, 20)):
+        part = ch.AttentionMatrix(RNG.standard_normal((shape[0], 4)), RNG.standard_normal((shape[1], 4)))
+        ax = part.plot()
+        assert ax.get_xlabel() == "key"
+        assert np.isclose(ax.images[0].get_array().max(), part[...].max())
+    with pytest.raises(SelectionError, match="no head 9"):
+        small[0].plot(9)
+
+
+def test_the_page_of_a_file_from_the_command_line(tmp_path, capsys):
+    from clearhead.cli import main
+
+    (tmp_path / "book.txt").write_text("humpty dumpty sat on a wall", encoding="utf-8")
+    place = tmp_path / "page.html"
+    assert main(["explain", "--file", str(tmp_path / "book.txt"), "--html", str(place), "--exact", "1.2,0.3"]) == 0
+    assert "2 layers, 16 heads, 6 tokens" in capsys.readouterr().out.replace("\n", " ")
+    header = json.loads(re.search(r'id="clearhead">(.*?)</script>', place.read_text(encoding="utf-8"))[1])
+    assert [layer["exact"] for layer in header["runs"][0]["layers"]] == [[3], [2]]
+    for wrong, words in (
+        (["--file", str(tmp_path / "none.txt")], "cannot be read"),
+        (["text", "--file", str(tmp_path / "book.txt")], "one of them"),
+        ([], "one of them"),
+        (["text", "--exact", "1.2"], "for the page of a long text"),
+        (["--file", str(tmp_path / "book.txt"), "--html", str(place), "--exact", "x"], "expected layer.head"),
+    ):
+        assert main(["explain", *wrong]) == 2
+        assert words in capsys.readouterr().err
+    (tmp_path / "bytes.txt").write_bytes(b"ab\xff")
+    assert main(["explain", "--file", str(tmp_path / "bytes.txt")]) == 2
+    assert "byte 2 is 0xff" in capsys.readouterr().err
+
+
+def test_nothing_half_written(tmp_path):
+    with pytest.raises(FileError, match="cannot be written"):
+        matrix(4).save(tmp_path / "missing" / "page.html")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,204 @@
+"""`clearhead view`: the page served to this machine alone; bad requests get a reason, and the server lives on."""
+
+import http.client
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import clearhead as ch
+from browser import browser, until
+from clearhead.view import long
+from clearhead.view.tiles import tile
+
+server = pytest.importorskip("clearhead.view.server")
+uvicorn = pytest.importorskip("uvicorn")
+TOKEN = "a-token"
+N, M = 20, 24
+
+
+@pytest.fixture(scope="module")
+def matrix():
+    rng = np.random.default_rng(3)
+    q, k = rng.standard_normal((2, 4, N, 6)), rng.standard_normal((2, 2, M, 6))
+    return ch.AttentionMatrix(q, k, causal=True, query_offset=M - N)
+
+
+@pytest.fixture(scope="module")
+def port(matrix):
+    run = long.Run("run", [long.Sight("0", range(4), matrix.sequence(1))], [f" w{at}" for at in range(M)])
+    document = long.document([run], long.Wish(title="served", served=True))
+    listening = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(server.application(document, [run], TOKEN), log_level="error", lifespan="off")
+    serving = uvicorn.Server(config)
+    thread = threading.Thread(target=serving.run, kwargs={"sockets": [listening]})
+    thread.start()
+    yield listening.getsockname()[1]
+    serving.should_exit = True
+    thread.join()
+    listening.close()
+
+
+def asked(port, path, body=None, method=None, **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    data = json.dumps(body) if isinstance(body, dict) else body
+    connection.request(method or ("GET" if body is None else "POST"), path, data, headers)
+    answer = connection.getresponse()
+    found = answer.status, answer.read(), dict(answer.getheaders())
+    connection.close()
+    return found
+
+
+HEAD = {"run": 0, "layer": 0, "head": 2}
+
+
+def test_rows_columns_and_tiles_are_the_matrix(port, matrix):
+    weights = matrix[1, 2]
+    status, row, _ = asked(port, f"/{TOKEN}/row", {**HEAD, "at": 7})
+    assert status == 200
+    assert np.allclose(np.maximum(np.frombuffer(row, "<f4"), 0), weights[7], atol=1e-6)
+    assert (np.frombuffer(row, "<f4")[7 + M - N + 1 :] == -1).all()
+    _, column, _ = asked(port, f"/{TOKEN}/column", {**HEAD, "at": 7})
+    assert np.allclose(np.maximum(np.frombuffer(column, "<f4"), 0), weights[:, 7], atol=1e-6)
+    wish = {"rows": [0, 3, 4, 9], "cols": [2, 5, 6, 11, 12], "step": 2, "rule": "mean"}
+    _, found, _ = asked(port, f"/{TOKEN}/tile", {**HEAD, **wish})
+    expected = tile(matrix.sequence(1), 2, wish["rows"], wish["cols"], 2, "mean")
+    assert np.array_equal(np.frombuffer(found, "<f4").reshape(2, 2), expected)
+
+
+GOOD = {**HEAD, "rows": [0, 1, 2], "cols": [0, 1], "step": 1, "rule": "most"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"head": 4}, "head is 4: expected a whole number from 0 to 3"),
+        ({"head": -1}, "head is -1"),
+        ({"head": True}, "head is True"),
+        ({"layer": "x"}, "layer is 'x'"),
+        ({"run": None}, "run is None"),
+        ({"rows": [0]}, "rows: expected 2 to 2049"),
+        ({"rows": [0, 0]}, "rows: expected rising"),
+        ({"rows": [0, N + 1]}, f"from 0 to {N}"),
+        ({"cols": [-1, 2]}, "cols: expected rising"),
+        ({"cols": list(range(3000))}, "cols: expected 2 to 2049"),
+        ({"cols": "all"}, "cols: expected"),
+        ({"rule": "sum"}, "rule is 'sum'"),
+        ({"step": -3}, "step is -3"),
+    ],
+    ids=str,
+)
+def test_a_bad_tile_request_gets_a_reason_and_the_server_lives_on(port, changes, words):
+    status, said, _ = asked(port, f"/{TOKEN}/tile", {**GOOD, **changes})
+    assert status == 400
+    assert words in said.decode()
+    assert asked(port, f"/{TOKEN}/tile", GOOD)[0] == 200
+
+
+def test_only_this_machine_and_this_page_are_answered(port):
+    assert asked(port, f"/{TOKEN}/")[0] == 200
+    assert asked(port, "/other/")[0] == 404
+    assert asked(port, "/")[0] == 404
+    assert asked(port, f"/{TOKEN}/nothing", GOOD)[0] == 404
+    assert asked(port, f"/{TOKEN}/tile")[0] == 405
+    assert asked(port, f"/{TOKEN}/tile", "no json")[0] == 400
+    assert asked(port, f"/{TOKEN}/tile", "[1]")[0] == 400
+    assert asked(port, f"/{TOKEN}/", Host="evil.example")[0] == 400
+    assert asked(port, f"/{TOKEN}/", Origin="http://evil.example")[0] == 403
+    assert asked(port, f"/{TOKEN}/tile", GOOD, Origin="null")[0] == 403
+    assert asked(port, f"/{TOKEN}/tile", GOOD, Origin=f"http://127.0.0.1:{port}")[0] == 200
+    _, _, headers = asked(port, f"/{TOKEN}/")
+    policy = {name.lower(): value for name, value in headers.items()}["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "connect-src 'self'" in policy
+
+
+def test_the_same_page_opens_and_its_numbers_come_from_the_server(port, matrix):
+    with browser() as running:
+        page = running.new_context().new_page()
+        unwanted = []
+        page.on("console", lambda message: unwanted.append(message.text))
+        page.on("pageerror", lambda error: unwanted.append(str(error)))
+        page.goto(f"http://127.0.0.1:{port}/{TOKEN}/#at=0.0.2&cell=15.6")
+        page.wait_for_selector(".map-of")
+        until(page, "document.querySelector('#readout').textContent.startsWith('query 15')")
+        until(page, "document.querySelector('.map-of').dataset.missing === '0'")
+        value = float(re.search(r": ([\d.e-]+)", page.locator("#readout").text_content())[1])
+        assert value == pytest.approx(matrix[1, 2, 15, 6], rel=1e-3)
+        page.check("#words")
+        page.wait_for_timeout(300)
+        until(page, "document.querySelector('.map-of').dataset.missing === '0'")
+        assert unwanted == []
+
+
+def test_a_notebook_s_kernel_answers_its_frame(matrix):
+    widget = pytest.importorskip("clearhead.view.widget")
+    run = long.Run("run", [long.Sight("0", range(4), matrix.sequence(1))], [f" w{at}" for at in range(M)])
+    document = long.document([run], long.Wish(title="in a frame", served="frame"))
+    assert widget.replied({"id": 3, "what": "row", "wanted": {**HEAD, "at": 99}}, [run])[0] == {
+        "id": 3, "error": f"at is 99: expected a whole number from 0 to {N - 1}"
+    }  # fmt: skip
+    assert "cannot be asked" in widget.replied({"id": 3, "what": "all", "wanted": {}}, [run])[0]["error"]
+
+    def kernel(message):
+        words, buffers = widget.replied(message, [run])
+        return [words, list(buffers[0])] if buffers else [words, None]
+
+    with browser() as running:
+        page = running.new_context().new_page()
+        page.expose_function("kernel", kernel)
+        page.evaluate(
+            """async ([relay, html]) => {
+              const { default: view } = await import(`data:text/javascript,${encodeURIComponent(relay)}`);
+              let answered;
+              const model = {
+                get: () => html, off() {}, on: (_, then) => (answered = then),
+                send: async (data) => {
+                  const [words, bytes] = await kernel(data);
+                  answered(words, bytes ? [new DataView(Uint8Array.from(bytes).buffer)] : []);
+                },
+              };
+              view.render({ model, el: document.body });
+            }""",
+            [widget.RELAY, widget.page.html(document)],
+        )
+        frame = page.frame_locator("iframe")
+        frame.locator("#readout", has_text=f"query {N - 1}").wait_for()
+        value = float(re.search(r": ([\d.e-]+)", frame.locator("#readout").text_content())[1])
+        assert value == pytest.approx(matrix[1, 0, N - 1].max(), rel=1e-3)
+
+
+def test_a_widget_is_made_where_anywidget_is():
+    pytest.importorskip("anywidget")
+    made = ch.AttentionMatrix(np.eye(4), np.eye(4)).widget(title="live")
+    assert "frame" in made.page
+
+
+def test_the_command_says_its_address_and_ends_with_ctrl_c(tmp_path):
+    text = tmp_path / "book.txt"
+    text.write_text("humpty dumpty sat on a wall", encoding="utf-8")
+    command = [sys.executable, "-m", "clearhead", "view", "--text-file", str(text), "--no-open"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        address = running.stdout.readline().strip()
+        port, token = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/([\w-]{32})/", address).groups()
+        status, page, _ = asked(int(port), f"/{token}/")
+        assert status == 200
+        assert b'"kind":"heads"' in page
+        running.send_signal(signal.SIGINT)
+        assert running.wait(timeout=20) == 0
+        assert "Traceback" not in running.stderr.read()
+
+
+def test_what_cannot_be_viewed_is_said(tmp_path, capsys):
+    from clearhead.cli import main
+
+    assert main(["view"]) == 2
+    assert "--text-file" in capsys.readouterr().err
+    assert main(["view", str(tmp_path / "none.safetensors")]) == 2
+    assert "cannot be read" in capsys.readouterr().err
