@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -242,6 +243,16 @@ def counts(rank: int, world: int, seed: int) -> None:
         assert plan.method == min(plan.bytes, key=plan.bytes.get)
 
 
+def cutting(rank: int, world: int, seed: int) -> None:
+    """Shards are what `positions` says, and together are the whole."""
+    x = torch.from_numpy(np.random.default_rng(seed).standard_normal((2, 13, 3)))
+    for layout in ("contiguous", "zigzag"):
+        own = ch.distributed.shard(x, layout=layout)
+        assert torch.equal(own, x[:, ch.distributed.positions(13, layout=layout)])
+        assert torch.equal(own, cut(x, 1, [13 // world + (r < 13 % world) for r in range(world)], rank, layout))
+        assert torch.equal(ch.distributed.unshard(own, layout=layout), x)
+
+
 def decoding(rank: int, world: int, seed: int) -> None:
     """One new query on the last rank, keys on all: partial answers are merged."""
     rng = np.random.default_rng(seed)
@@ -273,6 +284,12 @@ def differently(rank: int, world: int, _seed: int) -> None:
         (q, q, {}, rows, "has mask given, but rank 0 has not given"),
         (q, q, rows, {"mask": np.ones((3, n), bool)}, "was refused: mask has shape (3, "),
     ]
+
+    def check(told: str, expected: str) -> None:
+        own_error = last and "was refused: " in expected
+        wanted = expected.removeprefix("was refused: ") if own_error else f"rank {world - 1} {expected}"
+        assert wanted in told, (wanted, told)
+
     for own_q, own_k, rules_of_all, rules_of_last, expected in calls:
         given = rules_of_all | (rules_of_last if last else {})
         tensors = (own_q, own_k, own_k) if last else (q, q, q)
@@ -281,9 +298,23 @@ def differently(rank: int, world: int, _seed: int) -> None:
             ch.distributed.attention(*tensors, timeout=20.0, **given)
         except ch.errors.ClearheadError as error:
             told = error.one_line()
-        own_error = last and "was refused: " in expected
-        wanted = expected.removeprefix("was refused: ") if own_error else f"rank {world - 1} {expected}"
-        assert wanted in told, (wanted, told)
+        check(told, expected)
+    matrix = ch.distributed.ShardedAttentionMatrix(q, q, timeout=20.0)
+    asked: list[tuple[Callable[[], Any], str]] = [
+        (lambda: matrix.observe(entropy=last), "has entropy True, but rank 0 has False"),
+        (lambda: matrix.observe(entropy=1 if last else True), "was refused: entropy is 1: expected True or False."),
+        (lambda: matrix[0, 0, int(last)], "has index [0, 0, 1, range(0, "),
+        (lambda: matrix[0, 0, 99 if last else 0], "was refused: index 99 is outside axis 2"),
+        (lambda: matrix @ q[..., : 4 if last else 8], "has v's width 4, but rank 0 has 8"),
+        (lambda: matrix.T @ q[0, 0, : 3 if last else 4], "was refused: g has shape (3, 8)"),
+    ]
+    for ask, expected in asked:
+        told = ""
+        try:
+            ask()
+        except ch.errors.ClearheadError as error:
+            told = error.one_line()
+        check(told, expected)
 
 
 FAULTS = {  # what goes wrong on one rank, and what the others say

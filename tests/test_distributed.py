@@ -57,7 +57,7 @@ def test_every_rule_and_method(tmp_path: Path):
 
 
 def test_bits_bytes_and_exactness(tmp_path: Path):
-    all_well(tmp_path, [("bits,exact,windows,counts,decoding", world, "7") for world in "1234"])
+    all_well(tmp_path, [("bits,exact,windows,counts,cutting,decoding", world, "7") for world in "1234"])
 
 
 def test_ranks_called_differently_hear_who_and_what(tmp_path: Path):
