@@ -1,9 +1,11 @@
-"""One rank of a test over a process group: `python sharded.py SCENARIO,… RANK WORLD PORT SEED …`."""
+"""Ranks of tests over process groups: `python sharded.py DIRECTORY SCENARIO,…/WORLD/PORT/SEED/… …`."""
 
 import os
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -241,6 +243,16 @@ def counts(rank: int, world: int, seed: int) -> None:
         assert plan.method == min(plan.bytes, key=plan.bytes.get)
 
 
+def cutting(rank: int, world: int, seed: int) -> None:
+    """Shards are what `positions` says, and together are the whole."""
+    x = torch.from_numpy(np.random.default_rng(seed).standard_normal((2, 13, 3)))
+    for layout in ("contiguous", "zigzag"):
+        own = ch.distributed.shard(x, layout=layout)
+        assert torch.equal(own, x[:, ch.distributed.positions(13, layout=layout)])
+        assert torch.equal(own, cut(x, 1, [13 // world + (r < 13 % world) for r in range(world)], rank, layout))
+        assert torch.equal(ch.distributed.unshard(own, layout=layout), x)
+
+
 def decoding(rank: int, world: int, seed: int) -> None:
     """One new query on the last rank, keys on all: partial answers are merged."""
     rng = np.random.default_rng(seed)
@@ -272,6 +284,12 @@ def differently(rank: int, world: int, _seed: int) -> None:
         (q, q, {}, rows, "has mask given, but rank 0 has not given"),
         (q, q, rows, {"mask": np.ones((3, n), bool)}, "was refused: mask has shape (3, "),
     ]
+
+    def check(told: str, expected: str) -> None:
+        own_error = last and "was refused: " in expected
+        wanted = expected.removeprefix("was refused: ") if own_error else f"rank {world - 1} {expected}"
+        assert wanted in told, (wanted, told)
+
     for own_q, own_k, rules_of_all, rules_of_last, expected in calls:
         given = rules_of_all | (rules_of_last if last else {})
         tensors = (own_q, own_k, own_k) if last else (q, q, q)
@@ -280,9 +298,23 @@ def differently(rank: int, world: int, _seed: int) -> None:
             ch.distributed.attention(*tensors, timeout=20.0, **given)
         except ch.errors.ClearheadError as error:
             told = error.one_line()
-        own_error = last and "was refused: " in expected
-        wanted = expected.removeprefix("was refused: ") if own_error else f"rank {world - 1} {expected}"
-        assert wanted in told, (wanted, told)
+        check(told, expected)
+    matrix = ch.distributed.ShardedAttentionMatrix(q, q, timeout=20.0)
+    asked: list[tuple[Callable[[], Any], str]] = [
+        (lambda: matrix.observe(entropy=last), "has entropy True, but rank 0 has False"),
+        (lambda: matrix.observe(entropy=1 if last else True), "was refused: entropy is 1: expected True or False."),
+        (lambda: matrix[0, 0, int(last)], "has index [0, 0, 1, range(0, "),
+        (lambda: matrix[0, 0, 99 if last else 0], "was refused: index 99 is outside axis 2"),
+        (lambda: matrix @ q[..., : 4 if last else 8], "has v's width 4, but rank 0 has 8"),
+        (lambda: matrix.T @ q[0, 0, : 3 if last else 4], "was refused: g has shape (3, 8)"),
+    ]
+    for ask, expected in asked:
+        told = ""
+        try:
+            ask()
+        except ch.errors.ClearheadError as error:
+            told = error.one_line()
+        check(told, expected)
 
 
 FAULTS = {  # what goes wrong on one rank, and what the others say
@@ -322,10 +354,12 @@ def fault(rank: int, world: int, seed: int, kind: str, method: str) -> None:
     except (ch.errors.DistributedError, MemoryError) as error:
         told = str(error)
     assert told, "an answer without one of the ranks"
-    if rank != wrong:
-        assert time.monotonic() - start < 30, time.monotonic() - start
+    print("ended", time.time())
+    if rank != wrong or kind == "late":
+        assert time.monotonic() - start < 30, time.monotonic() - start  # the group itself would wait for 60
         holder = "rank 0, which holds the store, no longer answers"
-        assert FAULTS[kind].format(wrong) in told or (wrong == 0 and holder in told), told
+        gone = wrong == 0 or rank == wrong  # the holder is the one, or has left before the late one came
+        assert FAULTS[kind].format(wrong) in told or (gone and holder in told), told
 
 
 def die(*_: Any) -> None:
@@ -333,7 +367,8 @@ def die(*_: Any) -> None:
 
 
 def stall(*_: Any) -> None:
-    time.sleep(9)
+    time.sleep(12)
+    print("awake", time.time(), flush=True)
     raise ch.errors.DistributedError("awake again")
 
 
@@ -341,19 +376,36 @@ def break_down(*_: Any) -> None:
     raise MemoryError("no room")
 
 
-def main() -> None:
-    scenario, rank, world, port, seed = sys.argv[1], *map(int, sys.argv[2:6])
+def one_rank(job: str, rank: int, place: Path) -> None:
+    """Run one rank of a job; what it says goes to a file, and "well" is its last word."""
+    scenarios, world, port, seed, *more = job.split("/")
+    told = os.open(place, os.O_WRONLY | os.O_CREAT)
+    for stream in (1, 2):
+        os.dup2(told, stream)
     torch.set_num_threads(1)
     ch.set_num_threads(1)
     wait = timedelta(seconds=60)
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world, timeout=wait)
-    for name in scenario.split(","):
-        globals()[name](rank, world, seed, *sys.argv[6:])
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=int(world), timeout=wait)
+    for name in scenarios.split(","):
+        globals()[name](rank, int(world), int(seed), *more)
     print("well", flush=True)
-    if scenario == "fault":
-        return
-    dist.barrier()
-    dist.destroy_process_group()
+    if scenarios != "fault":
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def main() -> None:
+    """Fork all ranks of all jobs, and wait for them."""
+    directory, *jobs = sys.argv[1:]
+    for number, job in enumerate(jobs):
+        for rank in range(int(job.split("/")[1])):
+            if os.fork() == 0:
+                return one_rank(job, rank, Path(directory) / f"{number}.{rank}")
+    while True:
+        try:
+            os.wait()
+        except ChildProcessError:
+            return None
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
 """Sharded attention on 1 to 4 real gloo processes: one process's numbers, the same bits, faults that name the rank."""
 
+import os
+import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -22,52 +25,55 @@ FAULTS = (  # what goes wrong on which of three ranks, during which method
 )
 
 
-def start(scenario: str, world: int, seed: int, *more: str) -> list[subprocess.Popen[str]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    return [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT), scenario, str(rank), str(world), str(port), str(seed), *more],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in range(world)
-    ]  # fmt: skip
-
-
-def ends(started: list[subprocess.Popen[str]]) -> list[str]:
-    """What every rank said until its end."""
+def run(directory: Path, jobs: list[tuple[str, ...]]) -> list[list[str]]:
+    """Start every rank of these jobs, (scenarios, ranks, seed, …), and return what each rank of each said."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in jobs]
+    ports = [str(one.getsockname()[1]) for one in sockets]
+    for one in sockets:
+        one.close()
+    told = ["/".join([job[0], job[1], port, *job[2:]]) for job, port in zip(jobs, ports, strict=True)]
+    launcher = subprocess.Popen([sys.executable, str(SCRIPT), str(directory), *told], start_new_session=True)
     try:
-        return [rank.communicate(timeout=120)[0] for rank in started]
+        launcher.wait(timeout=150)
     finally:
-        for rank in started:
-            rank.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.wait()
+    return [
+        [(directory / f"{number}.{rank}").read_text(errors="replace") for rank in range(int(job[1]))]
+        for number, job in enumerate(jobs)
+    ]
 
 
-def run(scenario: str, world: int, seed: int) -> None:
-    """Start every rank, and see that all end well; a failure shows what the rank said."""
-    for rank, text in enumerate(ends(start(scenario, world, seed))):
-        assert text.endswith("well\n"), f"rank {rank} of {world}, seed {seed}:\n{text[-3000:]}"
+def all_well(directory: Path, jobs: list[tuple[str, ...]]) -> None:
+    for job, said in zip(jobs, run(directory, jobs), strict=True):
+        for rank, text in enumerate(said):
+            assert text.endswith("well\n"), f"{job}, rank {rank}:\n{text[-3000:]}"
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
-def test_every_rule_and_method(world: int):
-    run("rules", world, int(np.random.default_rng().integers(2**31)))
+def test_every_rule_and_method(tmp_path: Path):
+    seed = str(np.random.default_rng().integers(2**31))
+    all_well(tmp_path, [("rules", world, seed) for world in "1234"])
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
-def test_bits_bytes_and_differences(world: int):
-    run("bits,exact,windows,counts,decoding,differently", world, 7)
+def test_bits_bytes_and_exactness(tmp_path: Path):
+    all_well(tmp_path, [("bits,exact,windows,counts,cutting,decoding", world, "7") for world in "1234"])
 
 
-def test_faults_end_every_rank_with_the_name_of_the_one():
-    groups = [start("fault", 3, wrong, kind, method) for kind, wrong, method in FAULTS]
-    everything = [ends(started) for started in groups]
+def test_ranks_called_differently_hear_who_and_what(tmp_path: Path):
+    all_well(tmp_path, [("differently", world, "0") for world in "234"])
+
+
+def test_faults_end_every_rank_with_the_name_of_the_one(tmp_path: Path):
+    everything = run(tmp_path, [("fault", "3", str(wrong), kind, method) for kind, wrong, method in FAULTS])
     for (kind, wrong, method), said in zip(FAULTS, everything, strict=True):
-        for rank in {0, 1, 2} - {wrong}:
+        for rank in {0, 1, 2} - {wrong} | ({wrong} if kind == "late" else set()):
             assert said[rank].endswith("well\n"), (
                 f"{kind} on rank {wrong}, {method}, rank {rank}:\n{said[rank][-3000:]}"
             )
+        if kind == "stalls":  # the others did not wait for it
+            ends = [float(said[rank].split("ended")[1].split()[0]) for rank in {0, 1, 2} - {wrong}]
+            assert max(ends) < float(said[wrong].split("awake")[1].split()[0])
 
 
 def long_context(ranks: int) -> subprocess.CompletedProcess[str]:

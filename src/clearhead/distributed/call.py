@@ -42,6 +42,12 @@ def attention(
     Returns (…, heads, own queries, d_v). Gradients by q, k and v are of the sum of all ranks' losses; those by sinks
     and bias are this rank's part. Raises on every rank: DistributedError when ranks were called differently or one is
     gone, and what `attention` raises.
+
+    >>> import torch, torch.distributed as dist, clearhead as ch  # alone here; torchrun sets up the group of many
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> ch.distributed.attention(torch.zeros(2, 4), torch.zeros(2, 4), torch.eye(2), causal=True).tolist()
+    [[1.0, 0.0], [0.5, 0.5]]
+    >>> dist.destroy_process_group()
     """
     tensors = {name: x for name, x in rules.items() if isinstance(x, Tensor) and name in ("bias", "sinks")}
     ranks = Ranks.of(group, timeout)

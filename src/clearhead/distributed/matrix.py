@@ -34,8 +34,12 @@ class ShardedAttentionMatrix:
     keys; pictures, sums between groups and weights read by index are those of the whole, the same on every rank.
     Answers carry no graph: `attention` is what is differentiable.
 
-    >>> A = ch.distributed.ShardedAttentionMatrix(own_q, own_k, causal=True)  # doctest: +SKIP
-    >>> A.received(), A[0, 3, 71], A.image(256, 256)  # doctest: +SKIP
+    >>> import torch, torch.distributed as dist, clearhead as ch
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> A = ch.distributed.ShardedAttentionMatrix(torch.zeros(2, 4), torch.zeros(2, 4), causal=True)
+    >>> A.received().tolist(), A[-1].tolist(), A
+    ([1.5, 0.5], [0.5, 0.5], ShardedAttentionMatrix(queries 2, keys 2) float32 on 1 rank by gather)
+    >>> dist.destroy_process_group()
     """
 
     __array_ufunc__ = None
@@ -81,8 +85,9 @@ class ShardedAttentionMatrix:
         return self.shape[0]
 
     def __repr__(self) -> str:
-        ranks = self._shards.ranks.world
-        return f"ShardedAttentionMatrix{named(self.shape, WEIGHTS)} {self.dtype} on {ranks} ranks by {self._method}"
+        world = self._ranks.world
+        place = f"on {world} rank{'s' * (world > 1)} by {self._method}"
+        return f"ShardedAttentionMatrix{named(self.shape, WEIGHTS)} {self.dtype} {place}"
 
     def __getitem__(self, key: Any) -> Any:
         """Exact weights of the whole by integers, slices and Ellipsis, the same on every rank; all give the same index.
