@@ -66,6 +66,11 @@ class Engine(Protocol):
         """
 
 
+def elsewhere(problem: Problem) -> str:
+    """Why an engine of the CPU cannot read the arrays; "" where it can."""
+    return "" if problem.device == "cpu" else f"the arrays are on device {problem.device}: this engine runs on the CPU."
+
+
 def room_for_rows(problem: Problem, v: Array | None, want: Wanted) -> dict[str, Array]:
     """Where the answers of a row pass go, by name; to be filled."""
     shape = (problem.batch, problem.heads, problem.queries)

@@ -14,7 +14,7 @@ import numpy as np
 
 from clearhead.arrays import bfloat16, statistics_dtype
 from clearhead.axes import Array
-from clearhead.engines.base import Upstream, room_for_rows
+from clearhead.engines.base import Upstream, elsewhere, room_for_rows
 from clearhead.observations import Wanted
 from clearhead.problem import Problem
 from clearhead.threads import get_num_threads
@@ -74,10 +74,8 @@ def missing() -> str:
 
 
 def reasons_not(problem: Problem) -> list[str]:
-    """Why not: the kernel is missing."""
-    del problem
-    against = missing()
-    return [against] if against else []
+    """Why not: the kernel is missing, or the arrays are elsewhere."""
+    return [reason for reason in (missing(), elsewhere(problem)) if reason]
 
 
 def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) -> dict[str, Array]:
