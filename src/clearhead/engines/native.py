@@ -14,7 +14,7 @@ import numpy as np
 
 from clearhead.arrays import bfloat16, statistics_dtype
 from clearhead.axes import Array
-from clearhead.engines.base import Upstream, elsewhere, room_for_rows
+from clearhead.engines.base import Upstream, elsewhere, narrowed, room_for_rows, widened
 from clearhead.observations import Wanted
 from clearhead.problem import Problem
 from clearhead.threads import get_num_threads
@@ -120,12 +120,8 @@ def _receives(problem: Problem, want: Wanted) -> bool:
 
 def _rows_in_common(problem: Problem, q: Array, k: Array, v: Array, want: Wanted) -> dict[str, Array]:
     """Values of another dtype: everything is read in one that holds both, and answered in the problem's."""
-    common = np.dtype(np.float64 if np.float64 in (v.dtype, problem.dtype) else np.float32)
-    wide = replace(problem, dtype=common)
-    found = rows(wide, q.astype(common), k.astype(common), v.astype(common), want)
-    dtypes = {"output": problem.dtype, "top_indices": np.dtype(np.int64)}
-    usual = statistics_dtype(problem.dtype)
-    return {name: array.astype(dtypes.get(name, usual), copy=False) for name, array in found.items()}
+    wide = widened(problem, v)
+    return narrowed(problem, rows(wide, *(x.astype(wide.dtype) for x in (q, k, v)), want))
 
 
 def columns(problem: Problem, q: Array, k: Array, logsumexp: Array, want: Wanted) -> dict[str, Array]:
@@ -207,12 +203,9 @@ def _gradients_in_common(
 ) -> dict[str, Array]:
     """Values of another dtype, as in `_rows_in_common`."""
     assert upstream.output is not None
-    common = np.dtype(np.float64 if np.float64 in (v.dtype, problem.dtype) else np.float32)
-    wide = replace(problem, dtype=common)
-    told = replace(upstream, output=upstream.output.astype(common))
-    found = gradients(wide, q.astype(common), k.astype(common), v.astype(common), logsumexp, told)
-    bias = statistics_dtype(problem.dtype)
-    return {name: x.astype(bias if name == "bias" else problem.dtype, copy=False) for name, x in found.items()}
+    wide = widened(problem, v)
+    told = replace(upstream, output=upstream.output.astype(wide.dtype))
+    return narrowed(problem, gradients(wide, *(x.astype(wide.dtype) for x in (q, k, v)), logsumexp, told))
 
 
 def _columns(

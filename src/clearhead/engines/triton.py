@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from clearhead.axes import Array
-from clearhead.observations import Wanted
+from clearhead.engines.base import narrowed, widened
+from clearhead.observations import Groups, Wanted
 from clearhead.problem import Problem
 
 try:
@@ -19,16 +20,23 @@ try:
     import triton
 
     from clearhead.engines.gpu import given as gpu
+    from clearhead.engines.gpu.columns import Columns
+    from clearhead.engines.gpu.columns import columns as columns_kernel
+    from clearhead.engines.gpu.columns import pool as pool_kernel
     from clearhead.engines.gpu.rows import Partial, Rows
     from clearhead.engines.gpu.rows import merge as merge_kernel
     from clearhead.engines.gpu.rows import rows as rows_kernel
+    _NOTHING = Columns(None, None, None, None)
 except ImportError:
     triton = None
 
 MOST_D = 256
 _quiet = np.errstate(all="ignore")  # the interpreter computes with NumPy; infinities are values here
+_COLUMNS = 128  # of a product at a time
+_BAND = 64  # pixel rows or query groups at a time
 _FEW_ROWS = 64  # so many rows of a key head are one tile: decoding
-_SPLIT = 512  # keys in a split are a multiple of this
+_LONG = 4096  # more keys than this are split among programs where rows are few, into so many parts of whole blocks
+_SPLITS, _SPLIT = 64, 256
 
 
 def missing() -> str:
@@ -49,20 +57,23 @@ def reasons_not(problem: Problem) -> list[str]:
 @_quiet
 def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) -> dict[str, Array]:
     """The output and the row statistics, in one pass over the keys."""
+    if want.output and v is not None and v.dtype != problem.dtype:
+        wide = widened(problem, v)
+        return narrowed(problem, rows(wide, *(x.astype(wide.dtype) for x in (q, k, v)), want))
     device, number = gpu.place_of(q), gpu.statistics(problem)
     shape = (problem.batch, problem.heads, problem.queries)
-    found: dict[str, Any] = {}
+    room: dict[str, Any] = {}
     if want.output and v is not None:
-        found["output"] = torch.empty((*shape, v.shape[-1]), dtype=gpu.own_dtype(problem), device=device)
+        room["output"] = torch.empty((*shape, v.shape[-1]), dtype=gpu.own_dtype(problem), device=device)
     for name in ("logsumexp", "max_logit", "entropy", "distance"):
         if getattr(want, name):
-            found[name] = torch.empty(shape, dtype=number, device=device)
+            room[name] = torch.empty(shape, dtype=number, device=device)
     if want.top is not None:
-        found["top_weights"] = torch.empty((*shape, want.top), dtype=number, device=device)
-        found["top_indices"] = torch.empty((*shape, want.top), dtype=torch.int64, device=device)
+        room["top_weights"] = torch.empty((*shape, want.top), dtype=number, device=device)
+        room["top_indices"] = torch.empty((*shape, want.top), dtype=torch.int64, device=device)
     if problem.batch * problem.heads * problem.queries:
-        _launch_rows(problem, q, k, v if want.output else None, want.top or 0, found)
-    return {name: gpu.taken(tensor, q) for name, tensor in found.items()}
+        _launch_rows(problem, q, k, v if want.output else None, want.top or 0, room)
+    return {name: gpu.taken(tensor, q) for name, tensor in room.items()}
 
 
 def _launch_rows(problem: Problem, q: Array, k: Array, v: Array | None, top: int, found: dict[str, Any]) -> None:
@@ -74,7 +85,7 @@ def _launch_rows(problem: Problem, q: Array, k: Array, v: Array | None, top: int
     per_value = per_key if v is None else problem.heads // v.shape[1]
     together = gcd(per_key, per_value)
     pack = together if together * problem.queries <= _FEW_ROWS else 1
-    height = min(tiles.queries, gpu.padded(pack * problem.queries))
+    height = min(tiles.queries, max(_FEW_ROWS, gpu.padded(pack * problem.queries)))
     split = _split(problem, pack)
     splits = 1 if split is None else -(-problem.keys // split)
     slots = max(2, triton.next_power_of_2(top)) if top else 2
@@ -95,7 +106,7 @@ def _launch_rows(problem: Problem, q: Array, k: Array, v: Array | None, top: int
     )
     sizes = {"DV": gpu.padded(d_v), "TOP": slots, "FLOAT": tiles.number}
     own_q, own_k = gpu.given(q), gpu.given(k)
-    own_v = (None, None) if v is None else gpu.given(v)
+    own_v = (None, (0, 0, 0, 0)) if v is None else gpu.given(v)
     rules = gpu.rules(problem, device)
     grid = (-(-pack * problem.queries // height), problem.batch * problem.heads // pack, splits)
     rows_kernel[grid](
@@ -109,8 +120,138 @@ def _launch_rows(problem: Problem, q: Array, k: Array, v: Array | None, top: int
 
 def _split(problem: Problem, pack: int) -> int | None:
     """How many keys a program takes where queries are few and keys many: by lengths alone, never by the batch."""
-    few = 1 if triton.knobs.runtime.interpret else 8  # the interpreter splits small problems too
-    if pack * problem.queries > _FEW_ROWS or problem.keys <= few * _SPLIT // 8:
+    if pack * problem.queries > _FEW_ROWS or problem.keys <= _LONG:
         return None
-    size = _SPLIT if not triton.knobs.runtime.interpret else 64
-    return max(size, -(-problem.keys // (128 * size)) * size)
+    return -(-problem.keys // (_SPLITS * _SPLIT)) * _SPLIT
+
+
+@_quiet
+def columns(problem: Problem, q: Array, k: Array, logsumexp: Array, want: Wanted) -> dict[str, Array]:
+    """The column statistics, from the weights computed again; a picture takes one pass over the queries, cut in bands."""
+    device, number = gpu.place_of(q), gpu.statistics(problem)
+    lead = problem.batch, problem.heads
+    found: dict[str, Any] = {}
+    for name in ("received", "peak"):
+        if getattr(want, name):
+            found[name] = torch.zeros((*lead, problem.keys), dtype=number, device=device)
+    look = _Look(problem, q, k, logsumexp)
+    simple = {name: found[name] for name in ("received", "peak") if name in found}
+    if want.image is not None:
+        found["image"] = torch.zeros((*lead, *want.image), dtype=number, device=device)
+        _image(look, found["image"], simple)
+    elif simple:
+        look.launch(_NOTHING._replace(**simple))
+    if want.groups is not None:
+        found["groups"] = torch.zeros((*lead, *want.groups.counts), dtype=number, device=device)
+        _groups(look, want.groups, found["groups"])
+    return {name: gpu.taken(tensor, q) for name, tensor in found.items()}
+
+
+@_quiet
+def weights(problem: Problem, q: Array, k: Array, logsumexp: Array) -> Array:
+    """Every weight of this (small) problem: exp(logit - log-sum-exp)."""
+    shape = problem.batch, problem.heads, problem.queries, problem.keys
+    found = torch.zeros(shape, dtype=gpu.statistics(problem), device=gpu.place_of(q))
+    _Look(problem, q, k, logsumexp).launch(_NOTHING._replace(weights=found))
+    return gpu.taken(found, q)
+
+
+@_quiet
+def transposed(problem: Problem, q: Array, k: Array, logsumexp: Array, g: Array) -> Array:
+    """Aᵀ·g: g (batch, heads or 1, queries, d) to (batch, heads, keys, d)."""
+    shape = problem.batch, problem.heads, problem.keys, g.shape[-1]
+    found = torch.zeros(shape, dtype=gpu.statistics(problem), device=gpu.place_of(q))
+    look = _Look(problem, q, k, logsumexp)
+    for start in range(0, g.shape[-1], _COLUMNS):
+        part = found[..., start : start + _COLUMNS]
+        here = part if found.shape[-1] <= _COLUMNS else torch.empty_like(part, memory_format=torch.contiguous_format)
+        look.launch(_NOTHING._replace(product=here), g=g[..., start : start + _COLUMNS])
+        if here is not part:
+            part.copy_(here)
+    return gpu.taken(found, q)
+
+
+class _Look:
+    """The column pass over one problem, ready to be launched for different answers."""
+
+    def __init__(self, problem: Problem, q: Array, k: Array, logsumexp: Array) -> None:
+        self.problem, self.device = problem, gpu.place_of(q)
+        self.q, self.k = gpu.given(q), gpu.given(k)
+        self.logsumexp = gpu.given(logsumexp).tensor.contiguous().to(gpu.statistics(problem))
+        self.per_key = problem.heads // max(1, k.shape[1])
+        self.rules = gpu.rules(problem, self.device)
+
+    def launch(
+        self,
+        to: "Columns",
+        g: Array | None = None,
+        labels: Any = None,
+        band: tuple[int, int, int] = (0, 1, 0),  # the first column of g to be made, of how many, and how many now
+        span: tuple[int, int] | None = None,
+        only: tuple[int, int] | None = None,
+    ) -> None:
+        problem = self.problem
+        columns = band[2] if g is None else g.shape[-1]
+        tiles = gpu.tiles(problem, columns)
+        if not problem.batch * problem.heads * problem.keys * problem.queries:
+            return
+
+        def whole(part: tuple[int, int] | None) -> tuple[int, int] | None:
+            return None if part is None else tuple(-(-x // tiles.keys) * tiles.keys for x in part)  # type: ignore[return-value]
+
+        if span is not None:
+            span = span[0] // tiles.keys * tiles.keys, -(-span[1] // tiles.keys) * tiles.keys
+        given = (None, (0, 0, 0, 0)) if g is None else gpu.given(g)
+        if g is not None and g.shape[1] == 1:
+            given = (given[0], (given[1][0], 0, *given[1][2:]))
+        columns_kernel[(-(-problem.keys // tiles.queries), problem.batch * problem.heads)](
+            *self.q, *self.k, self.logsumexp, *given, labels, problem.d_k, self.rules, to, self.per_key, *band[:2],
+            columns, span, whole(only), M=tiles.queries, N=tiles.keys, DK=gpu.padded(problem.d_k),
+            D=gpu.padded(columns), FLOAT=tiles.number, PRECISION=tiles.precision,
+            num_warps=tiles.warps, num_stages=tiles.stages,
+        )  # fmt: skip
+
+
+def _image(look: _Look, image: Any, simple: dict[str, Any]) -> None:
+    """The picture in bands of pixel rows: each passes over its own queries, then pools the keys of each column."""
+    height, width = image.shape[-2:]
+    n = look.problem.queries
+    for first in range(0, height, _BAND):
+        count = min(_BAND, height - first)
+        span = first * n // height, -(-(first + count) * n // height)
+        only = first * n // height, (first + count) * n // height
+        product = torch.zeros((*image.shape[:2], look.problem.keys, count), dtype=image.dtype, device=look.device)
+        to = Columns(simple.get("received"), simple.get("peak"), None, product)
+        look.launch(to, band=(first, height, count), span=span, only=only)
+        _pool(look, product, image, first)
+
+
+def _groups(look: _Look, groups: Groups, found: Any) -> None:
+    """Sums between groups in bands of query groups: each passes over the queries from its first to its last."""
+    if not found.numel():
+        return
+    labels = torch.from_numpy(np.ascontiguousarray(groups.queries, np.int32)).to(look.device)
+    order = np.argsort(groups.keys, axis=-1, kind="stable")
+    ranks = np.take_along_axis(groups.keys, order, axis=-1)
+    starts = np.array([np.searchsorted(row, np.arange(groups.counts[1] + 1)) for row in ranks]).reshape(len(ranks), -1)
+    table = tuple(torch.from_numpy(np.ascontiguousarray(x, np.int32)).to(look.device) for x in (order, starts))
+    for first in range(0, groups.counts[0], _BAND):
+        count = min(_BAND, groups.counts[0] - first)
+        inside = np.flatnonzero(((groups.queries >= first) & (groups.queries < first + count)).any(axis=0))
+        if len(inside):
+            product = torch.zeros((*found.shape[:2], look.problem.keys, count), dtype=found.dtype, device=look.device)
+            span = int(inside[0]), int(inside[-1]) + 1
+            look.launch(_NOTHING._replace(product=product), labels=labels, band=(first, 1, count), span=span)
+            _pool(look, product, found, first, table)
+
+
+def _pool(look: _Look, product: Any, found: Any, first: int, table: tuple[Any, Any] = (None, None)) -> None:
+    """Add up the keys of each pixel column or group: into found[:, :, first:, :]."""
+    batch, heads, height, parts = found.shape
+    if found.numel() and product.numel():
+        number = gpu.tiles(look.problem, 16).number
+        columns = product.shape[-1]
+        pool_kernel[(parts, batch * heads)](
+            product, found, *table, look.problem.keys, parts, heads, columns, first, height,
+            D=gpu.padded(columns), FLOAT=number, N=32,
+        )  # fmt: skip
