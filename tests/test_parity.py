@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from itertools import product
-from math import prod
 
 import numpy as np
 import pytest
@@ -15,17 +14,15 @@ from clearhead import engines, reference
 from clearhead.arrays import FLOATS
 from clearhead.axes import Array
 from clearhead.errors import EngineError
-from problems import Case, cases, draw_layout
+from problems import Case, cases, draw_layout, too_slow_here
 from slack import Slack, assert_close, assert_top, dtype_of_statistics, rounding
-
-INTERPRETED = 6_000  # weights: what Triton's interpreter does in a second
 
 every_engine = pytest.mark.parametrize("engine", engines.NAMES)
 
 
 def refused(engine: str, case: Case) -> bool:
     """Does this engine refuse the problem? Then it must say why, all of it, and run nothing."""
-    if engine == "triton" and prod(case.problem.shape) > INTERPRETED:
+    if too_slow_here(engine, case):
         return True
     reasons = engines.get(engine).reasons_not(case.problem)
     if reasons:

@@ -5,13 +5,14 @@ Sums are in float32 (float64 for float64); float32 products are exact ones unles
 the CPU's memory: slowly, for tests.
 """
 
+from dataclasses import replace
 from math import gcd
 from typing import Any
 
 import numpy as np
 
 from clearhead.axes import Array
-from clearhead.engines.base import narrowed, widened
+from clearhead.engines.base import Upstream, narrowed, widened
 from clearhead.observations import Groups, Wanted
 from clearhead.problem import Problem
 
@@ -20,6 +21,7 @@ try:
     import triton
 
     from clearhead.engines.gpu import given as gpu
+    from clearhead.engines.gpu.backward import Derivatives
     from clearhead.engines.gpu.columns import Columns
     from clearhead.engines.gpu.columns import columns as columns_kernel
     from clearhead.engines.gpu.columns import pool as pool_kernel
@@ -255,3 +257,16 @@ def _pool(look: _Look, product: Any, found: Any, first: int, table: tuple[Any, A
             product, found, *table, look.problem.keys, parts, heads, columns, first, height,
             D=gpu.padded(columns), FLOAT=number, N=32,
         )  # fmt: skip
+
+
+@_quiet
+def gradients(
+    problem: Problem, q: Array, k: Array, v: Array | None, logsumexp: Array, upstream: Upstream
+) -> dict[str, Array]:
+    """The loss's derivatives by q, k, v and the bias; no two programs add to one place."""
+    if v is not None and upstream.output is not None and not v.dtype == upstream.output.dtype == problem.dtype:
+        wide = widened(problem, v)
+        told = replace(upstream, output=upstream.output.astype(wide.dtype))
+        return narrowed(problem, gradients(wide, *(x.astype(wide.dtype) for x in (q, k, v)), logsumexp, told))
+    found = Derivatives(problem, q, k, v, logsumexp, upstream).all()
+    return {name: gpu.taken(tensor, q) for name, tensor in found.items()}
