@@ -75,19 +75,36 @@ def ungraphed() -> AbstractContextManager[Any]:
     return nullcontext() if torch is None else torch.no_grad()
 
 
-def plain(x: Any, name: str) -> Array:
-    """The NumPy array behind a rule's value; numbers and lists are welcome here."""
+def plain(x: Any, name: str, device: str = "cpu") -> Array:
+    """The NumPy array behind a rule's value, or what is on `device` already; numbers and lists are welcome here."""
     if isinstance(x, (int, float, bool, list, tuple, np.generic)):
         try:
             return np.asarray(x)
         except ValueError:
             raise DtypeError(f"{name} is a ragged list: its rows differ in length.") from None
-    return on_cpu(adopt(x, name)[0])
+    array = adopt(x, name)[0]
+    return array if device_of(array) == device else on_cpu(array)
 
 
 def on_cpu(x: Array) -> Array:
     """The same numbers where NumPy reads them; a copy that waits for the device where they are elsewhere."""
     return _read(sys.modules["torch"], x.tensor.cpu()) if isinstance(x, DeviceArray) else x
+
+
+def broadcast(x: Array, shape: tuple[int, ...]) -> Array:
+    """A view of this shape; ValueError where x does not fit."""
+    if isinstance(x, DeviceArray):
+        if np.broadcast_shapes(x.shape, shape) != shape:
+            raise ValueError(f"{x.shape} does not broadcast to {shape}")
+        return cast("Array", DeviceArray(x.tensor.expand(shape)))
+    return np.broadcast_to(x, shape)
+
+
+def empty(like: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Room where `like` is."""
+    if isinstance(like, DeviceArray):
+        return cast("Array", DeviceArray(like.tensor.new_empty(shape)).astype(dtype))
+    return np.empty(shape, dtype)
 
 
 def statistics_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -82,12 +82,12 @@ def _launch_rows(problem: Problem, q: Array, k: Array, v: Array | None, top: int
     device, number = gpu.place_of(q), gpu.statistics(problem)
     output = found.get("output")
     d_v = 0 if v is None else v.shape[-1]
-    tiles = gpu.tiles(problem, d_v)
+    tiles = gpu.tiles(problem, d_v, "rows")
     per_key = problem.heads // k.shape[1]
     per_value = per_key if v is None else problem.heads // v.shape[1]
     together = gcd(per_key, per_value)
     pack = together if together * problem.queries <= _FEW_ROWS else 1
-    height = min(tiles.queries, max(_FEW_ROWS, gpu.padded(pack * problem.queries)))
+    height = min(tiles.owned, max(_FEW_ROWS, gpu.padded(pack * problem.queries)))
     split = _split(problem, pack)
     splits = 1 if split is None else -(-problem.keys // split)
     slots = max(2, triton.next_power_of_2(top)) if top else 2
@@ -113,7 +113,7 @@ def _launch_rows(problem: Problem, q: Array, k: Array, v: Array | None, top: int
     grid = (-(-pack * problem.queries // height), problem.batch * problem.heads // pack, splits)
     rows_kernel[grid](
         *own_q, *own_k, *own_v, problem.d_k, d_v, rules, want, part, pack, per_key, per_value, split, top,
-        M=height, N=tiles.keys, DK=gpu.padded(problem.d_k), PRECISION=tiles.precision, **sizes,
+        M=height, N=tiles.passed, DK=gpu.padded(problem.d_k), PRECISION=tiles.precision, **sizes,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     if split:
@@ -194,21 +194,22 @@ class _Look:
     ) -> None:
         problem = self.problem
         columns = band[2] if g is None else g.shape[-1]
-        tiles = gpu.tiles(problem, columns)
+        tiles = gpu.tiles(problem, 0, "columns")
         if not problem.batch * problem.heads * problem.keys * problem.queries:
             return
 
         def whole(part: tuple[int, int] | None) -> tuple[int, int] | None:
-            return None if part is None else tuple(-(-x // tiles.keys) * tiles.keys for x in part)  # type: ignore[return-value]
+            return None if part is None else tuple(-(-x // tiles.passed) * tiles.passed for x in part)  # type: ignore[return-value]
 
         if span is not None:
-            span = span[0] // tiles.keys * tiles.keys, -(-span[1] // tiles.keys) * tiles.keys
+            span = span[0] // tiles.passed * tiles.passed, -(-span[1] // tiles.passed) * tiles.passed
+        owned = tiles.owned if to.product is None else min(tiles.owned, 64)  # a product fills registers
         given = (None, (0, 0, 0, 0)) if g is None else gpu.given(g)
         if g is not None and g.shape[1] == 1:
             given = (given[0], (given[1][0], 0, *given[1][2:]))
-        columns_kernel[(-(-problem.keys // tiles.queries), problem.batch * problem.heads)](
+        columns_kernel[(-(-problem.keys // owned), problem.batch * problem.heads)](
             *self.q, *self.k, self.logsumexp, *given, labels, problem.d_k, self.rules, to, self.per_key, *band[:2],
-            columns, span, whole(only), M=tiles.queries, N=tiles.keys, DK=gpu.padded(problem.d_k),
+            columns, span, whole(only), M=owned, N=tiles.passed, DK=gpu.padded(problem.d_k),
             D=gpu.padded(columns), FLOAT=tiles.number, PRECISION=tiles.precision,
             num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
@@ -251,7 +252,7 @@ def _pool(look: _Look, product: Any, found: Any, first: int, table: tuple[Any, A
     """Add up the keys of each pixel column or group: into found[:, :, first:, :]."""
     batch, heads, height, parts = found.shape
     if found.numel() and product.numel():
-        number = gpu.tiles(look.problem, 16).number
+        number = gpu.tiles(look.problem, 0, "columns").number
         columns = product.shape[-1]
         pool_kernel[(parts, batch * heads)](
             product, found, *table, look.problem.keys, parts, heads, columns, first, height,

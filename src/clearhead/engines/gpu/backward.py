@@ -42,7 +42,7 @@ class Derivatives:
             distance=per_line(upstream.distance),
             output=None if output is None else given.tensor,
         )
-        self.tiles = gpu.tiles(problem, self.d_v)
+        self.tiles = gpu.tiles(problem, self.d_v, "gradients")
         self.rules = gpu.rules(problem, self.device)
 
     def all(self, *, received: bool = False) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Derivatives:
             "DK": gpu.padded(problem.d_k), "DV": gpu.padded(self.d_v), "FLOAT": tiles.number,
             "PRECISION": tiles.precision, "num_warps": tiles.warps, "num_stages": tiles.stages,
         }  # fmt: skip
-        high, wide = tiles.queries // 2 if sizes["DK"] > 64 else tiles.queries, tiles.keys  # two sums in registers
+        high, wide = tiles.owned, tiles.passed
         to = Places(found["k"], found.get("v"), found.get("received"))
         gradients.keys[(-(-problem.keys // high), heads // together)](
             *arrays, to, together, self.per_key, self.per_value, M=high, N=wide, **sizes

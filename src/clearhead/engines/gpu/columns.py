@@ -50,11 +50,13 @@ def _right(g, g_strides, labels, rules, b, h, i, first, size, columns, D: tl.con
     if g is not None:
         place = g + b.to(tl.int64) * g_strides[0] + h.to(tl.int64) * g_strides[1]
         place += i.to(tl.int64)[:, None] * g_strides[2] + c.to(tl.int64)[None, :] * g_strides[3]
-        return tl.load(place, mask=(i < rules.queries)[:, None] & (c < columns)[None, :], other=0.0)
-    if labels is not None:
+        right = tl.load(place, mask=(i < rules.queries)[:, None] & (c < columns)[None, :], other=0.0).to(FLOAT)
+    elif labels is not None:
         mine = tl.load(labels + b * rules.queries + i, mask=i < rules.queries, other=-1)
-        return (mine[:, None] == first + c[None, :]).to(FLOAT)
-    return _share(rules, i, first, size, columns, D).to(FLOAT)
+        right = (mine[:, None] == first + c[None, :]).to(FLOAT)
+    else:
+        right = _share(rules, i, first, size, columns, D).to(FLOAT)
+    return right
 
 
 @triton.jit
@@ -88,7 +90,7 @@ def _look(state, k, q, lse, g, g_strides, labels, rules, b, h, start, j, first, 
             unknown = tl.max((counted != counted).to(tl.int32), axis=1) > 0
             peak = tl.where(unknown | (peak != peak), float("nan"), tl.maximum(peak, tl.max(counted, axis=1)))
     if to.product is not None:
-        right = _right(g, g_strides, labels, rules, b, h, i, first, size, columns, D, FLOAT).to(FLOAT)
+        right = _right(g, g_strides, labels, rules, b, h, i, first, size, columns, D, FLOAT)
         total = mixed(total, p, s > -float("inf"), right, MASKED, PRECISION)
     return received, peak, total
 

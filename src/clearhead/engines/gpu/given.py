@@ -14,6 +14,16 @@ from clearhead.engines.gpu.rules import Rules
 from clearhead.problem import Problem
 
 _FAR = 1 << 29  # positions within this are counted in 32 bits
+# Tiles by padded width: rows owned, rows passed by, warps, stages. Chosen so that registers do not spill (ptxas -v for
+# sm_90a, Triton 3.6 and 3.9); not measured.
+_SIZES: dict[tuple[str, bool], dict[int, tuple[int, int, int, int]]] = {
+    ("rows", True): {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 64, 8, 2)},
+    ("rows", False): {64: (64, 32, 8, 2), 128: (64, 32, 8, 2), 256: (64, 32, 8, 1)},
+    ("columns", True): {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 64, 8, 2)},
+    ("columns", False): {64: (64, 32, 8, 2), 128: (64, 32, 8, 2), 256: (64, 32, 8, 1)},
+    ("gradients", True): {64: (128, 64, 8, 2), 128: (64, 32, 8, 2), 256: (32, 32, 8, 1)},
+    ("gradients", False): {64: (64, 32, 8, 2), 128: (32, 32, 8, 1), 256: (32, 32, 8, 1)},
+}
 _TORCH = {
     np.dtype(np.bool_): torch.uint8,
     np.dtype(np.float64): torch.float64,
@@ -32,10 +42,10 @@ class Given(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """How the kernels cut a problem: queries, keys, padded widths, and how they compute."""
+    """How the kernels cut a problem, and how they compute."""
 
-    queries: int
-    keys: int
+    owned: int  # rows of the side whose answers a program makes
+    passed: int  # rows of the other side at a time
     warps: int
     stages: int
     number: Any  # the dtype of sums
@@ -86,18 +96,17 @@ def padded(width: int) -> int:
     return max(16, next_power_of_2(width))
 
 
-def tiles(problem: Problem, width: int) -> Tiles:
-    """For rows of at most `width` numbers. Keys per tile decide bits; they depend on dtype and width alone."""
-    wide = padded(max(width, problem.d_k))
+def tiles(problem: Problem, width: int, what: str) -> Tiles:
+    """For a pass (a name in _SIZES) over rows of at most `width` numbers.
+
+    The second size decides the bits; it depends on dtype and width alone.
+    """
     number = language.float64 if problem.dtype == np.float64 else language.float32
     precision = "tf32" if problem.dtype == np.float32 and torch.backends.cuda.matmul.allow_tf32 else "ieee"
     if knobs.runtime.interpret:
         return Tiles(32, 32, 4, 1, number, precision)
-    if problem.dtype.itemsize > 2 and precision == "ieee":
-        return Tiles(*((64, 32) if wide <= 128 else (32, 32)), 4, 2, number, precision)
-    if wide <= 64:
-        return Tiles(128, 64, 4, 3, number, precision)
-    return Tiles(128, 64, 8, 3 if wide <= 128 else 2, number, precision)
+    halves, wide = problem.dtype.itemsize == 2, min(256, max(64, padded(max(width, problem.d_k))))
+    return Tiles(*_SIZES[what, halves][wide], number, precision)
 
 
 def rules(problem: Problem, device: torch.device) -> Rules:

@@ -222,11 +222,10 @@ def mixed(total, weights, visible, values, MASKED: tl.constexpr, PRECISION: tl.c
     clean = tl.where(finite, values, tl.zeros_like(values))
     total += product(weights, clean, PRECISION)
     if tl.min(tl.min(finite.to(tl.int32), axis=1), axis=0) == 0:
-        sight = (visible & (weights == weights)).to(tl.float16)
-        wide = values.to(total.dtype)
-        up = tl.dot(sight, (wide == float("inf")).to(tl.float16))
-        down = tl.dot(sight, (wide == -float("inf")).to(tl.float16))
-        none = tl.dot(sight, (wide != wide).to(tl.float16))
-        total += tl.where(up > 0, float("inf"), 0.0) + tl.where(down > 0, -float("inf"), 0.0)
-        total += tl.where(none > 0, float("nan"), 0.0)
+        wide = values.to(total.dtype)  # one product counts all three: a tile is less than 256 deep
+        kind = tl.where(wide == float("inf"), 1.0, tl.where(wide == -float("inf"), 256.0, 32768.0))
+        found = tl.dot(visible.to(tl.float16), tl.where(finite, 0.0, kind).to(tl.float16)).to(tl.int32)
+        total += tl.where((found & 255) > 0, float("inf"), 0.0)
+        total += tl.where((found & 32512) > 0, -float("inf"), 0.0)
+        total += tl.where(found >= 32768, float("nan"), 0.0)
     return total

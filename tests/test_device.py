@@ -1,0 +1,71 @@
+"""Tensors on a device of their own: Triton's interpreter takes them where they are, every other engine refuses."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead.axes import Array
+from clearhead.device import DeviceArray
+from clearhead.errors import DtypeError, EngineError
+
+RULES: dict[str, Any] = {
+    "scale": -0.6, "softcap": 2.0, "causal": True, "window": (9, None), "query_offset": np.array([[0], [4]]),
+    "kv_lengths": np.array([[11], [14]]), "query_lengths": np.array([[9], [7]]), "alibi_slopes": np.ones(4) / 3,
+    "sinks": np.ones(4),
+}  # fmt: skip
+
+
+def inputs() -> tuple[dict[str, Array], dict[str, Any]]:
+    rng = np.random.default_rng(0)
+    arrays = {"q": rng.standard_normal((2, 1, 4, 9, 6)), "k": rng.standard_normal((2, 1, 2, 14, 6))}
+    arrays["v"] = rng.standard_normal((2, 1, 2, 14, 5))
+    rules = {**RULES, "bias": rng.standard_normal((4, 9, 14)), "mask": rng.random((2, 1, 1, 1, 14)) < 0.8}
+    return arrays, rules
+
+
+def there(x: Any) -> DeviceArray:
+    return DeviceArray(torch.from_numpy(x))
+
+
+def here(x: Any) -> Array:
+    assert isinstance(x, DeviceArray)
+    return x.tensor.numpy()
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_every_answer_is_that_of_the_cpu_and_stays_on_the_device(moved: bool):
+    arrays, rules = inputs()
+    q, k, v = (there(x) for x in arrays.values())
+    given = {**rules, **({"bias": there(rules["bias"]), "mask": there(rules["mask"])} if moved else {})}
+    asked: dict[str, Any] = {"logsumexp": True, "entropy": True, "received": True, "peak": True, "image": (3, 4)}
+    asked["groups"] = np.arange(9) // 2, np.arange(14) // 5
+    matrix, truth = ch.AttentionMatrix(q, k, **given), ch.AttentionMatrix(arrays["q"], arrays["k"], **rules)
+    for queries in (slice(None), slice(-1, 2, -2)):
+        found, expected = (
+            a.observe(x, top=3, **asked, queries=queries) for a, x in ((matrix, v), (truth, arrays["v"]))
+        )
+        for name in (*asked, "output"):
+            np.testing.assert_allclose(here(getattr(found, name)), getattr(expected, name), 1e-9, err_msg=name)
+        np.testing.assert_array_equal(here(found.top.indices), expected.top.indices)
+    np.testing.assert_array_equal(here(matrix @ v), here(ch.attention(q, k, v, **given)))
+    np.testing.assert_allclose(here(matrix @ there(np.ones(14))), truth @ np.ones(14), 1e-9)
+    np.testing.assert_allclose(here(matrix.T @ there(np.ones((9, 2)))), truth.T @ np.ones((9, 2)), 1e-9)
+    for index in (np.s_[1, 0, 3, 7], np.s_[..., 5:2:-1, ::3], np.s_[:, 0, 1:], np.s_[..., 4:4]):
+        np.testing.assert_allclose(here(matrix[index]), truth[index], 1e-9, 1e-300, err_msg=str(index))
+    np.testing.assert_allclose(np.asarray(matrix), truth[...], 1e-9, 1e-300)
+    assert str(ch.plan(q, k)).startswith("engine: triton\nnot native: the arrays are on device interpreter")
+
+
+def test_the_engines_of_the_cpu_refuse_and_arrays_must_be_together():
+    arrays, _ = inputs()
+    q, k, v = (there(x) for x in arrays.values())
+    for engine in ("native", "portable"):
+        with pytest.raises(EngineError, match="the arrays are on device interpreter: this engine runs on the CPU"):
+            ch.attention(q, k, v, engine=engine)
+    with pytest.raises(DtypeError, match=r"^k is on device cpu but q is on device interpreter\."):
+        ch.attention(q, arrays["k"], v)
+    with pytest.raises(DtypeError, match=r"^v is on device cpu but q is on device interpreter\."):
+        ch.AttentionMatrix(q, k) @ arrays["v"]
