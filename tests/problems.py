@@ -42,7 +42,7 @@ MOST_WEIGHTS = 120_000  # of one problem: batch · heads · queries · keys
 
 def too_slow_here(engine: str, case: "Case") -> bool:
     """Would Triton's interpreter take long? tests/test_triton.py has larger problems for it, chosen ones."""
-    return engine == "triton" and prod(case.problem.shape) > INTERPRETED
+    return engine == "triton" and (prod(case.problem.shape) > INTERPRETED or prod(case.problem.prefix) > 12)
 
 
 def examples(times: float) -> settings:

@@ -35,11 +35,11 @@ def here(x: Any) -> Array:
     return x.tensor.numpy()
 
 
-@pytest.mark.parametrize("moved", [False, True])
-def test_every_answer_is_that_of_the_cpu_and_stays_on_the_device(moved: bool):
+@pytest.mark.parametrize("moved", [(), ("bias", "mask")])
+def test_every_answer_is_that_of_the_cpu_and_stays_on_the_device(moved: tuple[str, ...]):
     arrays, rules = inputs()
     q, k, v = (there(x) for x in arrays.values())
-    given = {**rules, **({"bias": there(rules["bias"]), "mask": there(rules["mask"])} if moved else {})}
+    given = {**rules, **{name: there(rules[name]) for name in moved}}
     asked: dict[str, Any] = {"logsumexp": True, "entropy": True, "received": True, "peak": True, "image": (3, 4)}
     asked["groups"] = np.arange(9) // 2, np.arange(14) // 5
     matrix, truth = ch.AttentionMatrix(q, k, **given), ch.AttentionMatrix(arrays["q"], arrays["k"], **rules)
@@ -69,3 +69,33 @@ def test_the_engines_of_the_cpu_refuse_and_arrays_must_be_together():
         ch.attention(q, arrays["k"], v)
     with pytest.raises(DtypeError, match=r"^v is on device cpu but q is on device interpreter\."):
         ch.AttentionMatrix(q, k) @ arrays["v"]
+
+
+@pytest.mark.parametrize(
+    "asked", ["output", "received", "entropy logsumexp", "distance output", "image peak max_logit"]
+)
+@pytest.mark.parametrize("queries", [slice(None), slice(-2, 1, -3)])
+def test_derivatives_are_those_of_the_cpu(asked: str, queries: slice, monkeypatch: pytest.MonkeyPatch):
+    """PyTorch's tensors in the CPU's memory, taken for a device's."""
+    arrays, rules = inputs()
+    found: dict[str, Any] = {}
+    expected: dict[str, Any] = {}
+    for pretend, grads in ((False, expected), (True, found)):
+        if pretend:
+            monkeypatch.setattr("clearhead.arrays._from_torch", lambda torch, x, name: DeviceArray(x.detach()))
+        leaves = {name: torch.tensor(x, requires_grad=True) for name, x in arrays.items()}
+        leaves |= {name: torch.tensor(rules[name], requires_grad=True) for name in ("bias", "sinks")}
+        others = {name: x for name, x in rules.items() if name not in leaves}
+        matrix = ch.AttentionMatrix(leaves["q"], leaves["k"], **others, bias=leaves["bias"], sinks=leaves["sinks"])
+        flags: dict[str, Any] = {
+            name: (3, 4) if name == "image" else True for name in asked.split() if name != "output"
+        }
+        seen = matrix.observe(leaves["v"] if "output" in asked else None, **flags, queries=queries)
+        losses = np.random.default_rng(1)
+        answers = [getattr(seen, name) for name in asked.split()]
+        sees = [torch.where(torch.isfinite(x), x, 0.0) for x in answers]
+        sum((x * torch.from_numpy(losses.standard_normal(x.shape))).sum() for x in sees).backward()
+        grads |= {name: x.grad for name, x in leaves.items() if x.grad is not None}
+    assert set(found) == set(expected)
+    for name, x in expected.items():
+        np.testing.assert_allclose(found[name], x, 1e-8, 1e-12, err_msg=name)

@@ -121,7 +121,7 @@ def _receives(problem: Problem, want: Wanted) -> bool:
 def _rows_in_common(problem: Problem, q: Array, k: Array, v: Array, want: Wanted) -> dict[str, Array]:
     """Values of another dtype: everything is read in one that holds both, and answered in the problem's."""
     wide = widened(problem, v)
-    return narrowed(problem, rows(wide, *(x.astype(wide.dtype) for x in (q, k, v)), want))
+    return narrowed(problem, rows(wide, q.astype(wide.dtype), k.astype(wide.dtype), v.astype(wide.dtype), want))
 
 
 def columns(problem: Problem, q: Array, k: Array, logsumexp: Array, want: Wanted) -> dict[str, Array]:
@@ -205,7 +205,8 @@ def _gradients_in_common(
     assert upstream.output is not None
     wide = widened(problem, v)
     told = replace(upstream, output=upstream.output.astype(wide.dtype))
-    return narrowed(problem, gradients(wide, *(x.astype(wide.dtype) for x in (q, k, v)), logsumexp, told))
+    q, k, v = (x.astype(wide.dtype) for x in (q, k, v))
+    return narrowed(problem, gradients(wide, q, k, v, logsumexp, told))
 
 
 def _columns(

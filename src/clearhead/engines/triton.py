@@ -28,6 +28,7 @@ try:
     from clearhead.engines.gpu.rows import Partial, Rows
     from clearhead.engines.gpu.rows import merge as merge_kernel
     from clearhead.engines.gpu.rows import rows as rows_kernel
+
     _NOTHING = Columns(None, None, None, None)
 except ImportError:
     triton = None
@@ -61,7 +62,7 @@ def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) ->
     """The output and the row statistics, in one pass over the keys."""
     if want.output and v is not None and v.dtype != problem.dtype:
         wide = widened(problem, v)
-        return narrowed(problem, rows(wide, *(x.astype(wide.dtype) for x in (q, k, v)), want))
+        return narrowed(problem, rows(wide, q.astype(wide.dtype), k.astype(wide.dtype), v.astype(wide.dtype), want))
     device, number = gpu.place_of(q), gpu.statistics(problem)
     shape = (problem.batch, problem.heads, problem.queries)
     room: dict[str, Any] = {}
@@ -129,7 +130,7 @@ def _split(problem: Problem, pack: int) -> int | None:
 
 @_quiet
 def columns(problem: Problem, q: Array, k: Array, logsumexp: Array, want: Wanted) -> dict[str, Array]:
-    """The column statistics, from the weights computed again; a picture takes one pass over the queries, cut in bands."""
+    """The column statistics, from the weights computed again; a picture's pass goes through the queries in bands."""
     device, number = gpu.place_of(q), gpu.statistics(problem)
     lead = problem.batch, problem.heads
     found: dict[str, Any] = {}
@@ -137,7 +138,7 @@ def columns(problem: Problem, q: Array, k: Array, logsumexp: Array, want: Wanted
         if getattr(want, name):
             found[name] = torch.zeros((*lead, problem.keys), dtype=number, device=device)
     look = _Look(problem, q, k, logsumexp)
-    simple = {name: found[name] for name in ("received", "peak") if name in found}
+    simple: dict[str, Any] = {name: found[name] for name in ("received", "peak") if name in found}
     if want.image is not None:
         found["image"] = torch.zeros((*lead, *want.image), dtype=number, device=device)
         _image(look, found["image"], simple)
@@ -204,7 +205,7 @@ class _Look:
         if span is not None:
             span = span[0] // tiles.passed * tiles.passed, -(-span[1] // tiles.passed) * tiles.passed
         owned = tiles.owned if to.product is None else min(tiles.owned, 64)  # a product fills registers
-        given = (None, (0, 0, 0, 0)) if g is None else gpu.given(g)
+        given: tuple[Any, tuple[int, ...]] = (None, (0, 0, 0, 0)) if g is None else gpu.given(g)
         if g is not None and g.shape[1] == 1:
             given = (given[0], (given[1][0], 0, *given[1][2:]))
         columns_kernel[(-(-problem.keys // owned), problem.batch * problem.heads)](
@@ -217,8 +218,7 @@ class _Look:
 
 def _image(look: _Look, image: Any, simple: dict[str, Any]) -> None:
     """The picture in bands of pixel rows: each passes over its own queries, then pools the keys of each column."""
-    height, width = image.shape[-2:]
-    n = look.problem.queries
+    height, n = image.shape[-2], look.problem.queries
     for first in range(0, height, _BAND):
         count = min(_BAND, height - first)
         span = first * n // height, -(-(first + count) * n // height)
@@ -248,7 +248,7 @@ def _groups(look: _Look, groups: Groups, found: Any) -> None:
             _pool(look, product, found, first, table)
 
 
-def _pool(look: _Look, product: Any, found: Any, first: int, table: tuple[Any, Any] = (None, None)) -> None:
+def _pool(look: _Look, product: Any, found: Any, first: int, table: tuple[Any, ...] = (None, None)) -> None:
     """Add up the keys of each pixel column or group: into found[:, :, first:, :]."""
     batch, heads, height, parts = found.shape
     if found.numel() and product.numel():
@@ -268,6 +268,7 @@ def gradients(
     if v is not None and upstream.output is not None and not v.dtype == upstream.output.dtype == problem.dtype:
         wide = widened(problem, v)
         told = replace(upstream, output=upstream.output.astype(wide.dtype))
-        return narrowed(problem, gradients(wide, *(x.astype(wide.dtype) for x in (q, k, v)), logsumexp, told))
+        q, k, v = (x.astype(wide.dtype) for x in (q, k, v))
+        return narrowed(problem, gradients(wide, q, k, v, logsumexp, told))
     found = Derivatives(problem, q, k, v, logsumexp, upstream).all()
     return {name: gpu.taken(tensor, q) for name, tensor in found.items()}

@@ -65,9 +65,9 @@ class Derivatives:
         if problem.batch * problem.heads * problem.queries * problem.keys:
             self._launch(found, together)
         if not shared:
-            for name, shape in (("k", by_k), ("v", by_v)):
-                if name in found and shape is not None:
-                    apart = found[name].reshape(shape[0], shape[1], -1, *shape[2:])
+            for name, size in (("k", by_k), ("v", by_v)):
+                if name in found and size is not None:
+                    apart = found[name].reshape(size[0], size[1], -1, *size[2:])
                     found[name] = apart.sum(dim=2).to(own)
         return found
 

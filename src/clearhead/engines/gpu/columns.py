@@ -1,4 +1,4 @@
-"""The column pass: every weight again from the log-sum-exp, key tile by key tile, so that no two programs add to one place.
+"""The column pass: every weight again from the log-sum-exp, key tile by key tile; no two programs add to one place.
 
 A program owns a tile of keys and goes through the queries in order: what it adds up is the same bits every time. The
 product Aᵀ·g serves pictures and groups too: there g is what each query has to do with each pixel row or group, made
@@ -60,8 +60,30 @@ def _right(g, g_strides, labels, rules, b, h, i, first, size, columns, D: tl.con
 
 
 @triton.jit
-def _look(state, k, q, lse, g, g_strides, labels, rules, b, h, start, j, first, size, columns, only, to,
-          MASKED: tl.constexpr, N: tl.constexpr, D: tl.constexpr, FLOAT: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _look(
+    state,
+    k,
+    q,
+    lse,
+    g,
+    g_strides,
+    labels,
+    rules,
+    b,
+    h,
+    start,
+    j,
+    first,
+    size,
+    columns,
+    only,
+    to,
+    MASKED: tl.constexpr,
+    N: tl.constexpr,
+    D: tl.constexpr,
+    FLOAT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """The state after one more block of queries."""
     received, peak, total = state
     rows, along, columns_along, d_k = q
@@ -146,7 +168,7 @@ def columns(q, q_strides, k, k_strides, lse, g, g_strides, labels, d_k, rules, t
 @triton.jit
 def pool(product, out, order, starts, keys, parts, width, columns, first, height, D: tl.constexpr, FLOAT: tl.constexpr,
          N: tl.constexpr):  # fmt: skip
-    """out (batch·heads, height, parts): sums of product (batch·heads, keys, columns) over the keys of each part.
+    """For out (batch·heads, height, parts): sums of product (batch·heads, keys, columns) over the keys of each part.
 
     Program (part, batch·heads). Where `order` is given, part p has the keys order[starts[p]:starts[p + 1]] of its
     batch, of `width` heads; else it is pixel column p of a picture, and keys cut by its edge count in part.

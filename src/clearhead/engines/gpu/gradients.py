@@ -1,4 +1,4 @@
-"""The backward pass: the weights again from the log-sum-exp, once key tile by key tile and once query tile by query tile.
+"""The backward pass: the weights again from the log-sum-exp, once by tiles of keys and once by tiles of queries.
 
     dS_ij = a_ij·(dO_i·v_j + rows_i + keys_j - entropy_i·ln a_ij + distance_i·|position of i - j|)
 
@@ -16,7 +16,7 @@ from clearhead.engines.gpu.rules import LN2, LOG2E, bend, distances, key_range, 
 
 
 class Loss(NamedTuple):
-    """What is known of the loss (base.Upstream), each (batch, heads, …) without gaps but for `output`; None: nothing."""
+    """What the loss asks (base.Upstream), each (batch, heads, …) without gaps but for `output`; None: not asked."""
 
     logsumexp: Any
     rows: Any
@@ -75,8 +75,26 @@ def _slopes(scores, inner, loss, rules, b, h, i, j, MASKED: tl.constexpr):
 
 
 @triton.jit
-def _by_keys(state, mine, values, heads, loss, rules, b, h, start, j, d_k, d_v, to, MASKED: tl.constexpr,
-             N: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _by_keys(
+    state,
+    mine,
+    values,
+    heads,
+    loss,
+    rules,
+    b,
+    h,
+    start,
+    j,
+    d_k,
+    d_v,
+    to,
+    MASKED: tl.constexpr,
+    N: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """The state after one more block of queries."""
     by_k, by_v, received = state
     q, q_along, q_across, output, o_along, o_across = heads
@@ -98,9 +116,29 @@ def _by_keys(state, mine, values, heads, loss, rules, b, h, start, j, d_k, d_v, 
 
 
 @triton.jit
-def keys(q, q_strides, k, k_strides, v, v_strides, o_strides, d_k, d_v, rules, loss, to, together, per_key, per_value,
-         M: tl.constexpr, N: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, FLOAT: tl.constexpr,
-         PRECISION: tl.constexpr):  # fmt: skip
+def keys(
+    q,
+    q_strides,
+    k,
+    k_strides,
+    v,
+    v_strides,
+    o_strides,
+    d_k,
+    d_v,
+    rules,
+    loss,
+    to,
+    together,
+    per_key,
+    per_value,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    FLOAT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """dK, dV and what keys receive. Program (tile of keys, batch · heads / together): the heads that share its keys."""
     groups = rules.heads // together
     b, first = tl.program_id(1) // groups, tl.program_id(1) % groups * together
@@ -123,14 +161,17 @@ def keys(q, q_strides, k, k_strides, v, v_strides, o_strides, d_k, d_v, rules, l
         along = queries, q_strides[2], q_strides[3], output, o_strides[2], o_strides[3]
         state = by_k, by_v, tl.zeros((M,), FLOAT)
         for start in range(low, full_low, N):
-            state = _by_keys(state, mine, values, along, loss, rules, b, h, start, j, d_k, d_v, to, True, N, DK, DV,
-                             PRECISION)  # fmt: skip
+            state = _by_keys(
+                state, mine, values, along, loss, rules, b, h, start, j, d_k, d_v, to, True, N, DK, DV, PRECISION
+            )
         for start in range(full_low, full_high, N):
-            state = _by_keys(state, mine, values, along, loss, rules, b, h, start, j, d_k, d_v, to, False, N, DK, DV,
-                             PRECISION)  # fmt: skip
+            state = _by_keys(
+                state, mine, values, along, loss, rules, b, h, start, j, d_k, d_v, to, False, N, DK, DV, PRECISION
+            )
         for start in range(full_high, high, N):
-            state = _by_keys(state, mine, values, along, loss, rules, b, h, start, j, d_k, d_v, to, True, N, DK, DV,
-                             PRECISION)  # fmt: skip
+            state = _by_keys(
+                state, mine, values, along, loss, rules, b, h, start, j, d_k, d_v, to, True, N, DK, DV, PRECISION
+            )
         by_k, by_v, received = state
         if to.received is not None:
             line = (b * rules.heads + h).to(tl.int64) * rules.keys + j
@@ -143,9 +184,25 @@ def keys(q, q_strides, k, k_strides, v, v_strides, o_strides, d_k, d_v, rules, l
 
 
 @triton.jit
-def _by_queries(by_q, mine, given, keys, values, loss, rules, b, h, i, start, MASKED: tl.constexpr, N: tl.constexpr,
-                DK: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """dQ after one more block of keys."""
+def _by_queries(
+    by_q,
+    mine,
+    given,
+    keys,
+    values,
+    loss,
+    rules,
+    b,
+    h,
+    i,
+    start,
+    MASKED: tl.constexpr,
+    N: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The dQ after one more block of keys."""
     k, k_along, k_across, d_k = keys
     v, v_along, v_across, d_v = values
     j = start + tl.arange(0, N)
@@ -159,10 +216,29 @@ def _by_queries(by_q, mine, given, keys, values, loss, rules, b, h, i, start, MA
 
 
 @triton.jit
-def queries(q, q_strides, k, k_strides, v, v_strides, o_strides, d_k, d_v, rules, loss, out, per_key, per_value,
-            M: tl.constexpr, N: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, FLOAT: tl.constexpr,
-            PRECISION: tl.constexpr):  # fmt: skip
-    """dQ. Program (tile of queries, batch · heads)."""
+def queries(
+    q,
+    q_strides,
+    k,
+    k_strides,
+    v,
+    v_strides,
+    o_strides,
+    d_k,
+    d_v,
+    rules,
+    loss,
+    out,
+    per_key,
+    per_value,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    FLOAT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """For dQ. Program (tile of queries, batch · heads)."""
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     b, h = tl.program_id(1) // rules.heads, tl.program_id(1) % rules.heads
     i = tile * M + tl.arange(0, M)
@@ -190,12 +266,36 @@ def queries(q, q_strides, k, k_strides, v, v_strides, o_strides, d_k, d_v, rules
 
 
 @triton.jit
-def bias(q, q_strides, k, k_strides, v, v_strides, o_strides, d_k, d_v, rules, loss, out, batch, own_batch, own_heads,
-         over_queries, over_keys, per_key, per_value, M: tl.constexpr, N: tl.constexpr, DK: tl.constexpr,
-         DV: tl.constexpr, FLOAT: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def bias(
+    q,
+    q_strides,
+    k,
+    k_strides,
+    v,
+    v_strides,
+    o_strides,
+    d_k,
+    d_v,
+    rules,
+    loss,
+    out,
+    batch,
+    own_batch,
+    own_heads,
+    over_queries,
+    over_keys,
+    per_key,
+    per_value,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    FLOAT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """Σ dS over the axes that the bias shares. Program (tile of queries, tile of keys, own batch · own heads).
 
-    Where all queries share it, over_queries is how many there are, else 1, and a program goes through them; so for keys.
+    Where queries share it, over_queries is how many there are, else 1, and a program goes through all; so for keys.
     """
     own_b, own_h = tl.program_id(2) // own_heads, tl.program_id(2) % own_heads
     total = tl.zeros((M, N), FLOAT)
