@@ -5,11 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention import SDPBackend
 
 import clearhead as ch
 from clearhead.axes import Array
 from clearhead.device import DeviceArray
+from clearhead.engines.gpu import library
 from clearhead.errors import DtypeError, EngineError
+from clearhead.problem import describe
 
 RULES: dict[str, Any] = {
     "scale": -0.6, "softcap": 2.0, "causal": True, "window": (9, None), "query_offset": np.array([[0], [4]]),
@@ -99,3 +102,36 @@ def test_derivatives_are_those_of_the_cpu(asked: str, queries: slice, monkeypatc
     assert set(found) == set(expected)
     for name, x in expected.items():
         np.testing.assert_allclose(found[name], x, 1e-8, 1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("poison", [0.0, np.nan, np.inf])
+def test_where_nothing_is_observed_pytorch_answers_and_what_must_not_be_seen_is_mended(
+    causal: bool,  # noqa: FBT001
+    poison: float,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """With PyTorch's kernels of the CPU in the GPU's place."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, heads, 70, 8), dtype=np.float32) for heads in (4, 2, 2))
+    v[:, :, 40] += poison
+    truth = ch.attention(q, k, v, causal=causal, scale=0.3, engine="portable")
+    given = [there(x) for x in (q, k, v)]
+    ours = here(ch.attention(*given, causal=causal, scale=0.3))
+    monkeypatch.setattr(library, "DEVICES", ["cpu"])
+    monkeypatch.setattr(library, "KERNELS", [SDPBackend.MATH])
+    theirs = here(ch.attention(*given, causal=causal, scale=0.3))
+    for found in (ours, theirs):
+        np.testing.assert_array_equal(np.isfinite(found), np.isfinite(truth))
+        np.testing.assert_allclose(found[np.isfinite(truth)], truth[np.isfinite(truth)], 2e-5, 1e-6)
+    assert np.isinf(poison) or (ours != theirs).any()  # theirs, not ours again
+    seen = ch.AttentionMatrix(*given[:2], causal=causal, scale=0.3).observe(given[2], entropy=True)
+    np.testing.assert_array_equal(here(seen.output), ours)
+
+
+def test_rules_that_pytorch_lacks_are_named():
+    arrays, rules = inputs()
+    problem = describe(*(there(x) for x in arrays.values()), rules).problem
+    (first, *others) = library.reasons_not(problem, *(there(x) for x in arrays.values()))
+    assert first == "they have no softcap, bias, alibi_slopes, mask, kv_lengths, query_lengths, sinks."
+    assert len(others) == 4

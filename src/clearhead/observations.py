@@ -66,6 +66,10 @@ class Wanted:
         """Is the output or any row statistic asked for?"""
         return self.output or self.top is not None or any(getattr(self, name) for name in ROW_STATISTICS[:-1])
 
+    def output_alone(self) -> bool:
+        """Is nothing observed?"""
+        return self.output and not self.columns() and not replace(self, output=False).rows()
+
     def columns(self) -> bool:
         """Is any column statistic asked for?"""
         return self.received or self.peak or self.image is not None or self.groups is not None

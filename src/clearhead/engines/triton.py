@@ -21,6 +21,7 @@ try:
     import triton
 
     from clearhead.engines.gpu import given as gpu
+    from clearhead.engines.gpu import library
     from clearhead.engines.gpu.backward import Derivatives
     from clearhead.engines.gpu.columns import Columns
     from clearhead.engines.gpu.columns import columns as columns_kernel
@@ -63,6 +64,12 @@ def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) ->
     if want.output and v is not None and v.dtype != problem.dtype:
         wide = widened(problem, v)
         return narrowed(problem, rows(wide, q.astype(wide.dtype), k.astype(wide.dtype), v.astype(wide.dtype), want))
+    if want.output_alone() and v is not None and not library.reasons_not(problem, q, k, v):
+        output = library.output(problem, q, k, v)
+        if output is not None:
+            if problem.causal:
+                _launch_rows(problem, q, k, v, 0, {"output": output}, repair=True)
+            return {"output": gpu.taken(output, q)}
     device, number = gpu.place_of(q), gpu.statistics(problem)
     shape = (problem.batch, problem.heads, problem.queries)
     room: dict[str, Any] = {}
@@ -79,7 +86,9 @@ def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) ->
     return {name: gpu.taken(tensor, q) for name, tensor in room.items()}
 
 
-def _launch_rows(problem: Problem, q: Array, k: Array, v: Array | None, top: int, found: dict[str, Any]) -> None:
+def _launch_rows(
+    problem: Problem, q: Array, k: Array, v: Array | None, top: int, found: dict[str, Any], *, repair: bool = False
+) -> None:
     device, number = gpu.place_of(q), gpu.statistics(problem)
     output = found.get("output")
     d_v = 0 if v is None else v.shape[-1]
@@ -89,7 +98,7 @@ def _launch_rows(problem: Problem, q: Array, k: Array, v: Array | None, top: int
     together = gcd(per_key, per_value)
     pack = together if together * problem.queries <= _FEW_ROWS else 1
     height = min(tiles.owned, max(_FEW_ROWS, gpu.padded(pack * problem.queries)))
-    split = _split(problem, pack)
+    split = None if repair else _split(problem, pack)
     splits = 1 if split is None else -(-problem.keys // split)
     slots = max(2, triton.next_power_of_2(top)) if top else 2
     lines = problem.batch * problem.heads * problem.queries
@@ -115,7 +124,7 @@ def _launch_rows(problem: Problem, q: Array, k: Array, v: Array | None, top: int
     rows_kernel[grid](
         *own_q, *own_k, *own_v, problem.d_k, d_v, rules, want, part, pack, per_key, per_value, split, top,
         M=height, N=tiles.passed, DK=gpu.padded(problem.d_k), PRECISION=tiles.precision, **sizes,
-        num_warps=tiles.warps, num_stages=tiles.stages,
+        REPAIR=repair, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     if split:
         merge_kernel[(-(-lines // 16),)](rules, want, part, lines, splits, d_v, top, M=16, **sizes)

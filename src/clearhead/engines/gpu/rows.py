@@ -146,8 +146,11 @@ def _finish(state, rules, h, to, line, here, d_v, count, DV: tl.constexpr):
 @triton.jit
 def rows(q, q_strides, k, k_strides, v, v_strides, d_k, d_v, rules, want, part, pack, per_key, per_value, split, count,
          M: tl.constexpr, N: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, TOP: tl.constexpr,
-         FLOAT: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """Program (tile of rows, batch · heads / pack, split of the keys); per_key heads share keys, per_value values."""
+         FLOAT: tl.constexpr, PRECISION: tl.constexpr, REPAIR: tl.constexpr):  # fmt: skip
+    """Program (tile of rows, batch · heads / pack, split of the keys); per_key heads share keys, per_value values.
+
+    REPAIR computes again only tiles where the output that is there already holds something that is no number.
+    """
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # under a causal rule the longest first
     together = rules.heads // pack
     b, first_head = tl.program_id(1) // together, tl.program_id(1) % together * pack
