@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.attention import SDPBackend
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import clearhead as ch
 from clearhead.axes import Array
@@ -135,3 +136,38 @@ def test_rules_that_pytorch_lacks_are_named():
     (first, *others) = library.reasons_not(problem, *(there(x) for x in arrays.values()))
     assert first == "they have no softcap, bias, alibi_slopes, mask, kv_lengths, query_lengths, sinks."
     assert len(others) == 4
+
+
+def test_parts_join_and_flow_goes_on_where_they_are():
+    arrays, _ = inputs()
+    q, k, v = arrays.values()
+    matrices = ch.AttentionMatrix(there(q), there(k)), ch.AttentionMatrix(q, k)
+    asked: dict[str, Any] = {"logsumexp": True, "entropy": True, "top": 2, "received": True}
+    found, truth = (
+        matrix.observe(x, **asked, queries=slice(4)).merge_queries(matrix.observe(x, **asked, queries=slice(4, None)))
+        for matrix, x in zip(matrices, (there(v), v), strict=True)
+    )
+    for name in ("output", "logsumexp", "entropy", "received"):
+        np.testing.assert_allclose(here(getattr(found, name)), getattr(truth, name), 1e-9)
+    np.testing.assert_array_equal(here(found.top.indices), truth.top.indices)
+    square = [ch.AttentionMatrix(make(q), make(q)) for make in (there, np.asarray)]
+    np.testing.assert_allclose(here(ch.rollout(square[:1] * 2, query=3)), ch.rollout(square[1:] * 2, query=3), 1e-9)
+
+
+def test_a_model_on_a_device_is_watched(monkeypatch: pytest.MonkeyPatch):
+    """A small GPT-2 that generates: the same as on the CPU, pretending that its tensors are elsewhere."""
+    config = GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20, bos_token_id=1, eos_token_id=None)
+    model = GPT2LMHeadModel(config).eval()
+    ids = torch.tensor([[5, 3, 8, 2, 7], [1, 1, 4, 9, 6]])
+    found = []
+    for pretend in (False, True):
+        if pretend:
+            monkeypatch.setattr("clearhead.arrays._from_torch", lambda torch, x, name: DeviceArray(x.detach()))
+        real = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
+        with ch.watch(model, entropy=True, received=True, distance=True, top=2, image=(3, 4)) as seen:
+            model.generate(ids, attention_mask=real, max_new_tokens=2, do_sample=False)
+        answers = [getattr(seen[0], name) for name in ("logsumexp", "entropy", "received", "distance", "image")]
+        found.append([*answers, seen.rollout(2), seen.matrix(0)[...], *seen[0].top, str(seen.summary())])
+    for ours, theirs in zip(found[1][:-1], found[0][:-1], strict=True):
+        np.testing.assert_allclose(ours, theirs, 1e-4, 1e-5)
+    assert found[0][-1] == found[1][-1]

@@ -86,6 +86,20 @@ def plain(x: Any, name: str, device: str = "cpu") -> Array:
     return array if device_of(array) == device else on_cpu(array)
 
 
+def read(x: Any, name: str) -> tuple[Array, Restore]:
+    """As `adopt`, with the numbers where NumPy reads them; results go back to where `x` is."""
+    array, restore = adopt(x, name)
+    return on_cpu(array), lambda result: restore(beside(result, array))
+
+
+def beside(x: Array, like: Array) -> Array:
+    """The same numbers where `like` is."""
+    if not isinstance(like, DeviceArray):
+        return x
+    sent = to_torch(sys.modules["torch"], np.require(x, requirements=("C", "W"))).to(like.tensor.device)
+    return cast("Array", DeviceArray(sent))
+
+
 def on_cpu(x: Array) -> Array:
     """The same numbers where NumPy reads them; a copy that waits for the device where they are elsewhere."""
     return _read(sys.modules["torch"], x.tensor.cpu()) if isinstance(x, DeviceArray) else x

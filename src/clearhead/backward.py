@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from clearhead.arrays import on_cpu, statistics_dtype, to_torch
+from clearhead.arrays import beside, on_cpu, statistics_dtype
 from clearhead.axes import Array
 from clearhead.device import DeviceArray
 from clearhead.engines.base import Engine, Upstream
@@ -106,7 +106,7 @@ def _on_device(
     if not {"output", "logsumexp", "entropy", "distance", "received"} >= set(by):
         near = tuple(None if x is None else on_cpu(x) for x in arrays)
         known, slopes = ({name: on_cpu(x) for name, x in given.items()} for given in (answers, by))
-        remote = Remote(engine, cast("DeviceArray", arrays[0]))
+        remote = Remote(engine, arrays[0])
         return gradients(remote, problem, near, known, slopes, groups=groups, bias=bias)  # type: ignore[arg-type]
     wide = torch.float64 if problem.dtype == np.float64 else torch.float32
     wrap: Any = DeviceArray
@@ -129,8 +129,8 @@ def _on_device(
 class Remote:
     """An engine of the GPU for arrays in the CPU's memory: they travel there, and the answers back."""
 
-    def __init__(self, engine: Engine, like: DeviceArray) -> None:
-        self.engine, self.device = engine, like.tensor.device
+    def __init__(self, engine: Engine, like: Array) -> None:
+        self.engine, self.like = engine, like
 
     def __getattr__(self, name: str) -> Any:
         def ask(*given: Any) -> Any:
@@ -142,10 +142,7 @@ class Remote:
     def _sent(self, x: Any) -> Any:
         if isinstance(x, Upstream):
             return replace(x, **{f.name: self._sent(getattr(x, f.name)) for f in fields(x)})
-        if not isinstance(x, np.ndarray):
-            return x
-        torch = sys.modules["torch"]
-        return DeviceArray(to_torch(torch, np.require(x, requirements=("C", "W"))).to(self.device))
+        return beside(x, self.like) if isinstance(x, np.ndarray) else x
 
 
 def _row_terms(

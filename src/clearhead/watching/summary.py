@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clearhead.arrays import adopt
+from clearhead.arrays import read
 from clearhead.axes import Array
 from clearhead.matrix import AttentionMatrix
 from clearhead.watching.layers import Layer
@@ -40,8 +40,8 @@ class Summary(list[Head]):
 def heads_of(layer: Layer) -> list[Head]:
     """A line for each head of a layer."""
     observed = layer.observation
-    shape = adopt(observed.logsumexp, "logsumexp")[0].shape
-    padding = np.zeros((shape[0], shape[2]), bool) if layer.padding is None else adopt(layer.padding, "padding")[0]
+    shape = read(observed.logsumexp, "logsumexp")[0].shape
+    padding = np.zeros((shape[0], shape[2]), bool) if layer.padding is None else read(layer.padding, "padding")[0]
     distance, entropy = observed.distance, observed.entropy
     sink = previous = own = None
     if layer.q is not None:
@@ -50,7 +50,7 @@ def heads_of(layer: Layer) -> list[Head]:
             more = matrix.observe(distance=True, entropy=True)
             distance, entropy = more.distance, more.entropy
         sink = np.stack([
-            adopt(matrix[b, :, :, _first(layer, b)], "weights")[0] for b in range(shape[0])
+            read(matrix[b, :, :, _first(layer, b)], "weights")[0] for b in range(shape[0])
         ])  # fmt: skip
         if not layer.cross:
             near, own = (_within(layer, left) for left in (1, 0))
@@ -69,7 +69,7 @@ def _first(layer: Layer, batch: int) -> int:
     mask = layer.rules.get("mask")
     if mask is None:
         return 0
-    seen = adopt(mask, "mask")[0][min(batch, len(mask) - 1), 0].any(0)
+    seen = read(mask, "mask")[0][min(batch, len(mask) - 1), 0].any(0)
     return int(seen.argmax())
 
 
@@ -78,8 +78,8 @@ def _within(layer: Layer, left: int) -> Array:
     before, _ = layer.rules.get("window") or (None, None)
     window = (left if before is None else min(left, before), 0)
     rules: dict[str, Any] = {**layer.rules, "window": window, "sinks": None}
-    near, _ = adopt(AttentionMatrix(layer.q, layer.k, **rules).logsumexp(), "logsumexp")
-    whole, _ = adopt(layer.observation.logsumexp, "logsumexp")
+    near, _ = read(AttentionMatrix(layer.q, layer.k, **rules).logsumexp(), "logsumexp")
+    whole, _ = read(layer.observation.logsumexp, "logsumexp")
     with np.errstate(invalid="ignore"):
         return np.where(np.isneginf(near), 0.0, np.exp(near.astype(np.float64) - whole))
 
@@ -88,7 +88,7 @@ def _mean(values: Any, which: Array, heads: int) -> list[float]:
     """The mean over the batch's queries that count, one for each head."""
     if values is None or not which.any():
         return [np.nan] * heads
-    found = adopt(values, "values")[0].astype(np.float64)
+    found = read(values, "values")[0].astype(np.float64)
     return [float(x) for x in np.where(which[:, None], found, 0.0).sum((0, 2)) / which.sum()]
 
 
