@@ -64,6 +64,8 @@ def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) ->
     if want.output and v is not None and v.dtype != problem.dtype:
         wide = widened(problem, v)
         return narrowed(problem, rows(wide, q.astype(wide.dtype), k.astype(wide.dtype), v.astype(wide.dtype), want))
+    if want.output and v is not None and v.shape[-1] > MOST_D:
+        return _rows_in_parts(problem, q, k, v, want)
     if want.output_alone() and v is not None and not library.reasons_not(problem, q, k, v):
         output = library.output(problem, q, k, v)
         if output is not None:
@@ -84,6 +86,14 @@ def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) ->
     if problem.batch * problem.heads * problem.queries:
         _launch_rows(problem, q, k, v if want.output else None, want.top or 0, room)
     return {name: gpu.taken(tensor, q) for name, tensor in room.items()}
+
+
+def _rows_in_parts(problem: Problem, q: Array, k: Array, v: Array, want: Wanted) -> dict[str, Array]:
+    """Values too wide for a tile, some columns at a time."""
+    first, *others = (v[..., start : start + MOST_D] for start in range(0, v.shape[-1], MOST_D))
+    found = rows(problem, q, k, first, want)
+    parts = [found["output"], *(rows(problem, q, k, part, Wanted(output=True))["output"] for part in others)]
+    return {**found, "output": gpu.taken(torch.cat([gpu.given(part).tensor for part in parts], -1), q)}
 
 
 def _launch_rows(
@@ -279,5 +289,27 @@ def gradients(
         told = replace(upstream, output=upstream.output.astype(wide.dtype))
         q, k, v = (x.astype(wide.dtype) for x in (q, k, v))
         return narrowed(problem, gradients(wide, q, k, v, logsumexp, told))
-    found = Derivatives(problem, q, k, v, logsumexp, upstream).all()
+    if v is None or upstream.output is None or v.shape[-1] <= MOST_D:
+        found = Derivatives(problem, q, k, v, logsumexp, upstream).all(gpu.own_dtype(problem))
+    else:
+        found = _derivatives_in_parts(problem, q, k, v, logsumexp, upstream)
     return {name: gpu.taken(tensor, q) for name, tensor in found.items()}
+
+
+def _derivatives_in_parts(
+    problem: Problem, q: Array, k: Array, v: Array, logsumexp: Array, upstream: Upstream
+) -> dict[str, Any]:
+    """Values too wide for a tile, some columns at a time: dS is linear in what is known of the loss."""
+    found: dict[str, Any] = {}
+    by_v = []
+    for start in range(0, v.shape[-1], MOST_D):
+        told = replace(upstream, output=upstream.output[..., start : start + MOST_D])  # type: ignore[index]
+        if found:
+            nothing = gpu.taken(torch.zeros(upstream.rows.shape, device=gpu.place_of(q)), q)
+            told = Upstream(nothing, told.output, bias=told.bias)
+        part = Derivatives(problem, q, k, v[..., start : start + MOST_D], logsumexp, told).all(gpu.statistics(problem))
+        by_v.append(part.pop("v"))
+        found = {name: found[name] + x if found else x for name, x in part.items()}
+    found["v"] = torch.cat(by_v, -1)
+    own = gpu.own_dtype(problem)
+    return {name: x if name == "bias" else x.to(own) for name, x in found.items()}

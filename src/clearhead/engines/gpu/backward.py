@@ -45,9 +45,9 @@ class Derivatives:
         self.tiles = gpu.tiles(problem, self.d_v, "gradients")
         self.rules = gpu.rules(problem, self.device)
 
-    def all(self, *, received: bool = False) -> dict[str, Any]:
-        """The derivatives by q, k, v and the bias, where asked; with what keys received, where that is asked too."""
-        problem, own = self.problem, gpu.own_dtype(self.problem)
+    def all(self, own: torch.dtype, *, received: bool = False) -> dict[str, Any]:
+        """The derivatives by q, k and v in dtype `own` and by the bias; what keys received, where asked."""
+        problem = self.problem
         by_q, by_k, by_v = self.shapes
         shared = self.per_key == self.per_value  # else each head's derivative by itself, to be added up
         together = self.per_key if shared else 1
