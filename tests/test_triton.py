@@ -1,5 +1,9 @@
 """The GPU's kernels in Triton's interpreter, on chosen problems that span several tiles, splits and bands."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -117,3 +121,16 @@ def test_limits_are_told():
     q = np.zeros((1, 300))
     with pytest.raises(EngineError, match="d_k is 300: the kernels hold at most 256"):
         ch.attention(q, q, q, engine="triton")
+
+
+@pytest.mark.parametrize("more", [[], pytest.param(["more"], marks=pytest.mark.slow)], ids=str)
+def test_every_kernel_compiles_for_a_gpu(more: list[str]):
+    """Where there is none, too: what the interpreter lets pass, the compiler may not."""
+    program = Path(__file__).parent / "compile_kernels.py"
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", program, *more], capture_output=True, text=True, env=environment
+    )
+    assert not done.returncode, done.stderr[-2000:]
+    told = set(done.stdout.split("\n")) - {""}
+    assert told == {f"{name} True" for name in ("rows", "merge", "columns", "pool", "keys", "queries", "bias")}
