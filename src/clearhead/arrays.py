@@ -25,7 +25,9 @@ def adopt(x: Any, name: str, device: str | None = None) -> tuple[Array, Restore]
     """
     array, restore = _adopt(x, name)
     if device is not None and device_of(array) != device:
-        raise DtypeError(f"{name} is on device {device_of(array)} but q is on device {device}.")
+        raise DtypeError(
+            f"{name} is on device {device_of(array)} but q is on device {device}.", f"{name}.to({device!r}) moves it."
+        )
     return array, restore
 
 

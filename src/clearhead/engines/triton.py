@@ -5,9 +5,11 @@ Sums are in float32 (float64 for float64); float32 products are exact ones unles
 the CPU's memory: slowly, for tests.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import wraps
 from math import gcd
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -35,12 +37,25 @@ except ImportError:
     triton = None
 
 MOST_D = 256
-_quiet = np.errstate(all="ignore")  # the interpreter computes with NumPy; infinities are values here
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 _COLUMNS = 128  # of a product at a time
 _BAND = 64  # pixel rows or query groups at a time
 _FEW_ROWS = 64  # so many rows of a key head are one tile: decoding
 _LONG = 4096  # more keys than this are split among programs where rows are few, into so many parts of whole blocks
 _SPLITS, _SPLIT = 64, 256
+
+
+def _there(pass_: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Launch on the device where q is; in the interpreter, which computes with NumPy, infinities are values."""
+
+    @wraps(pass_)
+    def launched(*args: _P.args, **named: _P.kwargs) -> _R:
+        device = gpu.place_of(args[1])  # type: ignore[arg-type]
+        with torch.cuda.device(device) if device.type == "cuda" else np.errstate(all="ignore"):
+            return pass_(*args, **named)
+
+    return launched
 
 
 def missing() -> str:
@@ -58,7 +73,7 @@ def reasons_not(problem: Problem) -> list[str]:
     return against
 
 
-@_quiet
+@_there
 def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) -> dict[str, Array]:
     """The output and the row statistics, in one pass over the keys."""
     if want.output and v is not None and v.dtype != problem.dtype:
@@ -147,7 +162,7 @@ def _split(problem: Problem, pack: int) -> int | None:
     return -(-problem.keys // (_SPLITS * _SPLIT)) * _SPLIT
 
 
-@_quiet
+@_there
 def columns(problem: Problem, q: Array, k: Array, logsumexp: Array, want: Wanted) -> dict[str, Array]:
     """The column statistics, from the weights computed again; a picture's pass goes through the queries in bands."""
     device, number = gpu.place_of(q), gpu.statistics(problem)
@@ -169,7 +184,7 @@ def columns(problem: Problem, q: Array, k: Array, logsumexp: Array, want: Wanted
     return {name: gpu.taken(tensor, q) for name, tensor in found.items()}
 
 
-@_quiet
+@_there
 def weights(problem: Problem, q: Array, k: Array, logsumexp: Array) -> Array:
     """Every weight of this (small) problem: exp(logit - log-sum-exp)."""
     shape = problem.batch, problem.heads, problem.queries, problem.keys
@@ -178,7 +193,7 @@ def weights(problem: Problem, q: Array, k: Array, logsumexp: Array) -> Array:
     return gpu.taken(found, q)
 
 
-@_quiet
+@_there
 def transposed(problem: Problem, q: Array, k: Array, logsumexp: Array, g: Array) -> Array:
     """Aᵀ·g: g (batch, heads or 1, queries, d) to (batch, heads, keys, d)."""
     shape = problem.batch, problem.heads, problem.keys, g.shape[-1]
@@ -279,7 +294,7 @@ def _pool(look: _Look, product: Any, found: Any, first: int, table: tuple[Any, .
         )  # fmt: skip
 
 
-@_quiet
+@_there
 def gradients(
     problem: Problem, q: Array, k: Array, v: Array | None, logsumexp: Array, upstream: Upstream
 ) -> dict[str, Array]:

@@ -62,7 +62,7 @@ def given(x: Array, device: torch.device | None = None) -> Given:
     if not x.size:  # a pointer to nothing is none
         return Given(torch.zeros(1, dtype=_TORCH[x.dtype], device=place_of(x)), (0,) * x.ndim)
     if isinstance(x, DeviceArray):
-        return Given(x.tensor, x.tensor.stride())
+        return Given(x.tensor.view(torch.uint8) if x.tensor.dtype == torch.bool else x.tensor, x.tensor.stride())
     shared = [size > 1 and step == 0 for size, step in zip(x.shape, x.strides, strict=True)]
     own = x[tuple(slice(0, 1) if one else slice(None) for one in shared)]
     if not own.flags.writeable or not own.flags.aligned or any(step < 0 or step % x.itemsize for step in own.strides):
@@ -102,11 +102,18 @@ def tiles(problem: Problem, width: int, what: str) -> Tiles:
     The second size decides the bits; it depends on dtype and width alone.
     """
     number = language.float64 if problem.dtype == np.float64 else language.float32
-    precision = "tf32" if problem.dtype == np.float32 and torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    precision = "tf32" if problem.dtype == np.float32 and _tf32() else "ieee"
     if knobs.runtime.interpret:
         return Tiles(32, 32, 4, 1, number, precision)
     halves, wide = problem.dtype.itemsize == 2, min(256, max(64, padded(max(width, problem.d_k))))
     return Tiles(*_SIZES[what, halves][wide], number, precision)
+
+
+def _tf32() -> bool:
+    """Was PyTorch told that TF32 will do? Its newer setting, where there is one; reading the older beside it raises."""
+    setting: Any = torch.backends.cuda.matmul
+    newer = getattr(setting, "fp32_precision", None)
+    return bool(setting.allow_tf32 if newer is None else newer == "tf32")
 
 
 def rules(problem: Problem, device: torch.device) -> Rules:

@@ -46,4 +46,4 @@ def output(problem: Problem, q: Any, k: Any, v: Any) -> torch.Tensor | None:
             )
         except RuntimeError:  # "No available kernel": the reasons are PyTorch's own and change with its versions
             return None
-    return found.contiguous()
+    return found.contiguous() if problem.causal else found  # as `repair` reads it
