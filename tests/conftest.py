@@ -8,6 +8,7 @@ import os
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when NumPy loads, which is later
+os.environ.setdefault("TRITON_INTERPRET", "1")  # the GPU's kernels run on the CPU, where tests can be
 
 QUIET = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.differing_executors)
 

@@ -16,7 +16,7 @@ from clearhead.problem import Rules
 
 PACKAGE = Path(clearhead.__file__).parent
 FLOORS = (  # from the ground up; a folder is one entry
-    ("errors", "axes", "arrays", "threads", "files", "words", "picture", "notebook"),
+    ("errors", "axes", "device", "arrays", "threads", "files", "words", "picture", "notebook"),
     ("values", "problem", "visibility", "observations", "operands"),
     ("reference",),
     ("engines",),

@@ -16,7 +16,7 @@ from clearhead.axes import Array
 from clearhead.engines.base import Upstream
 from clearhead.errors import EngineError
 from losses import ANSWERS, Losses, grouped, summed
-from problems import Case, cases, examples
+from problems import Case, cases, examples, too_slow_here
 from slack import assert_close, rounding
 
 ENGINES = [name for name in engines.NAMES if hasattr(engines.get(name), "gradients")]
@@ -89,7 +89,7 @@ def test_derivatives_under_all_rules_at_once(engine: str, dtype: np.dtype[Any], 
 @examples(0.3)
 @given(case=cases(most=20_000), answers=some_answers)
 def test_derivatives_under_every_rule(engine: str, case: Case, answers: list[str]):
-    if engines.get(engine).reasons_not(case.problem):
+    if too_slow_here(engine, case) or engines.get(engine).reasons_not(case.problem):
         return
     losses = Losses(case, answers)
     losses.check(by_autograd(losses, engine))
@@ -100,7 +100,7 @@ def test_derivatives_under_every_rule(engine: str, case: Case, answers: list[str
 def test_the_engines_question(engine: str, case: Case, parts: set[str]):
     """dS = a·(dO·v + rows + keys - entropy·ln a), and what follows from it."""
     problem, given = case.problem, case.given
-    if engines.get(engine).reasons_not(problem):
+    if too_slow_here(engine, case) or engines.get(engine).reasons_not(problem):
         return
     names = {"output": "output", "keys": "received", "entropy": "entropy"}
     losses = Losses(case, ["logsumexp", *(names[part] for part in sorted(parts) if part in names)])
@@ -147,7 +147,7 @@ def by_hand(losses: Losses, own: tuple[int, ...]) -> tuple[Array, ...]:
 )
 def test_what_may_not_be_seen_reaches_no_derivative(engine: str, case: Case, poison: float):
     """Keys that nobody sees and queries that see nothing are poisoned; every derivative stays as it was."""
-    if engines.get(engine).reasons_not(case.problem):
+    if too_slow_here(engine, case) or engines.get(engine).reasons_not(case.problem):
         return
     mask = np.broadcast_to(case.rules.get("mask", True), case.problem.shape).copy()
     mask[..., ::3, :] = False

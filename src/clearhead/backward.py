@@ -12,14 +12,16 @@ et al. 2022, appendix B); strongest weights, peaks and maxima are few, and are t
 without a value: its weight is exp(sink - L_i), and it takes part in the sum over l alone.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import NamedTuple
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from clearhead.arrays import statistics_dtype
+from clearhead.arrays import beside, on_cpu, statistics_dtype
 from clearhead.axes import Array
+from clearhead.device import DeviceArray
 from clearhead.engines.base import Engine, Upstream
 from clearhead.observations import Groups, Wanted, areas
 from clearhead.problem import Problem
@@ -63,10 +65,12 @@ def gradients(
     bias     the bias's own shape, 1 where it is broadcast, if its derivative is asked for
     O(queries·keys·(d_k + d_v)) time, O(queries + keys) memory beyond inputs and answers.
     """
+    if isinstance(arrays[0], DeviceArray):
+        return _on_device(engine, problem, arrays, answers, by, groups, bias)
     dtype = statistics_dtype(problem.dtype)
     low = _low_rank(problem, by, groups)
     entries = _entries(engine, problem, arrays, answers, by)
-    rows = _row_terms(engine, problem, arrays, answers, by, low, entries)
+    rows = _row_terms(np, problem, answers, by, lambda x: _mixed(engine, problem, arrays, x), low, entries)
     upstream = Upstream(
         rows=rows.astype(dtype),
         output=by.get("output"),
@@ -84,37 +88,90 @@ def gradients(
         for one in entries:
             _add_entries(problem, arrays, found, one)
     if problem.sinks is not None:
-        by_logit = rows if upstream.entropy is None else rows + upstream.entropy
-        weights = _sink_weights(problem.sinks, answers["logsumexp"])
-        found["sinks"] = np.where(weights == 0, 0.0, weights * by_logit).sum(axis=(0, 2))
+        found["sinks"] = _by_sinks(np, problem.sinks, answers["logsumexp"], rows, upstream.entropy)
     return found
 
 
-def _row_terms(
+def _on_device(
     engine: Engine,
     problem: Problem,
     arrays: tuple[Array, Array, Array | None],
     answers: Mapping[str, Array],
     by: Mapping[str, Array],
-    low: LowRank | None,
-    entries: list[Entries],
-) -> Array:
-    """dL_i - Σ_j a_ij·dA_ij - dH_i, (batch, heads, queries) in float64."""
-    terms = np.zeros(answers["logsumexp"].shape)
-    dtype = statistics_dtype(problem.dtype)
+    groups: Groups | None,
+    bias: tuple[int, int, int, int] | None,
+) -> dict[str, Array]:
+    """The same where arrays are in a GPU's memory; what few losses use takes O(queries + keys) numbers to the CPU."""
+    torch = sys.modules["torch"]
+    if not {"output", "logsumexp", "entropy", "distance", "received"} >= set(by):
+        near = tuple(None if x is None else on_cpu(x) for x in arrays)
+        known, slopes = ({name: on_cpu(x) for name, x in given.items()} for given in (answers, by))
+        remote = Remote(engine, arrays[0])
+        return gradients(remote, problem, near, known, slopes, groups=groups, bias=bias)  # type: ignore[arg-type]
+    wide = torch.float64 if problem.dtype == np.float64 else torch.float32
+    wrap: Any = DeviceArray
+    kept, loss = ({name: cast("Any", x).tensor.to(wide) for name, x in given.items()} for given in (answers, by))
+
+    def mixed(x: Any) -> Any:
+        return cast("Any", _mixed(engine, problem, arrays, wrap(x))).tensor
+
+    sinks = None if problem.sinks is None else kept["logsumexp"].new_tensor(problem.sinks)
+    rows = _row_terms(torch, replace(problem, sinks=sinks), kept, loss, mixed)
+    names = {"keys": "received", "entropy": "entropy", "distance": "distance"}
+    parts: Any = {name: wrap(loss[given]) for name, given in names.items() if given in by}
+    upstream = Upstream(rows=wrap(rows), output=by.get("output"), bias=bias, **parts)
+    found = dict(engine.gradients(problem, *arrays, answers["logsumexp"], upstream))
+    if sinks is not None:
+        found["sinks"] = wrap(_by_sinks(torch, sinks, kept["logsumexp"], rows, loss.get("entropy")))
+    return found
+
+
+class Remote:
+    """An engine of the GPU for arrays in the CPU's memory: they travel there, and the answers back."""
+
+    def __init__(self, engine: Engine, like: Array) -> None:
+        self.engine, self.like = engine, like
+
+    def __getattr__(self, name: str) -> Any:
+        def ask(*given: Any) -> Any:
+            found = getattr(self.engine, name)(*(self._sent(x) for x in given))
+            return {key: on_cpu(x) for key, x in found.items()} if isinstance(found, dict) else on_cpu(found)
+
+        return ask
+
+    def _sent(self, x: Any) -> Any:
+        if isinstance(x, Upstream):
+            return replace(x, **{f.name: self._sent(getattr(x, f.name)) for f in fields(x)})
+        return beside(x, self.like) if isinstance(x, np.ndarray) else x
+
+
+def _row_terms(
+    xp: Any,
+    problem: Problem,
+    answers: Mapping[str, Any],
+    by: Mapping[str, Any],
+    mixed: Callable[[Any], Any],
+    low: LowRank | None = None,
+    entries: Sequence[Entries] = (),
+) -> Any:
+    """dL_i - Σ_j a_ij·dA_ij - dH_i, (batch, heads, queries); of `xp`, NumPy in float64 or torch."""
+    terms = xp.zeros_like(answers["logsumexp"], dtype=xp.float64)
     if "logsumexp" in by:
         terms += by["logsumexp"]
     if "output" in by:
-        terms -= np.einsum("bhnd,bhnd->bhn", *(x.astype(dtype, copy=False) for x in (by["output"], answers["output"])))
+        given = by["output"], answers["output"]
+        if xp is np:
+            given = tuple(x.astype(statistics_dtype(problem.dtype), copy=False) for x in given)
+        terms -= xp.einsum("bhnd,bhnd->bhn", *given)
     if "entropy" in by:
-        mass = 1.0 if problem.sinks is None else 1 - _sink_weights(problem.sinks, answers["logsumexp"])
+        mass = 1.0 if problem.sinks is None else 1 - _sink_weights(xp, problem.sinks, answers["logsumexp"])
         terms -= by["entropy"] * (answers["entropy"] - mass + 1)
     if "distance" in by:
         terms -= by["distance"] * answers["distance"]
     if "received" in by:
-        terms -= _mixed(engine, problem, arrays, by["received"][..., None])[..., 0]
+        terms -= mixed(by["received"][..., None])[..., 0]
     if low is not None:
-        terms -= np.einsum("bhnc,bhnc->bhn", low.queries, _mixed(engine, problem, arrays, low.keys))
+        terms -= np.einsum("bhnc,bhnc->bhn", low.queries, mixed(low.keys))
     for batch, head in np.ndindex(terms.shape[:2]):
         for one in entries:
             if one.softmax:
@@ -122,11 +179,17 @@ def _row_terms(
     return terms
 
 
-def _sink_weights(sinks: Array, logsumexp: Array) -> Array:
+def _sink_weights(xp: Any, sinks: Any, logsumexp: Any) -> Any:
     """exp(sink - L_i), (batch, heads, queries); 0 for a row that sees nothing."""
-    empty = np.isneginf(logsumexp)
-    weights: Array = np.exp(np.where(empty, -np.inf, sinks[:, None] - np.where(empty, 0.0, logsumexp)))
-    return weights
+    empty = xp.isneginf(logsumexp)
+    return xp.exp(xp.where(empty, -np.inf, sinks[:, None] - xp.where(empty, 0.0, logsumexp)))
+
+
+def _by_sinks(xp: Any, sinks: Any, logsumexp: Any, rows: Any, entropy: Any) -> Any:
+    """The loss's derivative by sinks, (heads,)."""
+    by_logit = rows if entropy is None else rows + entropy
+    weights = _sink_weights(xp, sinks, logsumexp)
+    return xp.where(weights == 0, 0.0, weights * by_logit).sum((0, 2))
 
 
 def _mixed(engine: Engine, problem: Problem, arrays: tuple[Array, Array, Array | None], values: Array) -> Array:

@@ -68,6 +68,7 @@ _BENCH_EXAMPLES = """examples:
   clearhead bench --quick
   clearhead bench --peers torch --only full,causal
   clearhead bench --save benchmarks/results/today
+  clearhead bench --device cuda --save benchmarks/results/today
 """
 
 
@@ -139,6 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     view.add_argument("--port", type=int, default=0, metavar="N", help="the port; default: a free one")
     view.add_argument("--no-open", action="store_true", help="do not open a browser, only say the address")
     bench = _command(commands, "bench", "time the engine beside its peers, in turn, as ratios", _BENCH_EXAMPLES, _bench)
+    bench.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the Triton engine on a GPU")
     bench.add_argument("--quick", action="store_true", help="fewer cases and rounds: about a minute")
     bench.add_argument("--peers", metavar="A,B", help="only these peers; default: all that are installed")
     bench.add_argument("--only", metavar="A,B", help="only these groups of cases")
@@ -290,6 +292,11 @@ def _bench(given: argparse.Namespace) -> int:
     from clearhead.bench.command import bench
     from clearhead.threads import get_num_threads
 
+    if given.device == "cuda":
+        from clearhead.bench import gpu
+
+        gpu.bench(quick=given.quick, save=given.save)
+        return 0
     threads = given.threads or get_num_threads()
     bench(quick=given.quick, chosen=given.peers, only=given.only, save=given.save, threads=threads)
     return 0

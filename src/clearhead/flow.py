@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.arrays import adopt
+from clearhead.arrays import beside, read
 from clearhead.errors import RuleError, SelectionError, ShapeError
 from clearhead.matrix import AttentionMatrix
 
@@ -44,9 +44,8 @@ def rollout(matrices: Sequence[AttentionMatrix], *, query: int, residual: float 
         raise SelectionError(f"query {query} is outside 0..{n - 1}.")
     flow = np.zeros((*matrices[0].shape[:-3], 1, n, 1), matrices[0].dtype)
     flow[..., query % n, 0] = 1
-    restore = matrices[0]._restore_kind
     for matrix in reversed(matrices):
         shared = flow if matrix.ndim > 2 else flow[0]
-        passed = adopt(matrix.T @ shared, "product")[0].reshape(*flow.shape[:-3], -1, n, 1)
+        passed = read(matrix.T @ beside(shared, matrix._q), "product")[0].reshape(*flow.shape[:-3], -1, n, 1)
         flow = residual * flow + (1 - residual) * passed.mean(axis=-3, keepdims=True)
-    return restore(flow[..., 0, :, 0].copy())
+    return matrices[0]._restore_kind(beside(flow[..., 0, :, 0].copy(), matrices[0]._q))

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clearhead.arrays import adopt
+from clearhead.arrays import read
 from clearhead.axes import Array
 from clearhead.observations import Observation
 
@@ -26,7 +26,7 @@ def glance(matrix: Any, seen: Observation, padding: Array | None = None, *, cros
     cross      queries and keys are different texts: nothing is near
     O(queries) where distance and entropy were observed, else O(queries·keys).
     """
-    batch, heads, queries = adopt(seen.logsumexp, "logsumexp")[0].shape
+    batch, heads, queries = read(seen.logsumexp, "logsumexp")[0].shape
     real = np.ones((batch, queries), bool) if padding is None else ~padding
     distance, entropy = seen.distance, seen.entropy
     sink = previous = own = None
@@ -34,7 +34,7 @@ def glance(matrix: Any, seen: Observation, padding: Array | None = None, *, cros
         if distance is None or entropy is None:
             more = matrix.observe(distance=True, entropy=True)
             distance, entropy = more.distance, more.entropy
-        sink = np.stack([adopt(matrix[b, :, :, first_key(matrix, b)], "weights")[0] for b in range(batch)])
+        sink = np.stack([read(matrix[b, :, :, first_key(matrix, b)], "weights")[0] for b in range(batch)])
         if not cross:
             near, own = (matrix.near(left) for left in (1, 0))
             previous = near - own
@@ -58,5 +58,5 @@ def _mean(values: Any, which: Array, heads: int) -> list[float]:
     """The mean over the batch's queries that count, one for each head."""
     if values is None or not which.any():
         return [np.nan] * heads
-    found = adopt(values, "values")[0].astype(np.float64)
+    found = read(values, "values")[0].astype(np.float64)
     return [float(x) for x in np.where(which[:, None], found, 0.0).sum((0, 2)) / which.sum()]

@@ -12,7 +12,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from clearhead import engines
-from clearhead.arrays import adopt, autocast, graphed, statistics_dtype
+from clearhead.arrays import adopt, autocast, empty, graphed, on_cpu, plain, statistics_dtype
 from clearhead.axes import TRANSPOSED, WEIGHTS, Array, as_places, as_slice, named
 from clearhead.engines.base import Engine
 from clearhead.errors import RuleError, SelectionError
@@ -87,7 +87,7 @@ class AttentionMatrix(Pictured):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:  # noqa: FBT001  NumPy's protocol
         if copy is False:
             raise ValueError("the weights are computed when asked for: an array of them is always a copy.")
-        return np.asarray(adopt(self[...], "weights")[0], dtype=dtype)
+        return np.asarray(plain(self[...], "weights"), dtype=dtype)
 
     def __getitem__(self, key: Any) -> Any:
         """Exact weights: integers, slices with steps, Ellipsis, negative; only what is asked for is computed.
@@ -106,7 +106,7 @@ class AttentionMatrix(Pictured):
         graph = self._graph or self._graph_with(v)
         if graph is not None:
             return graph.mix(v)
-        array, restore = adopt(autocast(v), "v")
+        array, restore = adopt(autocast(v), "v", self._problem.device)
         heads = self._problem.kv_heads, self._problem.heads
         values, vector = operand(self._problem, array, "v", self.shape[-1], heads)
         output = self._engine.rows(self._problem, self._q, self._k, values, Wanted(output=True))["output"]
@@ -206,7 +206,7 @@ class AttentionMatrix(Pictured):
         want = want.for_queries(rows)
         values = None
         if v is not None:
-            array = adopt(autocast(v), "v")[0]
+            array = adopt(autocast(v), "v", self._problem.device)[0]
             values, _ = operand(self._problem, array, "v", self.shape[-1], (self._problem.kv_heads,))
         return part._observe(values, want)
 
@@ -234,8 +234,8 @@ class AttentionMatrix(Pictured):
         window = (left if before is None else min(left, before), 0)
         part = self._part(replace(self._problem, window=window, sinks=None), self._q, self._k)
         with np.errstate(invalid="ignore"):
-            within = part._logsumexp.astype(np.float64)
-            return np.where(np.isneginf(within), 0.0, np.exp(within - self._logsumexp))
+            within, whole = (on_cpu(lse).astype(np.float64) for lse in (part._logsumexp, self._logsumexp))
+            return np.where(np.isneginf(within), 0.0, np.exp(within - whole))
 
     def sequence(self, batch: int) -> "AttentionMatrix":
         """One batch item, all heads, (1, heads, queries, keys); leading axes are counted as one."""
@@ -296,7 +296,7 @@ class AttentionMatrix(Pictured):
         rows, cols = chosen[-2:]
         result_shape = tuple(len(p) for p in picked if not isinstance(p, int))
         if 0 in result_shape:
-            return np.empty(result_shape, self.dtype)
+            return empty(self._q, result_shape, self.dtype)
         part = self._rows(as_slice(rows))[0]._heads(chosen[:-2])
         lse = part._logsumexp
         small = part._problem.take(keys=cols)
@@ -358,7 +358,7 @@ class TransposedMatrix:
         if graph is not None:
             return graph.transposed(g)
         problem = self.T._problem
-        array, restore = adopt(g, "g")
+        array, restore = adopt(g, "g", problem.device)
         columns, vector = operand(problem, array, "g", problem.queries, (problem.heads, 1))
         found = self.T._engine.transposed(problem, self.T._q, self.T._k, self.T._logsumexp, columns)
         whole = problem.restore(found)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from clearhead import notebook
-from clearhead.arrays import adopt, plain
+from clearhead.arrays import plain, read
 from clearhead.axes import Array, as_slice
 from clearhead.errors import DtypeError, RuleError, ShapeError
 from clearhead.problem import Problem
@@ -66,6 +66,10 @@ class Wanted:
     def rows(self) -> bool:
         """Is the output or any row statistic asked for?"""
         return self.output or self.top is not None or any(getattr(self, name) for name in ROW_STATISTICS[:-1])
+
+    def output_alone(self) -> bool:
+        """Is nothing observed?"""
+        return self.output and not self.columns() and not replace(self, output=False).rows()
 
     def columns(self) -> bool:
         """Is any column statistic asked for?"""
@@ -124,7 +128,7 @@ class Observation:
         Raises RuleError as `merge_keys` does, and what `attention` raises for sinks.
         """
         _check_weighable(self)
-        lse, restore = adopt(self.logsumexp, "logsumexp")
+        lse, restore = read(self.logsumexp, "logsumexp")
         heads = lse.shape[-2] if lse.ndim > 1 else 1
         logits = one_per_head("sinks", sinks, heads, lse.ndim + 1)
         if logits is None:
@@ -175,7 +179,7 @@ class Observation:
         after = keys - start - self.keys
         top = self.top
         if top is not None and start:
-            indices, restore = adopt(top.indices, "top")
+            indices, restore = read(top.indices, "top")
             top = Top(top.weights, restore(np.where(indices < 0, -1, indices + start)))
         received, peak = (_pad(x, start, after) for x in (self.received, self.peak))
         return replace(self, top=top, received=received, peak=peak, keys=keys)
@@ -183,7 +187,7 @@ class Observation:
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         found = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("queries", "keys")}
         return notebook.observed({
-            name: adopt(value[0] if name == "top" else value, name)[0].astype(np.float64)
+            name: read(value[0] if name == "top" else value, name)[0].astype(np.float64)
             for name, value in found.items() if value is not None
         })  # fmt: skip
 
@@ -240,8 +244,8 @@ def areas(pixels: int, size: int, chosen: slice) -> tuple[slice, Array]:
 @np.errstate(invalid="ignore")  # -inf - -inf where neither part sees a key
 def _merge(a: Observation, b: Observation) -> Observation:
     """The (log-sum-exp, weighted sums) algebra; what a part lacks counts as nothing where it saw no key."""
-    lse_a, restore = adopt(a.logsumexp, "logsumexp")
-    lse_b = adopt(b.logsumexp, "logsumexp")[0]
+    lse_a, restore = read(a.logsumexp, "logsumexp")
+    lse_b = read(b.logsumexp, "logsumexp")[0]
     if lse_a.shape != lse_b.shape:
         raise ShapeError(f"the parts have log-sum-exp {lse_a.shape} and {lse_b.shape}: they must be the same queries.")
     work_a, work_b = lse_a.astype(np.float64), lse_b.astype(np.float64)
@@ -251,11 +255,11 @@ def _merge(a: Observation, b: Observation) -> Observation:
     def weigh(x: Any, y: Any) -> Any:
         if x is None or (y is None and b.keys):
             return None
-        left, back = adopt(x, "part")
+        left, back = read(x, "part")
         tail = (1,) * (left.ndim - lse.ndim)
         total = left.astype(np.float64) * share_a.reshape(lse.shape + tail)
         if y is not None:
-            total = total + adopt(y, "part")[0].astype(np.float64) * share_b.reshape(lse.shape + tail)
+            total = total + read(y, "part")[0].astype(np.float64) * share_b.reshape(lse.shape + tail)
         return back(total.astype(left.dtype))
 
     return Observation(
@@ -274,23 +278,23 @@ def _merge_entropy(a: Observation, b: Observation, lse: Array, share_a: Array, s
     """H = Σ_part share·(H_part + L - L_part)."""
     if a.entropy is None or (b.entropy is None and b.keys):
         return None
-    first, restore = adopt(a.entropy, "entropy")
+    first, restore = read(a.entropy, "entropy")
     total = np.zeros(lse.shape)
     for part, share in ((a, share_a), (b, share_b)):
         if part.entropy is not None:
-            own = adopt(part.logsumexp, "logsumexp")[0].astype(np.float64)
+            own = read(part.logsumexp, "logsumexp")[0].astype(np.float64)
             rise = np.where(share > 0, lse - np.where(share > 0, own, 0.0), 0.0)
-            total = total + share * (adopt(part.entropy, "entropy")[0] + np.where(share > 0, rise, 0.0))
+            total = total + share * (read(part.entropy, "entropy")[0] + np.where(share > 0, rise, 0.0))
     return restore(total.astype(first.dtype))
 
 
 def _merge_top(a: Observation, b: Observation, share_a: Array, share_b: Array) -> Top | None:
     if a.top is None or (b.top is None and b.keys):
         return None
-    (weights, back), (indices, back_indices) = (adopt(x, "top") for x in a.top)
+    (weights, back), (indices, back_indices) = (read(x, "top") for x in a.top)
     found, places, count = weights * share_a[..., None], indices, weights.shape[-1]
     if b.top is not None:
-        more, at = (adopt(x, "top")[0] for x in b.top)
+        more, at = (read(x, "top")[0] for x in b.top)
         count = min(count, more.shape[-1])
         found = np.concatenate([found, more * share_b[..., None]], axis=-1)
         places = np.concatenate([places, np.where(at < 0, -1, at + a.keys)], axis=-1)
@@ -304,25 +308,25 @@ def _merge_top(a: Observation, b: Observation, share_a: Array, share_b: Array) -
 def _combine(a: Any, b: Any, how: np.ufunc) -> Any:
     if a is None or b is None:
         return None
-    left, restore = adopt(a, "part")
-    return restore(how(left, adopt(b, "part")[0]))
+    left, restore = read(a, "part")
+    return restore(how(left, read(b, "part")[0]))
 
 
 def _stack(a: Any, b: Any, axis: int) -> Any:
-    left, restore = adopt(a, "part")
-    return restore(np.concatenate([left, adopt(b, "part")[0]], axis=axis))
+    left, restore = read(a, "part")
+    return restore(np.concatenate([left, read(b, "part")[0]], axis=axis))
 
 
 def _pad(x: Any, before: int, after: int) -> Any:
     if x is None:
         return None
-    array, restore = adopt(x, "part")
+    array, restore = read(x, "part")
     return restore(np.pad(array, [(0, 0)] * (array.ndim - 1) + [(before, after)]))
 
 
 def _add_groups(a: Any, b: Any) -> Any:
     """The sum of two tables (…, query groups, key groups); a query group that one part has not got adds nothing."""
-    (left, restore), (right, _) = adopt(a, "groups"), adopt(b, "groups")
+    (left, restore), (right, _) = read(a, "groups"), read(b, "groups")
     if left.shape[-1] != right.shape[-1]:
         raise ShapeError(f"one part has {left.shape[-1]} key groups, the other {right.shape[-1]}: they share all keys.")
     total = np.zeros((*left.shape[:-2], max(left.shape[-2], right.shape[-2]), left.shape[-1]), left.dtype)

@@ -1,8 +1,6 @@
 """The right side of a product with the weights: A·v and Aᵀ·g."""
 
-import numpy as np
-
-from clearhead.arrays import FLOATS
+from clearhead.arrays import FLOATS, broadcast
 from clearhead.axes import WEIGHTS, Array, named
 from clearhead.errors import DtypeError, ShapeError
 from clearhead.problem import Problem
@@ -26,5 +24,5 @@ def operand(problem: Problem, x: Array, name: str, length: int, heads: tuple[int
             f"the matrix is {named(problem.shape, WEIGHTS)}.",
         )
     if shared:
-        return np.broadcast_to(columns, (problem.batch, 1, *columns.shape)), vector
+        return broadcast(columns, (problem.batch, 1, *columns.shape)), vector
     return columns.reshape(problem.batch, *columns.shape[-3:]), vector

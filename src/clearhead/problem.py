@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from clearhead.arrays import FLOATS, Restore, adopt, autocast
+from clearhead.arrays import FLOATS, Restore, adopt, autocast, device_of
 from clearhead.axes import KEY, QUERY, VALUE, Array, as_places, as_slice, heads_first, named
 from clearhead.errors import DtypeError, RuleError, ShapeError, unknown
 from clearhead.values import (
@@ -58,6 +58,7 @@ class Problem:
     kv_heads: int
     d_k: int
     dtype: np.dtype[Any]
+    device: str  # where the arrays are: "cpu", "cuda:0", …
     rows: range  # which queries and keys of the whole matrix these are: positions are counted there
     cols: range
     scale: float
@@ -157,17 +158,18 @@ def describe(q: Any, k: Any, v: Any, rules: Rules) -> Described:
     """
     check_names(rules)
     q, restore = adopt(autocast(q), "q")
-    k = adopt(autocast(k), "k")[0]
+    device = device_of(q)
+    k = adopt(autocast(k), "k", device)[0]
     shapes, dtypes = [q.shape, k.shape], [q.dtype, k.dtype]
     if v is not None:
-        v = adopt(autocast(v), "v")[0]
+        v = adopt(autocast(v), "v", device)[0]
         shapes.append(v.shape)
         dtypes.append(v.dtype)
     plain_rules = _without_arrays(rules)
     if plain_rules is None:
-        problem = _checked(tuple(shapes), tuple(dtypes), rules)
+        problem = _checked(tuple(shapes), tuple(dtypes), device, rules)
     else:
-        problem = _known(tuple(shapes), tuple(dtypes), *plain_rules)
+        problem = _known(tuple(shapes), tuple(dtypes), device, *plain_rules)
     return Described(problem, heads_first(q), heads_first(k), None if v is None else heads_first(v), restore)
 
 
@@ -182,16 +184,20 @@ def _without_arrays(rules: Rules) -> list[Any] | None:
     return found
 
 
-def _checked(shapes: tuple[tuple[int, ...], ...], dtypes: tuple[np.dtype[Any], ...], rules: Rules) -> Problem:
+def _checked(
+    shapes: tuple[tuple[int, ...], ...], dtypes: tuple[np.dtype[Any], ...], device: str, rules: Rules
+) -> Problem:
     check_shapes(shapes[0], shapes[1], shapes[2] if len(shapes) > 2 else None)
     _check_dtypes(dtypes)
-    return _apply_rules(shapes[0], shapes[1], dtypes[0], rules)
+    return _apply_rules(shapes[0], shapes[1], dtypes[0], device, rules)
 
 
 @lru_cache(maxsize=512, typed=True)  # a short call takes as long as this; typed, since True is no 1 here
-def _known(shapes: tuple[tuple[int, ...], ...], dtypes: tuple[np.dtype[Any], ...], *plain_rules: Any) -> Problem:
+def _known(
+    shapes: tuple[tuple[int, ...], ...], dtypes: tuple[np.dtype[Any], ...], device: str, *plain_rules: Any
+) -> Problem:
     rules: Any = dict(zip(plain_rules[::2], plain_rules[1::2], strict=True))
-    return _checked(shapes, dtypes, rules)
+    return _checked(shapes, dtypes, device, rules)
 
 
 def check_names(rules: Rules) -> None:
@@ -252,7 +258,7 @@ def _check_dtypes(dtypes: Sequence[np.dtype[Any]]) -> None:
             raise DtypeError(f"{name} is {dtype} but q is {dtypes[0]}: q, k and v must have one dtype.")
 
 
-def _apply_rules(q: Sequence[int], k: Sequence[int], dtype: np.dtype[Any], rules: Rules) -> Problem:
+def _apply_rules(q: Sequence[int], k: Sequence[int], dtype: np.dtype[Any], device: str, rules: Rules) -> Problem:
     get = rules.get
     lead, prefix = tuple(q[:-3]), tuple(q[:-2])
     heads, kv_heads = (q[-3], k[-3]) if len(q) > 2 else (1, 1)
@@ -269,15 +275,16 @@ def _apply_rules(q: Sequence[int], k: Sequence[int], dtype: np.dtype[Any], rules
         kv_heads=kv_heads,
         d_k=d_k,
         dtype=dtype,
+        device=device,
         rows=range(n),
         cols=range(m),
         scale=read_number("scale", get("scale"), default=1 / d_k**0.5 if d_k else 1.0),
         softcap=read_softcap(get("softcap")),
-        bias=read_matrix("bias", get("bias"), (*prefix, n, m)),
+        bias=read_matrix("bias", get("bias"), (*prefix, n, m), device),
         alibi_slopes=one_per_head("alibi_slopes", get("alibi_slopes"), heads, len(q)),
         causal=causal,
         window=window,
-        mask=read_matrix("mask", get("mask"), (*prefix, n, m)),
+        mask=read_matrix("mask", get("mask"), (*prefix, n, m), device),
         kv_lengths=read_lengths("kv_lengths", get("kv_lengths"), lead, m, "keys"),
         query_lengths=read_lengths("query_lengths", get("query_lengths"), lead, n, "queries"),
         query_segments=read_segments("query_segments", segments[0], lead, n, "queries"),

@@ -8,14 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from clearhead import backward, engines
 from clearhead.arrays import adopt, statistics_dtype, to_torch
-from clearhead.axes import Array, as_slice
+from clearhead.axes import Array
 from clearhead.engines.base import Engine
 from clearhead.errors import RuleError
 from clearhead.observations import Groups, Wanted, wanted
@@ -106,7 +105,7 @@ class _Call(NamedTuple):
         whole = read.problem
         values = None
         if v is not None:
-            values = operand(whole, adopt(v, "v")[0], "v", whole.keys, (whole.kv_heads, whole.heads))[0]
+            values = operand(whole, adopt(v, "v", whole.device)[0], "v", whole.keys, (whole.kv_heads, whole.heads))[0]
         rows = range(whole.queries)[queries]
         choose = engines.choose_for_gradients if derivative else engines.choose
         engine = engines.get(choose(whole, given.engine).engine)
@@ -171,7 +170,7 @@ def _transposed(q: Tensor, k: Tensor, g: Tensor, *rest: Any) -> list[Tensor]:
     """Aᵀ·g (…, heads, keys, d), and the log-sum-exp that its derivative needs."""
     call = _Call.read(q, k, None, Given._make(rest))
     problem = call.problem
-    columns = operand(problem, adopt(g, "g")[0], "g", problem.queries, (problem.heads,))[0]
+    columns = operand(problem, adopt(g, "g", problem.device)[0], "g", problem.queries, (problem.heads,))[0]
     logsumexp = engines.answer(call.engine, problem, call.q, call.k, None, wanted(problem, {"logsumexp": True}))[
         "logsumexp"
     ]
@@ -211,29 +210,29 @@ def _derivatives(
     """The loss's derivatives, each shaped as its tensor in `like`: q, k, v, bias, sinks; empty where that is None."""
     bias = None if like[3] is None else _bias_shape(call.problem, like[3])
     arrays = call.q, call.k, call.v
-    found = backward.gradients(call.engine, call.problem, arrays, answers, by, groups=groups, bias=bias)
+    answered = backward.gradients(call.engine, call.problem, arrays, answers, by, groups=groups, bias=bias)
+    found = {name: _tensor(x) for name, x in answered.items()}
     found["q"] = _among(found["q"], call)
     if like[3] is not None:
         own = found["bias"] if like[3].ndim < 2 or like[3].shape[-2] == 1 else _among(found["bias"], call)
         found["bias"] = _joined(own, call.problem, like[3])
-    result, dtype = [], cast("Tensor", like[0]).dtype
+    result, first = [], cast("Tensor", like[0])
     for name, x in zip(("q", "k", "v", "bias", "sinks"), like, strict=True):
         if x is None:
-            result.append(torch.empty(0, dtype=dtype))
+            result.append(first.new_empty(0))
         elif name not in found:  # the loss does not use the output
-            result.append(torch.zeros(x.shape, dtype=x.dtype))
+            result.append(torch.zeros_like(x, memory_format=torch.contiguous_format))
         else:
-            result.append(_tensor(np.ascontiguousarray(found[name])).to(x.dtype).reshape(x.shape))
+            result.append(found[name].contiguous().to(x.device, x.dtype).reshape(x.shape))
     return result
 
 
-def _among(part: Array, call: _Call) -> Array:
+def _among(part: Tensor, call: _Call) -> Tensor:
     """What belongs to the chosen queries among zeros for all the others."""
     if call.rows == range(call.whole.queries):
         return part
-    full = np.zeros((*part.shape[:-2], call.whole.queries, part.shape[-1]), part.dtype)
-    full[..., as_slice(call.rows), :] = part
-    return full
+    full = part.new_zeros((*part.shape[:-2], call.whole.queries, part.shape[-1]))
+    return full.index_copy(-2, torch.tensor(call.rows, dtype=torch.int64, device=part.device), part)
 
 
 def _bias_shape(problem: Problem, bias: Tensor) -> tuple[int, int, int, int]:
@@ -244,14 +243,14 @@ def _bias_shape(problem: Problem, bias: Tensor) -> tuple[int, int, int, int]:
     return batch, heads, 1 if queries == 1 else problem.queries, keys
 
 
-def _joined(found: Array, problem: Problem, bias: Tensor) -> Array:
+def _joined(found: Tensor, problem: Problem, bias: Tensor) -> Tensor:
     """A derivative with its batch axes apart again, summed over those that the bias shares."""
     own = _own_shape(problem, bias)
     if found.shape[0] == 1:
         return found
     apart = found.reshape(*problem.prefix[:-1], *found.shape[1:])
     shared = tuple(axis for axis, size in enumerate(own[:-3]) if size == 1)
-    return np.asarray(apart.sum(axis=shared))
+    return apart.sum(dim=shared) if shared else apart
 
 
 def _own_shape(problem: Problem, bias: Tensor) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.arrays import FLOATS, plain
+from clearhead.arrays import FLOATS, broadcast, plain
 from clearhead.axes import WEIGHTS, Array, heads_first, named
 from clearhead.errors import DtypeError, RuleError, ShapeError
 
@@ -61,11 +61,11 @@ def read_window(value: Any) -> Window:
     return left, right
 
 
-def read_matrix(name: str, value: Any, shape: tuple[int, ...]) -> Array | None:
-    """Bias and mask: broadcast to the weights' shape, as a view where NumPy can."""
+def read_matrix(name: str, value: Any, shape: tuple[int, ...], device: str = "cpu") -> Array | None:
+    """Bias and mask: broadcast to the weights' shape, as a view where NumPy can; in the CPU's memory or on `device`."""
     if value is None:
         return None
-    array = plain(value, name)
+    array = plain(value, name, device)
     if name == "mask" and array.dtype != np.bool_:
         raise DtypeError(
             f"mask is {array.dtype}: expected bool, True = may attend.",
@@ -74,16 +74,16 @@ def read_matrix(name: str, value: Any, shape: tuple[int, ...]) -> Array | None:
     if name == "bias" and array.dtype not in FLOATS:
         raise DtypeError(f"bias is {array.dtype}: expected a float dtype.", "True/False per position goes in `mask`.")
     try:
-        np.broadcast_to(array, shape)
-    except ValueError:
+        broadcast(array, shape)
+    except (ValueError, RuntimeError):
         raise ShapeError(
             f"{name} has shape {array.shape}, which does not broadcast to {named(shape, WEIGHTS)}.",
             f"one {name} per batch is {name}[:, None, None, :] for keys alone.",
         ) from None
     own = array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
     lead = shape[:-3]  # joining the batch axes may copy: before the other axes are broadcast, it copies little
-    joined = heads_first(np.broadcast_to(own, lead + own.shape[len(lead) :]))
-    return np.broadcast_to(joined, (prod(lead), *(1, *shape)[-3:]))
+    joined = heads_first(broadcast(own, lead + own.shape[len(lead) :]))
+    return broadcast(joined, (prod(lead), *(1, *shape)[-3:]))
 
 
 def one_per_head(name: str, value: Any, heads: int, ndim: int) -> Array | None:

@@ -1,4 +1,4 @@
-"""The engines, fastest first; the choice among them, and its reasons."""
+"""The engines, the CPU's from the fastest on and then the GPU's; the choice among them, and its reasons."""
 
 import os
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from clearhead.errors import EngineError, unknown
 from clearhead.observations import Wanted
 from clearhead.problem import Problem
 
-NAMES = ("native", "portable")
+NAMES = ("native", "portable", "triton")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The few questions an engine answers. An engine is a module with these names; it imports nothing above it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -64,6 +64,23 @@ class Engine(Protocol):
         value head. By the score q_i·k_j the loss changes by scale·(1 - tanh²(scale·q_i·k_j / softcap))·dS_ij. "bias",
         where asked, is dS summed over the axes along which the bias is broadcast, in the statistics' dtype.
         """
+
+
+def elsewhere(problem: Problem) -> str:
+    """Why an engine of the CPU cannot read the arrays; "" where it can."""
+    return "" if problem.device == "cpu" else f"the arrays are on device {problem.device}: this engine runs on the CPU."
+
+
+def widened(problem: Problem, v: Array) -> Problem:
+    """Where values have another dtype: the same problem in one that holds both."""
+    return replace(problem, dtype=np.dtype(np.float64 if np.float64 in (v.dtype, problem.dtype) else np.float32))
+
+
+def narrowed(problem: Problem, found: Answers) -> dict[str, Array]:
+    """What a widened problem answered, in the dtypes of the problem's own answers."""
+    usual = statistics_dtype(problem.dtype)
+    dtypes = dict.fromkeys(("output", "q", "k", "v"), problem.dtype) | {"top_indices": np.dtype(np.int64)}
+    return {name: array.astype(dtypes.get(name, usual), copy=False) for name, array in found.items()}
 
 
 def room_for_rows(problem: Problem, v: Array | None, want: Wanted) -> dict[str, Array]:

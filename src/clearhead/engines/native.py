@@ -14,7 +14,7 @@ import numpy as np
 
 from clearhead.arrays import bfloat16, statistics_dtype
 from clearhead.axes import Array
-from clearhead.engines.base import Upstream, room_for_rows
+from clearhead.engines.base import Upstream, elsewhere, narrowed, room_for_rows, widened
 from clearhead.observations import Wanted
 from clearhead.problem import Problem
 from clearhead.threads import get_num_threads
@@ -74,10 +74,8 @@ def missing() -> str:
 
 
 def reasons_not(problem: Problem) -> list[str]:
-    """Why not: the kernel is missing."""
-    del problem
-    against = missing()
-    return [against] if against else []
+    """Why not: the kernel is missing, or the arrays are elsewhere."""
+    return [reason for reason in (missing(), elsewhere(problem)) if reason]
 
 
 def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) -> dict[str, Array]:
@@ -122,12 +120,8 @@ def _receives(problem: Problem, want: Wanted) -> bool:
 
 def _rows_in_common(problem: Problem, q: Array, k: Array, v: Array, want: Wanted) -> dict[str, Array]:
     """Values of another dtype: everything is read in one that holds both, and answered in the problem's."""
-    common = np.dtype(np.float64 if np.float64 in (v.dtype, problem.dtype) else np.float32)
-    wide = replace(problem, dtype=common)
-    found = rows(wide, q.astype(common), k.astype(common), v.astype(common), want)
-    dtypes = {"output": problem.dtype, "top_indices": np.dtype(np.int64)}
-    usual = statistics_dtype(problem.dtype)
-    return {name: array.astype(dtypes.get(name, usual), copy=False) for name, array in found.items()}
+    wide = widened(problem, v)
+    return narrowed(problem, rows(wide, q.astype(wide.dtype), k.astype(wide.dtype), v.astype(wide.dtype), want))
 
 
 def columns(problem: Problem, q: Array, k: Array, logsumexp: Array, want: Wanted) -> dict[str, Array]:
@@ -209,12 +203,10 @@ def _gradients_in_common(
 ) -> dict[str, Array]:
     """Values of another dtype, as in `_rows_in_common`."""
     assert upstream.output is not None
-    common = np.dtype(np.float64 if np.float64 in (v.dtype, problem.dtype) else np.float32)
-    wide = replace(problem, dtype=common)
-    told = replace(upstream, output=upstream.output.astype(common))
-    found = gradients(wide, q.astype(common), k.astype(common), v.astype(common), logsumexp, told)
-    bias = statistics_dtype(problem.dtype)
-    return {name: x.astype(bias if name == "bias" else problem.dtype, copy=False) for name, x in found.items()}
+    wide = widened(problem, v)
+    told = replace(upstream, output=upstream.output.astype(wide.dtype))
+    q, k, v = (x.astype(wide.dtype) for x in (q, k, v))
+    return narrowed(problem, gradients(wide, q, k, v, logsumexp, told))
 
 
 def _columns(

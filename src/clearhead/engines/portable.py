@@ -15,7 +15,7 @@ import numpy as np
 from clearhead import visibility
 from clearhead.arrays import statistics_dtype
 from clearhead.axes import Array, blocks
-from clearhead.engines.base import Upstream, room_for_rows
+from clearhead.engines.base import Upstream, elsewhere, room_for_rows
 from clearhead.engines.products import pieces, product
 from clearhead.engines.running import Running, Values, mix
 from clearhead.observations import Wanted, areas
@@ -27,9 +27,9 @@ _quiet = np.errstate(all="ignore")  # NaN and infinity are values here; what the
 
 
 def reasons_not(problem: Problem) -> list[str]:
-    """None: this engine takes every problem."""
-    del problem
-    return []
+    """Why not: the arrays are in no memory that NumPy reads."""
+    against = elsewhere(problem)
+    return [against] if against else []
 
 
 @_quiet

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from clearhead import picture, visibility
-from clearhead.arrays import adopt
+from clearhead.arrays import read
 from clearhead.axes import Array
 from clearhead.errors import MissingExtraError, SelectionError
 from clearhead.glance import first_key
@@ -34,7 +34,7 @@ def cells(matrix: Any, head: int, side: int, name: str) -> Cells:
         raise SelectionError(f"head {head} is outside 0..{problem.heads - 1}.")
     n, m = problem.queries, problem.keys
     if max(n, m) <= side:
-        weights = adopt(matrix[0, head], "weights")[0]
+        weights = read(matrix[0, head], "weights")[0]
         return Cells(weights, ~visibility.dense(problem)[0, head], (1, 1), name)
     alone = matrix.one(head)
     found = pictures(alone, side)

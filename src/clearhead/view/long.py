@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from clearhead import __version__
-from clearhead.arrays import FLOATS, adopt
+from clearhead.arrays import FLOATS, beside, on_cpu, read
 from clearhead.axes import Array
 from clearhead.errors import DtypeError, SelectionError
 from clearhead.glance import first_key, glance
@@ -131,7 +131,7 @@ def pictures(matrix: Any, side: int) -> Pictures:
     received = np.zeros((problem.heads, m))
     for start, stop in pairwise(rows):
         seen = matrix.observe(peak=True, received=True, queries=slice(int(start), int(stop)))
-        peak, mass = (adopt(x, "weights")[0][0].astype(np.float64) for x in (seen.peak, seen.received))
+        peak, mass = (read(x, "weights")[0][0].astype(np.float64) for x in (seen.peak, seen.received))
         received += mass
         alone = peak[:, first].copy(), mass[:, first] / (stop - start)
         peak[:, first] = mass[:, first] = 0.0
@@ -196,7 +196,7 @@ def _layer(chosen: _Chosen, place: int) -> dict[str, Any]:
         group = problem.heads // problem.kv_heads
         keys = sorted({head // group for head in exact})
         told["key_of"] = [keys.index(head // group) for head in exact]
-        arrays |= _exact(chosen, sight, exact, keys, adopt(seen.logsumexp, "logsumexp")[0])
+        arrays |= _exact(chosen, sight, exact, keys, read(seen.logsumexp, "logsumexp")[0])
         arrays |= {name: _rule_of(name, array, exact) for name, array in rule_arrays.items()}
         if large and chosen.large:
             parts = [pictures(matrix.one(head), chosen.large) for head in exact]
@@ -204,7 +204,7 @@ def _layer(chosen: _Chosen, place: int) -> dict[str, Any]:
             told["wide"] = {"pixels": list(whole.most.shape[1:]), "largest": _put(arrays, whole, problem, "wide_")}
     shown = list(range(problem.heads)) if chosen.served else exact
     if found is not None and shown:
-        arrays["entropy"] = adopt(seen.entropy, "entropy")[0][0, shown].astype(np.float32)
+        arrays["entropy"] = read(seen.entropy, "entropy")[0][0, shown].astype(np.float32)
         arrays["received"] = found.received[shown].astype(np.float32)
     chosen.arrays.update({f"{place}.{name}": array for name, array in arrays.items()})
     means = glance(matrix, seen, sight.padding, cross=sight.cross)._asdict().items()
@@ -239,11 +239,11 @@ def _exact(chosen: _Chosen, sight: Sight, exact: list[int], keys: list[int], log
     """q, k and L of the exact heads; where rounding changed q and k, L is that of the rounded ones."""
     matrix = sight.matrix
     own, dtype = matrix._q.dtype, chosen.dtype
-    q, k = matrix._q, matrix._k
+    q, k = on_cpu(matrix._q), on_cpu(matrix._k)
     if dtype is not None and dtype != own:
         q, k = (_rounded(x, dtype, sight.name) for x in (q, k))
-        again = matrix._part(matrix._problem, q.astype(own), k.astype(own))
-        logsumexp = adopt(again.logsumexp(), "logsumexp")[0]
+        again = matrix._part(matrix._problem, *(beside(x.astype(own), matrix._q) for x in (q, k)))
+        logsumexp = read(again.logsumexp(), "logsumexp")[0]
     return {"q": q[0, exact], "k": k[0, keys], "logsumexp": logsumexp[0, exact]}
 
 
@@ -282,7 +282,7 @@ def _check_size(chosen: _Chosen) -> None:
         if not exact:
             continue
         large = max(large, problem.queries * problem.keys > COMPUTED**2)
-        share = _share(matrix._q[0, exact[0]], dtype)
+        share = _share(on_cpu(matrix._q[0, exact[0]]), dtype)
         numbers = (len(exact) * problem.queries + len(keys) * problem.keys) * problem.d_k
         rules = sum(_rule_of(name, array, exact).nbytes for name, array in packed(problem)[1].items())
         sizes.append(numbers * dtype.itemsize * share + 12.0 * len(exact) * problem.queries + rules / 4)

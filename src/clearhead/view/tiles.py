@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 
 from clearhead import visibility
-from clearhead.arrays import adopt
+from clearhead.arrays import read
 from clearhead.axes import Array
 
 MASKED = -1.0  # where a weight would stand; page/src/attention.js says the same
@@ -23,7 +23,7 @@ def tile(
     A pixel whose weights are all forbidden is MASKED.
     """
     queries, keys = slice(rows[0], rows[-1]), slice(cols[0], cols[-1])
-    weights = adopt(matrix[0, head, queries, keys], "weights")[0].astype(np.float64)
+    weights = read(matrix[0, head, queries, keys], "weights")[0].astype(np.float64)
     seen = np.zeros(weights.shape, bool)
     seen[...] = visibility.tile(matrix._problem, 0, head, queries, keys)
     starts, ends = (np.subtract(edges[:-1], edges[0]) for edges in (rows, cols))

@@ -38,7 +38,7 @@ def watch(
 ) -> Iterator[Seen]:
     """Observe every attention of a Transformers model while it runs inside the block; then it is as it was before.
 
-    model      any Transformers model whose attention goes through its AttentionInterface; on the CPU, any float dtype
+    model      any Transformers model whose attention goes through its AttentionInterface; any float dtype, CPU or GPU
     entropy, received, max_logit, peak, distance, top, image     as in `AttentionMatrix.observe`; logsumexp always is
     layers     which layers to observe, by number or name; None is all. The others cost what attention costs.
     heads      which heads to keep, in every layer; None is all

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from clearhead import __version__
-from clearhead.arrays import adopt, bfloat16
+from clearhead.arrays import bfloat16
+from clearhead.arrays import plain as near
 from clearhead.axes import Array
 from clearhead.errors import ClearheadError, FileError
 from clearhead.files import write_whole
@@ -65,7 +66,7 @@ def _put(arrays: dict[str, Array], number: str, layer: Layer) -> dict[str, Any]:
             plain[name] = value
     for name, value in given.items():
         if value is not None:
-            arrays[f"{number} {name}"] = np.ascontiguousarray(adopt(value, name)[0])
+            arrays[f"{number} {name}"] = np.ascontiguousarray(near(value, name))
     words = {"name": layer.name, "path": layer.path, "cross": layer.cross, "heads": list(layer.heads)}
     return words | {"queries": seen.queries, "keys": seen.keys, "note": layer.note, "rules": plain}
 

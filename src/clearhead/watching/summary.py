@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clearhead.arrays import adopt
+from clearhead.arrays import read
 from clearhead.glance import glance
 from clearhead.watching.layers import Layer
 
@@ -38,7 +38,7 @@ class Summary(list[Head]):
 
 def heads_of(layer: Layer) -> list[Head]:
     """A line for each head of a layer."""
-    padding = None if layer.padding is None else adopt(layer.padding, "padding")[0]
+    padding = None if layer.padding is None else read(layer.padding, "padding")[0]
     means = glance(None if layer.q is None else layer.matrix(), layer.observation, padding, cross=layer.cross)
     return [Head(layer.name, head, *(mean[at] for mean in means)) for at, head in enumerate(layer.heads)]
 

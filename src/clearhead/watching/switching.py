@@ -12,7 +12,7 @@ Implementations = list[tuple[PretrainedConfig, Any]]
 
 
 def check(model: Any) -> None:
-    """Can this be watched? Raises DtypeError where it is no model on the CPU, RuleError where it is watched already."""
+    """Can this be watched? DtypeError where it is no model in one memory, RuleError where it is watched already."""
     if not isinstance(model, nn.Module) or not _models(model):
         raise DtypeError(
             f"model is a {type(model).__name__}: expected a Transformers model (PreTrainedModel), or a module with one."
@@ -22,7 +22,7 @@ def check(model: Any) -> None:
         raise DtypeError(
             f"the model's parameters are on several devices, {', '.join(devices)}: expected one.", "model.to('cpu')"
         )
-    if devices and devices != ["cpu"]:
+    if devices and not devices[0].startswith(("cpu", "cuda")):
         raise DtypeError(f"the model is on device {devices[0]}: no engine here runs there.", "model.to('cpu')")
     if any(module in watchers for module in model.modules()):
         raise RuleError("the model is being watched already.", "one `with ch.watch(…)` for one model at a time.")

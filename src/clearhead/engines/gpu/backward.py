@@ -1,0 +1,97 @@
+"""The backward pass over one problem, launched: dK and dV with their heads together, dQ, the bias's derivative."""
+
+from typing import Any
+
+import torch
+
+from clearhead.axes import Array
+from clearhead.engines.base import Upstream
+from clearhead.engines.gpu import given as gpu
+from clearhead.engines.gpu import gradients
+from clearhead.engines.gpu.gradients import Loss, Places
+from clearhead.problem import Problem
+
+
+class Derivatives:
+    """What every launch of the backward pass is given."""
+
+    def __init__(
+        self, problem: Problem, q: Array, k: Array, v: Array | None, logsumexp: Array, upstream: Upstream
+    ) -> None:
+        self.problem, self.device, self.upstream = problem, gpu.place_of(q), upstream
+        self.shapes = q.shape, k.shape, None if v is None else v.shape
+        output = upstream.output if v is not None else None
+        values = None if output is None else v
+        self.q, self.k = gpu.given(q), gpu.given(k)
+        self.v = gpu.Given(self.k.tensor, (0, 0, 0, 0)) if values is None else gpu.given(values)
+        given = gpu.Given(self.k.tensor, (0, 0, 0, 0)) if output is None else gpu.given(output)
+        self.output_strides = given.strides
+        self.d_v = 0 if values is None else values.shape[-1]
+        self.per_key = problem.heads // max(1, k.shape[1])
+        self.per_value = self.per_key if values is None else problem.heads // max(1, values.shape[1])
+        number = gpu.statistics(problem)
+
+        def per_line(x: Array | None) -> Any:
+            return None if x is None else gpu.given(x).tensor.to(number).contiguous()
+
+        self.loss = Loss(
+            logsumexp=per_line(logsumexp),
+            rows=per_line(upstream.rows),
+            keys=per_line(upstream.keys),
+            entropy=per_line(upstream.entropy),
+            distance=per_line(upstream.distance),
+            output=None if output is None else given.tensor,
+        )
+        self.tiles = gpu.tiles(problem, self.d_v, "gradients")
+        self.rules = gpu.rules(problem, self.device)
+
+    def all(self, own: torch.dtype, *, received: bool = False) -> dict[str, Any]:
+        """The derivatives by q, k and v in dtype `own` and by the bias; what keys received, where asked."""
+        problem = self.problem
+        by_q, by_k, by_v = self.shapes
+        shared = self.per_key == self.per_value  # else each head's derivative by itself, to be added up
+        together = self.per_key if shared else 1
+        number = own if shared else gpu.statistics(problem)
+        lead = problem.batch, problem.heads // together
+        found = {"q": torch.zeros(by_q, dtype=own, device=self.device)}
+        found["k"] = torch.zeros((*lead, *by_k[2:]), dtype=number, device=self.device)
+        if self.loss.output is not None and by_v is not None:
+            found["v"] = torch.zeros((*lead, *by_v[2:]), dtype=number, device=self.device)
+        if received:
+            shape = problem.batch, problem.heads, problem.keys
+            found["received"] = torch.zeros(shape, dtype=gpu.statistics(problem), device=self.device)
+        if self.upstream.bias is not None:
+            found["bias"] = torch.zeros(self.upstream.bias, dtype=gpu.statistics(problem), device=self.device)
+        if problem.batch * problem.heads * problem.queries * problem.keys:
+            self._launch(found, together)
+        if not shared:
+            for name, size in (("k", by_k), ("v", by_v)):
+                if name in found and size is not None:
+                    apart = found[name].reshape(size[0], size[1], -1, *size[2:])
+                    found[name] = apart.sum(dim=2).to(own)
+        return found
+
+    def _launch(self, found: dict[str, Any], together: int) -> None:
+        problem, tiles = self.problem, self.tiles
+        heads = problem.batch * problem.heads
+        arrays = *self.q, *self.k, *self.v, self.output_strides, problem.d_k, self.d_v, self.rules, self.loss
+        sizes = {
+            "DK": gpu.padded(problem.d_k), "DV": gpu.padded(self.d_v), "FLOAT": tiles.number,
+            "PRECISION": tiles.precision, "num_warps": tiles.warps, "num_stages": tiles.stages,
+        }  # fmt: skip
+        high, wide = tiles.owned, tiles.passed
+        to = Places(found["k"], found.get("v"), found.get("received"))
+        gradients.keys[(-(-problem.keys // high), heads // together)](
+            *arrays, to, together, self.per_key, self.per_value, M=high, N=wide, **sizes
+        )
+        gradients.queries[(-(-problem.queries // high), heads)](
+            *arrays, found["q"], self.per_key, self.per_value, M=high, N=wide, **sizes
+        )
+        if self.upstream.bias is not None:
+            batch, own_heads, queries, keys = self.upstream.bias
+            grid = -(-queries // wide), -(-keys // wide), batch * own_heads
+            over = problem.queries // queries, problem.keys // keys
+            gradients.bias[grid](
+                *arrays, found["bias"], problem.batch, batch, own_heads, *over, self.per_key, self.per_value,
+                M=wide, N=wide, **sizes,
+            )  # fmt: skip

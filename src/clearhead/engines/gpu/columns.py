@@ -1,0 +1,200 @@
+"""The column pass: every weight again from the log-sum-exp, key tile by key tile; no two programs add to one place.
+
+A program owns a tile of keys and goes through the queries in order: what it adds up is the same bits every time. The
+product Aᵀ·g serves pictures and groups too: there g is what each query has to do with each pixel row or group, made
+on the fly, and `pool` adds up the keys of each pixel column or group.
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from clearhead.engines.gpu.rules import LOG2E, logits, mixed, product, query_range
+
+
+class Columns(NamedTuple):
+    """Where the answers go, each (batch, heads, …) without gaps; None where not asked."""
+
+    received: Any  # (batch, heads, keys)
+    peak: Any
+    weights: Any  # (batch, heads, queries, keys)
+    product: Any  # (batch, heads, keys, columns)
+
+
+@triton.jit
+def weigh(q, k, lse, rules, b, h, i, j, MASKED: tl.constexpr, PRECISION: tl.constexpr):
+    """The weights of a tile, turned: (keys, queries); 0 where forbidden."""
+    scores = product(k, q, PRECISION)
+    s = logits(scores, rules, b, h, i[None, :], j[:, None], MASKED)
+    p = tl.exp2(s - lse[None, :])
+    if MASKED:
+        p = tl.where(s > -float("inf"), p, tl.where(s != s, s, 0.0))
+    return p, s
+
+
+@triton.jit
+def _share(rules, i, first, size, columns, D: tl.constexpr):
+    """How much of query i lies in pixel row first + c, as a share of that row: (queries, D)."""
+    c = (first + tl.arange(0, D)[None, :]).to(tl.int64)
+    low, high = (c * rules.queries).to(tl.float64) / size, ((c + 1) * rules.queries).to(tl.float64) / size
+    at = i[:, None].to(tl.float64)
+    overlap = tl.minimum(high, at + 1) - tl.maximum(low, at)
+    return tl.where(c < first + columns, tl.maximum(overlap, 0.0) / (high - low), 0.0)
+
+
+@triton.jit
+def _right(g, g_strides, labels, rules, b, h, i, first, size, columns, D: tl.constexpr, FLOAT: tl.constexpr):
+    """The right side of Aᵀ·g for queries i: given, or made from labels, or from a picture's pixel rows."""
+    c = tl.arange(0, D)
+    if g is not None:
+        place = g + b.to(tl.int64) * g_strides[0] + h.to(tl.int64) * g_strides[1]
+        place += i.to(tl.int64)[:, None] * g_strides[2] + c.to(tl.int64)[None, :] * g_strides[3]
+        right = tl.load(place, mask=(i < rules.queries)[:, None] & (c < columns)[None, :], other=0.0).to(FLOAT)
+    elif labels is not None:
+        mine = tl.load(labels + b * rules.queries + i, mask=i < rules.queries, other=-1)
+        right = (mine[:, None] == first + c[None, :]).to(FLOAT)
+    else:
+        right = _share(rules, i, first, size, columns, D).to(FLOAT)
+    return right
+
+
+@triton.jit
+def _look(
+    state,
+    k,
+    q,
+    lse,
+    g,
+    g_strides,
+    labels,
+    rules,
+    b,
+    h,
+    start,
+    j,
+    first,
+    size,
+    columns,
+    only,
+    to,
+    MASKED: tl.constexpr,
+    N: tl.constexpr,
+    D: tl.constexpr,
+    FLOAT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The state after one more block of queries."""
+    received, peak, total = state
+    rows, along, columns_along, d_k = q
+    i = start + tl.arange(0, N)
+    c = tl.arange(0, k.shape[1])
+    here = (c < d_k)[:, None]
+    inside = i < rules.queries
+    if MASKED:
+        here &= inside[None, :]
+    turned = rows + i.to(tl.int64)[None, :] * along + c.to(tl.int64)[:, None] * columns_along
+    block = tl.load(turned, mask=here, other=0.0)
+    line = (b * rules.heads + h).to(tl.int64) * rules.queries + i
+    mine = tl.load(lse + line, mask=inside, other=float("inf")) * LOG2E
+    mine = tl.where(mine == -float("inf"), float("inf"), mine)
+    p, s = weigh(block, k, mine, rules, b, h, i, j, MASKED, PRECISION)
+    if to.weights is not None:
+        place = to.weights + line[None, :] * rules.keys + j[:, None]
+        tl.store(place, p, mask=inside[None, :] & (j < rules.keys)[:, None])
+    if to.received is not None or to.peak is not None:
+        counted = p
+        if only is not None:
+            counted = tl.where((start >= only[0]) & (start < only[1]), p, 0.0)
+        if to.received is not None:
+            received += tl.sum(counted, axis=1)
+        if to.peak is not None:
+            unknown = tl.max((counted != counted).to(tl.int32), axis=1) > 0
+            peak = tl.where(unknown | (peak != peak), float("nan"), tl.maximum(peak, tl.max(counted, axis=1)))
+    if to.product is not None:
+        right = _right(g, g_strides, labels, rules, b, h, i, first, size, columns, D, FLOAT)
+        total = mixed(total, p, s > -float("inf"), right, MASKED, PRECISION)
+    return received, peak, total
+
+
+@triton.jit
+def columns(q, q_strides, k, k_strides, lse, g, g_strides, labels, d_k, rules, to, per_key, first, size, columns, span,
+            only, M: tl.constexpr, N: tl.constexpr, DK: tl.constexpr, D: tl.constexpr, FLOAT: tl.constexpr,
+            PRECISION: tl.constexpr):  # fmt: skip
+    """Program (tile of keys, batch · heads). Of g: `columns` columns from `first` on; of the queries: those in `span`.
+
+    Where a picture takes several calls, `only` are the queries (whole tiles) whose weights this one adds to what keys
+    received before: in the order of a single call, so that the bits are the same.
+    """
+    b, h = tl.program_id(1) // rules.heads, tl.program_id(1) % rules.heads
+    j = tl.program_id(0) * M + tl.arange(0, M)
+    c = tl.arange(0, DK)
+    place = k + b.to(tl.int64) * k_strides[0] + (h // per_key).to(tl.int64) * k_strides[1]
+    place += j.to(tl.int64)[:, None] * k_strides[2] + c.to(tl.int64)[None, :] * k_strides[3]
+    mine = tl.load(place, mask=(j < rules.keys)[:, None] & (c < d_k)[None, :], other=0.0)
+    low, full_low, full_high, high = query_range(rules, b, tl.program_id(0) * M, tl.program_id(0) * M + M - 1, N)
+    if span is not None:
+        low, high = tl.maximum(low, span[0]), tl.minimum(high, span[1])
+        full_low = tl.minimum(tl.maximum(full_low, low), tl.maximum(high, low))
+        full_high = tl.maximum(tl.minimum(full_high, high), full_low)
+    here = j < rules.keys
+    line = tl.program_id(1).to(tl.int64) * rules.keys + j
+    received, peak = tl.zeros((M,), FLOAT), tl.zeros((M,), FLOAT)
+    if only is not None and to.received is not None:
+        received = tl.load(to.received + line, mask=here, other=0.0)
+    if only is not None and to.peak is not None:
+        peak = tl.load(to.peak + line, mask=here, other=0.0)
+    state = received, peak, tl.zeros((M, D), FLOAT)
+    along = q + b.to(tl.int64) * q_strides[0] + h.to(tl.int64) * q_strides[1], q_strides[2], q_strides[3], d_k
+    for start in range(low, full_low, N):
+        state = _look(state, mine, along, lse, g, g_strides, labels, rules, b, h, start, j, first, size, columns, only,
+                      to, True, N, D, FLOAT, PRECISION)  # fmt: skip
+    for start in range(full_low, full_high, N):
+        state = _look(state, mine, along, lse, g, g_strides, labels, rules, b, h, start, j, first, size, columns, only,
+                      to, False, N, D, FLOAT, PRECISION)  # fmt: skip
+    for start in range(full_high, high, N):
+        state = _look(state, mine, along, lse, g, g_strides, labels, rules, b, h, start, j, first, size, columns, only,
+                      to, True, N, D, FLOAT, PRECISION)  # fmt: skip
+    received, peak, total = state
+    if to.received is not None:
+        tl.store(to.received + line, received, mask=here)
+    if to.peak is not None:
+        tl.store(to.peak + line, peak, mask=here)
+    if to.product is not None:
+        e = tl.arange(0, D)[None, :]
+        tl.store(to.product + line[:, None] * columns + e, total, mask=here[:, None] & (e < columns))
+
+
+@triton.jit
+def pool(product, out, order, starts, keys, parts, width, columns, first, height, D: tl.constexpr, FLOAT: tl.constexpr,
+         N: tl.constexpr):  # fmt: skip
+    """For out (batch·heads, height, parts): sums of product (batch·heads, keys, columns) over the keys of each part.
+
+    Program (part, batch·heads). Where `order` is given, part p has the keys order[starts[p]:starts[p + 1]] of its
+    batch, of `width` heads; else it is pixel column p of a picture, and keys cut by its edge count in part.
+    """
+    part, line = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    e = tl.arange(0, D)
+    total = tl.zeros((D,), FLOAT)
+    if order is not None:
+        table = starts + line // width * (parts + 1) + part
+        low, high = tl.load(table), tl.load(table + 1)
+    else:
+        low, high = part.to(tl.int64) * keys // parts, ((part + 1).to(tl.int64) * keys + parts - 1) // parts
+    for start in range(low.to(tl.int32), high.to(tl.int32), N):
+        at = start + tl.arange(0, N)
+        here = at < high
+        if order is not None:
+            j = tl.load(order + line // width * keys + at, mask=here, other=0)
+            share = here.to(FLOAT)
+        else:
+            j = at
+            left, right = part.to(tl.float64) * keys / parts, (part + 1).to(tl.float64) * keys / parts
+            place = at.to(tl.float64)
+            share = tl.maximum(tl.minimum(right, place + 1) - tl.maximum(left, place), 0.0) / (right - left)
+            share = tl.where(here, share, 0.0).to(FLOAT)
+        rows = product + (line * keys + j)[:, None] * columns + e[None, :]
+        block = tl.load(rows, mask=here[:, None] & (e < columns)[None, :], other=0.0)
+        total += tl.sum(block * share[:, None], axis=0)
+    at = out + (line * height + first + e) * parts + part
+    tl.store(at, total, mask=e < columns)

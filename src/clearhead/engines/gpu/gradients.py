@@ -1,0 +1,335 @@
+"""The backward pass: the weights again from the log-sum-exp, once by tiles of keys and once by tiles of queries.
+
+    dS_ij = a_ij·(dO_i·v_j + rows_i + keys_j - entropy_i·ln a_ij + distance_i·|position of i - j|)
+
+A program of the first pass owns a tile of keys and adds up dK, dV and, for nothing more, what those keys receive; one
+of the second owns a tile of queries and adds up dQ; one of the third owns a place of the bias. No two programs add to
+one place, so that the bits are the same every time.
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from clearhead.engines.gpu.rules import LN2, LOG2E, bend, distances, key_range, logits, mixed, product, query_range
+
+
+class Loss(NamedTuple):
+    """What the loss asks (base.Upstream), each (batch, heads, …) without gaps but for `output`; None: not asked."""
+
+    logsumexp: Any
+    rows: Any
+    keys: Any
+    entropy: Any
+    distance: Any
+    output: Any
+
+
+class Places(NamedTuple):
+    """Where the derivatives go, without gaps; None where not asked."""
+
+    k: Any  # (batch, heads / together, keys, d_k)
+    v: Any
+    received: Any  # (batch, heads, keys)
+
+
+@triton.jit
+def _load(base, along, across, d, at, most, D: tl.constexpr):
+    """Rows `at` of an array whose rows are `d` wide."""
+    c = tl.arange(0, D)
+    place = base + at.to(tl.int64)[:, None] * along + c.to(tl.int64)[None, :] * across
+    return tl.load(place, mask=(at < most)[:, None] & (c < d)[None, :], other=0.0)
+
+
+@triton.jit
+def _slopes(scores, inner, loss, rules, b, h, i, j, MASKED: tl.constexpr):
+    """The weights, dS and the derivative by q·k of a tile in either orientation; 0 where forbidden.
+
+    `inner` is dO·v; i and j come in shapes that broadcast to the tile's.
+    """
+    line = (b * rules.heads + h).to(tl.int64) * rules.queries + i
+    inside = i < rules.queries
+    lse = tl.load(loss.logsumexp + line, mask=inside, other=float("inf")) * LOG2E
+    lse = tl.where(lse == -float("inf"), float("inf"), lse)
+    s = logits(scores, rules, b, h, i, j, MASKED)
+    visible = s > -float("inf")
+    logs = s - lse
+    p = tl.exp2(logs)
+    slope = inner + tl.load(loss.rows + line, mask=inside, other=0.0)
+    if loss.keys is not None:
+        theirs = (b * rules.heads + h).to(tl.int64) * rules.keys + j
+        slope += tl.load(loss.keys + theirs, mask=j < rules.keys, other=0.0)
+    if loss.entropy is not None:
+        slope -= tl.load(loss.entropy + line, mask=inside, other=0.0) * (logs * LN2)
+    if loss.distance is not None:
+        away = distances(rules, b, i, j).to(scores.dtype)
+        slope += tl.load(loss.distance + line, mask=inside, other=0.0) * away
+    by_logit = tl.where(p == 0, 0.0, p * slope)
+    by_score = by_logit * bend(scores, rules)
+    if MASKED:
+        visible |= s != s
+        p, by_logit = tl.where(visible, p, 0.0), tl.where(visible, by_logit, 0.0)
+        by_score = tl.where(visible, by_score, 0.0)
+    return p, by_logit, by_score, visible
+
+
+@triton.jit
+def _by_keys(
+    state,
+    mine,
+    values,
+    heads,
+    loss,
+    rules,
+    b,
+    h,
+    start,
+    j,
+    d_k,
+    d_v,
+    to,
+    MASKED: tl.constexpr,
+    N: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The state after one more block of queries."""
+    by_k, by_v, received = state
+    q, q_along, q_across, output, o_along, o_across = heads
+    i = start + tl.arange(0, N)
+    block = _load(q, q_along, q_across, d_k, i, rules.queries, DK)
+    scores = product(mine, tl.trans(block), PRECISION)
+    inner = tl.zeros_like(scores)
+    given = block
+    if loss.output is not None:
+        given = _load(output, o_along, o_across, d_v, i, rules.queries, DV)
+        inner = product(values, tl.trans(given), PRECISION)
+    p, _, by_score, visible = _slopes(scores, inner, loss, rules, b, h, i[None, :], j[:, None], MASKED)
+    by_k = mixed(by_k, by_score, visible, block, MASKED, PRECISION)
+    if to.v is not None:
+        by_v = mixed(by_v, p, visible, given, MASKED, PRECISION)
+    if to.received is not None:
+        received += tl.sum(p, axis=1)
+    return by_k, by_v, received
+
+
+@triton.jit
+def keys(
+    q,
+    q_strides,
+    k,
+    k_strides,
+    v,
+    v_strides,
+    o_strides,
+    d_k,
+    d_v,
+    rules,
+    loss,
+    to,
+    together,
+    per_key,
+    per_value,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    FLOAT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """dK, dV and what keys receive. Program (tile of keys, batch · heads / together): the heads that share its keys."""
+    groups = rules.heads // together
+    b, first = tl.program_id(1) // groups, tl.program_id(1) % groups * together
+    j = tl.program_id(0) * M + tl.arange(0, M)
+    own = k + b.to(tl.int64) * k_strides[0] + (first // per_key).to(tl.int64) * k_strides[1]
+    mine = _load(own, k_strides[2], k_strides[3], d_k, j, rules.keys, DK)
+    values = mine
+    if loss.output is not None:
+        theirs = v + b.to(tl.int64) * v_strides[0] + (first // per_value).to(tl.int64) * v_strides[1]
+        values = _load(theirs, v_strides[2], v_strides[3], d_v, j, rules.keys, DV)
+    low, full_low, full_high, high = query_range(rules, b, tl.program_id(0) * M, tl.program_id(0) * M + M - 1, N)
+    by_k, by_v = tl.zeros((M, DK), FLOAT), tl.zeros((M, DV), FLOAT)
+    here = j < rules.keys
+    for head in range(together):
+        h = first + head
+        queries = q + b.to(tl.int64) * q_strides[0] + h.to(tl.int64) * q_strides[1]
+        output = queries
+        if loss.output is not None:
+            output = loss.output + b.to(tl.int64) * o_strides[0] + h.to(tl.int64) * o_strides[1]
+        along = queries, q_strides[2], q_strides[3], output, o_strides[2], o_strides[3]
+        state = by_k, by_v, tl.zeros((M,), FLOAT)
+        for start in range(low, full_low, N):
+            state = _by_keys(
+                state, mine, values, along, loss, rules, b, h, start, j, d_k, d_v, to, True, N, DK, DV, PRECISION
+            )
+        for start in range(full_low, full_high, N):
+            state = _by_keys(
+                state, mine, values, along, loss, rules, b, h, start, j, d_k, d_v, to, False, N, DK, DV, PRECISION
+            )
+        for start in range(full_high, high, N):
+            state = _by_keys(
+                state, mine, values, along, loss, rules, b, h, start, j, d_k, d_v, to, True, N, DK, DV, PRECISION
+            )
+        by_k, by_v, received = state
+        if to.received is not None:
+            line = (b * rules.heads + h).to(tl.int64) * rules.keys + j
+            tl.store(to.received + line, received, mask=here)
+    line = tl.program_id(1).to(tl.int64) * rules.keys + j
+    c, e = tl.arange(0, DK)[None, :], tl.arange(0, DV)[None, :]
+    tl.store(to.k + line[:, None] * d_k + c, by_k.to(to.k.dtype.element_ty), mask=here[:, None] & (c < d_k))
+    if to.v is not None:
+        tl.store(to.v + line[:, None] * d_v + e, by_v.to(to.v.dtype.element_ty), mask=here[:, None] & (e < d_v))
+
+
+@triton.jit
+def _by_queries(
+    by_q,
+    mine,
+    given,
+    keys,
+    values,
+    loss,
+    rules,
+    b,
+    h,
+    i,
+    start,
+    MASKED: tl.constexpr,
+    N: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The dQ after one more block of keys."""
+    k, k_along, k_across, d_k = keys
+    v, v_along, v_across, d_v = values
+    j = start + tl.arange(0, N)
+    block = _load(k, k_along, k_across, d_k, j, rules.keys, DK)
+    scores = product(mine, tl.trans(block), PRECISION)
+    inner = tl.zeros_like(scores)
+    if loss.output is not None:
+        inner = product(given, tl.trans(_load(v, v_along, v_across, d_v, j, rules.keys, DV)), PRECISION)
+    _, _, by_score, visible = _slopes(scores, inner, loss, rules, b, h, i[:, None], j[None, :], MASKED)
+    return mixed(by_q, by_score, visible, block, MASKED, PRECISION)
+
+
+@triton.jit
+def queries(
+    q,
+    q_strides,
+    k,
+    k_strides,
+    v,
+    v_strides,
+    o_strides,
+    d_k,
+    d_v,
+    rules,
+    loss,
+    out,
+    per_key,
+    per_value,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    FLOAT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """For dQ. Program (tile of queries, batch · heads)."""
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    b, h = tl.program_id(1) // rules.heads, tl.program_id(1) % rules.heads
+    i = tile * M + tl.arange(0, M)
+    own = q + b.to(tl.int64) * q_strides[0] + h.to(tl.int64) * q_strides[1]
+    mine = _load(own, q_strides[2], q_strides[3], d_k, i, rules.queries, DK)
+    given, values = mine, k
+    if loss.output is not None:
+        output = loss.output + b.to(tl.int64) * o_strides[0] + h.to(tl.int64) * o_strides[1]
+        given = _load(output, o_strides[2], o_strides[3], d_v, i, rules.queries, DV)
+        values = v + b.to(tl.int64) * v_strides[0] + (h // per_value).to(tl.int64) * v_strides[1]
+    keys = k + b.to(tl.int64) * k_strides[0] + (h // per_key).to(tl.int64) * k_strides[1]
+    low, full_low, full_high, high = key_range(rules, b, tile * M, tile * M + M - 1, N)
+    along, beside = (keys, k_strides[2], k_strides[3], d_k), (values, v_strides[2], v_strides[3], d_v)
+    by_q = tl.zeros((M, DK), FLOAT)
+    for start in range(low, full_low, N):
+        by_q = _by_queries(by_q, mine, given, along, beside, loss, rules, b, h, i, start, True, N, DK, DV, PRECISION)
+    for start in range(full_low, full_high, N):
+        by_q = _by_queries(by_q, mine, given, along, beside, loss, rules, b, h, i, start, False, N, DK, DV, PRECISION)
+    for start in range(full_high, high, N):
+        by_q = _by_queries(by_q, mine, given, along, beside, loss, rules, b, h, i, start, True, N, DK, DV, PRECISION)
+    line = tl.program_id(1).to(tl.int64) * rules.queries + i
+    c = tl.arange(0, DK)[None, :]
+    place = out + line[:, None] * d_k + c
+    tl.store(place, by_q.to(out.dtype.element_ty), mask=(i < rules.queries)[:, None] & (c < d_k))
+
+
+@triton.jit
+def bias(
+    q,
+    q_strides,
+    k,
+    k_strides,
+    v,
+    v_strides,
+    o_strides,
+    d_k,
+    d_v,
+    rules,
+    loss,
+    out,
+    batch,
+    own_batch,
+    own_heads,
+    over_queries,
+    over_keys,
+    per_key,
+    per_value,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    FLOAT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Σ dS over the axes that the bias shares. Program (tile of queries, tile of keys, own batch · own heads).
+
+    Where queries share it, over_queries is how many there are, else 1, and a program goes through all; so for keys.
+    """
+    own_b, own_h = tl.program_id(2) // own_heads, tl.program_id(2) % own_heads
+    total = tl.zeros((M, N), FLOAT)
+    for more_b in range(batch // own_batch):
+        b = own_b + more_b
+        for more_h in range(rules.heads // own_heads):
+            h = own_h + more_h
+            for start_i in range(0, over_queries, M):
+                i = tl.program_id(0) * M + start_i + tl.arange(0, M)
+                head = q + b.to(tl.int64) * q_strides[0] + h.to(tl.int64) * q_strides[1]
+                mine = _load(head, q_strides[2], q_strides[3], d_k, i, rules.queries, DK)
+                given = mine
+                if loss.output is not None:
+                    head = loss.output + b.to(tl.int64) * o_strides[0] + h.to(tl.int64) * o_strides[1]
+                    given = _load(head, o_strides[2], o_strides[3], d_v, i, rules.queries, DV)
+                for start_j in range(0, over_keys, N):
+                    j = tl.program_id(1) * N + start_j + tl.arange(0, N)
+                    head = k + b.to(tl.int64) * k_strides[0] + (h // per_key).to(tl.int64) * k_strides[1]
+                    block = _load(head, k_strides[2], k_strides[3], d_k, j, rules.keys, DK)
+                    scores = product(mine, tl.trans(block), PRECISION)
+                    inner = tl.zeros_like(scores)
+                    if loss.output is not None:
+                        head = v + b.to(tl.int64) * v_strides[0] + (h // per_value).to(tl.int64) * v_strides[1]
+                        block = _load(head, v_strides[2], v_strides[3], d_v, j, rules.keys, DV)
+                        inner = product(given, tl.trans(block), PRECISION)
+                    _, by, _, _ = _slopes(scores, inner, loss, rules, b, h, i[:, None], j[None, :], True)
+                    total += by
+    height, width = rules.queries, rules.keys
+    if over_queries > 1:
+        height = 1
+        total = tl.broadcast_to(tl.sum(total, axis=0)[None, :], (M, N))
+    if over_keys > 1:
+        width = 1
+        total = tl.broadcast_to(tl.sum(total, axis=1)[:, None], (M, N))
+    i, j = tl.program_id(0) * M + tl.arange(0, M)[:, None], tl.program_id(1) * N + tl.arange(0, N)[None, :]
+    place = out + (tl.program_id(2).to(tl.int64) * height + i) * width + j
+    tl.store(place, total, mask=(i < height) & (j < width))

@@ -1,0 +1,231 @@
+"""The score rules as kernels read them, and the logits of one tile: visibility.py's meaning, element by element.
+
+Indices of queries (i), keys (j) and heads (h) come in shapes that broadcast to the tile's, so that one text serves
+tiles with queries down and keys across and tiles turned the other way.
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+class Rules(NamedTuple):
+    """What a kernel needs to know of a problem; None where there is no such rule."""
+
+    heads: Any
+    queries: Any
+    keys: Any
+    numbers: Any  # scale, softcap
+    softcap: Any  # is there one?
+    content: Any  # do values decide who sees whom: mask, bias, segments?
+    rows: Any  # first query and step of the whole matrix's queries
+    row_step: Any
+    cols: Any
+    col_step: Any
+    left: Any
+    right: Any
+    offset: Any  # (batch,)
+    kv_lengths: Any  # (batch,)
+    query_lengths: Any  # (batch,)
+    query_segments: Any  # (batch, queries)
+    kv_segments: Any  # (batch, keys)
+    slopes: Any  # (heads,)
+    sinks: Any  # (heads,)
+    bias: Any  # (batch, heads, queries, keys), and its strides: Triton 3.6 loses a 1 in a tuple within a tuple
+    bias_b: Any
+    bias_h: Any
+    bias_i: Any
+    bias_j: Any
+    mask: Any
+    mask_b: Any
+    mask_h: Any
+    mask_i: Any
+    mask_j: Any
+
+
+@triton.jit
+def tanh(x):
+    """Cephes' rational form near 0, where 1 - 2/(exp(2x) + 1) would cancel."""
+    z = x * x
+    p = (-9.64399179425052238628e-1 * z - 9.92877231001918586564e1) * z - 1.61468768441708447952e3
+    q = ((z + 1.12811678491632931402e2) * z + 2.23548839060100448583e3) * z + 4.84406305325125486048e3
+    size = tl.abs(x)
+    far = 1.0 - 2.0 / (tl.exp2(size * (2.0 * LOG2E)) + 1.0)
+    return tl.where(size < 0.625, x + x * z * (p / q), tl.where(x < 0, -far, far))
+
+
+@triton.jit
+def query_positions(rules, b, i):
+    """Where queries stand among the keys."""
+    return tl.load(rules.offset + b) + rules.rows + rules.row_step * i
+
+
+@triton.jit
+def distances(rules, b, i, j):
+    """|query position - key position|."""
+    return tl.abs(query_positions(rules, b, i) - (rules.cols + rules.col_step * j))
+
+
+@triton.jit
+def seen(rules, b, h, i, j):
+    """Who may see whom in one tile, but for a bias of -inf."""
+    at, key = query_positions(rules, b, i), rules.cols + rules.col_step * j
+    visible = (i < rules.queries) & (j < rules.keys)
+    if rules.right is not None:
+        visible &= key <= at + rules.right
+    if rules.left is not None:
+        visible &= key >= at - rules.left
+    if rules.kv_lengths is not None:
+        visible &= key < tl.load(rules.kv_lengths + b)
+    if rules.query_lengths is not None:
+        visible &= rules.rows + rules.row_step * i < tl.load(rules.query_lengths + b)
+    if rules.query_segments is not None:
+        mine = tl.load(rules.query_segments + b * rules.queries + i, mask=i < rules.queries, other=0)
+        theirs = tl.load(rules.kv_segments + b * rules.keys + j, mask=j < rules.keys, other=0)
+        visible &= mine == theirs
+    if rules.mask is not None:
+        rows = b.to(tl.int64) * rules.mask_b + h.to(tl.int64) * rules.mask_h + i.to(tl.int64) * rules.mask_i
+        place = rules.mask + rows + j.to(tl.int64) * rules.mask_j
+        visible &= tl.load(place, mask=visible, other=0) != 0
+    return visible
+
+
+@triton.jit
+def logits(scores, rules, b, h, i, j, MASKED: tl.constexpr):
+    """What the softmax sees, in units of ln 2, from q·k; -inf where forbidden. All must be visible where not MASKED."""
+    scale = tl.load(rules.numbers)
+    if rules.softcap:
+        cap = tl.load(rules.numbers + 1)
+        found = tanh(scores * (scale / cap)) * (cap * LOG2E)
+    else:
+        found = scores * (scale * LOG2E)
+    if rules.slopes is not None:
+        slope = tl.load(rules.slopes + h) * LOG2E
+        found -= slope * distances(rules, b, i, j).to(scores.dtype)
+    if MASKED:
+        visible = seen(rules, b, h, i, j)
+        if rules.bias is not None:
+            rows = b.to(tl.int64) * rules.bias_b + h.to(tl.int64) * rules.bias_h + i.to(tl.int64) * rules.bias_i
+            place = rules.bias + rows + j.to(tl.int64) * rules.bias_j
+            bias = tl.load(place, mask=visible, other=0.0).to(scores.dtype)
+            found += bias * LOG2E
+            visible &= bias != -float("inf")
+        found = tl.where(visible, found, -float("inf"))
+    return found
+
+
+@triton.jit
+def bend(scores, rules):
+    """What the scale and softcap make of a change of q·k: scale·(1 - tanh²)."""
+    scale = tl.load(rules.numbers)
+    if rules.softcap:
+        bent = tanh(scores * (scale / tl.load(rules.numbers + 1)))
+        return scale * (1.0 - bent * bent)
+    return tl.zeros_like(scores) + scale
+
+
+@triton.jit
+def _sorted(first, last):
+    return tl.minimum(first, last), tl.maximum(first, last)
+
+
+@triton.jit
+def key_range(rules, b, first, last, BLOCK: tl.constexpr):
+    """The keys that queries first..last may see: all lie in low..high, and full_low..full_high are seen by all of them.
+
+    All four are multiples of BLOCK; queries past the end do not count.
+    """
+    stop = tl.cdiv(rules.keys, BLOCK) * BLOCK
+    low, high, full_low, full_high = stop * 0, stop, stop * 0, rules.keys // BLOCK * BLOCK
+    last = tl.minimum(last, rules.queries - 1)
+    if rules.content or rules.col_step != 1:
+        full_high = full_low
+    if rules.col_step == 1:
+        near, far = _sorted(query_positions(rules, b, first), query_positions(rules, b, last))
+        if rules.right is not None:
+            high = tl.minimum(high, tl.maximum(far + rules.right - rules.cols + 1, 0))
+            full_high = tl.minimum(full_high, tl.maximum(near + rules.right - rules.cols + 1, 0))
+        if rules.left is not None:
+            low = tl.maximum(low, tl.minimum(near - rules.left - rules.cols, stop))
+            full_low = tl.maximum(full_low, tl.minimum(far - rules.left - rules.cols, stop))
+        if rules.kv_lengths is not None:
+            length = tl.maximum(tl.load(rules.kv_lengths + b) - rules.cols, 0)
+            high, full_high = tl.minimum(high, length), tl.minimum(full_high, length)
+        if rules.query_lengths is not None:
+            near, far = _sorted(rules.rows + rules.row_step * first, rules.rows + rules.row_step * last)
+            length = tl.load(rules.query_lengths + b)
+            high = tl.where(near < length, high, 0)
+            full_high = tl.where(far < length, full_high, 0)
+    return _in_blocks(low, high, full_low, full_high, BLOCK)
+
+
+@triton.jit
+def query_range(rules, b, first, last, BLOCK: tl.constexpr):
+    """The same for the queries that may see keys first..last; a block with queries past the end is never full."""
+    stop = tl.cdiv(rules.queries, BLOCK) * BLOCK
+    low, high, full_low, full_high = stop * 0, stop, stop * 0, rules.queries // BLOCK * BLOCK
+    if rules.content or rules.row_step != 1 or rules.col_step != 1:
+        full_high = full_low
+    else:
+        full_high = tl.where(last < rules.keys, full_high, 0)
+    last = tl.minimum(last, rules.keys - 1)
+    if rules.row_step == 1:
+        start = tl.load(rules.offset + b) + rules.rows
+        near, far = _sorted(rules.cols + rules.col_step * first, rules.cols + rules.col_step * last)
+        if rules.right is not None:
+            low = tl.maximum(low, tl.minimum(near - rules.right - start, stop))
+            full_low = tl.maximum(full_low, tl.minimum(far - rules.right - start, stop))
+        if rules.left is not None:
+            high = tl.minimum(high, tl.maximum(far + rules.left - start + 1, 0))
+            full_high = tl.minimum(full_high, tl.maximum(near + rules.left - start + 1, 0))
+        if rules.query_lengths is not None:
+            length = tl.maximum(tl.load(rules.query_lengths + b) - rules.rows, 0)
+            high, full_high = tl.minimum(high, length), tl.minimum(full_high, length)
+        if rules.kv_lengths is not None:
+            length = tl.load(rules.kv_lengths + b)
+            high = tl.where(near < length, high, 0)
+            full_high = tl.where(far < length, full_high, 0)
+    return _in_blocks(low, high, full_low, full_high, BLOCK)
+
+
+@triton.jit
+def _in_blocks(low, high, full_low, full_high, BLOCK: tl.constexpr):
+    """Rounded to whole blocks, in order: low ≤ full_low ≤ full_high ≤ high."""
+    low, high = (low // BLOCK * BLOCK).to(tl.int32), (tl.cdiv(high, BLOCK) * BLOCK).to(tl.int32)
+    high = tl.maximum(low, high)
+    full_low = tl.minimum((tl.cdiv(full_low, BLOCK) * BLOCK).to(tl.int32), high)
+    full_high = tl.maximum((full_high // BLOCK * BLOCK).to(tl.int32), full_low)
+    return low, tl.maximum(full_low, low), tl.minimum(tl.maximum(full_high, full_low), high), high
+
+
+@triton.jit
+def product(a, b, PRECISION: tl.constexpr):
+    """a·b, summed in float32 (float64 for float64); a is rounded to b's dtype first."""
+    a = a.to(b.dtype)
+    if INTERPRETED and b.dtype == tl.bfloat16:  # the interpreter would multiply the bits
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision=PRECISION)
+    return tl.dot(a, b, input_precision=PRECISION)
+
+
+@triton.jit
+def mixed(total, weights, visible, values, MASKED: tl.constexpr, PRECISION: tl.constexpr):
+    """Adds weights·values to total. Where MASKED, a value that is no number reaches only those who may see it."""
+    if not MASKED:
+        return total + product(weights, values, PRECISION)
+    size = tl.abs(values.to(total.dtype))
+    finite = size < float("inf")  # not so for NaN
+    clean = tl.where(finite, values, tl.zeros_like(values))
+    total += product(weights, clean, PRECISION)
+    if tl.min(tl.min(finite.to(tl.int32), axis=1), axis=0) == 0:
+        wide = values.to(total.dtype)  # one product counts all three: a tile is less than 256 deep
+        kind = tl.where(wide == float("inf"), 1.0, tl.where(wide == -float("inf"), 256.0, 32768.0))
+        found = tl.dot(visible.to(tl.float16), tl.where(finite, 0.0, kind).to(tl.float16)).to(tl.int32)
+        total += tl.where((found & 255) > 0, float("inf"), 0.0)
+        total += tl.where((found & 32512) > 0, -float("inf"), 0.0)
+        total += tl.where(found >= 32768, float("nan"), 0.0)
+    return total

@@ -1,0 +1,83 @@
+"""Compile every kernel for an H200 (sm_90) without one: `python compile_kernels.py [more]`; prints their names.
+
+The driver is a stub that names the target; kernels are compiled down to the device's own instructions, never launched.
+"""
+
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from clearhead.device import DeviceArray
+from clearhead.engines import triton
+from clearhead.engines.base import Upstream
+from clearhead.observations import Groups, Wanted
+from clearhead.problem import describe
+
+
+class Stub:
+    """As much of a driver as compiling asks for."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+    compiled = launch(kernel, *args, grid=grid, warmup=True, **options)
+    print(kernel.__name__, len(compiled.asm["cubin"]) > 0)
+    return compiled
+
+
+def array(*shape: int, dtype: torch.dtype = torch.float32) -> Any:
+    return DeviceArray(torch.zeros(shape, dtype=dtype))
+
+
+def everything(dtype: torch.dtype, d: int, **rules: Any) -> None:
+    """Each kernel, with every answer at once."""
+    q, k, v = (array(1, heads, 128, d, dtype=dtype) for heads in (4, 2, 2))
+    problem = describe(q, k, None, rules).problem
+    number = torch.float64 if dtype == torch.float64 else torch.float32
+    lse, g = array(1, 4, 128, dtype=number), array(1, 4, 128, d, dtype=dtype)
+    labels = np.zeros((1, 128), np.int64)
+    asked = {"logsumexp": True, "max_logit": True, "entropy": True, "distance": True}
+    triton.rows(problem, q, k, v, Wanted(output=True, **asked, top=8))
+    triton._launch_rows(problem, q, k, v, 0, {"output": q.tensor}, repair=True)
+    few = array(1, 4, 1, d, dtype=dtype)
+    long = array(1, 2, 9000, d, dtype=dtype)
+    one = describe(few, long, None, {"causal": True, "query_offset": 9}).problem
+    triton.rows(one, few, long, long, Wanted(output=True, **asked, top=8))
+    triton.columns(problem, q, k, lse, Wanted(received=True, peak=True, image=(20, 20)))
+    triton.columns(problem, q, k, lse, Wanted(received=True, groups=Groups(labels, labels, (1, 1))))
+    triton.weights(problem, q, k, lse)
+    triton.transposed(problem, q, k, lse, g)
+    told = Upstream(lse, g, lse, lse, lse, bias=(1, 4, 128, 1))
+    triton.gradients(problem, q, k, v, lse, told)
+
+
+if __name__ == "__main__":
+    launch = JITFunction.run
+    JITFunction.run = compile_only
+    driver.set_active(Stub())
+    places = np.arange(128)
+    if "more" in sys.argv:
+        everything(torch.bfloat16, 40)
+        everything(torch.float64, 16, causal=True)
+        everything(torch.float32, 100)
+    everything(
+        torch.float16, 16, causal=True, window=(90, None), query_offset=3, softcap=5.0, kv_lengths=9, query_lengths=9,
+        alibi_slopes=np.ones(4), sinks=np.ones(4), query_segments=places // 50, kv_segments=places // 50,
+        mask=places % 3 > 0, bias=np.zeros((128, 1), np.float32),
+    )  # fmt: skip

@@ -1,0 +1,173 @@
+"""Tensors on a device of their own: Triton's interpreter takes them where they are, every other engine refuses."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.attention import SDPBackend
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import clearhead as ch
+from clearhead.axes import Array
+from clearhead.device import DeviceArray
+from clearhead.engines.gpu import library
+from clearhead.errors import DtypeError, EngineError
+from clearhead.problem import describe
+
+RULES: dict[str, Any] = {
+    "scale": -0.6, "softcap": 2.0, "causal": True, "window": (9, None), "query_offset": np.array([[0], [4]]),
+    "kv_lengths": np.array([[11], [14]]), "query_lengths": np.array([[9], [7]]), "alibi_slopes": np.ones(4) / 3,
+    "sinks": np.ones(4),
+}  # fmt: skip
+
+
+def inputs() -> tuple[dict[str, Array], dict[str, Any]]:
+    rng = np.random.default_rng(0)
+    arrays = {"q": rng.standard_normal((2, 1, 4, 9, 6)), "k": rng.standard_normal((2, 1, 2, 14, 6))}
+    arrays["v"] = rng.standard_normal((2, 1, 2, 14, 5))
+    rules = {**RULES, "bias": rng.standard_normal((4, 9, 14)), "mask": rng.random((2, 1, 1, 1, 14)) < 0.8}
+    return arrays, rules
+
+
+def there(x: Any) -> DeviceArray:
+    return DeviceArray(torch.from_numpy(x))
+
+
+def here(x: Any) -> Array:
+    assert isinstance(x, DeviceArray)
+    return x.tensor.numpy()
+
+
+@pytest.mark.parametrize("moved", [(), ("bias", "mask")])
+def test_every_answer_is_that_of_the_cpu_and_stays_on_the_device(moved: tuple[str, ...]):
+    arrays, rules = inputs()
+    q, k, v = (there(x) for x in arrays.values())
+    given = {**rules, **{name: there(rules[name]) for name in moved}}
+    asked: dict[str, Any] = {"logsumexp": True, "entropy": True, "received": True, "peak": True, "image": (3, 4)}
+    asked["groups"] = np.arange(9) // 2, np.arange(14) // 5
+    matrix, truth = ch.AttentionMatrix(q, k, **given), ch.AttentionMatrix(arrays["q"], arrays["k"], **rules)
+    for queries in (slice(None), slice(-1, 2, -2)):
+        found, expected = (
+            a.observe(x, top=3, **asked, queries=queries) for a, x in ((matrix, v), (truth, arrays["v"]))
+        )
+        for name in (*asked, "output"):
+            np.testing.assert_allclose(here(getattr(found, name)), getattr(expected, name), 1e-9, err_msg=name)
+        np.testing.assert_array_equal(here(found.top.indices), expected.top.indices)
+    np.testing.assert_array_equal(here(matrix @ v), here(ch.attention(q, k, v, **given)))
+    np.testing.assert_allclose(here(matrix @ there(np.ones(14))), truth @ np.ones(14), 1e-9)
+    np.testing.assert_allclose(here(matrix.T @ there(np.ones((9, 2)))), truth.T @ np.ones((9, 2)), 1e-9)
+    for index in (np.s_[1, 0, 3, 7], np.s_[..., 5:2:-1, ::3], np.s_[:, 0, 1:], np.s_[..., 4:4]):
+        np.testing.assert_allclose(here(matrix[index]), truth[index], 1e-9, 1e-300, err_msg=str(index))
+    np.testing.assert_allclose(np.asarray(matrix), truth[...], 1e-9, 1e-300)
+    assert str(ch.plan(q, k)).startswith("engine: triton\nnot native: the arrays are on device interpreter")
+
+
+def test_the_engines_of_the_cpu_refuse_and_arrays_must_be_together():
+    arrays, _ = inputs()
+    q, k, v = (there(x) for x in arrays.values())
+    for engine in ("native", "portable"):
+        with pytest.raises(EngineError, match="the arrays are on device interpreter: this engine runs on the CPU"):
+            ch.attention(q, k, v, engine=engine)
+    with pytest.raises(DtypeError, match=r"^k is on device cpu but q is on device interpreter\."):
+        ch.attention(q, arrays["k"], v)
+    with pytest.raises(DtypeError, match=r"^v is on device cpu but q is on device interpreter\."):
+        ch.AttentionMatrix(q, k) @ arrays["v"]
+
+
+@pytest.mark.parametrize(
+    "asked", ["output", "received", "entropy logsumexp", "distance output", "image peak max_logit"]
+)
+@pytest.mark.parametrize("queries", [slice(None), slice(-2, 1, -3)])
+def test_derivatives_are_those_of_the_cpu(asked: str, queries: slice, monkeypatch: pytest.MonkeyPatch):
+    """PyTorch's tensors in the CPU's memory, taken for a device's."""
+    arrays, rules = inputs()
+    found: dict[str, Any] = {}
+    expected: dict[str, Any] = {}
+    for pretend, grads in ((False, expected), (True, found)):
+        if pretend:
+            monkeypatch.setattr("clearhead.arrays._from_torch", lambda torch, x, name: DeviceArray(x.detach()))
+        leaves = {name: torch.tensor(x, requires_grad=True) for name, x in arrays.items()}
+        leaves |= {name: torch.tensor(rules[name], requires_grad=True) for name in ("bias", "sinks")}
+        others = {name: x for name, x in rules.items() if name not in leaves}
+        matrix = ch.AttentionMatrix(leaves["q"], leaves["k"], **others, bias=leaves["bias"], sinks=leaves["sinks"])
+        flags: dict[str, Any] = {
+            name: (3, 4) if name == "image" else True for name in asked.split() if name != "output"
+        }
+        seen = matrix.observe(leaves["v"] if "output" in asked else None, **flags, queries=queries)
+        losses = np.random.default_rng(1)
+        answers = [getattr(seen, name) for name in asked.split()]
+        sees = [torch.where(torch.isfinite(x), x, 0.0) for x in answers]
+        sum((x * torch.from_numpy(losses.standard_normal(x.shape))).sum() for x in sees).backward()
+        grads |= {name: x.grad for name, x in leaves.items() if x.grad is not None}
+    assert set(found) == set(expected)
+    for name, x in expected.items():
+        np.testing.assert_allclose(found[name], x, 1e-8, 1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("poison", [0.0, np.nan, np.inf])
+def test_where_nothing_is_observed_pytorch_answers_and_what_must_not_be_seen_is_mended(
+    causal: bool,  # noqa: FBT001
+    poison: float,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """With PyTorch's kernels of the CPU in the GPU's place."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, heads, 70, 8), dtype=np.float32) for heads in (4, 2, 2))
+    v[:, :, 40] += poison
+    truth = ch.attention(q, k, v, causal=causal, scale=0.3, engine="portable")
+    given = [there(x) for x in (q, k, v)]
+    ours = here(ch.attention(*given, causal=causal, scale=0.3))
+    monkeypatch.setattr(library, "DEVICES", ["cpu"])
+    monkeypatch.setattr(library, "KERNELS", [SDPBackend.MATH])
+    theirs = here(ch.attention(*given, causal=causal, scale=0.3))
+    for found in (ours, theirs):
+        np.testing.assert_array_equal(np.isfinite(found), np.isfinite(truth))
+        np.testing.assert_allclose(found[np.isfinite(truth)], truth[np.isfinite(truth)], 2e-5, 1e-6)
+    assert np.isinf(poison) or (ours != theirs).any()  # theirs, not ours again
+    seen = ch.AttentionMatrix(*given[:2], causal=causal, scale=0.3).observe(given[2], entropy=True)
+    np.testing.assert_array_equal(here(seen.output), ours)
+
+
+def test_rules_that_pytorch_lacks_are_named():
+    arrays, rules = inputs()
+    problem = describe(*(there(x) for x in arrays.values()), rules).problem
+    (first, *others) = library.reasons_not(problem, *(there(x) for x in arrays.values()))
+    assert first == "they have no softcap, bias, alibi_slopes, mask, kv_lengths, query_lengths, sinks."
+    assert len(others) == 4
+
+
+def test_parts_join_and_flow_goes_on_where_they_are():
+    arrays, _ = inputs()
+    q, k, v = arrays.values()
+    matrices = ch.AttentionMatrix(there(q), there(k)), ch.AttentionMatrix(q, k)
+    asked: dict[str, Any] = {"logsumexp": True, "entropy": True, "top": 2, "received": True}
+    found, truth = (
+        matrix.observe(x, **asked, queries=slice(4)).merge_queries(matrix.observe(x, **asked, queries=slice(4, None)))
+        for matrix, x in zip(matrices, (there(v), v), strict=True)
+    )
+    for name in ("output", "logsumexp", "entropy", "received"):
+        np.testing.assert_allclose(here(getattr(found, name)), getattr(truth, name), 1e-9)
+    np.testing.assert_array_equal(here(found.top.indices), truth.top.indices)
+    square = [ch.AttentionMatrix(make(q), make(q)) for make in (there, np.asarray)]
+    np.testing.assert_allclose(here(ch.rollout(square[:1] * 2, query=3)), ch.rollout(square[1:] * 2, query=3), 1e-9)
+
+
+def test_a_model_on_a_device_is_watched(monkeypatch: pytest.MonkeyPatch):
+    """A small GPT-2 that generates: the same as on the CPU, pretending that its tensors are elsewhere."""
+    config = GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20, bos_token_id=1, eos_token_id=None)
+    model = GPT2LMHeadModel(config).eval()
+    ids = torch.tensor([[5, 3, 8, 2, 7], [1, 1, 4, 9, 6]])
+    found = []
+    for pretend in (False, True):
+        if pretend:
+            monkeypatch.setattr("clearhead.arrays._from_torch", lambda torch, x, name: DeviceArray(x.detach()))
+        real = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
+        with ch.watch(model, entropy=True, received=True, distance=True, top=2, image=(3, 4)) as seen:
+            model.generate(ids, attention_mask=real, max_new_tokens=2, do_sample=False)
+        answers = [getattr(seen[0], name) for name in ("logsumexp", "entropy", "received", "distance", "image")]
+        found.append([*answers, seen.rollout(2), seen.matrix(0)[...], *seen[0].top, str(seen.summary())])
+    for ours, theirs in zip(found[1][:-1], found[0][:-1], strict=True):
+        np.testing.assert_allclose(ours, theirs, 1e-4, 1e-5)
+    assert found[0][-1] == found[1][-1]

@@ -1,0 +1,136 @@
+"""The GPU's kernels in Triton's interpreter, on chosen problems that span several tiles, splits and bands."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import clearhead as ch
+from clearhead import reference
+from clearhead.arrays import statistics_dtype
+from clearhead.axes import Array
+from clearhead.engines import triton
+from clearhead.engines.base import Upstream
+from clearhead.engines.gpu import given as gpu
+from clearhead.engines.gpu.backward import Derivatives
+from clearhead.errors import EngineError
+from problems import Case
+from slack import Slack, assert_close, assert_top, rounding
+
+DTYPES = tuple(np.dtype(x) for x in (np.float32, np.float16, ml_dtypes.bfloat16, np.float64))
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+def drawn(dtype: np.dtype[Any], queries: int, keys: int, d_k: int, d_v: int, **rules: Any) -> Case:
+    rng = np.random.default_rng((queries, keys))
+    q = rng.standard_normal((1, 4, queries, d_k)).astype(dtype)
+    k, v = (rng.standard_normal((1, 2, keys, d)).astype(dtype) for d in (d_k, d_v))
+    return Case(q, k, v, rules, 0)
+
+
+RULES: dict[str, dict[str, Any]] = {
+    "none": {},
+    "causal": {"causal": True, "query_offset": 20},
+    "window": {"window": (30, 8), "query_offset": 4},
+    "lengths": {"kv_lengths": 71, "query_lengths": 50, "causal": True, "query_offset": 31},
+    "packed": {"query_segments": np.arange(70) // 30, "kv_segments": np.arange(101) // 30, "sinks": np.arange(4.0)},
+    "soft": {"softcap": 3.0, "alibi_slopes": np.arange(4) / 9, "scale": -0.4},
+    "far": {"query_offset": 2**40, "causal": True, "window": (2**41, None), "alibi_slopes": np.full(4, 1e-13)},
+}
+PAIRS = [(rules, DTYPES[0]) for rules in RULES] + [(rules, dtype) for rules in ("none", "soft") for dtype in DTYPES[1:]]
+
+
+@pytest.mark.parametrize(("rules", "dtype"), PAIRS, ids=str)
+def test_several_tiles(rules: str, dtype: np.dtype[Any]):
+    case = drawn(dtype, 70, 101, 24, 40, **RULES[rules])
+    check_rows(case)
+    seen = case.matrix(engine="triton").observe(received=True, image=(70, 3))
+    slack = Slack(case)
+    received = case.restore(reference.received(case.book))
+    assert_close(seen.received, received, slack.weights.sum(-2) + 100 * slack.eps * received)
+    truth = reference.image(case.book, 70, 3)
+    assert_close(seen.image, truth, slack.image(case.book.weights, 70, 3))
+
+
+def check_rows(case: Case) -> None:
+    seen = case.matrix(engine="triton").observe(
+        case.v, logsumexp=True, max_logit=True, entropy=True, distance=True, top=5
+    )
+    book, slack = case.book, Slack(case)
+    assert book.output is not None
+    assert_close(seen.output, book.output, slack.output(case.q.dtype), "output")
+    assert_close(seen.logsumexp, book.logsumexp, slack.row("logsumexp"), "logsumexp")
+    assert_close(seen.max_logit, reference.max_logit(book), slack.row("max_logit"), "max_logit")
+    assert_close(seen.entropy, reference.entropy(book), slack.row("entropy"), "entropy")
+    assert_close(seen.distance, reference.distance(case.problem, book), slack.row("distance"), "distance")
+    assert_top(case, seen.top, 5)
+
+
+@every_dtype
+@pytest.mark.parametrize("queries", [1, 3])
+def test_keys_are_split_where_queries_are_few(dtype: np.dtype[Any], queries: int, monkeypatch: pytest.MonkeyPatch):
+    for name, size in (("_LONG", 64), ("_SPLIT", 64), ("_SPLITS", 4)):
+        monkeypatch.setattr(triton, name, size)
+    for rules in (
+        {},
+        {"causal": True, "query_offset": 150, "window": (90, None)},
+        {"sinks": np.ones(4), "mask": odd()},
+    ):
+        case = drawn(dtype, queries, 300, 16, 8, **rules)
+        assert triton._split(case.problem, 2) == 128
+        check_rows(case)
+
+
+def odd() -> Array:
+    """Keys that some split has none of."""
+    return (np.arange(300) > 140) & (np.arange(300) % 7 > 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
+def test_wide_values_are_taken_in_parts(dtype: np.dtype[Any], monkeypatch: pytest.MonkeyPatch):
+    case = drawn(dtype, 9, 40, 8, 40, causal=True, query_offset=30)
+    by = np.random.default_rng(1).standard_normal((*case.given.q.shape[:3], 40)).astype(dtype)
+    rows = np.random.default_rng(2).standard_normal(by.shape[:3]).astype(np.float32)
+    lse = case.book.logsumexp.astype(np.float32)
+    told = Upstream(rows, by, bias=(1, 4, 1, 40))
+    arrays = case.problem, case.given.q, case.given.k, case.given.v
+    whole = triton.gradients(*arrays, lse, told)
+    monkeypatch.setattr(triton, "MOST_D", 16)
+    check_rows(case)
+    for name, x in triton.gradients(*arrays, lse, told).items():
+        found, truth = x.astype(np.float64), whole[name].astype(np.float64)
+        assert_close(found, truth, 4 * rounding(np.abs(truth).max(), dtype), name)
+
+
+def test_what_keys_receive_comes_with_the_derivatives():
+    case = drawn(DTYPES[0], 40, 70, 8, 8, causal=True, query_offset=30)
+    lse = case.book.logsumexp.astype(statistics_dtype(case.q.dtype))
+    by = Upstream(rows=lse * 0, output=case.q)
+    arrays = case.problem, case.given.q, case.given.k, case.given.v
+    found = Derivatives(*arrays, lse, by).all(gpu.own_dtype(case.problem), received=True)
+    truth = reference.received(case.book)
+    assert_close(found["received"].numpy(), truth, Slack(case).weights.sum(-2) + 1e-5 * truth)
+
+
+def test_limits_are_told():
+    q = np.zeros((1, 300))
+    with pytest.raises(EngineError, match="d_k is 300: the kernels hold at most 256"):
+        ch.attention(q, q, q, engine="triton")
+
+
+@pytest.mark.parametrize("more", [[], pytest.param(["more"], marks=pytest.mark.slow)], ids=str)
+def test_every_kernel_compiles_for_a_gpu(more: list[str]):
+    """Where there is none, too: what the interpreter lets pass, the compiler may not."""
+    program = Path(__file__).parent / "compile_kernels.py"
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", program, *more], capture_output=True, text=True, env=environment
+    )
+    assert not done.returncode, done.stderr[-2000:]
+    told = set(done.stdout.split("\n")) - {""}
+    assert told == {f"{name} True" for name in ("rows", "merge", "columns", "pool", "keys", "queries", "bias")}
