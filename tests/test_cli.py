@@ -152,7 +152,7 @@ def test_trace_of_a_layer_prints_every_step(tmp_path):
     [
         (["explain", ""], "the text is empty"),
         (["explain", "  \n"], "the text is empty"),
-        (["explain"], "required: TEXT"),
+        (["explain"], "expected TEXT or --file"),
         (["explain", "a", "--layer", "two"], "invalid int value: 'two'"),
         (["explain", "a", "--layer", "2"], "layer 2 is outside 0..1"),
         (["explain", "a", "--head", "8"], "head 8 is outside 0..7"),

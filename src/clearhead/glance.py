@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clearhead.arrays import read
+from clearhead.arrays import on_cpu, read
 from clearhead.axes import Array
 from clearhead.observations import Observation
 
@@ -51,7 +51,7 @@ def glance(matrix: Any, seen: Observation, padding: Array | None = None, *, cros
 def first_key(matrix: Any, batch: int) -> int:
     """The first key that is not padding."""
     mask = matrix._problem.mask
-    return 0 if mask is None else int(mask[batch, 0].any(0).argmax())
+    return 0 if mask is None else int(on_cpu(mask[batch, 0]).any(0).argmax())
 
 
 def _mean(values: Any, which: Array, heads: int) -> list[float]:

@@ -63,8 +63,13 @@ def somewhere(fit: Fit, base: Recipe, dtype: str, part: Part) -> float | None:
     return max(ratio, 1 / max(ratio, 1e-300))
 
 
-def dropout(fit: Fit, base: Recipe, part: Part) -> float | None:
-    """The rate, where theirs scatter around the base as dropped weights make them: Var o = p/(1-p)·Σ a²·v²."""
+def dropout(fit: Fit, base: Recipe, part: Part, *, strict: bool = False) -> float | None:
+    """The rate, where theirs scatter around the base as dropped weights make them: Var o = p/(1-p)·Σ a²·v².
+
+    strict, for a base that is a mistake itself: many bases come near by chance, so the scatter must fit well.
+    """
+    apart = 1.8 if strict else 3.0  # how unlike quarters of the rows may be
+    alike = 1.25 if strict else 1.6  # how unlike the whole covariance may be
     theirs = fit.theirs(part)
     if not np.isfinite(theirs).all():
         return None
@@ -91,9 +96,9 @@ def dropout(fit: Fit, base: Recipe, part: Part) -> float | None:
         return None
     order = np.argsort(spread.sum(axis=-1)[live])
     quarters = [float(each[live][at].mean()) for at in np.array_split(order, 4)]
-    if max(quarters) > 3 * ratio or min(quarters) < ratio / 3:
+    if max(quarters) > apart * ratio or min(quarters) < ratio / apart:
         return None
-    return rate if 0.6 * ratio < _shaped(weights, values, off, ratio) < 1.6 * ratio else None
+    return rate if ratio / alike < _shaped(weights, values, off, ratio) < alike * ratio else None
 
 
 def _shaped(weights: Array, values: Array, off: Array, ratio: float) -> float:

@@ -20,6 +20,7 @@ from clearhead.diagnosing.screening import Screen, taken
 from clearhead.problem import Problem
 
 _SOFTMAX = {"axis", "blocks", "overflow"}  # each replaces the whole softmax: no code does two of them
+_ROWS = 64  # among fewer, dropout beside another mistake explains almost anything
 BUDGET = 2**21  # cells of the weights that are looked at, at most
 
 
@@ -132,12 +133,15 @@ class Search:
     def dropped(self, bases: list[Found], chances: list[Found]) -> list[Found]:
         """Bases with weights dropped at random; the one with the least left over."""
         found, most = [], evidence.off(self.near, RIGHT, self.sample)
+        rows = len(self.looked.batches) * self.looked.heads * len(self.looked.queries)
         for chance, base in product(chances, bases):
+            if base.mistakes and rows < _ROWS:
+                continue
             if base.unknown or not evidence.around(self.near, base.recipe, self.sample, self.screen.work):
                 continue
             if not evidence.off(self.near, base.recipe, self.sample) <= most:  # no nearer than the right numbers are
                 continue
-            rate = evidence.dropout(self.wide, base.recipe, self.everything)
+            rate = evidence.dropout(self.wide, base.recipe, self.everything, strict=bool(base.mistakes))
             if rate is not None:
                 off = self.near.gap(base.recipe, self.sample)
                 recipe = base.recipe._replace(dropout=rate)
