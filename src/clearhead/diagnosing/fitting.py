@@ -90,7 +90,8 @@ class Fit:
         """The same where the exact numbers are there already."""
         error = np.abs(exact - self.plain.answer(recipe, part))
         worst = float(error[np.isfinite(error)].max(initial=0.0)) * self.shrink
-        return FACTOR * (worst + eps(self.dtype) * largest(exact)) + self.slack
+        factor = 3 * FACTOR if self.dtype == np.float64 else FACTOR  # there the exact numbers are rounded as well
+        return factor * (worst + eps(self.dtype) * largest(exact)) + self.slack
 
     def filled(
         self, recipe: Recipe, part: Part, workings: Workings | None = None, start: float | None = None
