@@ -131,6 +131,7 @@ def case(names, rng, dtype=torch.float32):
     n = int(rng.choice([18, 19, 20, 21, 23, 25, 27]))
     m = n if does & SQUARE or does & LAYER or needs & {"causal", "window", "padding"} or rng.random() < 0.5 else n + 5
     m = n + 7 if "uneven" in needs else m
+    m += "tail of the keys" in does and m % 16 == 0  # else no block is cut short
     d_v = d + 2 if "scale of d_v" in does or (rng.random() < 0.3 and not does & LAYER) else d
     if does & {"keys instead of values", "queries instead of values"}:
         d_v = d
