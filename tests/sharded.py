@@ -13,7 +13,9 @@ import torch
 import torch.distributed as dist
 
 import clearhead as ch
-from clearhead import engines
+from clearhead import arrays, engines
+from clearhead.device import DeviceArray
+from clearhead.engines.remote import Remote
 
 METHODS = ("gather", "ring", "ulysses", "merge")
 PARTS = ("query_segments", "kv_segments", "mask", "bias")
@@ -88,22 +90,30 @@ def rules(rank: int, world: int, seed: int) -> None:
     for _ in range(12):
         given, told, queries, keys = problem(rng, world)
         layout, method = str(rng.choice(["contiguous", "zigzag"])), str(rng.choice(METHODS))
-        if method in ("ulysses", "merge") and {"mask", "bias"} & told.keys():
-            method = "auto"
         up = torch.from_numpy(rng.standard_normal((*given["q"].shape[:3], 3)))
         what = f"{method} {layout} {sorted(told)} {queries} {keys}"
         leaves = {name: x.clone().requires_grad_() for name, x in given.items()}
+        for name in ("mask", "bias"):
+            if name in told:  # some batches and heads share it
+                told[name] = told[name][tuple(slice(0, 1 if rng.random() < 0.4 else None) for _ in "bh")]
+        if "bias" in told:
+            leaves["bias"] = told["bias"] = told["bias"].clone().requires_grad_()
         truth = ch.attention(leaves["q"], leaves["k"], leaves["v"], **told)
         (truth * up).sum().backward()
         own = {n: cut(x, 2, queries if n == "q" else keys, rank, layout).requires_grad_() for n, x in given.items()}
         place: dict[str, Any] = {"layout": layout, "method": method, "timeout": 60.0}
         here = mine(told, queries, keys, rank, layout)
+        if "bias" in here:
+            own["bias"] = here["bias"] = here["bias"].detach().requires_grad_()
         output = ch.distributed.attention(own["q"], own["k"], own["v"], **place, **here)
         close(output.detach(), cut(truth.detach(), 2, queries, rank, layout), what)
         (output * cut(up, 2, queries, rank, layout)).sum().backward()
         for name, x in own.items():
-            close(x.grad, cut(leaves[name].grad, 2, queries if name == "q" else keys, rank, layout), f"{what} d{name}")
-        observed(given, told, own, here, place, queries, keys, rank, what)
+            sizes = keys if name in "kv" else queries
+            close(x.grad, cut(leaves[name].grad, 2, sizes, rank, layout), f"{what} d{name}")
+        for rules_ in (told, here):
+            rules_.update({name: x.detach() for name, x in rules_.items() if name == "bias"})
+        observed(given, told, {name: own[name] for name in "qkv"}, here, place, queries, keys, rank, what)
 
 
 def observed(given, told, own, here, place, queries, keys, rank, what) -> None:  # type: ignore[no-untyped-def]
@@ -144,6 +154,38 @@ def observed(given, told, own, here, place, queries, keys, rank, what) -> None: 
         close(matrix[key], whole[key], f"{what} {key}")
         key = (*key[:2], *key[:1:-1])
         close(matrix.T[key], whole.T[key], f"{what} {key} transposed")
+
+
+def device(rank: int, world: int, _seed: int) -> None:
+    """Tensors in a GPU's memory, which is here that of Triton's interpreter: computed there, and answered there."""
+    rng = np.random.default_rng(5)
+    given = {name: torch.from_numpy(rng.standard_normal((1, 2, 21, 4))) for name in "qkv"}
+    told: dict[str, Any] = {
+        "causal": True,
+        "sinks": torch.ones(2),
+        "bias": torch.from_numpy(rng.random((1, 2, 21, 21))),
+    }
+    whole = [x.clone().requires_grad_() for x in given.values()]
+    truth = ch.attention(*whole, **told)
+    truth.sum().backward()
+    entropy, received = (
+        getattr(ch.AttentionMatrix(given["q"], given["k"], **told), n)() for n in ("entropy", "received")
+    )
+    sizes = [21 // world + (one < 21 % world) for one in range(world)]
+    own = {name: cut(x, 2, sizes, rank, "contiguous") for name, x in given.items()}
+    told = mine(told, sizes, sizes, rank, "contiguous")
+    arrays._from_torch = lambda _torch, x, _name: DeviceArray(x.detach())  # as tensors on a GPU are read
+    for method in ("gather", "ring"):
+        leaves = [x.clone().requires_grad_() for x in own.values()]
+        output = ch.distributed.attention(*leaves, method=method, **told)
+        output.sum().backward()
+        close(output.detach(), cut(truth.detach(), 2, sizes, rank, "contiguous"), method)
+        for leaf, all_of_it in zip(leaves, whole, strict=True):
+            close(leaf.grad, cut(all_of_it.grad, 2, sizes, rank, "contiguous"), method)
+        matrix = ch.distributed.ShardedAttentionMatrix(own["q"], own["k"], method=method, **told)
+        assert isinstance(matrix._shards.engine, Remote)
+        close(matrix.entropy(), cut(entropy, 2, sizes, rank, "contiguous"), method)
+        close(matrix.received(), cut(received, 2, sizes, rank, "contiguous"), method)
 
 
 def index(rng: np.random.Generator, size: int) -> Any:
@@ -234,6 +276,10 @@ def counts(rank: int, world: int, seed: int) -> None:
         q, k, v = (torch.ones(2, heads, sizes[rank], d) for heads, d in ((2 * world, 8), (shared, 8), (shared, 4)))
         rules: Any = [{}, {"causal": True}, {"window": (int(rng.integers(9)), 3)}][int(rng.integers(3))]
         rules["layout"] = str(rng.choice(["contiguous", "zigzag"]))
+        for name, one in (("mask", torch.ones(1, dtype=torch.bool)), ("bias", torch.ones(1))):
+            if rng.random() < 0.4:
+                lead = (int(rng.integers(1, 3)), (1, 2 * world)[int(rng.integers(2))])
+                rules[name] = one.expand(*lead, sizes[rank], sum(sizes))
         plan = ch.distributed.plan(q, k, v, **rules)
         for method, told in plan.bytes.items():
             found = received(q, k, v, method=method, **rules)
@@ -269,7 +315,7 @@ def differently(rank: int, world: int, _seed: int) -> None:
     """The last rank calls with something else: it hears what is wrong with it, the others which rank and what."""
     last = rank == world - 1
     q, n = torch.zeros(1, 2, 4, 8), 4 * world
-    rows = {"mask": np.ones((4, n), bool)}
+    rows, bias = {"mask": np.ones((4, n), bool)}, {"bias": np.zeros((4, n), np.float32)}
     calls: list[tuple[Any, Any, dict[str, Any], dict[str, Any], str]] = [  # the last's q and k, all's rules, the last's
         (q, torch.zeros(1, 2, 4, 6), {}, {}, "was refused: q has d_k 8 but k has d_k 6"),
         (q[:, :1], q[:, :1], {}, {}, "has q's shape without its length [1, 1, 8], but rank 0 has [1, 2, 8]"),
@@ -283,6 +329,8 @@ def differently(rank: int, world: int, _seed: int) -> None:
         (q, q, {"engine": "portable"}, {"engine": None}, "has engine None, but rank 0 has portable"),
         (q, q, {}, rows, "has mask given, but rank 0 has not given"),
         (q, q, rows, {"mask": np.ones((3, n), bool)}, "was refused: mask has shape (3, "),
+        (q, q, rows, {"mask": np.ones((2, 1, n), bool)}, "has mask's batches and heads [1, 2], but rank 0 has [1, 1]"),
+        (q, q, bias, {"bias": np.zeros((4, n))}, "has bias's dtype float64, but rank 0 has float32"),
     ]
 
     def check(told: str, expected: str) -> None:

@@ -60,6 +60,10 @@ def test_bits_bytes_and_exactness(tmp_path: Path):
     all_well(tmp_path, [("bits,exact,windows,counts,cutting,decoding", world, "7") for world in "1234"])
 
 
+def test_tensors_on_a_device_are_computed_there(tmp_path: Path):
+    all_well(tmp_path, [("device", "2", "0")])
+
+
 def test_ranks_called_differently_hear_who_and_what(tmp_path: Path):
     all_well(tmp_path, [("differently", world, "0") for world in "234"])
 

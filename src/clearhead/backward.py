@@ -14,15 +14,16 @@ without a value: its weight is exp(sink - L_i), and it takes part in the sum ove
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from clearhead.arrays import beside, on_cpu, statistics_dtype
+from clearhead.arrays import on_cpu, statistics_dtype
 from clearhead.axes import Array
 from clearhead.device import DeviceArray
 from clearhead.engines.base import Engine, Upstream
+from clearhead.engines.remote import Remote
 from clearhead.observations import Groups, Wanted, areas
 from clearhead.problem import Problem
 
@@ -124,25 +125,6 @@ def _on_device(
     if sinks is not None:
         found["sinks"] = wrap(_by_sinks(torch, sinks, kept["logsumexp"], rows, loss.get("entropy")))
     return found
-
-
-class Remote:
-    """An engine of the GPU for arrays in the CPU's memory: they travel there, and the answers back."""
-
-    def __init__(self, engine: Engine, like: Array) -> None:
-        self.engine, self.like = engine, like
-
-    def __getattr__(self, name: str) -> Any:
-        def ask(*given: Any) -> Any:
-            found = getattr(self.engine, name)(*(self._sent(x) for x in given))
-            return {key: on_cpu(x) for key, x in found.items()} if isinstance(found, dict) else on_cpu(found)
-
-        return ask
-
-    def _sent(self, x: Any) -> Any:
-        if isinstance(x, Upstream):
-            return replace(x, **{f.name: self._sent(getattr(x, f.name)) for f in fields(x)})
-        return beside(x, self.like) if isinstance(x, np.ndarray) else x
 
 
 def _row_terms(

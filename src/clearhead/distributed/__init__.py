@@ -9,8 +9,9 @@ The same call gives the same bits every time. Outputs by gather and ulysses have
 any number of ranks, where the fetched keys begin with the first (with a window they may not); by ring and merge, and
 in gradients and column statistics, sums follow the order of the ranks, and their last bits the number of ranks.
 
-Messages lie where the group's backend wants them: gloo's on the CPU; NCCL's on the current GPU, which has not been run.
-Engines compute on the CPU.
+Shards lie in the CPU's memory between computing and travelling. Tensors on a GPU are computed there, by the Triton
+engine, and answers go back there. Messages lie where the group's backend wants them: gloo's on the CPU, NCCL's on the
+current GPU, which has not been run.
 
     attention, plan            the output, differentiable; which method and why
     ShardedAttentionMatrix     every observation

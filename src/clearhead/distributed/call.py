@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.arrays import adopt, to_torch
+from clearhead.arrays import adopt, on_cpu
 from clearhead.axes import Array
 from clearhead.distributed.choice import BY_ROWS, Method, Plan, choose
 from clearhead.distributed.layouts import Layout
@@ -87,20 +87,21 @@ class _Attend(torch.autograd.Function):
             else:
                 ctx.answers = BY_ROWS[how].attend(shards, want)
                 output = ctx.answers["output"]
-        return to_torch(torch, np.ascontiguousarray(restored(shards, output)))
+        return shards.give(restored(shards, output))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         shards: Shards = ctx.shards
         shards.ranks.agree("attention, backward", {})
-        given = adopt(grads[0].detach(), "gradient")[0]
+        given = on_cpu(adopt(grads[0].detach(), "gradient")[0])
         by = {"output": given.reshape(shards.q.shape[:3] + given.shape[-1:])}
+        bias = bool(ctx.needs_input_grad[3])
         with shards.ranks.together("attention, backward"):
             if ctx.how == "ulysses":
                 by["output"] = ctx.by_heads.to_heads(by["output"], shards.query_pieces)
-                found = ctx.by_heads.differentiate(ctx.answers, by)
+                found = ctx.by_heads.differentiate(ctx.answers, by, bias=bias)
             else:
-                found = BY_ROWS[ctx.how].differentiate(shards, ctx.answers, by, bias=bool(ctx.needs_input_grad[3]))
+                found = BY_ROWS[ctx.how].differentiate(shards, ctx.answers, by, bias=bias)
         result: list[Tensor | None] = []
         for name, x, needed in zip(("q", "k", "v", "bias", "sinks"), ctx.like, ctx.needs_input_grad, strict=False):
             result.append(_shaped(shards, found[name], x, name) if needed else None)
@@ -108,10 +109,10 @@ class _Attend(torch.autograd.Function):
 
 
 def _shaped(shards: Shards, found: Array, like: Tensor, name: str) -> Tensor:
-    tensor = torch.as_tensor(np.ascontiguousarray(found)).to(like.dtype)
+    tensor = torch.as_tensor(np.ascontiguousarray(found)).to(like.device, like.dtype)
     if name == "bias":
-        tensor = tensor.reshape(*shards.prefix, *found.shape[-2:])
-        return tensor.sum_to_size(like.shape)
+        batch = shards.prefix[:-1] if found.shape[0] > 1 else (1,) * (len(shards.prefix) - 1)
+        return tensor.reshape(*batch, *found.shape[1:]).sum_to_size(like.shape)
     return tensor.reshape(like.shape)
 
 

@@ -33,14 +33,12 @@ class Plan:
 def choose(shards: Shards, method: str) -> Plan:
     """The method asked for, or the one with the fewest bytes; the first of equals in METHODS."""
     counted = {"gather": max(gather.bytes_fetched(shards)), "ring": max(ring.bytes_sent_on(shards))}
-    reasons = {}
-    for name, module in (("ulysses", ulysses), ("merge", merge)):
-        against = module.reason_not(shards)
-        if not against:
-            counted[name] = max(module.bytes_moved(shards))
-        elif method == name:
-            raise RuleError(f"method is '{name}', but {against}.", 'method="auto" chooses one that can.')
-        else:
-            reasons[name] = against
+    against = ulysses.reason_not(shards)
+    if against and method == "ulysses":
+        raise RuleError(f"method is 'ulysses', but {against}.", 'method="auto" chooses one that can.')
+    reasons = {"ulysses": against} if against else {}
+    if not against:
+        counted["ulysses"] = max(ulysses.bytes_moved(shards))
+    counted["merge"] = max(merge.bytes_moved(shards))
     chosen = min(counted, key=lambda name: counted[name]) if method == "auto" else method
     return Plan(chosen, counted, reasons)

@@ -146,15 +146,15 @@ def differentiate(shards: Shards, answers: dict[str, Array], by: dict[str, Array
         k, v = run_arrays(shards, runs, part)
         rows = shards.q[:, :, part.at]
         own = [{name: x[:, :, part.at].astype(dtype, copy=False) for name, x in side.items()} for side in (answers, by)]
-        shape = (part.problem.batch, part.problem.heads, part.problem.queries, part.problem.keys) if bias else None
         problem, arrays = widened(part.problem, rows, k, v)
+        shape = shards.bias_shape(problem) if bias else None
         one = backward.gradients(shards.engine, problem, arrays, *own, bias=shape)
         q.append(one["q"])
         if part.run >= 0:
             for total, name in zip(sums[part.run], ("k", "v"), strict=False):
                 total += one[name]
         if bias:
-            rows_of_bias = np.zeros((*one["q"].shape[:3], shards.whole.keys), dtype)
+            rows_of_bias = np.zeros((*one["bias"].shape[:3], shards.whole.keys), dtype)
             if part.run >= 0:
                 span = runs[part.run].keys
                 rows_of_bias[..., span.start : span.stop] = one["bias"]

@@ -4,10 +4,9 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from clearhead.arrays import adopt, statistics_dtype, to_torch
+from clearhead.arrays import adopt, on_cpu, statistics_dtype
 from clearhead.axes import WEIGHTS, Array, named
 from clearhead.distributed.call import restored
 from clearhead.distributed.choice import BY_ROWS, Method, choose
@@ -105,12 +104,12 @@ class ShardedAttentionMatrix:
         heads = local.kv_heads, local.heads
 
         def own() -> tuple[Array, bool]:
-            return operand(local, adopt(v.detach(), "v")[0], "v", local.keys, heads)
+            return operand(local, on_cpu(adopt(v.detach(), "v")[0]), "v", local.keys, heads)
 
         (values, vector), _ = agreed(self._ranks, "A @ v", own, lambda found: {"v's width": found[0].shape[3]})
         with self._ranks.together("A @ v"):
             output = self._rows(replace(self._shards, v=values), Wanted(output=True, logsumexp=True))["output"]
-        return self._give(restored(self._shards, output)[..., 0] if vector else restored(self._shards, output))
+        return self._shards.give(restored(self._shards, output)[..., 0] if vector else restored(self._shards, output))
 
     def logsumexp(self) -> Any:
         """See `AttentionMatrix.logsumexp`; of own queries, (…, heads, own queries), as are all row statistics here."""
@@ -182,7 +181,7 @@ class ShardedAttentionMatrix:
             want = wanted(local, {**asked, "groups": groups})
             if v is None:
                 return None, want
-            return operand(local, adopt(v.detach(), "v")[0], "v", local.keys, (local.kv_heads,))[0], want
+            return operand(local, on_cpu(adopt(v.detach(), "v")[0]), "v", local.keys, (local.kv_heads,))[0], want
 
         def told(found: tuple[Array | None, Wanted]) -> dict[str, Any]:
             values, want = found
@@ -215,7 +214,7 @@ class ShardedAttentionMatrix:
             found["image"] = self._image(*want.image)
         if want.groups is not None:
             found["groups"] = self._groups(want.groups)
-        answers = {name: self._give(restored(self._shards, array.copy())) for name, array in found.items()}
+        answers = {name: self._shards.give(restored(self._shards, array.copy())) for name, array in found.items()}
         return observation(answers, self._shards.q.shape[2], self._shards.k.shape[2])
 
     @property
@@ -233,7 +232,7 @@ class ShardedAttentionMatrix:
         return self._known
 
     def _give(self, array: Array) -> Any:
-        return to_torch(torch, np.ascontiguousarray(array))
+        return self._shards.give(array)
 
     def _without_graph(self) -> "ShardedAttentionMatrix":
         """The same: it has none."""
@@ -347,7 +346,7 @@ class ShardedTransposedMatrix(TransposedMatrix):
         local = matrix._local()
 
         def own() -> tuple[Array, bool]:
-            return operand(local, adopt(g.detach(), "g")[0], "g", local.queries, (local.heads, 1))
+            return operand(local, on_cpu(adopt(g.detach(), "g")[0]), "g", local.queries, (local.heads, 1))
 
         (columns, vector), _ = agreed(matrix._ranks, "A.T @ g", own, lambda found: {"g's width": found[0].shape[3]})
         spread = np.broadcast_to(columns, (local.batch, local.heads, *columns.shape[2:]))
@@ -355,7 +354,7 @@ class ShardedTransposedMatrix(TransposedMatrix):
             ask = product(matrix._shards.engine, matrix._logsumexp(), spread)
             found = matrix._columns(ask)[0].astype(matrix.dtype)
         whole = restored(matrix._shards, found)
-        return matrix._give(whole[..., 0] if vector else whole)
+        return matrix._shards.give(whole[..., 0] if vector else whole)
 
 
 def _within(chosen: range, piece: range) -> range:

@@ -23,8 +23,9 @@ class Queries:
     pieces: list[tuple[slice, range]]
     q: Array
     segments: Array | None = None
-    bias: Array | None = None
+    bias: Array | None = None  # (batch, heads, queries, all keys)
     mask: Array | None = None
+    away: bool = False  # at another rank, where bias and mask hold the columns of that rank's keys alone
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -70,7 +71,7 @@ def meetings(shards: Shards, queries: Queries, keys: Keys) -> Iterator[Meeting]:
         for at, rows in queries.pieces:
             if not sees(shards, rows, (cols,)):
                 continue
-            seen = slice(cols.start, cols.stop)
+            seen = here if queries.away else slice(cols.start, cols.stop)
             problem = replace(
                 shards.whole,
                 rows=rows,

@@ -105,7 +105,7 @@ def differentiate(shards: Shards, answers: dict[str, Array], by: dict[str, Array
     dtype = statistics_dtype(shards.whole.dtype)
     found: dict[str, Any] = {"q": np.zeros(shards.q.shape, dtype)}
     if bias:
-        found["bias"] = np.zeros((*shards.q.shape[:3], shards.whole.keys), dtype)
+        found["bias"] = np.zeros((*shards.lead["bias"], shards.q.shape[2], shards.whole.keys), dtype)
     sums: dict[int, list[Array]] = {}
     for owner, _, block in _laps(shards, _own_block(shards), "ring of keys, backward"):
         count = 1 if shards.v is None else 2
@@ -113,7 +113,7 @@ def differentiate(shards: Shards, answers: dict[str, Array], by: dict[str, Array
         for one in meetings(shards, own_queries(shards), _keys(shards, owner, block)):
             at, problem = one.at, replace(one.problem, sinks=None)
             own = [{name: x[:, :, at].astype(dtype, copy=False) for name, x in side.items()} for side in (answers, by)]
-            shape = (problem.batch, problem.heads, problem.queries, problem.keys) if bias else None
+            shape = shards.bias_shape(problem) if bias else None
             part = backward.gradients(shards.engine, problem, one.arrays, *own, bias=shape)
             found["q"][:, :, at] += part["q"]
             for sum_, name in zip(total, ("k", "v"), strict=False):

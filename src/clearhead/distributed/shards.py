@@ -7,6 +7,7 @@ problem for some of its rows, and a block of keys the same problem for some of i
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,17 +15,20 @@ import torch
 from torch import Tensor
 
 from clearhead import engines
-from clearhead.arrays import Restore, adopt
+from clearhead.arrays import adopt, device_of, on_cpu, to_torch
 from clearhead.axes import Array
+from clearhead.device import DeviceArray
 from clearhead.distributed.layouts import LAYOUTS, Layout, Pieces, pieces
 from clearhead.distributed.ranks import OWN, Ranks, must_equal
 from clearhead.engines.base import Engine
+from clearhead.engines.remote import Remote
 from clearhead.errors import ClearheadError, DistributedError, unknown
 from clearhead.problem import Described, Problem, Rules, check_names, describe
 
 METHODS = ("gather", "ring", "ulysses", "merge", "auto")
 Found = TypeVar("Found")
-_SHARDED = ("bias", "mask", "query_segments", "kv_segments")  # rules whose values lie in pieces too
+DENSE = ("bias", "mask")
+_SHARDED = (*DENSE, "query_segments", "kv_segments")  # rules whose values lie in pieces too
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -33,10 +37,10 @@ class Shards:
 
     ranks: Ranks
     whole: Problem  # of all queries and keys, without the rules in _SHARDED
-    q: Array  # this rank's, (batch, heads, queries, d_k)
+    q: Array  # this rank's, (batch, heads, queries, d_k), in the CPU's memory
     k: Array
     v: Array | None
-    restore: Restore
+    device: torch.device  # where the tensors are, and the answers go
     prefix: tuple[int, ...]
     query_pieces: list[Pieces]  # by rank
     key_pieces: list[Pieces]
@@ -44,7 +48,8 @@ class Shards:
     mask: Array | None
     query_segments: Array | None  # (batch, this rank's queries)
     kv_segments: Array | None  # (batch, this rank's keys)
-    engine: Engine
+    lead: dict[str, tuple[int, int]]  # bias and mask as they were given: for how many batches and heads, 1 or all
+    engine: Engine  # computes on the device, for arrays in the CPU's memory
 
     @property
     def rank(self) -> int:
@@ -56,6 +61,21 @@ class Shards:
 
     def own_keys(self) -> list[tuple[slice, range]]:
         return placed(self.key_pieces[self.rank])
+
+    def dense(self) -> dict[str, Array]:
+        """Bias and mask as they were given, (batch or 1, heads or 1, this rank's queries, all keys)."""
+        full = {name: getattr(self, name) for name in DENSE}
+        return {name: x[: self.lead[name][0], : self.lead[name][1]] for name, x in full.items() if x is not None}
+
+    def bias_shape(self, part: Problem) -> tuple[int, int, int, int]:
+        """The bias's derivative in a part of the problem: summed over the batches and heads that share it."""
+        batch, heads = self.lead["bias"]
+        return min(batch, part.batch), min(heads, part.heads), part.queries, part.keys
+
+    def give(self, array: Array) -> Tensor:
+        """An answer (…, heads, …) as a tensor where q is."""
+        found: Tensor = to_torch(torch, np.ascontiguousarray(array)).to(self.device)
+        return found
 
     def problem(self, at: slice, rows: range, kv_segments: Array | None) -> Problem:
         """The problem of one own piece of queries and all keys; kv_segments (batch, all keys)."""
@@ -107,23 +127,29 @@ def read(
 
     local, everybody = agreed(ranks, what, own, lambda found: found[1])
     lengths = [[other[name] for other in everybody] for name in ("queries", "keys")]
-    whole = _whole(q, k, rules, *map(sum, lengths))
+    whole = replace(_whole(q, k, rules, *map(sum, lengths)), device=device_of(local[0].q))
     content = {name: value for name, value in rules.items() if name in _SHARDED and value is not None}
     parts = _content(q, k, {}, 0)
+    lead: dict[str, tuple[int, int]] = {}
     if content:
-        parts, _ = agreed(ranks, what, lambda: _content(q, k, content, sum(lengths[1])), lambda _: {})
+        parts, _ = agreed(
+            ranks, what, lambda: _content(q, k, content, sum(lengths[1])), lambda found: _kinds(whole, content, found)
+        )
+        lead = {name: _lead(whole, content[name]) for name in DENSE if name in content}
     query_pieces, key_pieces = (pieces(sizes, layout) for sizes in lengths)
+    chosen: Any = engines.get(engines.choose(whole, engine).engine)
     return Shards(
         ranks=ranks,
         whole=whole,
-        q=local[0].q,
-        k=local[0].k,
-        v=local[0].v,
-        restore=local[0].restore,
+        q=on_cpu(local[0].q),
+        k=on_cpu(local[0].k),
+        v=None if local[0].v is None else on_cpu(local[0].v),
+        device=q.device,
+        lead=lead,
         prefix=local[0].problem.prefix,
         query_pieces=query_pieces,
         key_pieces=key_pieces,
-        engine=engines.get(engines.choose(whole, engine).engine),
+        engine=Remote(chosen, local[0].q) if isinstance(local[0].q, DeviceArray) else chosen,
         **parts,
     )
 
@@ -180,7 +206,7 @@ def _signature(q: Tensor, k: Tensor, v: Tensor | None, rules: Rules) -> dict[str
 
 def _told(value: Any) -> Any:
     if isinstance(value, (Tensor, np.ndarray, list)):
-        array = np.ascontiguousarray(torch.as_tensor(value).detach().double().numpy())
+        array = np.ascontiguousarray(torch.as_tensor(value).detach().double().cpu().numpy())
         small = array.reshape(-1).tolist()
         return small if len(small) <= 16 else f"{array.shape} {hashlib.sha1(array.tobytes()).hexdigest()[:12]}"
     return str(value)
@@ -199,7 +225,7 @@ def _content(q: Tensor, k: Tensor, content: Mapping[str, Any], keys: int) -> dic
     """Bias and mask (…, this rank's queries, all keys), segments of this rank's own, as engines take them."""
     found: dict[str, Array | None] = dict.fromkeys(_SHARDED)
     detached: Any = {name: x.detach() if isinstance(x, Tensor) else x for name, x in content.items()}
-    dense: Any = {name: detached[name] for name in ("bias", "mask") if name in detached}
+    dense: Any = {name: detached[name] for name in DENSE if name in detached}
     if dense:
         problem = describe(_empty(q, q.shape[-2]), _empty(k, keys), None, dense).problem
         found |= {"bias": problem.bias, "mask": problem.mask}
@@ -208,6 +234,19 @@ def _content(q: Tensor, k: Tensor, content: Mapping[str, Any], keys: int) -> dic
         problem = describe(_empty(q, q.shape[-2]), _empty(k, k.shape[-2]), None, labels).problem
         found |= {"query_segments": problem.query_segments, "kv_segments": problem.kv_segments}
     return found
+
+
+def _lead(whole: Problem, value: Any) -> tuple[int, int]:
+    """For how many batches and heads a bias or mask is given: 1 where all share it."""
+    shape = (1, 1, 1, *np.shape(value))
+    return whole.batch if prod(shape[:-3]) > 1 else 1, shape[-3]
+
+
+def _kinds(whole: Problem, content: Mapping[str, Any], found: Mapping[str, Array | None]) -> dict[str, Any]:
+    """What else of bias and mask must be the same on all ranks, in words that an error can show."""
+    given = {name: x for name, x in found.items() if name in DENSE and x is not None}
+    told = {f"{name}'s dtype": str(x.dtype) for name, x in given.items()}
+    return told | {f"{name}'s batches and heads": list(_lead(whole, content[name])) for name in given}
 
 
 def _empty(x: Tensor, length: int) -> Array:

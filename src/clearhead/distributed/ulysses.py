@@ -27,8 +27,6 @@ def reason_not(shards: Shards) -> str:
     world, heads, kv_heads = shards.ranks.world, shards.whole.heads, shards.whole.kv_heads
     if heads % world or (kv_heads % world and world % max(1, kv_heads)):
         return f"{heads} heads with {kv_heads} key heads do not divide among {world} ranks"
-    if shards.bias is not None or shards.mask is not None:
-        return "a mask or bias lies in rows, and each rank would need all rows of its heads"
     return ""
 
 
@@ -48,7 +46,9 @@ def bytes_moved(shards: Shards) -> list[int]:
         come = (problem.queries - queries) * problem.heads * problem.d_k // world
         come += (problem.keys - keys) * max(1, problem.kv_heads // world) * (problem.d_k + d_v)
         come += queries * problem.heads * d_v * (world - 1) // world
-        found.append(come * problem.batch * problem.dtype.itemsize)
+        rows = sum(x.shape[0] * max(1, x.shape[1] // world) * x.itemsize for x in shards.dense().values())
+        others = (problem.queries - queries) * problem.keys
+        found.append(come * problem.batch * problem.dtype.itemsize + others * rows)
     return found
 
 
@@ -67,6 +67,10 @@ class ByHeads:
         count, mine = whole.heads // shards.ranks.world, heads_of(shards.rank, shards.ranks.world, whole.heads)
         sides = (shards.query_segments, shards.query_pieces), (shards.kv_segments, shards.key_pieces)
         segments = [None if labels is None else self._everywhere(labels, pieces) for labels, pieces in sides]
+        dense: Any = {}
+        for name, x in shards.dense().items():
+            rows = self.to_heads(x, shards.query_pieces)
+            dense[name] = np.broadcast_to(rows, (whole.batch, count, *rows.shape[2:]))
         return replace(
             whole,
             prefix=(whole.batch, count),
@@ -76,6 +80,7 @@ class ByHeads:
             sinks=None if whole.sinks is None else whole.sinks[mine],
             query_segments=segments[0],
             kv_segments=segments[1],
+            **dense,
         )
 
     def _everywhere(self, labels: Array, pieces: Sequence[Pieces]) -> Array:
@@ -101,7 +106,7 @@ class ByHeads:
         own = sum(map(len, pieces[ranks.rank]))
         shapes = [[(x.shape[0], x.shape[1], own, flat.shape[3])]] * ranks.world
         got = [part[0] for part in swap(ranks, "exchange of positions", send, shapes, x.dtype)]
-        if self.shards.whole.kv_heads % ranks.world and heads == self.shards.whole.kv_heads:
+        if heads % ranks.world:
             whole = np.zeros((x.shape[0], heads, *got[0].shape[2:]), x.dtype)
             for rank, part in enumerate(got):  # what many ranks found out about one head adds up, in their order
                 whole[:, heads_of(rank, ranks.world, heads)] += part
@@ -124,17 +129,20 @@ class ByHeads:
         found = ask.find(self.problem, self.q, self.k, rows)
         return [self.to_rows(found[name], self.shards.key_pieces) for name in ask.names]
 
-    def differentiate(self, answers: dict[str, Array], by: dict[str, Array]) -> dict[str, Array]:
-        """The derivatives by q, k and v of this rank's positions, and by its heads' sinks among zeros."""
+    def differentiate(self, answers: dict[str, Array], by: dict[str, Array], *, bias: bool) -> dict[str, Array]:
+        """The derivatives by q, k, v and bias of this rank's positions, and by its heads' sinks among zeros."""
         problem, arrays = widened(self.problem, self.q, self.k, self.v)
         wide: Any = [
             {name: x.astype(arrays[0].dtype, copy=False) for name, x in side.items()} for side in (answers, by)
         ]
-        one = backward.gradients(self.shards.engine, problem, arrays, *wide)
-        pieces = {"q": self.shards.query_pieces, "k": self.shards.key_pieces, "v": self.shards.key_pieces}
-        heads = {"q": self.shards.whole.heads}
-        kv_heads = self.shards.whole.kv_heads
-        found = {n: self.to_rows(one[n], own, heads.get(n, kv_heads)) for n, own in pieces.items() if n in one}
+        shape = self.shards.bias_shape(problem) if bias else None
+        one = backward.gradients(self.shards.engine, problem, arrays, *wide, bias=shape)
+        by_query, by_key = self.shards.query_pieces, self.shards.key_pieces
+        heads, kv_heads = self.shards.whole.heads, self.shards.whole.kv_heads
+        sides = {"q": (by_query, heads), "k": (by_key, kv_heads), "v": (by_key, kv_heads)}
+        if bias:
+            sides["bias"] = by_query, self.shards.lead["bias"][1]
+        found = {name: self.to_rows(one[name], *side) for name, side in sides.items() if name in one}
         if "sinks" in one:
             count = problem.heads
             found["sinks"] = np.zeros(self.shards.whole.heads)
