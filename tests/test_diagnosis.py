@@ -45,7 +45,7 @@ def right_case(rng, dtype):
     rules = wrong._rules(needs, rng, n, m, heads)
     shapes = ((2, heads, n, d), (2, kv_heads, m, d), (2, kv_heads, m, d_v))
     q, k, v = (torch.tensor(rng.standard_normal(shape)).to(dtype) for shape in shapes)
-    return q * float(rng.choice([0.3, 1, 3])), k, v, rules
+    return q * float(rng.choice([0.3, 1, 3, 10, 50])), k, v, rules
 
 
 def right_answer(way, q, k, v, rules):

@@ -139,7 +139,7 @@ def judged(given: Inputs, slack: float = 0.0) -> Diagnosis:
     """The verdict on checked inputs; `slack` is what printed decimals allow."""
     search = Search(given, slack)
     made = search.wide.exact.answer(RIGHT, search.everything)
-    tolerance = search.wide.allowed(RIGHT, search.everything, made)
+    _, tolerance = search.wide.measure(RIGHT, search.everything, made)
     theirs = search.wide.theirs(search.everything)
     apart = differences(theirs, made) if made.shape == theirs.shape else np.full(theirs.shape, inf)
     first = _first(search, apart, theirs, made, tolerance)

@@ -10,6 +10,8 @@ from clearhead.diagnosing.recipe import RIGHT, Inputs, Part, Recipe
 from clearhead.diagnosing.workings import SEEN, Workings
 
 FACTOR = 4.0  # a right result may lie this many times further from the truth than a plain run in its dtype
+_DOUBT = 16.0  # within this many times what a plain run allows, others are asked: few rows may decide, by luck
+_RUNS = 4
 _NARROW = {np.dtype(np.float64): 0, np.dtype(np.float32): 1, np.dtype(np.float16): 2, bfloat16: 3}
 
 
@@ -32,6 +34,7 @@ class Fit:
         self._theirs: dict[Part, Array] = {}
         single = dtype == np.float64
         self.plain = Workings(given, np.dtype(np.float32) if single else dtype)
+        self._others: list[Workings] = []
         self.shrink = 2.0**-29 if single else 1.0  # float32's error, told in float64's
 
     def theirs(self, part: Part) -> Array:
@@ -58,10 +61,22 @@ class Fit:
         if recipe.tail[0] == "unknown":
             apart = apart[:, :, np.array(part.rows) < recipe.tail[1]]
             return float(apart.max()) if apart.size else float("inf")
+        if recipe.overflow and not self.given.merged and recipe.axis == "keys":
+            apart = self._at_the_edge(recipe, part, theirs, apart)
         worst = float(apart.max())
         if worst > 0 and recipe.empty == "zero" and SEEN(recipe) != SEEN(RIGHT):
             return self._excused(recipe, part, theirs, apart)
         return worst
+
+    def _at_the_edge(self, recipe: Recipe, part: Part, theirs: Array, apart: Array) -> Array:
+        """Whether a row's exp or its sum leaves the range hangs on a last digit near the edge: NaN, 0 or right then."""
+        x, edge = self.exact.logits(recipe, part), np.log(float(np.finfo(recipe.overflow).max))
+        tops = x.max(axis=-1, keepdims=True), np.logaddexp.reduce(x, axis=-1, keepdims=True)
+        blur = 8 * max(eps(self.dtype), eps(np.dtype(recipe.overflow))) * edge
+        near = np.logical_or(*(np.abs(top - edge) <= blur for top in tops))
+        right = differences(theirs, self.exact.answer(recipe._replace(overflow=""), part))
+        either = np.where((theirs == 0) | np.isnan(theirs), 0.0, np.minimum(apart, right))
+        return np.where(near, either, apart)
 
     def _excused(self, recipe: Recipe, part: Part, theirs: Array, apart: Array) -> float:
         """A row that a wrong mask leaves without keys may be 0, NaN or a mean, as their library has it."""
@@ -77,18 +92,22 @@ class Fit:
         apart = np.where(blind, np.minimum(apart, differences(theirs, mean)), apart)
         return float(np.where(blind & np.isnan(theirs), 0.0, apart).max())
 
-    def measure(self, recipe: Recipe, part: Part) -> tuple[float, float]:
+    def measure(self, recipe: Recipe, part: Part, exact: Array | None = None) -> tuple[float, float]:
         """The gap, and what rounding allows."""
-        exact = self.exact.answer(recipe, part)
-        return self.between(recipe, part, exact), self.allowed(recipe, part, exact)
+        exact = self.exact.answer(recipe, part) if exact is None else exact
+        gap, allowed = self.between(recipe, part, exact), self.allowed(recipe, part, exact)
+        if allowed < gap < _DOUBT * allowed and self.plain.precision == np.float32:
+            self._others = self._others or [Workings(self.given, self.plain.precision, run) for run in range(_RUNS)]
+            allowed = max(allowed, *(self.allowed(recipe, part, exact, run) for run in self._others))
+        return gap, allowed
 
     def tolerance(self, recipe: Recipe, part: Part) -> float:
         """What rounding allows: a factor times the error of a plain run in their dtype, and their printed decimals."""
         return self.allowed(recipe, part, self.exact.answer(recipe, part))
 
-    def allowed(self, recipe: Recipe, part: Part, exact: Array) -> float:
-        """The same where the exact numbers are there already."""
-        error = np.abs(exact - self.plain.answer(recipe, part))
+    def allowed(self, recipe: Recipe, part: Part, exact: Array, run: Workings | None = None) -> float:
+        """The same where the exact numbers are there already, by one plain run."""
+        error = np.abs(exact - (run or self.plain).answer(recipe, part))
         worst = float(error[np.isfinite(error)].max(initial=0.0)) * self.shrink
         factor = 3 * FACTOR if self.dtype == np.float64 else FACTOR  # there the exact numbers are rounded as well
         return factor * (worst + eps(self.dtype) * largest(exact)) + self.slack

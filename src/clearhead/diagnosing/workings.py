@@ -29,11 +29,14 @@ _LOGITS = attrgetter("scale", "softcap", "bias", "alibi")
 
 
 class Workings:
-    """Computes recipes on the same inputs; `precision` is the dtype of a plain run, None the truth in float64."""
+    """Computes recipes on the same inputs; `precision` is the dtype of a plain run, None the truth in float64.
 
-    def __init__(self, given: Inputs, precision: np.dtype[Any] | None = None) -> None:
+    `shaken` is the seed of a run whose queries and keys are moved within float32's rounding: another plain run's luck.
+    """
+
+    def __init__(self, given: Inputs, precision: np.dtype[Any] | None = None, shaken: int | None = None) -> None:
         self.given, self.problem = given, given.problem
-        self.precision = precision
+        self.precision, self.shaken = precision, shaken
         self.dtype = np.dtype(np.float64 if precision in (None, np.float64) else np.float32)
         self._memo: dict[Any, Array] = {}
         self._kept: dict[Any, Array] = {}
@@ -98,6 +101,9 @@ class Workings:
         turns = self.given.rotary is not None and recipe.rotary != "missing" and x.shape[-1] % 2 == 0
         if turns and (name != "v" or recipe.rotary_values):
             x = self.rounded(self._rotated(recipe, x, shift=name == "q"))
+        if self.shaken is not None and name != "v":
+            luck = np.random.default_rng(self.shaken).uniform(-1, 1, x.shape)
+            x = (x * (1 + np.finfo(np.float32).eps * luck)).astype(self.dtype)
         return np.ascontiguousarray(x)
 
     def _tokens(self, recipe: Recipe, name: str, right: Array) -> Array:

@@ -154,7 +154,7 @@ class Ranks:
         except _STORE as other:
             return self._lost(what, other)
         if gone:
-            failed.append(f"{_named(gone)} no longer answers")
+            failed.append(f"{_named(gone)} no longer answer{'s' * (len(gone) == 1)}")
         names = "; ".join(failed) or "all ranks still answer"
         return DistributedError(f"{what}: a message to rank {self.rank} failed: {names} ({told}).", _ANEW)
 
