@@ -156,6 +156,67 @@ def observed(given, told, own, here, place, queries, keys, rank, what) -> None: 
         close(matrix.T[key], whole.T[key], f"{what} {key} transposed")
 
 
+def graph(rank: int, world: int, seed: int) -> None:
+    """Derivatives of losses about what was observed, as one process has them."""
+    rng = np.random.default_rng(seed)
+    for _ in range(8):
+        given, told, queries, keys = problem(rng, world)
+        layout, method = str(rng.choice(["contiguous", "zigzag"])), str(rng.choice(METHODS))
+        n, m, place = sum(queries), sum(keys), {"layout": layout, "method": method, "timeout": 60.0}
+        leaves = {name: x.clone().requires_grad_() for name, x in given.items()}
+        own = {name: cut(x, 2, queries if name == "q" else keys, rank, layout) for name, x in given.items()}
+        here = mine(told, queries, keys, rank, layout)
+        for name, x in told.items():
+            if name in ("bias", "sinks"):
+                leaves[name] = told[name] = x.clone().requires_grad_()
+                own[name] = here[name] = here[name].clone()
+        for x in own.values():
+            x.requires_grad_()
+        chosen = slice(None) if rng.random() < 0.5 else slice(0, n, 2)
+        rows = [
+            at for at, i in enumerate(range(n)[chosen]) if i in (places := cut(np.arange(n), 0, queries, rank, layout))
+        ]
+        rows.sort(key=lambda at: np.flatnonzero(places == range(n)[chosen][at]))
+        names = [x for x in ("entropy", "logsumexp", "distance", "received", "image", "groups") if rng.random() < 0.4]
+        asked: dict[str, Any] = dict.fromkeys(names, True) | ({"image": (3, 4)} if "image" in names else {})
+        labels = [torch.from_numpy(rng.integers(-1, 3, size)) for size in (n, m)]
+        own_labels = tuple(cut(x, 0, sizes, rank, layout) for x, sizes in zip(labels, (queries, keys), strict=True))
+        values = bool(rng.random() < 0.7) or not names
+        what = f"{method} {layout} {names} {values} {chosen} {sorted(told)} {queries} {keys}"
+        matrices = (
+            (ch.AttentionMatrix(leaves["q"], leaves["k"], **told), leaves, labels, 1),
+            (ch.distributed.ShardedAttentionMatrix(own["q"], own["k"], **place, **here), own, own_labels, world),
+        )
+        found = []
+        for matrix, arrays_, groups, _ in matrices:
+            if "groups" in names:
+                asked["groups"] = tuple(groups)
+            found.append(matrix.observe(arrays_["v"] if values else None, queries=chosen, **asked))
+        losses: list[Any] = [0.0, 0.0]
+        for name in (*names, *(("output",) if values else ())):
+            whole, part = (getattr(one, name) for one in found)
+            up = torch.from_numpy(rng.standard_normal(whole.shape))
+            mine_up = up / world
+            if name == "received":
+                mine_up = cut(up, 2, keys, rank, layout)
+            elif name not in ("image", "groups"):
+                mine_up = up[:, :, rows]
+            for at, (answer, weight) in enumerate(((whole, up), (part, mine_up))):
+                losses[at] = losses[at] + (torch.where(weight == 0, 0.0, answer).nan_to_num(0, 0, 0) * weight).sum()
+        for loss in losses:
+            loss.backward()
+        for name, x in own.items():
+            expected = leaves[name].grad
+            if x.grad is None or name == "sinks":
+                continue
+            expected = cut(expected, 2, keys if name in "kv" else queries, rank, layout)
+            np.testing.assert_allclose(x.grad, expected, rtol=1e-7, atol=1e-9, err_msg=f"{what} d{name}")
+        if "sinks" in own:
+            total = own["sinks"].grad.clone()
+            dist.all_reduce(total)
+            np.testing.assert_allclose(total, leaves["sinks"].grad, rtol=1e-7, atol=1e-9, err_msg=f"{what} dsinks")
+
+
 def device(rank: int, world: int, _seed: int) -> None:
     """Tensors in a GPU's memory, which is here that of Triton's interpreter: computed there, and answered there."""
     rng = np.random.default_rng(5)

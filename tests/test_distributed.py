@@ -53,7 +53,7 @@ def all_well(directory: Path, jobs: list[tuple[str, ...]]) -> None:
 
 def test_every_rule_and_method(tmp_path: Path):
     seed = str(np.random.default_rng().integers(2**31))
-    all_well(tmp_path, [("rules", world, seed) for world in "1234"])
+    all_well(tmp_path, [("rules,graph", world, seed) for world in "1234"])
 
 
 def test_bits_bytes_and_exactness(tmp_path: Path):

@@ -218,3 +218,15 @@ def test_the_sinks_share_neither_overflows_nor_is_counted_for_an_empty_row():
     found = backward.gradients(engines.get("portable"), case.problem, (x.q, x.k, None), answers, by)
     assert {name: float(np.abs(part).sum()) for name, part in found.items()} == {"q": 0.0, "k": 0.0, "sinks": 0.0}
     assert reference.entropy(case.book).sum() == 0
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("queries", "keys"), [(0, 3), (3, 0), (0, 0)])
+def test_nothing_has_derivatives_of_nothing(engine: str, queries: int, keys: int):
+    q = torch.randn(1, 2, queries, 4, requires_grad=True)
+    k, v = (torch.randn(1, 1, keys, 4, requires_grad=True) for _ in "kv")
+    labels = torch.zeros(queries, dtype=torch.int64), torch.zeros(keys, dtype=torch.int64)
+    seen = ch.AttentionMatrix(q, k, engine=engine).observe(v, image=(2, 2), groups=labels, received=True, peak=True)
+    (seen.output.sum() + seen.image.sum() + seen.groups.sum() + seen.received.sum() + seen.peak.sum()).backward()
+    for x in (q, k, v):
+        assert x.grad is None or not x.grad.any()

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from clearhead.arrays import on_cpu, statistics_dtype
+from clearhead.arrays import beside, on_cpu, statistics_dtype
 from clearhead.axes import Array
 from clearhead.device import DeviceArray
 from clearhead.engines.base import Engine, Upstream
@@ -66,6 +66,11 @@ def gradients(
     bias     the bias's own shape, 1 where it is broadcast, if its derivative is asked for
     O(queries·keys·(d_k + d_v)) time, O(queries + keys) memory beyond inputs and answers.
     """
+    if not problem.queries * problem.keys:  # no weight depends on anything
+        shapes = {name: x.shape for name, x in zip("qkv", arrays, strict=True) if x is not None}
+        shapes |= {} if bias is None else {"bias": bias}
+        shapes |= {} if problem.sinks is None else {"sinks": (problem.heads,)}
+        return {name: beside(np.zeros(shape), arrays[0]) for name, shape in shapes.items()}
     if isinstance(arrays[0], DeviceArray):
         return _on_device(engine, problem, arrays, answers, by, groups, bias)
     dtype = statistics_dtype(problem.dtype)
@@ -167,6 +172,12 @@ def _sink_weights(xp: Any, sinks: Any, logsumexp: Any) -> Any:
     return xp.exp(xp.where(empty, -np.inf, sinks[:, None] - xp.where(empty, 0.0, logsumexp)))
 
 
+def sink_gradients(problem: Problem, answers: Mapping[str, Array], by: Mapping[str, Array]) -> Array:
+    """The loss's derivatives by the sinks, (heads,), from those by the output and row statistics; no key is read."""
+    rows = _row_terms(np, problem, answers, by, np.zeros_like)
+    return np.asarray(_by_sinks(np, problem.sinks, answers["logsumexp"], rows, by.get("entropy")))
+
+
 def _by_sinks(xp: Any, sinks: Any, logsumexp: Any, rows: Any, entropy: Any) -> Any:
     """The loss's derivative by sinks, (heads,)."""
     by_logit = rows if entropy is None else rows + entropy
@@ -219,10 +230,11 @@ def _with_low_rank(
     """X and Y join dO and v as further columns; shares of cells are no halves, so the statistics' dtype is read."""
     dtype = statistics_dtype(problem.dtype)
     q, k, v = arrays
+    group = problem.heads // max(1, 0 if v is None else v.shape[1])
     given, values = [low.queries], [low.keys]
     if v is not None and upstream.output is not None:
         given.insert(0, upstream.output)
-        values.insert(0, np.repeat(v, problem.heads // max(1, v.shape[1]), axis=1))
+        values.insert(0, np.repeat(v, group, axis=1))
     both = (np.concatenate([x.astype(dtype, copy=False) for x in side], axis=-1) for side in (given, values))
     output, joined = both
     found = dict(
@@ -237,7 +249,7 @@ def _with_low_rank(
     )
     by_values = found.pop("v")
     if v is not None and upstream.output is not None:
-        own = by_values[..., : v.shape[-1]].reshape(problem.batch, v.shape[1], -1, *v.shape[2:])
+        own = by_values[..., : v.shape[-1]].reshape(problem.batch, v.shape[1], group, *v.shape[2:])
         found["v"] = own.sum(axis=2)
     return found
 

@@ -2,18 +2,14 @@
 
 from typing import Any, Unpack
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from clearhead.arrays import adopt, on_cpu
-from clearhead.axes import Array
-from clearhead.distributed.choice import BY_ROWS, Method, Plan, choose
+from clearhead.distributed import methods
+from clearhead.distributed.choice import Method, Plan, choose
+from clearhead.distributed.graph import Call, Leaves, answers
 from clearhead.distributed.layouts import Layout
 from clearhead.distributed.ranks import Ranks
-from clearhead.distributed.shards import Shards, read
-from clearhead.distributed.ulysses import ByHeads
-from clearhead.observations import Wanted
+from clearhead.distributed.shards import read
 from clearhead.problem import Rules
 
 
@@ -49,12 +45,13 @@ def attention(
     [[1.0, 0.0], [0.5, 0.5]]
     >>> dist.destroy_process_group()
     """
-    tensors = {name: x for name, x in rules.items() if isinstance(x, Tensor) and name in ("bias", "sinks")}
+    leaves = Leaves.of(q, k, v, rules)
     ranks = Ranks.of(group, timeout)
     shards = read("attention", q, k, v, rules, ranks, layout=layout, method=method, engine=engine)
     how = choose(shards, method).method
-    output: Tensor = _Attend.apply(q, k, v, tensors.get("bias"), tensors.get("sinks"), shards, how)  # type: ignore[no-untyped-call]
-    return output
+    with ranks.together("attention"):
+        found, logsumexp = methods.output(how, shards)
+    return answers(Call("attention", shards, how, found, logsumexp), leaves)["output"]
 
 
 def plan(
@@ -72,50 +69,3 @@ def plan(
     """Which method `attention` takes for these shards, the bytes of each, and why others can't; all ranks call it."""
     ranks = Ranks.of(group, timeout)
     return choose(read("plan", q, k, v, rules, ranks, layout=layout, method=method, engine=engine), method)
-
-
-class _Attend(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Any, sinks: Any, shards: Shards, how: str) -> Tensor:
-        want = Wanted(output=True, logsumexp=True)
-        ctx.shards, ctx.how, ctx.like = shards, how, (q, k, v, bias, sinks)
-        with shards.ranks.together("attention"):
-            if how == "ulysses":
-                ctx.by_heads = ByHeads(shards)
-                ctx.answers = ctx.by_heads.attend(want)
-                output = ctx.by_heads.to_rows(ctx.answers["output"], shards.query_pieces)
-            else:
-                ctx.answers = BY_ROWS[how].attend(shards, want)
-                output = ctx.answers["output"]
-        return shards.give(restored(shards, output))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        shards: Shards = ctx.shards
-        shards.ranks.agree("attention, backward", {})
-        given = on_cpu(adopt(grads[0].detach(), "gradient")[0])
-        by = {"output": given.reshape(shards.q.shape[:3] + given.shape[-1:])}
-        bias = bool(ctx.needs_input_grad[3])
-        with shards.ranks.together("attention, backward"):
-            if ctx.how == "ulysses":
-                by["output"] = ctx.by_heads.to_heads(by["output"], shards.query_pieces)
-                found = ctx.by_heads.differentiate(ctx.answers, by, bias=bias)
-            else:
-                found = BY_ROWS[ctx.how].differentiate(shards, ctx.answers, by, bias=bias)
-        result: list[Tensor | None] = []
-        for name, x, needed in zip(("q", "k", "v", "bias", "sinks"), ctx.like, ctx.needs_input_grad, strict=False):
-            result.append(_shaped(shards, found[name], x, name) if needed else None)
-        return (*result, None, None)
-
-
-def _shaped(shards: Shards, found: Array, like: Tensor, name: str) -> Tensor:
-    tensor = torch.as_tensor(np.ascontiguousarray(found)).to(like.device, like.dtype)
-    if name == "bias":
-        batch = shards.prefix[:-1] if found.shape[0] > 1 else (1,) * (len(shards.prefix) - 1)
-        return tensor.reshape(*batch, *found.shape[1:]).sum_to_size(like.shape)
-    return tensor.reshape(like.shape)
-
-
-def restored(shards: Shards, array: Array) -> Array:
-    """(batch, heads, …) with the caller's own leading axes."""
-    return array.reshape(shards.prefix + array.shape[2:])

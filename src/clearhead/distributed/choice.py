@@ -1,18 +1,13 @@
 """Which way of sharing keys moves the fewest bytes."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from clearhead.distributed import gather, merge, ring, ulysses
 from clearhead.distributed.shards import Shards
 from clearhead.errors import RuleError
 
 Method = Literal["gather", "ring", "ulysses", "merge", "auto"]
-BY_ROWS: dict[str, Any] = {
-    "gather": gather,
-    "ring": ring,
-    "merge": merge,
-}  # methods in which each rank has its queries, with all heads
 
 
 @dataclass(frozen=True, slots=True)

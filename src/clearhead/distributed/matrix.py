@@ -8,18 +8,17 @@ from torch import Tensor
 
 from clearhead.arrays import adopt, on_cpu, statistics_dtype
 from clearhead.axes import WEIGHTS, Array, named
-from clearhead.distributed.call import restored
-from clearhead.distributed.choice import BY_ROWS, Method, choose
-from clearhead.distributed.exchange import total
+from clearhead.distributed import methods, wholes
+from clearhead.distributed.choice import Method, choose
+from clearhead.distributed.graph import Call, Leaves, answers
 from clearhead.distributed.layouts import Layout
-from clearhead.distributed.perkeys import PerKey, product, statistics
+from clearhead.distributed.perkeys import product, statistics
 from clearhead.distributed.ranks import Ranks
-from clearhead.distributed.shards import Shards, agreed, read
+from clearhead.distributed.shards import agreed, read
 from clearhead.distributed.tiles import sections, tile
-from clearhead.distributed.ulysses import ByHeads
 from clearhead.errors import SelectionError
 from clearhead.matrix import TransposedMatrix, expand
-from clearhead.observations import Groups, Observation, Top, Wanted, areas, observation, wanted
+from clearhead.observations import Groups, Observation, Top, Wanted, observation, wanted
 from clearhead.operands import operand
 from clearhead.problem import Problem, Rules
 
@@ -31,7 +30,8 @@ class ShardedAttentionMatrix:
     `clearhead.distributed.attention`. Every method is called by all ranks, with the same questions; DistributedError
     says which rank asked for something else. Row statistics are those of own queries, column statistics those of own
     keys; pictures, sums between groups and weights read by index are those of the whole, the same on every rank.
-    Answers carry no graph: `attention` is what is differentiable.
+    A @ v, the output, log-sum-exp, entropy, distance, received, pictures and sums between groups are differentiable, of
+    the sum of all ranks' losses; what else is answered carries no graph.
 
     >>> import torch, torch.distributed as dist, clearhead as ch
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -58,6 +58,7 @@ class ShardedAttentionMatrix:
         ranks, what = Ranks.of(group, timeout), "ShardedAttentionMatrix"
         self._shards = read(what, q, k, None, rules, ranks, layout=layout, method=method, engine=engine)
         self._method = choose(self._shards, method).method
+        self._leaves = Leaves.of(q, k, None, rules)
         self._chosen = range(self._shards.whole.queries)
         self._known: Array | None = None  # the log-sum-exp of own queries
 
@@ -98,7 +99,7 @@ class ShardedAttentionMatrix:
     def __matmul__(self, v: Tensor) -> Tensor:
         """A·v for own values (…, kv_heads or heads, own keys, d_v), or one for all heads, (own keys,), (own keys, d_v).
 
-        Gives own queries' outputs, without a graph.
+        Gives own queries' outputs; differentiable.
         """
         local = self._local()
         heads = local.kv_heads, local.heads
@@ -107,9 +108,13 @@ class ShardedAttentionMatrix:
             return operand(local, on_cpu(adopt(v.detach(), "v")[0]), "v", local.keys, heads)
 
         (values, vector), _ = agreed(self._ranks, "A @ v", own, lambda found: {"v's width": found[0].shape[3]})
+        shards = replace(self._shards, v=values)
         with self._ranks.together("A @ v"):
-            output = self._rows(replace(self._shards, v=values), Wanted(output=True, logsumexp=True))["output"]
-        return self._shards.give(restored(self._shards, output)[..., 0] if vector else restored(self._shards, output))
+            found, logsumexp = methods.output(self._method, shards)
+        if v.ndim <= 2 and local.prefix:  # one for all heads
+            v = (v[:, None] if vector else v).expand(*local.prefix[:-1], 1, *values.shape[2:])
+        output = answers(Call("A @ v", shards, self._method, found, logsumexp), self._leaves._replace(v=v))["output"]
+        return output[..., 0] if vector else output
 
     def logsumexp(self) -> Any:
         """See `AttentionMatrix.logsumexp`; of own queries, (…, heads, own queries), as are all row statistics here."""
@@ -196,26 +201,29 @@ class ShardedAttentionMatrix:
             counts = max(one["queries"] for one in everybody), max(one["keys"] for one in everybody)
             want = replace(want, groups=Groups(want.groups.queries[:, places], want.groups.keys, counts))
         with self._ranks.together("observe"):
-            return part._observe(values, want)
+            return part._observe(v, values, want)
 
-    def _observe(self, values: Array | None, want: Wanted) -> Observation:
-        shards = replace(self._shards, v=values)
+    def _observe(self, v: Tensor | None, values: Array | None, want: Wanted) -> Observation:
+        shards, method = replace(self._shards, v=values), self._method
         rows = replace(want, output=values is not None, logsumexp=False, received=False, peak=False)
         rows = replace(rows, image=None, groups=None)
-        found = self._rows(shards, replace(rows, logsumexp=True)) if rows.rows() else {}
+        found = methods.rows(method, shards, replace(rows, logsumexp=True)) if rows.rows() else {}
         self._known = found.pop("logsumexp", self._known)
         if want.logsumexp:
-            found["logsumexp"] = self._logsumexp()
+            found["logsumexp"] = self._logsumexp().copy()
         if want.received or want.peak:
-            ask = statistics(self._shards.engine, self._logsumexp(), want)
-            sums = zip(ask.names, self._columns(ask), strict=True)
+            ask = statistics(shards.engine, self._logsumexp(), want)
+            sums = zip(ask.names, methods.columns(method, self._shards, ask), strict=True)
             found |= {name: array.astype(self.dtype) for name, array in sums}
+        whole = {}
         if want.image is not None:
-            found["image"] = self._image(*want.image)
+            whole["image"] = wholes.image(method, self._shards, self._chosen, want.image)
         if want.groups is not None:
-            found["groups"] = self._groups(want.groups)
-        answers = {name: self._shards.give(restored(self._shards, array.copy())) for name, array in found.items()}
-        return observation(answers, self._shards.q.shape[2], self._shards.k.shape[2])
+            whole["groups"] = wholes.groups(method, self._shards, want.groups)
+        found |= {name: one.answer.astype(self.dtype) for name, one in whole.items()}
+        call = Call("observe", shards, method, found, self._logsumexp(), whole)
+        given = answers(call, self._leaves._replace(v=v))
+        return observation(given, self._shards.q.shape[2], self._shards.k.shape[2])
 
     @property
     def _ranks(self) -> Ranks:
@@ -228,7 +236,7 @@ class ShardedAttentionMatrix:
 
     def _logsumexp(self) -> Array:
         if self._known is None:
-            self._known = self._rows(self._shards, Wanted(logsumexp=True))["logsumexp"]
+            self._known = methods.rows(self._method, self._shards, Wanted(logsumexp=True))["logsumexp"]
         return self._known
 
     def _give(self, array: Array) -> Any:
@@ -271,59 +279,12 @@ class ShardedAttentionMatrix:
             mask=mine(shards.mask),
             query_segments=None if shards.query_segments is None else shards.query_segments[:, places],
         )
-        part._method = self._method if self._method in BY_ROWS else "gather"  # all queries or none change places
+        part._method = (
+            self._method if self._method in methods.BY_ROWS else "gather"
+        )  # all queries or none change places
         part._chosen, part._known = chosen, mine(self._known)
+        part._leaves = self._leaves.take(places)
         return part, places
-
-    def _rows(self, shards: Shards, want: Wanted) -> dict[str, Array]:
-        if self._method in BY_ROWS:
-            found: dict[str, Array] = BY_ROWS[self._method].attend(shards, want)
-            return found
-        by_heads = ByHeads(shards)
-        return {name: by_heads.to_rows(x, shards.query_pieces) for name, x in by_heads.attend(want).items()}
-
-    def _columns(self, ask: PerKey) -> list[Array]:
-        if self._method in BY_ROWS:
-            found: list[Array] = BY_ROWS[self._method].columns(self._shards, ask)
-            return found
-        return ByHeads(self._shards).columns(ask)
-
-    def _image(self, height: int, width: int) -> Array:
-        """Rows' means of A·(keys' shares in the pixels): what own queries add, and the sum over ranks."""
-        shards, count = self._shards, len(self._chosen)
-        values = np.zeros((1, shards.k.shape[2], width))
-        for at, keys in shards.own_keys():
-            if keys:
-                pixels, shares = areas(width, shards.whole.keys, slice(keys.start, keys.stop))
-                values[0, at, pixels] = shares.T
-        mixed = self._mixed(np.broadcast_to(values, (shards.whole.batch, *values.shape[1:])))
-        picture = np.zeros((*mixed.shape[:2], height, width))
-        for at, rows in shards.own_rows():
-            if rows:
-                first = self._chosen.index(rows[0])
-                pixels, shares = areas(height, count, slice(first, first + len(rows)))
-                picture[:, :, pixels] += shares @ mixed[:, :, at]
-        return total(self._ranks, "sum of pictures", picture).astype(self.dtype)
-
-    def _groups(self, groups: Groups) -> Array:
-        members = [
-            (labels[..., None] == np.arange(count)).astype(np.float64)
-            for labels, count in zip(groups[:2], groups.counts, strict=True)
-        ]
-        mass = members[0][:, None].swapaxes(-1, -2) @ self._mixed(members[1])
-        return total(self._ranks, "sum of groups", mass).astype(self.dtype)
-
-    def _mixed(self, values: Array) -> Array:
-        """A·values for own values (batch, own keys, columns), the same for all heads; not rounded to a half."""
-        shards, dtype = self._shards, self.dtype
-        wide = replace(
-            shards,
-            whole=replace(shards.whole, dtype=dtype),
-            q=shards.q.astype(dtype, copy=False),
-            k=shards.k.astype(dtype, copy=False),
-            v=values[:, None].astype(dtype),
-        )
-        return self._rows(wide, Wanted(output=True, logsumexp=True))["output"].astype(np.float64)
 
 
 class ShardedTransposedMatrix(TransposedMatrix):
@@ -352,8 +313,8 @@ class ShardedTransposedMatrix(TransposedMatrix):
         spread = np.broadcast_to(columns, (local.batch, local.heads, *columns.shape[2:]))
         with matrix._ranks.together("A.T @ g"):
             ask = product(matrix._shards.engine, matrix._logsumexp(), spread)
-            found = matrix._columns(ask)[0].astype(matrix.dtype)
-        whole = restored(matrix._shards, found)
+            found = methods.columns(matrix._method, matrix._shards, ask)[0].astype(matrix.dtype)
+        whole = found.reshape(local.prefix + found.shape[2:])
         return matrix._shards.give(whole[..., 0] if vector else whole)
 
 

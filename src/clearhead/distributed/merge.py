@@ -4,7 +4,6 @@ They come with their log-sum-exp, in the statistics' dtype, and are merged in th
 decoding, where queries are few and keys are many (tree attention; pass-Q of Yang et al. 2024).
 """
 
-from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -131,17 +130,18 @@ def differentiate(shards: Shards, answers: dict[str, Array], by: dict[str, Array
     dtype = statistics_dtype(shards.whole.dtype)
     keys = own_keys(shards)
     totals = {name: np.zeros(x.shape, dtype) for name, x in (("k", keys.k), ("v", keys.v)) if x is not None}
-    rows = [answers["logsumexp"], answers["output"].astype(dtype), by["output"].astype(dtype)]
+    rows = [x.astype(dtype, copy=False) for side in (answers, by) for x in side.values()]
     send = {}
     visitors = _visitors(shards, "queries to keys, backward", rows)
-    for reader, (queries, (logsumexp, output, upstream)) in visitors.items():
+    for reader, (queries, given) in visitors.items():
         total = np.zeros(queries.q.shape, dtype)
         by_bias = np.zeros((*shards.lead["bias"], total.shape[2], keys.k.shape[2]), dtype) if bias else None
         for one in meetings(shards, queries, keys):
             at = one.at
-            own = {"logsumexp": logsumexp[:, :, at], "output": output[:, :, at]}, {"output": upstream[:, :, at]}
+            here = iter([x[:, :, at] for x in given])
+            own = [{name: next(here) for name in side} for side in (answers, by)]
             shape = shards.bias_shape(one.problem) if bias else None
-            part = backward.gradients(shards.engine, replace(one.problem, sinks=None), one.arrays, *own, bias=shape)
+            part = backward.gradients(shards.engine, one.problem, one.arrays, *own, bias=shape)
             total[:, :, at] += part["q"]
             if by_bias is not None:
                 by_bias[:, :, at, one.here] = part["bias"]

@@ -147,9 +147,6 @@ def sink_gradients(shards: Shards, answers: dict[str, Array], by: dict[str, Arra
     """The loss's derivatives by the sinks, (heads,): a sink knows its row's final answer, and no key."""
     if shards.whole.sinks is None:
         return {}
-    total = np.zeros(shards.whole.heads)
-    for at, rows in shards.own_rows():
-        one = alone(shards, at, rows)
-        own = [{name: x[:, :, at].astype(one.problem.dtype) for name, x in side.items()} for side in (answers, by)]
-        total += backward.gradients(shards.engine, one.problem, one.arrays, *own)["sinks"]
-    return {"sinks": total}
+    dtype = statistics_dtype(shards.whole.dtype)
+    wide = [{name: x.astype(dtype, copy=False) for name, x in side.items()} for side in (answers, by)]
+    return {"sinks": backward.sink_gradients(replace(shards.whole, dtype=dtype), *wide)}

@@ -111,7 +111,7 @@ def differentiate(shards: Shards, answers: dict[str, Array], by: dict[str, Array
         count = 1 if shards.v is None else 2
         total = [np.zeros(x.shape, dtype) for x in block[:count]]
         for one in meetings(shards, own_queries(shards), _keys(shards, owner, block)):
-            at, problem = one.at, replace(one.problem, sinks=None)
+            at, problem = one.at, one.problem
             own = [{name: x[:, :, at].astype(dtype, copy=False) for name, x in side.items()} for side in (answers, by)]
             shape = shards.bias_shape(problem) if bias else None
             part = backward.gradients(shards.engine, problem, one.arrays, *own, bias=shape)

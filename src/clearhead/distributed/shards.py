@@ -6,7 +6,7 @@ problem for some of its rows, and a block of keys the same problem for some of i
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, TypeVar
 
@@ -50,6 +50,7 @@ class Shards:
     kv_segments: Array | None  # (batch, this rank's keys)
     lead: dict[str, tuple[int, int]]  # bias and mask as they were given: for how many batches and heads, 1 or all
     engine: Engine  # computes on the device, for arrays in the CPU's memory
+    kept: dict[str, Any] = field(default_factory=dict, init=False)  # by a method, for its further passes
 
     @property
     def rank(self) -> int:

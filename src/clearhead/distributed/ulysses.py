@@ -61,6 +61,15 @@ class ByHeads:
         self.k = self.to_heads(shards.k, shards.key_pieces)
         self.v = None if shards.v is None else self.to_heads(shards.v, shards.key_pieces)
         self.problem = self._problem()
+        self.answers: dict[str, Array] = {}
+
+    @staticmethod
+    def of(shards: Shards) -> "ByHeads":
+        """Exchanged once for all passes over the same shards."""
+        if "by heads" not in shards.kept:
+            shards.kept["by heads"] = ByHeads(shards)
+        found: ByHeads = shards.kept["by heads"]
+        return found
 
     def _problem(self) -> Problem:
         shards, whole = self.shards, self.shards.whole
@@ -116,30 +125,36 @@ class ByHeads:
 
     def attend(self, want: Wanted) -> dict[str, Array]:
         """The output and row statistics of this rank's heads, of all queries."""
-        asked = replace(want, received=False)
-        return dict(self.shards.engine.rows(self.problem, self.q, self.k, self.v, asked))
+        asked = replace(want, received=False, logsumexp=True)
+        found = dict(self.shards.engine.rows(self.problem, self.q, self.k, self.v, asked))
+        self.answers |= found
+        return {name: x for name, x in found.items() if want.logsumexp or name != "logsumexp"}
 
     def columns(self, ask: PerKey) -> list[Array]:
         """Sums for this rank's keys, of all heads."""
-        rows = []
-        for x in ask.rows:
-            flat = x.reshape(*x.shape[:3], prod(x.shape[3:]))
-            moved = self.to_heads(flat, self.shards.query_pieces)
-            rows.append(moved.reshape(*moved.shape[:3], *x.shape[3:]))
-        found = ask.find(self.problem, self.q, self.k, rows)
+        found = ask.find(self.problem, self.q, self.k, [self._of_queries(x) for x in ask.rows])
         return [self.to_rows(found[name], self.shards.key_pieces) for name in ask.names]
+
+    def _of_queries(self, x: Array) -> Array:
+        """(batch, heads, own queries, …) to (batch, own heads, all queries, …)."""
+        moved = self.to_heads(x.reshape(*x.shape[:3], prod(x.shape[3:])), self.shards.query_pieces)
+        return moved.reshape(*moved.shape[:3], *x.shape[3:])
 
     def differentiate(self, answers: dict[str, Array], by: dict[str, Array], *, bias: bool) -> dict[str, Array]:
         """The derivatives by q, k, v and bias of this rank's positions, and by its heads' sinks among zeros."""
         problem, arrays = widened(self.problem, self.q, self.k, self.v)
-        wide: Any = [
-            {name: x.astype(arrays[0].dtype, copy=False) for name, x in side.items()} for side in (answers, by)
-        ]
+        known = {name: self._of_queries(x) for name, x in answers.items() if name not in self.answers}
+        known |= {name: x for name, x in self.answers.items() if name in {*answers, "logsumexp"}}
+        loss = {name: self._of_queries(x) for name, x in by.items()}
+        dtype = arrays[0].dtype
+        wide: Any = [{name: x.astype(dtype, copy=False) for name, x in side.items()} for side in (known, loss)]
         shape = self.shards.bias_shape(problem) if bias else None
         one = backward.gradients(self.shards.engine, problem, arrays, *wide, bias=shape)
         by_query, by_key = self.shards.query_pieces, self.shards.key_pieces
         heads, kv_heads = self.shards.whole.heads, self.shards.whole.kv_heads
-        sides = {"q": (by_query, heads), "k": (by_key, kv_heads), "v": (by_key, kv_heads)}
+        sides = {"q": (by_query, heads), "k": (by_key, kv_heads)}
+        if self.shards.v is not None:
+            sides["v"] = by_key, self.shards.v.shape[1]
         if bias:
             sides["bias"] = by_query, self.shards.lead["bias"][1]
         found = {name: self.to_rows(one[name], *side) for name, side in sides.items() if name in one}

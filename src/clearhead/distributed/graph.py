@@ -1,0 +1,148 @@
+"""Answers with PyTorch's graph: from a loss's derivatives by what a rank was answered to those by its own shards.
+
+A picture, sums between groups and what keys received are products of A with known numbers, so that their derivatives
+are those of further columns of the output: X·Y with Y among the values and X among the output's derivatives, as in
+backward.py. Largest logits, peaks and strongest weights carry no graph.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead.arrays import adopt, on_cpu, statistics_dtype
+from clearhead.axes import Array
+from clearhead.distributed import methods
+from clearhead.distributed.exchange import total
+from clearhead.distributed.shards import Shards
+from clearhead.distributed.wholes import Whole
+from clearhead.problem import Rules
+
+_ROWS = ("output", "logsumexp", "entropy", "distance")
+SMOOTH = (*_ROWS, "received", "image", "groups")
+
+
+class Leaves(NamedTuple):
+    """The tensors that a call may be differentiated by, as they were given; None where there is none."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor | None = None
+    bias: Tensor | None = None
+    sinks: Tensor | None = None
+
+    @staticmethod
+    def of(q: Tensor, k: Tensor, v: Tensor | None, rules: Rules) -> "Leaves":
+        """Of a call's arguments."""
+        given: Any = {name: x for name, x in rules.items() if name in ("bias", "sinks") and isinstance(x, Tensor)}
+        return Leaves(q, k, v, **given)
+
+    def take(self, queries: Array) -> "Leaves":
+        """The same for some of the own queries."""
+        places = torch.from_numpy(queries)
+        found = {"q": self.q.index_select(-2, places.to(self.q.device))}
+        if self.bias is not None and self.bias.ndim > 1 and self.bias.shape[-2] > 1:
+            found["bias"] = self.bias.index_select(-2, places.to(self.bias.device))
+        return self._replace(**found)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Call:
+    """What was asked and answered."""
+
+    what: str
+    shards: Shards
+    method: str
+    found: dict[str, Array]  # (batch, heads, …), by name
+    logsumexp: Array | None  # None where the method keeps it
+    wholes: Mapping[str, Whole] = field(default_factory=dict)
+
+
+def answers(call: Call, leaves: Leaves) -> dict[str, Tensor]:
+    """What was found as tensors, with a graph where a leaf asks for one."""
+    names, tensors = call.found.keys(), _Graph.apply(*leaves, call)  # type: ignore[no-untyped-call]
+    return dict(zip(names, tensors, strict=True))
+
+
+class _Graph(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Any, bias: Any, sinks: Any, call: Call) -> tuple[Tensor, ...]:
+        ctx.call, ctx.like = call, Leaves(q, k, v, bias, sinks)
+        shape = call.shards.prefix
+        given = {name: call.shards.give(x.reshape(shape + x.shape[2:])) for name, x in call.found.items()}
+        ctx.mark_non_differentiable(*(x for name, x in given.items() if name not in SMOOTH))
+        return tuple(given.values())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        call: Call = ctx.call
+        ranks, what = call.shards.ranks, f"{call.what}, backward"
+        bias = any(one["bias"] for one in ranks.agree(what, {"bias": bool(ctx.needs_input_grad[3])}))
+        by = {
+            name: on_cpu(adopt(grad.detach(), "gradient")[0]).reshape(x.shape)
+            for (name, x), grad in zip(call.found.items(), grads, strict=True)
+            if name in SMOOTH
+        }
+        with ranks.together(what):
+            found = gradients(call, by, bias=bias)
+        pairs = zip(Leaves._fields, ctx.like, ctx.needs_input_grad, strict=False)
+        return *(_shaped(call.shards, found[name], x, name) if needed else None for name, x, needed in pairs), None
+
+
+def gradients(call: Call, by: dict[str, Array], *, bias: bool) -> dict[str, Array]:
+    """The loss's derivatives by this rank's q, k, v (and bias and sinks)."""
+    shards = call.shards
+    known = {name: call.found[name] for name in _ROWS if name in call.found}
+    if call.logsumexp is not None:
+        known["logsumexp"] = call.logsumexp
+    loss = {name: by[name] for name in _ROWS if name in by}
+    columns = _columns(call, by)
+    if not columns:
+        return methods.gradients(call.method, shards, known, loss, bias=bias)
+    dtype, lead = statistics_dtype(shards.whole.dtype), (shards.whole.batch, shards.whole.heads)
+    group = lead[1] // max(1, 0 if shards.v is None else shards.v.shape[1])
+    if shards.v is not None:
+        spread = np.repeat(shards.v, group, axis=1)
+        columns.insert(0, Columns(loss["output"], spread, known["output"]))
+    slopes, values, output = (
+        np.concatenate([np.broadcast_to(x, lead + x.shape[2:]).astype(dtype, copy=False) for x in side], axis=-1)
+        for side in zip(*columns, strict=True)
+    )
+    wide = methods.widened(shards, values)
+    found = methods.gradients(call.method, wide, {**known, "output": output}, {**loss, "output": slopes}, bias=bias)
+    by_values = found.pop("v")
+    if shards.v is not None:
+        own = by_values[..., : shards.v.shape[3]].reshape(lead[0], shards.v.shape[1], group, *shards.v.shape[2:])
+        found["v"] = own.sum(axis=2)
+    return found
+
+
+class Columns(NamedTuple):
+    """Further columns of an output: dA_ij = X_i·Y_j."""
+
+    slopes: Array  # X, (batch or 1, heads or 1, own queries, columns)
+    values: Array  # Y, (batch or 1, heads or 1, own keys, columns)
+    output: Array  # A·Y, (batch, heads, own queries, columns)
+
+
+def _columns(call: Call, by: Mapping[str, Array]) -> list[Columns]:
+    found = []
+    for name, whole in call.wholes.items():
+        slopes = total(call.shards.ranks, f"derivative by {name}", by[name].astype(np.float64))
+        found.append(Columns(whole.rows[:, None] @ slopes, whole.values[:, None], whole.mixed))
+    if "received" in by:
+        values = by["received"][..., None]
+        mixed = methods.mixed(call.method, call.shards, values)
+        found.append(Columns(np.ones_like(mixed), values, mixed))
+    return found
+
+
+def _shaped(shards: Shards, found: Array, like: Tensor, name: str) -> Tensor:
+    tensor = torch.as_tensor(np.ascontiguousarray(found)).to(like.device, like.dtype)
+    if name == "bias":
+        batch = shards.prefix[:-1] if found.shape[0] > 1 else (1,) * (len(shards.prefix) - 1)
+        return tensor.reshape(*batch, *found.shape[1:]).sum_to_size(like.shape)
+    return tensor.reshape(like.shape)
