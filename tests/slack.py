@@ -23,8 +23,8 @@ FACTOR = 4.0
 class Slack:
     """The allowed error of every answer about one problem, in the reference's axes (batch, heads, …).
 
-    Any engine may round weights to bfloat16 before it multiplies, as the processor multiplies pairs; to float16 only the
-    Triton engine, as a GPU multiplies halves by halves. Without a name it is the engine that a call would take.
+    Any engine may round weights to bfloat16 before it multiplies, as processors multiply pairs of them; to float16 only
+    the Triton engine, as a GPU multiplies halves by halves. Without a name it is the engine that a call would take.
     """
 
     def __init__(self, case: Case, engine: str | None = None) -> None:
