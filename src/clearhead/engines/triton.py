@@ -214,7 +214,7 @@ class _Look:
     def __init__(self, problem: Problem, q: Array, k: Array, logsumexp: Array) -> None:
         self.problem, self.device = problem, gpu.place_of(q)
         self.q, self.k = gpu.given(q), gpu.given(k)
-        self.logsumexp = gpu.given(logsumexp).tensor.contiguous().to(gpu.statistics(problem))
+        self.logsumexp = gpu.gapless(logsumexp, gpu.statistics(problem))
         self.per_key = problem.heads // max(1, k.shape[1])
         self.rules = gpu.rules(problem, self.device)
 

@@ -32,7 +32,7 @@ _TORCH = {
     np.dtype(np.float16): torch.float16,
 }
 _OF_SEGMENTS = ("query_segments", "kv_segments", "first_key", "end_key", "first_query", "end_query")
-_described: WeakKeyDictionary[Problem, Any] = WeakKeyDictionary()  # rules in the device's memory
+_described: WeakKeyDictionary[Problem, tuple[tuple[torch.device, int], Rules]] = WeakKeyDictionary()
 
 
 class Given(NamedTuple):
@@ -73,6 +73,12 @@ def given(x: Array, device: torch.device | None = None) -> Given:
         tensor = tensor.to(device)
     strides = tensor.stride()
     return Given(tensor, tuple(0 if one else step for one, step in zip(shared, strides, strict=True)))
+
+
+def gapless(x: Array, number: torch.dtype) -> torch.Tensor:
+    """An array in that dtype with every place its own, one after the other."""
+    tensor = x.tensor if isinstance(x, DeviceArray) else given(np.ascontiguousarray(x)).tensor
+    return tensor.to(number).contiguous()
 
 
 def taken(tensor: torch.Tensor, like: Array) -> Array:
@@ -118,11 +124,20 @@ def _tf32() -> bool:
 
 
 def rules(problem: Problem, device: torch.device) -> Rules:
-    """The problem as the kernels read it, put into the device's memory once."""
+    """The problem as the kernels read it, put into the device's memory once.
+
+    Once for each stream that takes turns: memory is given back to the stream it came from, which must be its reader.
+    """
+    place = device, _stream(device)
     known = _described.get(problem)
-    if known is None or known.offset.device != device:
-        known = _described[problem] = _describe(problem, device)
-    return known
+    if known is None or known[0] != place:
+        known = _described[problem] = place, _describe(problem, device)
+    return known[1]
+
+
+def _stream(device: torch.device) -> int:
+    """The stream on which kernels are launched there."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 
 def _describe(problem: Problem, device: torch.device) -> Rules:
