@@ -174,7 +174,7 @@ def key_range(rules, b, first, last, BLOCK: tl.constexpr, MOST: tl.constexpr):
     stop = tl.cdiv(rules.keys, BLOCK) * BLOCK
     low, high, full_low, full_high = stop * 0, stop, stop * 0, rules.keys // BLOCK * BLOCK
     last = tl.minimum(last, rules.queries - 1)
-    if rules.content or rules.col_step != 1:
+    if rules.col_step != 1:
         full_high = full_low
     if rules.col_step == 1:
         near, far = _sorted(query_positions(rules, b, first), query_positions(rules, b, last))
@@ -195,7 +195,7 @@ def key_range(rules, b, first, last, BLOCK: tl.constexpr, MOST: tl.constexpr):
     if rules.query_segments is not None:
         table = b.to(tl.int64) * rules.queries
         low, high = _within(low, high, rules.first_key + table, rules.end_key + table, first, last, MOST)
-    return _in_blocks(low, high, full_low, full_high, BLOCK)
+    return _in_blocks(rules, low, high, full_low, full_high, BLOCK)
 
 
 @triton.jit
@@ -203,10 +203,9 @@ def query_range(rules, b, first, last, BLOCK: tl.constexpr, MOST: tl.constexpr):
     """The same for the queries that may see keys first..last; a block with queries past the end is never full."""
     stop = tl.cdiv(rules.queries, BLOCK) * BLOCK
     low, high, full_low, full_high = stop * 0, stop, stop * 0, rules.queries // BLOCK * BLOCK
-    if rules.content or rules.row_step != 1 or rules.col_step != 1:
+    full_high = tl.where(last < rules.keys, full_high, 0)
+    if rules.row_step != 1 or rules.col_step != 1:
         full_high = full_low
-    else:
-        full_high = tl.where(last < rules.keys, full_high, 0)
     last = tl.minimum(last, rules.keys - 1)
     if rules.row_step == 1:
         start = tl.load(rules.offset + b) + rules.rows
@@ -227,14 +226,16 @@ def query_range(rules, b, first, last, BLOCK: tl.constexpr, MOST: tl.constexpr):
     if rules.query_segments is not None:
         table = b.to(tl.int64) * rules.keys
         low, high = _within(low, high, rules.first_query + table, rules.end_query + table, first, last, MOST)
-    return _in_blocks(low, high, full_low, full_high, BLOCK)
+    return _in_blocks(rules, low, high, full_low, full_high, BLOCK)
 
 
 @triton.jit
-def _in_blocks(low, high, full_low, full_high, BLOCK: tl.constexpr):
-    """Rounded to whole blocks, in order: low ≤ full_low ≤ full_high ≤ high."""
+def _in_blocks(rules, low, high, full_low, full_high, BLOCK: tl.constexpr):
+    """Rounded to whole blocks, in order: low ≤ full_low ≤ full_high ≤ high; where values decide, no block is full."""
     low, high = (low // BLOCK * BLOCK).to(tl.int32), (tl.cdiv(high, BLOCK) * BLOCK).to(tl.int32)
     high = tl.maximum(low, high)
+    if rules.content:
+        return low, low, low, high
     full_low = tl.maximum(tl.minimum((tl.cdiv(full_low, BLOCK) * BLOCK).to(tl.int32), high), low)
     full_high = tl.maximum(tl.minimum((full_high // BLOCK * BLOCK).to(tl.int32), high), full_low)
     return low, full_low, full_high, high
