@@ -5,6 +5,7 @@ each weight by that much relative to itself. Everything else is a sum of weights
 the one number allowed on top.
 """
 
+import os
 from typing import Any
 
 import ml_dtypes
@@ -20,9 +21,15 @@ FACTOR = 4.0
 
 
 class Slack:
-    """The allowed error of every answer about one problem, in the reference's axes (batch, heads, …)."""
+    """The allowed error of every answer about one problem, in the reference's axes (batch, heads, …).
 
-    def __init__(self, case: Case) -> None:
+    Any engine may round weights to bfloat16 before it multiplies, as processors multiply pairs of them; to float16 only
+    the Triton engine, as a GPU multiplies halves by halves. Without a name it is the engine that a call would take.
+    """
+
+    def __init__(self, case: Case, engine: str | None = None) -> None:
+        engine = engine or os.environ.get("CLEARHEAD_ENGINE")
+        self.rounding_weights = (ml_dtypes.bfloat16, np.float16) if engine == "triton" else (ml_dtypes.bfloat16,)
         self.case, self.book, problem = case, case.book, case.problem
         self.eps = FACTOR * float(np.finfo(statistics_dtype(problem.dtype)).eps)
         self.tiny = float(np.finfo(statistics_dtype(problem.dtype)).tiny)  # an engine may flush what is smaller to zero
@@ -37,7 +44,7 @@ class Slack:
     def product(self, spread: Array, truth: Array, output_dtype: np.dtype[Any]) -> Array:
         """Of weights times what has the magnitudes `spread`, (batch, heads, keys, columns)."""
         allowed = self.weights @ spread + rounding(truth, output_dtype)
-        if np.dtype(output_dtype).itemsize == 2:  # an engine may round weights to it: hardware multiplies halves
+        if output_dtype in self.rounding_weights:
             allowed = allowed + float(ml_dtypes.finfo(output_dtype).eps) * (self.book.weights @ spread) + self.tiny
         return allowed
 

@@ -40,7 +40,7 @@ def test_output_and_row_statistics(engine: str, case: Case, top: int):
     seen = case.matrix(engine=engine).observe(
         case.v, logsumexp=True, max_logit=True, entropy=True, distance=True, top=top
     )
-    book, slack, restore = case.book, Slack(case), case.restore
+    book, slack, restore = case.book, Slack(case, engine), case.restore
     assert book.output is not None
     expected = {
         "logsumexp": book.logsumexp,
@@ -205,7 +205,7 @@ def test_products_from_the_right(engine: str, case: Case, data: st.DataObject):
     right = draw_operand(data, case, case.problem.keys, (case.problem.heads, case.problem.kv_heads))
     spread, restore = spread_over_heads(case, right), case.restore
     truth = case.book.weights @ spread
-    allowed = Slack(case).product(np.abs(spread), truth, case.q.dtype)
+    allowed = Slack(case, engine).product(np.abs(spread), truth, case.q.dtype)
     truth, allowed = (restore(x)[..., 0] if right.ndim == 1 else restore(x) for x in (truth, allowed))
     found = case.matrix(engine=engine) @ right
     assert_close(found, truth, allowed, "A @ v")
@@ -246,3 +246,16 @@ def spread_over_heads(case: Case, right: Array) -> Array:
         return np.broadcast_to(columns, (case.problem.batch, case.problem.heads, *columns.shape))
     each = columns.reshape(case.problem.batch, *columns.shape[-3:])
     return np.repeat(each, case.problem.heads // each.shape[1], axis=1)
+
+
+@pytest.mark.parametrize("engine", ["native", "portable"])
+def test_weights_rounded_to_halves_would_be_noticed(engine: str):
+    """Of the CPU's engines more is asked than of one that multiplies halves by halves."""
+    q, k, v = (np.random.default_rng(seed).standard_normal((40, 16)).astype(np.float16) for seed in range(3))
+    case = Case(q, k, v, {}, 0)
+    rough = (case.book.weights.astype(np.float16).astype(np.float64) @ v.astype(np.float64)).astype(np.float16)
+    assert (np.abs(rough - case.book.output) <= Slack(case, "triton").output(q.dtype)).all()
+    allowed = Slack(case, engine).output(q.dtype)
+    assert (np.abs(rough - case.book.output) > allowed).any()
+    if not refused(engine, case):
+        assert_close(case.attention(engine=engine), case.restore(case.book.output), case.restore(allowed))

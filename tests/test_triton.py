@@ -61,7 +61,7 @@ def check_rows(case: Case) -> None:
     seen = case.matrix(engine="triton").observe(
         case.v, logsumexp=True, max_logit=True, entropy=True, distance=True, top=5
     )
-    book, slack = case.book, Slack(case)
+    book, slack = case.book, Slack(case, "triton")
     assert book.output is not None
     assert_close(seen.output, book.output, slack.output(case.q.dtype), "output")
     assert_close(seen.logsumexp, book.logsumexp, slack.row("logsumexp"), "logsumexp")

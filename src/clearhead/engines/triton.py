@@ -145,7 +145,7 @@ def _launch_rows(
     own_q, own_k = gpu.given(q), gpu.given(k)
     own_v = (None, (0, 0, 0, 0)) if v is None else gpu.given(v)
     rules = gpu.rules(problem, device)
-    grid = (-(-pack * problem.queries // height), problem.batch * problem.heads // pack, splits)
+    grid = (-(-pack * problem.queries // height) * (problem.batch * problem.heads // pack), splits)
     rows_kernel[grid](
         *own_q, *own_k, *own_v, problem.d_k, d_v, rules, want, part, pack, per_key, per_value, split, top,
         M=height, N=tiles.passed, DK=gpu.padded(problem.d_k), PRECISION=tiles.precision, **sizes,
@@ -214,7 +214,7 @@ class _Look:
     def __init__(self, problem: Problem, q: Array, k: Array, logsumexp: Array) -> None:
         self.problem, self.device = problem, gpu.place_of(q)
         self.q, self.k = gpu.given(q), gpu.given(k)
-        self.logsumexp = gpu.given(logsumexp).tensor.contiguous().to(gpu.statistics(problem))
+        self.logsumexp = gpu.gapless(logsumexp, gpu.statistics(problem))
         self.per_key = problem.heads // max(1, k.shape[1])
         self.rules = gpu.rules(problem, self.device)
 
@@ -242,7 +242,7 @@ class _Look:
         given: tuple[Any, tuple[int, ...]] = (None, (0, 0, 0, 0)) if g is None else gpu.given(g)
         if g is not None and g.shape[1] == 1:
             given = (given[0], (given[1][0], 0, *given[1][2:]))
-        columns_kernel[(-(-problem.keys // owned), problem.batch * problem.heads)](
+        columns_kernel[(-(-problem.keys // owned) * problem.batch * problem.heads,)](
             *self.q, *self.k, self.logsumexp, *given, labels, problem.d_k, self.rules, to, self.per_key, *band[:2],
             columns, span, whole(only), M=owned, N=tiles.passed, DK=gpu.padded(problem.d_k),
             D=gpu.padded(columns), FLOAT=tiles.number, PRECISION=tiles.precision,
@@ -288,7 +288,7 @@ def _pool(look: _Look, product: Any, found: Any, first: int, table: tuple[Any, .
     if found.numel() and product.numel():
         number = gpu.tiles(look.problem, 0, "columns").number
         columns = product.shape[-1]
-        pool_kernel[(parts, batch * heads)](
+        pool_kernel[(parts * batch * heads,)](
             product, found, *table, look.problem.keys, parts, heads, columns, first, height,
             D=gpu.padded(columns), FLOAT=number, N=32,
         )  # fmt: skip

@@ -32,7 +32,7 @@ class Derivatives:
         number = gpu.statistics(problem)
 
         def per_line(x: Array | None) -> Any:
-            return None if x is None else gpu.given(x).tensor.to(number).contiguous()
+            return None if x is None else gpu.gapless(x, number)
 
         self.loss = Loss(
             logsumexp=per_line(logsumexp),
@@ -81,15 +81,15 @@ class Derivatives:
         }  # fmt: skip
         high, wide = tiles.owned, tiles.passed
         to = Places(found["k"], found.get("v"), found.get("received"))
-        gradients.keys[(-(-problem.keys // high), heads // together)](
+        gradients.keys[(-(-problem.keys // high) * (heads // together),)](
             *arrays, to, together, self.per_key, self.per_value, M=high, N=wide, **sizes
         )
-        gradients.queries[(-(-problem.queries // high), heads)](
+        gradients.queries[(-(-problem.queries // high) * heads,)](
             *arrays, found["q"], self.per_key, self.per_value, M=high, N=wide, **sizes
         )
         if self.upstream.bias is not None:
             batch, own_heads, queries, keys = self.upstream.bias
-            grid = -(-queries // wide), -(-keys // wide), batch * own_heads
+            grid = (-(-queries // wide) * -(-keys // wide) * batch * own_heads,)
             over = problem.queries // queries, problem.keys // keys
             gradients.bias[grid](
                 *arrays, found["bias"], problem.batch, batch, own_heads, *over, self.per_key, self.per_value,

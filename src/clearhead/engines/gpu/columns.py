@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from clearhead.engines.gpu.rules import LOG2E, logits, mixed, product, query_range
+from clearhead.engines.gpu.rules import LOG2E, any_seen, logits, mixed, placed, product, query_range
 
 
 class Columns(NamedTuple):
@@ -52,7 +52,7 @@ def _right(g, g_strides, labels, rules, b, h, i, first, size, columns, D: tl.con
         place += i.to(tl.int64)[:, None] * g_strides[2] + c.to(tl.int64)[None, :] * g_strides[3]
         right = tl.load(place, mask=(i < rules.queries)[:, None] & (c < columns)[None, :], other=0.0).to(FLOAT)
     elif labels is not None:
-        mine = tl.load(labels + b * rules.queries + i, mask=i < rules.queries, other=-1)
+        mine = tl.load(labels + b.to(tl.int64) * rules.queries + i, mask=i < rules.queries, other=-1)
         right = (mine[:, None] == first + c[None, :]).to(FLOAT)
     else:
         right = _share(rules, i, first, size, columns, D).to(FLOAT)
@@ -84,7 +84,42 @@ def _look(
     FLOAT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The state after one more block of queries."""
+    """The state after one more block of queries; one in which nobody sees anything is left out."""
+    if MASKED and rules.content:
+        if any_seen(rules, b, h, start + tl.arange(0, N)[None, :], j[:, None]):
+            state = _look_at(state, k, q, lse, g, g_strides, labels, rules, b, h, start, j, first, size, columns, only,
+                             to, MASKED, N, D, FLOAT, PRECISION)  # fmt: skip
+    else:
+        state = _look_at(state, k, q, lse, g, g_strides, labels, rules, b, h, start, j, first, size, columns, only,
+                         to, MASKED, N, D, FLOAT, PRECISION)  # fmt: skip
+    return state
+
+
+@triton.jit
+def _look_at(
+    state,
+    k,
+    q,
+    lse,
+    g,
+    g_strides,
+    labels,
+    rules,
+    b,
+    h,
+    start,
+    j,
+    first,
+    size,
+    columns,
+    only,
+    to,
+    MASKED: tl.constexpr,
+    N: tl.constexpr,
+    D: tl.constexpr,
+    FLOAT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     received, peak, total = state
     rows, along, columns_along, d_k = q
     i = start + tl.arange(0, N)
@@ -121,24 +156,25 @@ def _look(
 def columns(q, q_strides, k, k_strides, lse, g, g_strides, labels, d_k, rules, to, per_key, first, size, columns, span,
             only, M: tl.constexpr, N: tl.constexpr, DK: tl.constexpr, D: tl.constexpr, FLOAT: tl.constexpr,
             PRECISION: tl.constexpr):  # fmt: skip
-    """Program (tile of keys, batch · heads). Of g: `columns` columns from `first` on; of the queries: those in `span`.
+    """Program (tile of keys × batch · heads). Of g: `columns` columns from `first` on; of the queries: those in `span`.
 
     Where a picture takes several calls, `only` are the queries (whole tiles) whose weights this one adds to what keys
     received before: in the order of a single call, so that the bits are the same.
     """
-    b, h = tl.program_id(1) // rules.heads, tl.program_id(1) % rules.heads
-    j = tl.program_id(0) * M + tl.arange(0, M)
+    tile, head = placed(tl.cdiv(rules.keys, M))
+    b, h = head // rules.heads, head % rules.heads
+    j = tile * M + tl.arange(0, M)
     c = tl.arange(0, DK)
     place = k + b.to(tl.int64) * k_strides[0] + (h // per_key).to(tl.int64) * k_strides[1]
     place += j.to(tl.int64)[:, None] * k_strides[2] + c.to(tl.int64)[None, :] * k_strides[3]
     mine = tl.load(place, mask=(j < rules.keys)[:, None] & (c < d_k)[None, :], other=0.0)
-    low, full_low, full_high, high = query_range(rules, b, tl.program_id(0) * M, tl.program_id(0) * M + M - 1, N)
+    low, full_low, full_high, high = query_range(rules, b, tile * M, tile * M + M - 1, N, M)
     if span is not None:
         low, high = tl.maximum(low, span[0]), tl.minimum(high, span[1])
         full_low = tl.minimum(tl.maximum(full_low, low), tl.maximum(high, low))
         full_high = tl.maximum(tl.minimum(full_high, high), full_low)
     here = j < rules.keys
-    line = tl.program_id(1).to(tl.int64) * rules.keys + j
+    line = head.to(tl.int64) * rules.keys + j
     received, peak = tl.zeros((M,), FLOAT), tl.zeros((M,), FLOAT)
     if only is not None and to.received is not None:
         received = tl.load(to.received + line, mask=here, other=0.0)
@@ -170,10 +206,11 @@ def pool(product, out, order, starts, keys, parts, width, columns, first, height
          N: tl.constexpr):  # fmt: skip
     """For out (batch·heads, height, parts): sums of product (batch·heads, keys, columns) over the keys of each part.
 
-    Program (part, batch·heads). Where `order` is given, part p has the keys order[starts[p]:starts[p + 1]] of its
+    Program (part × batch·heads). Where `order` is given, part p has the keys order[starts[p]:starts[p + 1]] of its
     batch, of `width` heads; else it is pixel column p of a picture, and keys cut by its edge count in part.
     """
-    part, line = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    part, head = placed(parts)
+    line = head.to(tl.int64)
     e = tl.arange(0, D)
     total = tl.zeros((D,), FLOAT)
     if order is not None:

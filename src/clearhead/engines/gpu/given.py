@@ -31,7 +31,8 @@ _TORCH = {
     bfloat16: torch.bfloat16,
     np.dtype(np.float16): torch.float16,
 }
-_described: WeakKeyDictionary[Problem, Any] = WeakKeyDictionary()  # rules in the device's memory
+_OF_SEGMENTS = ("query_segments", "kv_segments", "first_key", "end_key", "first_query", "end_query")
+_described: WeakKeyDictionary[Problem, tuple[tuple[torch.device, int], Rules]] = WeakKeyDictionary()
 
 
 class Given(NamedTuple):
@@ -72,6 +73,12 @@ def given(x: Array, device: torch.device | None = None) -> Given:
         tensor = tensor.to(device)
     strides = tensor.stride()
     return Given(tensor, tuple(0 if one else step for one, step in zip(shared, strides, strict=True)))
+
+
+def gapless(x: Array, number: torch.dtype) -> torch.Tensor:
+    """An array in that dtype with every place its own, one after the other."""
+    tensor = x.tensor if isinstance(x, DeviceArray) else given(np.ascontiguousarray(x)).tensor
+    return tensor.to(number).contiguous()
 
 
 def taken(tensor: torch.Tensor, like: Array) -> Array:
@@ -117,11 +124,20 @@ def _tf32() -> bool:
 
 
 def rules(problem: Problem, device: torch.device) -> Rules:
-    """The problem as the kernels read it, put into the device's memory once."""
+    """The problem as the kernels read it, put into the device's memory once.
+
+    Once for each stream that takes turns: memory is given back to the stream it came from, which must be its reader.
+    """
+    place = device, _stream(device)
     known = _described.get(problem)
-    if known is None or known.offset.device != device:
-        known = _described[problem] = _describe(problem, device)
-    return known
+    if known is None or known[0] != place:
+        known = _described[problem] = place, _describe(problem, device)
+    return known[1]
+
+
+def _stream(device: torch.device) -> int:
+    """The stream on which kernels are launched there."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 
 def _describe(problem: Problem, device: torch.device) -> Rules:
@@ -138,7 +154,7 @@ def _describe(problem: Problem, device: torch.device) -> Rules:
     if problem.causal:
         right = 0
     bias, mask = (None if x is None else given(x, device) for x in (problem.bias, problem.mask))
-    segments = _small(problem.query_segments, problem.kv_segments)
+    segments = _segments(problem.query_segments, problem.kv_segments)
     offset = sent(problem.query_offset, np.int32 if near else np.int64)
     constexpr = language.constexpr
     assert offset is not None
@@ -148,7 +164,7 @@ def _describe(problem: Problem, device: torch.device) -> Rules:
         keys=problem.keys,
         numbers=sent(np.array([problem.scale, problem.softcap or 1.0]), number),
         softcap=constexpr(problem.softcap is not None),
-        content=constexpr(bias is not None or mask is not None or segments[0] is not None),
+        content=constexpr(bias is not None or mask is not None or bool(segments)),
         rows=problem.rows.start,
         row_step=constexpr(problem.rows.step),
         cols=problem.cols.start,
@@ -158,8 +174,7 @@ def _describe(problem: Problem, device: torch.device) -> Rules:
         offset=offset,
         kv_lengths=sent(problem.kv_lengths, np.int32),
         query_lengths=sent(problem.query_lengths, np.int32),
-        query_segments=sent(segments[0], np.int32),
-        kv_segments=sent(segments[1], np.int32),
+        **{name: sent(segments.get(name), np.int32) for name in _OF_SEGMENTS},
         slopes=sent(problem.alibi_slopes, number),
         sinks=sent(problem.sinks, number),
         bias=None if bias is None else bias.tensor,
@@ -173,11 +188,34 @@ def _steps(x: Given | None) -> tuple[int | None, ...]:
     return (None,) * 4 if x is None else x.strides
 
 
-def _small(queries: Array | None, keys: Array | None) -> tuple[Array | None, Array | None]:
-    """Segment labels that fit 32 bits: the same where they agreed, others where they did not."""
+def _segments(queries: Array | None, keys: Array | None) -> dict[str, Array]:
+    """Rules' entries about segments: numbers for the labels, equal in a batch where labels are, and where they lie.
+
+    Counted in runs of equal labels, of which packed documents have few.
+    """
     if queries is None or keys is None:
-        return None, None
-    both = np.concatenate([queries.reshape(-1), keys.reshape(-1)])
-    if both.size and max(abs(int(both.min())), abs(int(both.max()))) >= 1 << 31:
-        both = np.unique(both, return_inverse=True)[1]
-    return both[: queries.size], both[queries.size :]
+        return {}
+    sides, runs = (queries, keys), (_runs(queries), _runs(keys))
+    labels = np.concatenate([side.reshape(-1)[starts] for side, (starts, _) in zip(sides, runs, strict=True)])
+    batch = np.concatenate([starts // side.shape[1] for side, (starts, _) in zip(sides, runs, strict=True)])
+    ranks = np.unique(labels, return_inverse=True)[1]
+    numbers = np.unique(ranks + batch * len(ranks), return_inverse=True)[1]
+    apart = np.split(numbers, [len(runs[0][0])])
+    found: dict[str, Array] = {}
+    for own, other, name, kind in ((0, 1, "query_segments", "query"), (1, 0, "kv_segments", "key")):
+        (starts, lengths), size = runs[own], sides[own].shape[1]
+        first, end = np.full(len(numbers), size), np.zeros(len(numbers), np.int64)
+        np.minimum.at(first, apart[own], starts % max(1, size))
+        np.maximum.at(end, apart[own], starts % max(1, size) + lengths)
+        found[name] = np.repeat(apart[own], lengths)
+        found[f"first_{kind}"] = np.repeat(first[apart[other]], runs[other][1])
+        found[f"end_{kind}"] = np.repeat(end[apart[other]], runs[other][1])
+    return found
+
+
+def _runs(labels: Array) -> tuple[Array, Array]:
+    """Where runs of equal labels start in (batch, tokens), counted through all, and how long they are."""
+    new = np.ones(labels.shape, bool)
+    new[:, 1:] = labels[:, 1:] != labels[:, :-1]
+    starts = np.flatnonzero(new)
+    return starts, np.diff(starts, append=labels.size)

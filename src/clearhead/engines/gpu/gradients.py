@@ -12,7 +12,19 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from clearhead.engines.gpu.rules import LN2, LOG2E, bend, distances, key_range, logits, mixed, product, query_range
+from clearhead.engines.gpu.rules import (
+    LN2,
+    LOG2E,
+    any_seen,
+    bend,
+    distances,
+    key_range,
+    logits,
+    mixed,
+    placed,
+    product,
+    query_range,
+)
 
 
 class Loss(NamedTuple):
@@ -95,7 +107,22 @@ def _by_keys(
     DV: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The state after one more block of queries."""
+    """The state after one more block of queries; one in which nobody sees anything is left out."""
+    if MASKED and rules.content:
+        if any_seen(rules, b, h, start + tl.arange(0, N)[None, :], j[:, None]):
+            state = _add_queries(
+                state, mine, values, heads, loss, rules, b, h, start, j, d_k, d_v, to, MASKED, N, DK, DV, PRECISION
+            )
+    else:
+        state = _add_queries(
+            state, mine, values, heads, loss, rules, b, h, start, j, d_k, d_v, to, MASKED, N, DK, DV, PRECISION
+        )
+    return state
+
+
+@triton.jit
+def _add_queries(state, mine, values, heads, loss, rules, b, h, start, j, d_k, d_v, to, MASKED: tl.constexpr,
+                 N: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     by_k, by_v, received = state
     q, q_along, q_across, output, o_along, o_across = heads
     i = start + tl.arange(0, N)
@@ -139,17 +166,18 @@ def keys(
     FLOAT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """dK, dV and what keys receive. Program (tile of keys, batch · heads / together): the heads that share its keys."""
+    """dK, dV and what keys receive. Program (tile of keys × batch · heads / together): heads that share keys."""
     groups = rules.heads // together
-    b, first = tl.program_id(1) // groups, tl.program_id(1) % groups * together
-    j = tl.program_id(0) * M + tl.arange(0, M)
+    tile, group = placed(tl.cdiv(rules.keys, M))
+    b, first = group // groups, group % groups * together
+    j = tile * M + tl.arange(0, M)
     own = k + b.to(tl.int64) * k_strides[0] + (first // per_key).to(tl.int64) * k_strides[1]
     mine = _load(own, k_strides[2], k_strides[3], d_k, j, rules.keys, DK)
     values = mine
     if loss.output is not None:
         theirs = v + b.to(tl.int64) * v_strides[0] + (first // per_value).to(tl.int64) * v_strides[1]
         values = _load(theirs, v_strides[2], v_strides[3], d_v, j, rules.keys, DV)
-    low, full_low, full_high, high = query_range(rules, b, tl.program_id(0) * M, tl.program_id(0) * M + M - 1, N)
+    low, full_low, full_high, high = query_range(rules, b, tile * M, tile * M + M - 1, N, M)
     by_k, by_v = tl.zeros((M, DK), FLOAT), tl.zeros((M, DV), FLOAT)
     here = j < rules.keys
     for head in range(together):
@@ -176,7 +204,7 @@ def keys(
         if to.received is not None:
             line = (b * rules.heads + h).to(tl.int64) * rules.keys + j
             tl.store(to.received + line, received, mask=here)
-    line = tl.program_id(1).to(tl.int64) * rules.keys + j
+    line = group.to(tl.int64) * rules.keys + j
     c, e = tl.arange(0, DK)[None, :], tl.arange(0, DV)[None, :]
     tl.store(to.k + line[:, None] * d_k + c, by_k.to(to.k.dtype.element_ty), mask=here[:, None] & (c < d_k))
     if to.v is not None:
@@ -202,7 +230,18 @@ def _by_queries(
     DV: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The dQ after one more block of keys."""
+    """The dQ after one more block of keys; one in which nobody sees anything is left out."""
+    if MASKED and rules.content:
+        if any_seen(rules, b, h, i[:, None], start + tl.arange(0, N)[None, :]):
+            by_q = _add_keys(by_q, mine, given, keys, values, loss, rules, b, h, i, start, MASKED, N, DK, DV, PRECISION)
+    else:
+        by_q = _add_keys(by_q, mine, given, keys, values, loss, rules, b, h, i, start, MASKED, N, DK, DV, PRECISION)
+    return by_q
+
+
+@triton.jit
+def _add_keys(by_q, mine, given, keys, values, loss, rules, b, h, i, start, MASKED: tl.constexpr, N: tl.constexpr,
+              DK: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     k, k_along, k_across, d_k = keys
     v, v_along, v_across, d_v = values
     j = start + tl.arange(0, N)
@@ -238,9 +277,11 @@ def queries(
     FLOAT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """For dQ. Program (tile of queries, batch · heads)."""
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    b, h = tl.program_id(1) // rules.heads, tl.program_id(1) % rules.heads
+    """For dQ. Program (tile of queries × batch · heads)."""
+    tiles = tl.cdiv(rules.queries, M)
+    later, head = placed(tiles)
+    tile = tiles - 1 - later  # under a causal rule the longest first
+    b, h = head // rules.heads, head % rules.heads
     i = tile * M + tl.arange(0, M)
     own = q + b.to(tl.int64) * q_strides[0] + h.to(tl.int64) * q_strides[1]
     mine = _load(own, q_strides[2], q_strides[3], d_k, i, rules.queries, DK)
@@ -250,7 +291,7 @@ def queries(
         given = _load(output, o_strides[2], o_strides[3], d_v, i, rules.queries, DV)
         values = v + b.to(tl.int64) * v_strides[0] + (h // per_value).to(tl.int64) * v_strides[1]
     keys = k + b.to(tl.int64) * k_strides[0] + (h // per_key).to(tl.int64) * k_strides[1]
-    low, full_low, full_high, high = key_range(rules, b, tile * M, tile * M + M - 1, N)
+    low, full_low, full_high, high = key_range(rules, b, tile * M, tile * M + M - 1, N, M)
     along, beside = (keys, k_strides[2], k_strides[3], d_k), (values, v_strides[2], v_strides[3], d_v)
     by_q = tl.zeros((M, DK), FLOAT)
     for start in range(low, full_low, N):
@@ -259,7 +300,7 @@ def queries(
         by_q = _by_queries(by_q, mine, given, along, beside, loss, rules, b, h, i, start, False, N, DK, DV, PRECISION)
     for start in range(full_high, high, N):
         by_q = _by_queries(by_q, mine, given, along, beside, loss, rules, b, h, i, start, True, N, DK, DV, PRECISION)
-    line = tl.program_id(1).to(tl.int64) * rules.queries + i
+    line = head.to(tl.int64) * rules.queries + i
     c = tl.arange(0, DK)[None, :]
     place = out + line[:, None] * d_k + c
     tl.store(place, by_q.to(out.dtype.element_ty), mask=(i < rules.queries)[:, None] & (c < d_k))
@@ -293,18 +334,26 @@ def bias(
     FLOAT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Σ dS over the axes that the bias shares. Program (tile of queries, tile of keys, own batch · own heads).
+    """Σ dS over the axes that the bias shares. Program (tile of keys × tile of queries × own batch · own heads).
 
     Where queries share it, over_queries is how many there are, else 1, and a program goes through all; so for keys.
     """
-    own_b, own_h = tl.program_id(2) // own_heads, tl.program_id(2) % own_heads
+    height, width = rules.queries, rules.keys
+    if over_queries > 1:
+        height = 1
+    if over_keys > 1:
+        width = 1
+    tile_j, rest = placed(tl.cdiv(width, N))
+    tiles = tl.cdiv(height, M)
+    tile_i, own = rest % tiles, rest // tiles
+    own_b, own_h = own // own_heads, own % own_heads
     total = tl.zeros((M, N), FLOAT)
     for more_b in range(batch // own_batch):
         b = own_b + more_b
         for more_h in range(rules.heads // own_heads):
             h = own_h + more_h
             for start_i in range(0, over_queries, M):
-                i = tl.program_id(0) * M + start_i + tl.arange(0, M)
+                i = tile_i * M + start_i + tl.arange(0, M)
                 head = q + b.to(tl.int64) * q_strides[0] + h.to(tl.int64) * q_strides[1]
                 mine = _load(head, q_strides[2], q_strides[3], d_k, i, rules.queries, DK)
                 given = mine
@@ -312,24 +361,22 @@ def bias(
                     head = loss.output + b.to(tl.int64) * o_strides[0] + h.to(tl.int64) * o_strides[1]
                     given = _load(head, o_strides[2], o_strides[3], d_v, i, rules.queries, DV)
                 for start_j in range(0, over_keys, N):
-                    j = tl.program_id(1) * N + start_j + tl.arange(0, N)
-                    head = k + b.to(tl.int64) * k_strides[0] + (h // per_key).to(tl.int64) * k_strides[1]
-                    block = _load(head, k_strides[2], k_strides[3], d_k, j, rules.keys, DK)
-                    scores = product(mine, tl.trans(block), PRECISION)
-                    inner = tl.zeros_like(scores)
-                    if loss.output is not None:
-                        head = v + b.to(tl.int64) * v_strides[0] + (h // per_value).to(tl.int64) * v_strides[1]
-                        block = _load(head, v_strides[2], v_strides[3], d_v, j, rules.keys, DV)
-                        inner = product(given, tl.trans(block), PRECISION)
-                    _, by, _, _ = _slopes(scores, inner, loss, rules, b, h, i[:, None], j[None, :], True)
-                    total += by
-    height, width = rules.queries, rules.keys
+                    j = tile_j * N + start_j + tl.arange(0, N)
+                    if any_seen(rules, b, h, i[:, None], j[None, :]):
+                        head = k + b.to(tl.int64) * k_strides[0] + (h // per_key).to(tl.int64) * k_strides[1]
+                        block = _load(head, k_strides[2], k_strides[3], d_k, j, rules.keys, DK)
+                        scores = product(mine, tl.trans(block), PRECISION)
+                        inner = tl.zeros_like(scores)
+                        if loss.output is not None:
+                            head = v + b.to(tl.int64) * v_strides[0] + (h // per_value).to(tl.int64) * v_strides[1]
+                            block = _load(head, v_strides[2], v_strides[3], d_v, j, rules.keys, DV)
+                            inner = product(given, tl.trans(block), PRECISION)
+                        _, by, _, _ = _slopes(scores, inner, loss, rules, b, h, i[:, None], j[None, :], True)
+                        total += by
     if over_queries > 1:
-        height = 1
         total = tl.broadcast_to(tl.sum(total, axis=0)[None, :], (M, N))
     if over_keys > 1:
-        width = 1
         total = tl.broadcast_to(tl.sum(total, axis=1)[:, None], (M, N))
-    i, j = tl.program_id(0) * M + tl.arange(0, M)[:, None], tl.program_id(1) * N + tl.arange(0, N)[None, :]
-    place = out + (tl.program_id(2).to(tl.int64) * height + i) * width + j
+    i, j = tile_i * M + tl.arange(0, M)[:, None], tile_j * N + tl.arange(0, N)[None, :]
+    place = out + (own.to(tl.int64) * height + i) * width + j
     tl.store(place, total, mask=(i < height) & (j < width))

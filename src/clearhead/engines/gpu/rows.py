@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from clearhead.engines.gpu.rules import LN2, LOG2E, distances, key_range, logits, mixed, product
+from clearhead.engines.gpu.rules import LN2, LOG2E, any_seen, distances, key_range, logits, mixed, placed, product
 
 
 class Rows(NamedTuple):
@@ -65,7 +65,18 @@ def _insert(top, places, found, start, N: tl.constexpr):
 @triton.jit
 def _absorb(state, q, rules, b, h, i, start, keys, values, want, MASKED: tl.constexpr, N: tl.constexpr,
             DK: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """The state after one more block of keys."""
+    """The state after one more block of keys; one in which nobody sees anything is left out."""
+    if MASKED and rules.content:
+        if any_seen(rules, b, h[:, None], i[:, None], start + tl.arange(0, N)[None, :]):
+            state = _take_in(state, q, rules, b, h, i, start, keys, values, want, MASKED, N, DK, DV, PRECISION)
+    else:
+        state = _take_in(state, q, rules, b, h, i, start, keys, values, want, MASKED, N, DK, DV, PRECISION)
+    return state
+
+
+@triton.jit
+def _take_in(state, q, rules, b, h, i, start, keys, values, want, MASKED: tl.constexpr, N: tl.constexpr,
+             DK: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     maximum, total, centred, far, top, places, output = state
     k, k_step, k_along, d_k = keys
     v, v_step, v_along, d_v = values
@@ -120,7 +131,7 @@ def _finish(state, rules, h, to, line, here, d_v, count, DV: tl.constexpr):
     if to.output is not None:
         e = tl.arange(0, DV)
         answer = output * (share / total)[:, None]
-        place = to.output + line.to(tl.int64)[:, None] * d_v + e[None, :]
+        place = to.output + line[:, None] * d_v + e[None, :]
         tl.store(place, answer.to(to.output.dtype.element_ty), mask=here[:, None] & (e < d_v)[None, :])
     if to.logsumexp is not None:
         tl.store(to.logsumexp + line, lse * LN2, mask=here)
@@ -137,7 +148,7 @@ def _finish(state, rules, h, to, line, here, d_v, count, DV: tl.constexpr):
             tied = tl.where(top == best[:, None], places, 2147483647)
             earliest = tl.min(tied, axis=1)
             found = best > -float("inf")
-            at = line.to(tl.int64) * count + rank
+            at = line * count + rank
             tl.store(to.top_weights + at, tl.exp2(best - safe), mask=here)
             tl.store(to.top_indices + at, tl.where(found, earliest, -1).to(tl.int64), mask=here)
             top = tl.where((tied == earliest[:, None]) & found[:, None], -float("inf"), top)
@@ -147,23 +158,26 @@ def _finish(state, rules, h, to, line, here, d_v, count, DV: tl.constexpr):
 def rows(q, q_strides, k, k_strides, v, v_strides, d_k, d_v, rules, want, part, pack, per_key, per_value, split, count,
          M: tl.constexpr, N: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, TOP: tl.constexpr,
          FLOAT: tl.constexpr, PRECISION: tl.constexpr, REPAIR: tl.constexpr):  # fmt: skip
-    """Program (tile of rows, batch · heads / pack, split of the keys); per_key heads share keys, per_value values.
+    """Program (tile of rows × batch · heads / pack, split of the keys); per_key heads share keys, per_value values.
 
     REPAIR computes again only tiles where the output that is there already holds something that is no number.
     """
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # under a causal rule the longest first
+    tiles = tl.cdiv(pack * rules.queries, M)
+    later, group = placed(tiles)
+    tile = tiles - 1 - later  # under a causal rule the longest first
     together = rules.heads // pack
-    b, first_head = tl.program_id(1) // together, tl.program_id(1) % together * pack
+    b, first_head = group // together, group % together * pack
     r = tile * M + tl.arange(0, M)
     here = r < pack * rules.queries
-    i, h = r % rules.queries, first_head + tl.minimum(r // rules.queries, pack - 1)
+    i = tl.where(here, r % rules.queries, rules.queries)  # rows past the end see nothing
+    h = first_head + tl.minimum(r // rules.queries, pack - 1)
     c = tl.arange(0, DK)
     place = q + b.to(tl.int64) * q_strides[0] + h.to(tl.int64)[:, None] * q_strides[1]
     place += i.to(tl.int64)[:, None] * q_strides[2] + c.to(tl.int64)[None, :] * q_strides[3]
-    line = (b * rules.heads + h) * rules.queries + i
+    line = (b * rules.heads + h).to(tl.int64) * rules.queries + i
     if REPAIR:
         e = tl.arange(0, DV)
-        place_o = want.output + line.to(tl.int64)[:, None] * d_v + e[None, :]
+        place_o = want.output + line[:, None] * d_v + e[None, :]
         answer = tl.load(place_o, mask=here[:, None] & (e < d_v)[None, :], other=0.0).to(FLOAT)
         if tl.sum(tl.sum((tl.abs(answer) < float("inf")).to(tl.int32), axis=1), axis=0) == M * DV:
             return
@@ -175,9 +189,9 @@ def rows(q, q_strides, k, k_strides, v, v_strides, d_k, d_v, rules, want, part, 
     first, last = tile * M, tl.minimum(tile * M + M, rules.queries) - 1
     if pack > 1:
         first, last = 0 * first, 0 * last + rules.queries - 1
-    low, full_low, full_high, high = key_range(rules, b, first, last, N)
+    low, full_low, full_high, high = key_range(rules, b, first, last, N, M)
     if split is not None:
-        at = tl.program_id(2)
+        at = tl.program_id(1)
         low, high = tl.maximum(low, at * split), tl.minimum(high, (at + 1) * split)
         full_low = tl.minimum(tl.maximum(full_low, low), tl.maximum(high, low))
         full_high = tl.maximum(tl.minimum(full_high, high), full_low)
@@ -192,8 +206,8 @@ def rows(q, q_strides, k, k_strides, v, v_strides, d_k, d_v, rules, want, part, 
     if split is None:
         _finish(state, rules, h, want, line, here, d_v, count, DV)
     else:
-        lines = tl.num_programs(1) * pack * rules.queries
-        _keep(state, part, tl.program_id(2).to(tl.int64) * lines + line, here, d_v, DV, TOP)
+        lines = (tl.num_programs(0) // tiles).to(tl.int64) * pack * rules.queries
+        _keep(state, part, tl.program_id(1).to(tl.int64) * lines + line, here, d_v, DV, TOP)
 
 
 @triton.jit
@@ -218,13 +232,13 @@ def _keep(state, part, line, here, d_v, DV: tl.constexpr, TOP: tl.constexpr):
 def merge(rules, want, part, lines, splits, d_v, count, M: tl.constexpr, DV: tl.constexpr, TOP: tl.constexpr,
           FLOAT: tl.constexpr):  # fmt: skip
     """Join the splits, first keys first: the (maximum, sum, weighted sums) algebra of online softmax."""
-    line = tl.program_id(0) * M + tl.arange(0, M)
+    line = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
     here = line < lines
     h = line // rules.queries % rules.heads
     maximum, total, centred, far, top, places, output = _fresh(M, DV, TOP, FLOAT)
     slots, e = tl.arange(0, TOP)[None, :], tl.arange(0, DV)[None, :]
-    for split in range(splits):
-        at = line.to(tl.int64) + split * lines
+    at = line
+    for _ in range(splits):
         theirs = tl.load(part.maximum + at, mask=here, other=-float("inf"))
         higher = tl.maximum(maximum, theirs)
         safe = tl.where(higher == -float("inf"), 0.0, higher)
@@ -244,6 +258,7 @@ def merge(rules, want, part, lines, splits, d_v, count, M: tl.constexpr, DV: tl.
             output = output * shrink[:, None] + tl.where((grow > 0)[:, None], block * grow[:, None], 0.0)
         total = total * shrink + more * grow
         maximum = higher
+        at += lines
     state = maximum, total, centred, far, top, places, output
     _finish(state, rules, h, want, line, here, d_v, count, DV)
 

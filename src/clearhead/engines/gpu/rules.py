@@ -34,6 +34,10 @@ class Rules(NamedTuple):
     query_lengths: Any  # (batch,)
     query_segments: Any  # (batch, queries)
     kv_segments: Any  # (batch, keys)
+    first_key: Any  # (batch, queries): all keys of a query's segment lie from here on
+    end_key: Any  # … and before here
+    first_query: Any  # (batch, keys): the queries of a key's segment, alike
+    end_query: Any
     slopes: Any  # (heads,)
     sinks: Any  # (heads,)
     bias: Any  # (batch, heads, queries, keys), and its strides: Triton 3.6 loses a 1 in a tuple within a tuple
@@ -46,6 +50,12 @@ class Rules(NamedTuple):
     mask_h: Any
     mask_i: Any
     mask_j: Any
+
+
+@triton.jit
+def placed(tiles):
+    """Which tile and which line (batch · heads) a program has, both on the grid's first axis: others end at 65,535."""
+    return tl.program_id(0) % tiles, tl.program_id(0) // tiles
 
 
 @triton.jit
@@ -85,14 +95,29 @@ def seen(rules, b, h, i, j):
     if rules.query_lengths is not None:
         visible &= rules.rows + rules.row_step * i < tl.load(rules.query_lengths + b)
     if rules.query_segments is not None:
-        mine = tl.load(rules.query_segments + b * rules.queries + i, mask=i < rules.queries, other=0)
-        theirs = tl.load(rules.kv_segments + b * rules.keys + j, mask=j < rules.keys, other=0)
+        mine = tl.load(rules.query_segments + b.to(tl.int64) * rules.queries + i, mask=i < rules.queries, other=0)
+        theirs = tl.load(rules.kv_segments + b.to(tl.int64) * rules.keys + j, mask=j < rules.keys, other=0)
         visible &= mine == theirs
     if rules.mask is not None:
         rows = b.to(tl.int64) * rules.mask_b + h.to(tl.int64) * rules.mask_h + i.to(tl.int64) * rules.mask_i
         place = rules.mask + rows + j.to(tl.int64) * rules.mask_j
         visible &= tl.load(place, mask=visible, other=0) != 0
     return visible
+
+
+@triton.jit
+def _bias(rules, b, h, i, j, visible):
+    rows = b.to(tl.int64) * rules.bias_b + h.to(tl.int64) * rules.bias_h + i.to(tl.int64) * rules.bias_i
+    return tl.load(rules.bias + rows + j.to(tl.int64) * rules.bias_j, mask=visible, other=0.0)
+
+
+@triton.jit
+def any_seen(rules, b, h, i, j):
+    """Does anybody see anything in this tile? Where not, it adds nothing to any answer."""
+    visible = seen(rules, b, h, i, j)
+    if rules.bias is not None:
+        visible &= _bias(rules, b, h, i, j, visible) != -float("inf")
+    return tl.max(tl.max(visible.to(tl.int32), axis=1), axis=0) > 0
 
 
 @triton.jit
@@ -110,9 +135,7 @@ def logits(scores, rules, b, h, i, j, MASKED: tl.constexpr):
     if MASKED:
         visible = seen(rules, b, h, i, j)
         if rules.bias is not None:
-            rows = b.to(tl.int64) * rules.bias_b + h.to(tl.int64) * rules.bias_h + i.to(tl.int64) * rules.bias_i
-            place = rules.bias + rows + j.to(tl.int64) * rules.bias_j
-            bias = tl.load(place, mask=visible, other=0.0).to(scores.dtype)
+            bias = _bias(rules, b, h, i, j, visible).to(scores.dtype)
             found += bias * LOG2E
             visible &= bias != -float("inf")
         found = tl.where(visible, found, -float("inf"))
@@ -135,15 +158,23 @@ def _sorted(first, last):
 
 
 @triton.jit
-def key_range(rules, b, first, last, BLOCK: tl.constexpr):
-    """The keys that queries first..last may see: all lie in low..high, and full_low..full_high are seen by all of them.
+def _within(low, high, firsts, ends, first, last, MOST: tl.constexpr):
+    """The range low..high, narrowed to where the segments of first..last lie."""
+    at = first + tl.arange(0, MOST)
+    low = tl.maximum(low, tl.min(tl.load(firsts + at, mask=at <= last, other=2147483647), axis=0))
+    return tl.minimum(low, high), tl.minimum(high, tl.max(tl.load(ends + at, mask=at <= last, other=0), axis=0))
 
-    All four are multiples of BLOCK; queries past the end do not count.
+
+@triton.jit
+def key_range(rules, b, first, last, BLOCK: tl.constexpr, MOST: tl.constexpr):
+    """The keys that queries first..last (at most MOST of them) may see: all lie in low..high.
+
+    All of them see full_low..full_high. All four are multiples of BLOCK; queries past the end do not count.
     """
     stop = tl.cdiv(rules.keys, BLOCK) * BLOCK
     low, high, full_low, full_high = stop * 0, stop, stop * 0, rules.keys // BLOCK * BLOCK
     last = tl.minimum(last, rules.queries - 1)
-    if rules.content or rules.col_step != 1:
+    if rules.col_step != 1:
         full_high = full_low
     if rules.col_step == 1:
         near, far = _sorted(query_positions(rules, b, first), query_positions(rules, b, last))
@@ -161,18 +192,20 @@ def key_range(rules, b, first, last, BLOCK: tl.constexpr):
             length = tl.load(rules.query_lengths + b)
             high = tl.where(near < length, high, 0)
             full_high = tl.where(far < length, full_high, 0)
-    return _in_blocks(low, high, full_low, full_high, BLOCK)
+    if rules.query_segments is not None:
+        table = b.to(tl.int64) * rules.queries
+        low, high = _within(low, high, rules.first_key + table, rules.end_key + table, first, last, MOST)
+    return _in_blocks(rules, low, high, full_low, full_high, BLOCK)
 
 
 @triton.jit
-def query_range(rules, b, first, last, BLOCK: tl.constexpr):
+def query_range(rules, b, first, last, BLOCK: tl.constexpr, MOST: tl.constexpr):
     """The same for the queries that may see keys first..last; a block with queries past the end is never full."""
     stop = tl.cdiv(rules.queries, BLOCK) * BLOCK
     low, high, full_low, full_high = stop * 0, stop, stop * 0, rules.queries // BLOCK * BLOCK
-    if rules.content or rules.row_step != 1 or rules.col_step != 1:
+    full_high = tl.where(last < rules.keys, full_high, 0)
+    if rules.row_step != 1 or rules.col_step != 1:
         full_high = full_low
-    else:
-        full_high = tl.where(last < rules.keys, full_high, 0)
     last = tl.minimum(last, rules.keys - 1)
     if rules.row_step == 1:
         start = tl.load(rules.offset + b) + rules.rows
@@ -190,17 +223,22 @@ def query_range(rules, b, first, last, BLOCK: tl.constexpr):
             length = tl.load(rules.kv_lengths + b)
             high = tl.where(near < length, high, 0)
             full_high = tl.where(far < length, full_high, 0)
-    return _in_blocks(low, high, full_low, full_high, BLOCK)
+    if rules.query_segments is not None:
+        table = b.to(tl.int64) * rules.keys
+        low, high = _within(low, high, rules.first_query + table, rules.end_query + table, first, last, MOST)
+    return _in_blocks(rules, low, high, full_low, full_high, BLOCK)
 
 
 @triton.jit
-def _in_blocks(low, high, full_low, full_high, BLOCK: tl.constexpr):
-    """Rounded to whole blocks, in order: low ≤ full_low ≤ full_high ≤ high."""
+def _in_blocks(rules, low, high, full_low, full_high, BLOCK: tl.constexpr):
+    """Rounded to whole blocks, in order: low ≤ full_low ≤ full_high ≤ high; where values decide, no block is full."""
     low, high = (low // BLOCK * BLOCK).to(tl.int32), (tl.cdiv(high, BLOCK) * BLOCK).to(tl.int32)
     high = tl.maximum(low, high)
-    full_low = tl.minimum((tl.cdiv(full_low, BLOCK) * BLOCK).to(tl.int32), high)
-    full_high = tl.maximum((full_high // BLOCK * BLOCK).to(tl.int32), full_low)
-    return low, tl.maximum(full_low, low), tl.minimum(tl.maximum(full_high, full_low), high), high
+    if rules.content:
+        return low, low, low, high
+    full_low = tl.maximum(tl.minimum((tl.cdiv(full_low, BLOCK) * BLOCK).to(tl.int32), high), low)
+    full_high = tl.maximum(tl.minimum((full_high // BLOCK * BLOCK).to(tl.int32), high), full_low)
+    return low, full_low, full_high, high
 
 
 @triton.jit
