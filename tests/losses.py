@@ -77,12 +77,16 @@ class Losses:
         bent = logit if problem.softcap is None else logit * (1 + 1 / problem.softcap)
         # multiplying pairs of bfloat16, a processor takes what lies below the normal range for zero, also a sum
         flushed = slack.tiny * (1 + problem.queries + problem.keys) if problem.dtype == ml_dtypes.bfloat16 else 0.0
+        if problem.dtype == np.float16:  # an engine may round what it multiplies to it, and little goes below its range
+            flushed = float(ml_dtypes.finfo(np.float16).smallest_subnormal)
         score = abs(problem.scale) * bent + flushed
         output = mags["output"] if "output" in self.by else np.zeros((*row.shape, values.shape[-1]))
         found = {
             "q": score @ keys + flushed,
             "k": grouped(score.swapaxes(-1, -2) @ queries + flushed, case.given.k),
-            "v": grouped((unit * book.weights + slack.tiny).swapaxes(-1, -2) @ output + flushed, case.given.v),
+            "v": grouped(
+                (unit * book.weights + slack.tiny + flushed).swapaxes(-1, -2) @ output + flushed, case.given.v
+            ),
             "logit": logit,
         }
         if problem.sinks is not None:
