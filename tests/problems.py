@@ -36,13 +36,13 @@ SIZES = (  # queries and keys; the engine's blocks are 64 and 512
     st.tuples(st.integers(0, 8), st.sampled_from((511, 512, 513, 600, 1024, 1100))),
 )
 WIDTHS = st.sampled_from((1, 2, 3, 5, 8, 16, 33, 64, 70))
-INTERPRETED = 1_500  # weights
+INTERPRETED = 400  # weights
 MOST_WEIGHTS = 120_000  # of one problem: batch · heads · queries · keys
 
 
 def too_slow_here(engine: str, case: "Case") -> bool:
     """Would Triton's interpreter take long? tests/test_triton.py has larger problems for it, chosen ones."""
-    return engine == "triton" and (prod(case.problem.shape) > INTERPRETED or prod(case.problem.prefix) > 12)
+    return engine == "triton" and (prod(case.problem.shape) > INTERPRETED or prod(case.problem.prefix) > 6)
 
 
 def examples(times: float) -> settings:

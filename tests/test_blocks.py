@@ -37,6 +37,13 @@ RULES: dict[str, dict[str, Any]] = {
     "nothing": {"query_segments": np.zeros(N, int), "kv_segments": np.ones(M, int)},
     "packed and causal": {**DOCUMENTS, "causal": True, "query_offset": 40, "alibi_slopes": np.ones(2)},
 }
+
+
+def slowly(*names: str) -> list[Any]:
+    """Cases for `-m slow`."""
+    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 every_rule = pytest.mark.parametrize("rules", RULES)
 
 
@@ -138,7 +145,7 @@ def test_other_documents_are_not_even_looked_at(name: str, done: Counter[str]):
     assert done["looks"] == (2 if name == "gradients" else 1) * blocks(case) == (2 if name == "gradients" else 1) * 6
 
 
-@pytest.mark.parametrize("rules", ["whole blocks", "scattered", "row of biases", "packed and causal"])
+@pytest.mark.parametrize("rules", ["whole blocks", *slowly("scattered", "row of biases", "packed and causal")])
 def test_what_is_left_out_changes_no_bit(rules: str, monkeypatch: pytest.MonkeyPatch):
     case = drawn(rules)
     for x, at, what in ((case.k, 3, np.nan), (case.v, 90, np.inf), (case.q, 33, -np.inf)):
@@ -151,7 +158,7 @@ def test_what_is_left_out_changes_no_bit(rules: str, monkeypatch: pytest.MonkeyP
             np.testing.assert_array_equal(found[name][answer], truth, f"{name}: {answer}", strict=True)
 
 
-@pytest.mark.parametrize("rules", ["packed", "in turns", "alone"])
+@pytest.mark.parametrize("rules", ["packed", *slowly("in turns", "alone")])
 def test_segments_are_a_mask_bit_for_bit(rules: str):
     case = drawn(rules)
     sight = RULES[rules]["query_segments"][:, None] == RULES[rules]["kv_segments"]

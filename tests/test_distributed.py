@@ -98,6 +98,7 @@ def test_four_processes_hold_the_text_that_one_may_not():
     assert "llocate" in alone.stderr, alone.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_the_paper_model_has_the_bytes_that_are_counted():
     script = Path(__file__).parents[1] / "benchmarks" / "scale.py"
     said = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=True).stdout

@@ -66,6 +66,7 @@ def test_more_heads_than_a_second_axis_takes(monkeypatch: pytest.MonkeyPatch):
     assert [kernel.grids for kernel in backward.values()] == [[(22_000 * 5,)], [(66_000,)], [(66_000,)]]
 
 
+@pytest.mark.slow
 def test_an_offset_of_32_bits_goes_along_one_axis_only(monkeypatch: pytest.MonkeyPatch):
     """What is a product of several axes' sizes may pass 2^31, where no axis does."""
     longest, add = 0, InterpreterBuilder.create_addptr

@@ -209,6 +209,7 @@ def test_a_layer_whose_projections_are_left_out_shows_what_the_run_said(running,
         page.locator("#pick-layer").select_option(str(other))
         _all_of(page)
         page.locator("#step-output details.numbers summary").click()
+        page.locator("#step-output tbody td").first.wait_for()
         shown = page.locator("#step-output tbody tr").first.locator("td").all_text_contents()
         assert [float(x.replace("−", "-")) for x in shown] == pytest.approx(seen.runs[other].output[0, :12], abs=1e-4)
         assert "not in this file" in page.locator("#step-output").text_content()
