@@ -44,7 +44,8 @@ def slowly(*names: str) -> list[Any]:
     return [pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
-every_rule = pytest.mark.parametrize("rules", RULES)
+OFTEN = ("scattered", "bias", "packed", "nothing")
+every_rule = pytest.mark.parametrize("rules", [*OFTEN, *slowly(*(name for name in RULES if name not in OFTEN))])
 
 
 def drawn(rules: str, queries: int = N) -> Case:

@@ -77,7 +77,7 @@ def rules_at_once(shape: tuple[int, ...], keys: int) -> dict[str, Any]:
 @pytest.mark.parametrize("answers", [*([name] for name in ANSWERS), ANSWERS])
 @pytest.mark.parametrize("left_out", ["", "softcap scale causal window query_segments kv_segments"])
 def test_derivatives_under_all_rules_at_once(engine: str, dtype: np.dtype[Any], answers: list[str], left_out: str):
-    if engine == "triton" and len(answers) == 1 and dtype != np.float32:  # its interpreter is slow
+    if engine == "triton" and len(answers) == 1 and (left_out or dtype != np.float32):  # its interpreter is slow
         return
     shape, kv = (2, 2, 4, 9, 5), (2, 2, 2, 8)
     q, k, v = (normal(*size).astype(dtype) for size in (shape, (*kv, 5), (*kv, 3)))

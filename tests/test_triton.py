@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,8 @@ RULES: dict[str, dict[str, Any]] = {
     "soft": {"softcap": 3.0, "alibi_slopes": np.arange(4) / 9, "scale": -0.4},
     "far": {"query_offset": 2**40, "causal": True, "window": (2**41, None), "alibi_slopes": np.full(4, 1e-13)},
 }
-PAIRS = [(rules, DTYPES[0]) for rules in RULES] + [(rules, dtype) for rules in ("none", "soft") for dtype in DTYPES[1:]]
+PAIRS: list[Any] = [(rules, DTYPES[0]) for rules in RULES]
+PAIRS += [pytest.param(*pair, marks=pytest.mark.slow) for pair in product(("none", "soft"), DTYPES[1:])]
 
 
 @pytest.mark.parametrize(("rules", "dtype"), PAIRS, ids=str)
