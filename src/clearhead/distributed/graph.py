@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from clearhead.arrays import adopt, on_cpu, statistics_dtype
 from clearhead.axes import Array
@@ -77,6 +78,7 @@ class _Graph(torch.autograd.Function):
         return tuple(given.values())
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         call: Call = ctx.call
         ranks, what = call.shards.ranks, f"{call.what}, backward"
