@@ -84,10 +84,11 @@ template <class M> struct Answers {
         for (int64_t c = 0; c < columns; ++c) out[c] = T(double(out[c]) * mass) + T(0);  // no -0
         Vec<T> bad = {};
         for (int64_t c = 0; c < columns; c += kLanes<T>) bad = bad + (load(out + c) - load(out + c));
-        char* to = static_cast<char*>(job.rows.output) + at * p.d_v * bytes_of(p.type);
-        if (p.type == Type::bf16)
+        const bool rounds = bytes_of(p.type) == 2 && !job.rows.unrounded;
+        char* to = static_cast<char*>(job.rows.output) + at * p.d_v * (rounds ? 2 : int64_t(sizeof(T)));
+        if (rounds && p.type == Type::bf16)
             for (int64_t c = 0; c < p.d_v; ++c) reinterpret_cast<uint16_t*>(to)[c] = to_bf16(float(out[c]));
-        else if (p.type == Type::f16)
+        else if (rounds)
             for (int64_t c = 0; c < p.d_v; ++c) reinterpret_cast<uint16_t*>(to)[c] = to_f16(float(out[c]));
         else
             std::memcpy(to, out, p.d_v * sizeof(T));

@@ -35,7 +35,7 @@ struct Problem {
 
 // Where answers go: contiguous (batch, heads, queries, …); null where not asked for. Statistics are float, or double for f64.
 struct RowAnswers {
-    void* output = nullptr;  // in the problem's type
+    void* output = nullptr;  // in the problem's type; in the statistics' where unrounded
     void* logsumexp = nullptr;
     void* max_logit = nullptr;
     void* entropy = nullptr;
@@ -44,6 +44,7 @@ struct RowAnswers {
     int64_t* top_indices = nullptr;
     int64_t top = 0;
     double* received = nullptr;  // (batch, heads, keys): the one column statistic that the row pass can finish itself
+    bool unrounded = false;
 };
 
 // Answers that need the final log-sum-exp, (batch, heads, queries) contiguous in the statistics' type.

@@ -125,7 +125,8 @@ void rows(const Described& d, const Given& q, const Given& k, std::optional<Give
         p.v = view(*v, bytes_of(p.type), p.batch, p.v_heads, p.keys, p.d_v, "v");
     }
     check(top >= 0 && !top == !top_weights && !top == !top_indices, "top");
-    job.rows = {room(output, n * p.d_v, bytes_of(p.type), "output"),
+    const bool unrounded = output && bytes_of(p.type) == 2 && output->itemsize() == 4;
+    job.rows = {room(output, n * p.d_v, unrounded ? 4 : bytes_of(p.type), "output"),
                 room(logsumexp, n, wide, "logsumexp"),
                 room(max_logit, n, wide, "max_logit"),
                 room(entropy, n, wide, "entropy"),
@@ -133,7 +134,8 @@ void rows(const Described& d, const Given& q, const Given& k, std::optional<Give
                 room(top_weights, n * top, wide, "top_weights"),
                 static_cast<int64_t*>(room(top_indices, n * top, 8, "top_indices")),
                 top,
-                static_cast<double*>(room(received, p.batch * p.heads * p.keys, 8, "received"))};
+                static_cast<double*>(room(received, p.batch * p.heads * p.keys, 8, "received")),
+                unrounded};
     check(!received || logsumexp, "received needs logsumexp");
     work(attend, job);
 }

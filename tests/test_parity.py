@@ -13,10 +13,13 @@ import clearhead as ch
 from clearhead import engines, reference
 from clearhead.arrays import FLOATS
 from clearhead.axes import Array
+from clearhead.engines.base import Upstream
 from clearhead.errors import EngineError
-from problems import Case, cases, draw_layout, too_slow_here
+from clearhead.observations import Wanted
+from problems import Case, cases, draw_layout, examples, too_slow_here
 from slack import Slack, assert_close, assert_top, dtype_of_statistics, rounding
 
+HALVES = tuple(dtype for dtype in FLOATS if dtype.itemsize == 2)
 every_engine = pytest.mark.parametrize("engine", engines.NAMES)
 
 
@@ -259,3 +262,22 @@ def test_weights_rounded_to_halves_would_be_noticed(engine: str):
     assert (np.abs(rough - case.book.output) > allowed).any()
     if not refused(engine, case):
         assert_close(case.attention(engine=engine), case.restore(case.book.output), case.restore(allowed))
+
+
+@every_engine
+@examples(0.5)
+@given(case=cases(dtypes=HALVES))
+def test_what_is_asked_for_unrounded_is_what_was_rounded(engine: str, case: Case):
+    """For sums over ranks: rounding it gives the answer that is usual, or its neighbour, being rounded twice."""
+    if refused(engine, case):
+        return
+    run, problem, (q, k, v) = engines.get(engine), case.problem, (case.given.q, case.given.k, case.given.v)
+    asked = Wanted(output=True, logsumexp=True)
+    usual, wide = (run.rows(problem, q, k, v, replace(asked, unrounded=one)) for one in (False, True))
+    assert (usual["output"].dtype, wide["output"].dtype) == (problem.dtype, np.float32)
+    assert_close(wide["output"], usual["output"], rounding(wide["output"], problem.dtype))
+    told = Upstream(case.rng.standard_normal(wide["logsumexp"].shape).astype(np.float32), usual["output"])
+    slopes = [run.gradients(problem, q, k, v, wide["logsumexp"], replace(told, unrounded=one)) for one in (False, True)]
+    for name, x in slopes[0].items():
+        assert (x.dtype, slopes[1][name].dtype) == (problem.dtype, np.float32)
+        assert_close(slopes[1][name], x, rounding(slopes[1][name], problem.dtype), name)

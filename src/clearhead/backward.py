@@ -56,6 +56,7 @@ def gradients(
     *,
     groups: Groups | None = None,
     bias: tuple[int, int, int, int] | None = None,
+    unrounded: bool = False,
 ) -> dict[str, Array]:
     """The loss's derivatives by "q", "k", "v", and, where the problem has them, "sinks" (heads,) and "bias".
 
@@ -64,6 +65,7 @@ def gradients(
     by       the loss's derivatives by answers, of the answers' shapes
     groups   the labels, where `by` has groups
     bias     the bias's own shape, 1 where it is broadcast, if its derivative is asked for
+    unrounded  answers in the statistics' dtype, for a sum over ranks
     O(queries·keys·(d_k + d_v)) time, O(queries + keys) memory beyond inputs and answers.
     """
     if not problem.queries * problem.keys:  # no weight depends on anything
@@ -84,6 +86,7 @@ def gradients(
         entropy=_in(dtype, by.get("entropy")),
         distance=_in(dtype, by.get("distance")),
         bias=bias,
+        unrounded=unrounded,
     )
     if low is None:
         found = dict(engine.gradients(problem, *arrays, answers["logsumexp"], upstream))

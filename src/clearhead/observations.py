@@ -62,6 +62,7 @@ class Wanted:
     peak: bool = False
     image: tuple[int, int] | None = None
     groups: Groups | None = None
+    unrounded: bool = False  # the output in the statistics' dtype, for a sum over ranks
 
     def rows(self) -> bool:
         """Is the output or any row statistic asked for?"""

@@ -14,7 +14,6 @@ from clearhead.arrays import statistics_dtype
 from clearhead.axes import Array
 from clearhead.distributed.exchange import everywhere, swap
 from clearhead.distributed.layouts import common, needed
-from clearhead.distributed.partials import widened
 from clearhead.distributed.perkeys import PerKey
 from clearhead.distributed.shards import Shards
 from clearhead.observations import Wanted
@@ -145,10 +144,9 @@ def differentiate(shards: Shards, answers: dict[str, Array], by: dict[str, Array
     for part in parts:
         k, v = run_arrays(shards, runs, part)
         rows = shards.q[:, :, part.at]
-        own = [{name: x[:, :, part.at].astype(dtype, copy=False) for name, x in side.items()} for side in (answers, by)]
-        problem, arrays = widened(part.problem, rows, k, v)
-        shape = shards.bias_shape(problem) if bias else None
-        one = backward.gradients(shards.engine, problem, arrays, *own, bias=shape)
+        own = [{name: x[:, :, part.at] for name, x in side.items()} for side in (answers, by)]
+        shape = shards.bias_shape(part.problem) if bias else None
+        one = backward.gradients(shards.engine, part.problem, (rows, k, v), *own, bias=shape, unrounded=True)
         q.append(one["q"])
         if part.run >= 0:
             for total, name in zip(sums[part.run], ("k", "v"), strict=False):

@@ -130,7 +130,7 @@ def differentiate(shards: Shards, answers: dict[str, Array], by: dict[str, Array
     dtype = statistics_dtype(shards.whole.dtype)
     keys = own_keys(shards)
     totals = {name: np.zeros(x.shape, dtype) for name, x in (("k", keys.k), ("v", keys.v)) if x is not None}
-    rows = [x.astype(dtype, copy=False) for side in (answers, by) for x in side.values()]
+    rows = [x for side in (answers, by) for x in side.values()]
     send = {}
     visitors = _visitors(shards, "queries to keys, backward", rows)
     for reader, (queries, given) in visitors.items():
@@ -141,7 +141,7 @@ def differentiate(shards: Shards, answers: dict[str, Array], by: dict[str, Array
             here = iter([x[:, :, at] for x in given])
             own = [{name: next(here) for name in side} for side in (answers, by)]
             shape = shards.bias_shape(one.problem) if bias else None
-            part = backward.gradients(shards.engine, one.problem, one.arrays, *own, bias=shape)
+            part = backward.gradients(shards.engine, one.problem, one.arrays, *own, bias=shape, unrounded=True)
             total[:, :, at] += part["q"]
             if by_bias is not None:
                 by_bias[:, :, at, one.here] = part["bias"]

@@ -82,7 +82,7 @@ def meetings(shards: Shards, queries: Queries, keys: Keys) -> Iterator[Meeting]:
                 kv_segments=None if keys.segments is None else keys.segments[:, here],
             )
             v = None if keys.v is None else keys.v[:, :, here]
-            yield Meeting(at, rows, here, cols, *widened(problem, queries.q[:, :, at], keys.k[:, :, here], v))
+            yield Meeting(at, rows, here, cols, problem, (queries.q[:, :, at], keys.k[:, :, here], v))
 
 
 def alone(shards: Shards, at: slice, rows: range) -> Meeting:
@@ -90,20 +90,12 @@ def alone(shards: Shards, at: slice, rows: range) -> Meeting:
     none = range(0)
     problem = replace(shards.whole, rows=rows, cols=none)
     v = None if shards.v is None else shards.v[:, :, :0]
-    return Meeting(at, rows, slice(0), none, *widened(problem, shards.q[:, :, at], shards.k[:, :, :0], v))
-
-
-def widened(problem: Problem, q: Array, k: Array, v: Array | None) -> tuple[Problem, Arrays]:
-    """The same in the statistics' dtype, so that sums over ranks are rounded to a half once, at their end."""
-    dtype = statistics_dtype(problem.dtype)
-    if dtype == problem.dtype:
-        return problem, (q, k, v)
-    return replace(problem, dtype=dtype), (q.astype(dtype), k.astype(dtype), None if v is None else v.astype(dtype))
+    return Meeting(at, rows, slice(0), none, problem, (shards.q[:, :, at], shards.k[:, :, :0], v))
 
 
 def asked(want: Wanted) -> Wanted:
-    """What every part must answer so that the whole can be merged."""
-    return replace(want, logsumexp=True, received=False)
+    """What every part must answer so that the whole can be merged, and is rounded to a half once, at its end."""
+    return replace(want, logsumexp=True, received=False, unrounded=True)
 
 
 def answered(shards: Shards, one: Meeting, want: Wanted) -> Observation:

@@ -111,10 +111,10 @@ def differentiate(shards: Shards, answers: dict[str, Array], by: dict[str, Array
         count = 1 if shards.v is None else 2
         total = [np.zeros(x.shape, dtype) for x in block[:count]]
         for one in meetings(shards, own_queries(shards), _keys(shards, owner, block)):
-            at, problem = one.at, one.problem
-            own = [{name: x[:, :, at].astype(dtype, copy=False) for name, x in side.items()} for side in (answers, by)]
-            shape = shards.bias_shape(problem) if bias else None
-            part = backward.gradients(shards.engine, problem, one.arrays, *own, bias=shape)
+            at = one.at
+            own = [{name: x[:, :, at] for name, x in side.items()} for side in (answers, by)]
+            shape = shards.bias_shape(one.problem) if bias else None
+            part = backward.gradients(shards.engine, one.problem, one.arrays, *own, bias=shape, unrounded=True)
             found["q"][:, :, at] += part["q"]
             for sum_, name in zip(total, ("k", "v"), strict=False):
                 sum_[:, :, one.here] += part[name]

@@ -15,7 +15,6 @@ from clearhead import backward
 from clearhead.axes import Array
 from clearhead.distributed.exchange import everywhere, swap
 from clearhead.distributed.layouts import Pieces
-from clearhead.distributed.partials import widened
 from clearhead.distributed.perkeys import PerKey
 from clearhead.distributed.shards import Shards
 from clearhead.observations import Wanted
@@ -142,14 +141,13 @@ class ByHeads:
 
     def differentiate(self, answers: dict[str, Array], by: dict[str, Array], *, bias: bool) -> dict[str, Array]:
         """The derivatives by q, k, v and bias of this rank's positions, and by its heads' sinks among zeros."""
-        problem, arrays = widened(self.problem, self.q, self.k, self.v)
         known = {name: self._of_queries(x) for name, x in answers.items() if name not in self.answers}
         known |= {name: x for name, x in self.answers.items() if name in {*answers, "logsumexp"}}
         loss = {name: self._of_queries(x) for name, x in by.items()}
-        dtype = arrays[0].dtype
-        wide: Any = [{name: x.astype(dtype, copy=False) for name, x in side.items()} for side in (known, loss)]
-        shape = self.shards.bias_shape(problem) if bias else None
-        one = backward.gradients(self.shards.engine, problem, arrays, *wide, bias=shape)
+        shape = self.shards.bias_shape(self.problem) if bias else None
+        arrays = self.q, self.k, self.v
+        engine = self.shards.engine
+        one = backward.gradients(engine, self.problem, arrays, known, loss, bias=shape, unrounded=True)
         by_query, by_key = self.shards.query_pieces, self.shards.key_pieces
         heads, kv_heads = self.shards.whole.heads, self.shards.whole.kv_heads
         sides = {"q": (by_query, heads), "k": (by_key, kv_heads)}
@@ -159,7 +157,7 @@ class ByHeads:
             sides["bias"] = by_query, self.shards.lead["bias"][1]
         found = {name: self.to_rows(one[name], *side) for name, side in sides.items() if name in one}
         if "sinks" in one:
-            count = problem.heads
+            count = self.problem.heads
             found["sinks"] = np.zeros(self.shards.whole.heads)
             found["sinks"][self.shards.rank * count : (self.shards.rank + 1) * count] = one["sinks"]
         return found

@@ -31,6 +31,7 @@ class Upstream:
     entropy: Array | None = None  # (batch, heads, queries)
     distance: Array | None = None  # (batch, heads, queries)
     bias: tuple[int, int, int, int] | None = None  # the bias's own shape, 1 where it is broadcast; None: not asked
+    unrounded: bool = False  # the answers in the statistics' dtype, for a sum over ranks
 
 
 class Engine(Protocol):
@@ -42,8 +43,9 @@ class Engine(Protocol):
     def rows(self, problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) -> Answers:
         """The output (batch, heads, queries, d_v) and the row statistics asked for; `top` as top_weights, top_indices.
 
-        v may have any number of heads that divides the query heads. An engine that can finish `received` in the same
-        pass answers it here too, to the bits that `columns` would give.
+        The output is in the problem's dtype, or unrounded in the statistics' (want.unrounded). v may have any number of
+        heads that divides the query heads. An engine that can finish `received` in the same pass answers it here too,
+        to the bits that `columns` would give.
         """
 
     def columns(self, problem: Problem, q: Array, k: Array, logsumexp: Array, want: Wanted) -> Answers:
@@ -58,7 +60,7 @@ class Engine(Protocol):
     def gradients(
         self, problem: Problem, q: Array, k: Array, v: Array | None, logsumexp: Array, upstream: Upstream
     ) -> Answers:
-        """The loss's derivatives by "q", "k" and "v" in the problem's dtype, each shaped as its array.
+        """The loss's derivatives by "q", "k" and "v" in the problem's dtype, or unrounded, each shaped as its array.
 
         "v" only where upstream.output is given (then v is too): Σ_i a_ij·output_i, summed over the query heads of a
         value head. By the score q_i·k_j the loss changes by scale·(1 - tanh²(scale·q_i·k_j / softcap))·dS_ij. "bias",
@@ -76,10 +78,11 @@ def widened(problem: Problem, v: Array) -> Problem:
     return replace(problem, dtype=np.dtype(np.float64 if np.float64 in (v.dtype, problem.dtype) else np.float32))
 
 
-def narrowed(problem: Problem, found: Answers) -> dict[str, Array]:
+def narrowed(problem: Problem, found: Answers, *, unrounded: bool) -> dict[str, Array]:
     """What a widened problem answered, in the dtypes of the problem's own answers."""
     usual = statistics_dtype(problem.dtype)
-    dtypes = dict.fromkeys(("output", "q", "k", "v"), problem.dtype) | {"top_indices": np.dtype(np.int64)}
+    own = usual if unrounded else problem.dtype
+    dtypes = dict.fromkeys(("output", "q", "k", "v"), own) | {"top_indices": np.dtype(np.int64)}
     return {name: array.astype(dtypes.get(name, usual), copy=False) for name, array in found.items()}
 
 
@@ -89,7 +92,7 @@ def room_for_rows(problem: Problem, v: Array | None, want: Wanted) -> dict[str, 
     dtype = statistics_dtype(problem.dtype)
     room: dict[str, Array] = {}
     if want.output and v is not None:
-        room["output"] = np.empty((*shape, v.shape[-1]), problem.dtype)
+        room["output"] = np.empty((*shape, v.shape[-1]), dtype if want.unrounded else problem.dtype)
     for name in ("logsumexp", "max_logit", "entropy", "distance"):
         if getattr(want, name):
             room[name] = np.empty(shape, dtype)

@@ -121,7 +121,8 @@ def _receives(problem: Problem, want: Wanted) -> bool:
 def _rows_in_common(problem: Problem, q: Array, k: Array, v: Array, want: Wanted) -> dict[str, Array]:
     """Values of another dtype: everything is read in one that holds both, and answered in the problem's."""
     wide = widened(problem, v)
-    return narrowed(problem, rows(wide, q.astype(wide.dtype), k.astype(wide.dtype), v.astype(wide.dtype), want))
+    found = rows(wide, q.astype(wide.dtype), k.astype(wide.dtype), v.astype(wide.dtype), want)
+    return narrowed(problem, found, unrounded=want.unrounded)
 
 
 def columns(problem: Problem, q: Array, k: Array, logsumexp: Array, want: Wanted) -> dict[str, Array]:
@@ -190,7 +191,8 @@ def gradients(
         found.get("v"),
         bias,
     )
-    answers = {name: array.astype(problem.dtype, copy=False) for name, array in found.items()}
+    own = dtype if upstream.unrounded else problem.dtype
+    answers = {name: array.astype(own, copy=False) for name, array in found.items()}
     if bias is not None and upstream.bias is not None:
         shared = tuple(axis for axis in range(4) if upstream.bias[axis] == 1 != bias.shape[axis])
         with np.errstate(invalid="ignore"):  # infinities of both signs
@@ -206,7 +208,7 @@ def _gradients_in_common(
     wide = widened(problem, v)
     told = replace(upstream, output=upstream.output.astype(wide.dtype))
     q, k, v = (x.astype(wide.dtype) for x in (q, k, v))
-    return narrowed(problem, gradients(wide, q, k, v, logsumexp, told))
+    return narrowed(problem, gradients(wide, q, k, v, logsumexp, told), unrounded=upstream.unrounded)
 
 
 def _columns(

@@ -138,7 +138,8 @@ def gradients(
             by_score = np.where(visible, problem.scale * _bend(problem, head, block, queries) * by_logit, 0.0)
             found["q"][at][rows] += mix(by_score, visible, keys[block])[:height]
             found["k"][key_at][cols] += mix(by_score.T, visible.T, Values.of(queries))[:width]
-    dtypes = {"bias": statistics_dtype(problem.dtype)}
+    usual = statistics_dtype(problem.dtype)
+    dtypes = {"bias": usual} | (dict.fromkeys("qkv", usual) if upstream.unrounded else {})
     return {name: array.astype(dtypes.get(name, problem.dtype), copy=False) for name, array in found.items()}
 
 

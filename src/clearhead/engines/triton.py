@@ -78,10 +78,11 @@ def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) ->
     """The output and the row statistics, in one pass over the keys."""
     if want.output and v is not None and v.dtype != problem.dtype:
         wide = widened(problem, v)
-        return narrowed(problem, rows(wide, q.astype(wide.dtype), k.astype(wide.dtype), v.astype(wide.dtype), want))
+        found = rows(wide, q.astype(wide.dtype), k.astype(wide.dtype), v.astype(wide.dtype), want)
+        return narrowed(problem, found, unrounded=want.unrounded)
     if want.output and v is not None and v.shape[-1] > MOST_D:
         return _rows_in_parts(problem, q, k, v, want)
-    if want.output_alone() and v is not None and not library.reasons_not(problem, q, k, v):
+    if want.output_alone() and not want.unrounded and v is not None and not library.reasons_not(problem, q, k, v):
         output = library.output(problem, q, k, v)
         if output is not None:
             if problem.causal:
@@ -91,7 +92,8 @@ def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) ->
     shape = (problem.batch, problem.heads, problem.queries)
     room: dict[str, Any] = {}
     if want.output and v is not None:
-        room["output"] = torch.empty((*shape, v.shape[-1]), dtype=gpu.own_dtype(problem), device=device)
+        own = number if want.unrounded else gpu.own_dtype(problem)
+        room["output"] = torch.empty((*shape, v.shape[-1]), dtype=own, device=device)
     for name in ("logsumexp", "max_logit", "entropy", "distance"):
         if getattr(want, name):
             room[name] = torch.empty(shape, dtype=number, device=device)
@@ -107,7 +109,8 @@ def _rows_in_parts(problem: Problem, q: Array, k: Array, v: Array, want: Wanted)
     """Values too wide for a tile, some columns at a time."""
     first, *others = (v[..., start : start + MOST_D] for start in range(0, v.shape[-1], MOST_D))
     found = rows(problem, q, k, first, want)
-    parts = [found["output"], *(rows(problem, q, k, part, Wanted(output=True))["output"] for part in others)]
+    rest = Wanted(output=True, unrounded=want.unrounded)
+    parts = [found["output"], *(rows(problem, q, k, part, rest)["output"] for part in others)]
     return {**found, "output": gpu.taken(torch.cat([gpu.given(part).tensor for part in parts], -1), q)}
 
 
@@ -303,18 +306,20 @@ def gradients(
         wide = widened(problem, v)
         told = replace(upstream, output=upstream.output.astype(wide.dtype))
         q, k, v = (x.astype(wide.dtype) for x in (q, k, v))
-        return narrowed(problem, gradients(wide, q, k, v, logsumexp, told))
+        return narrowed(problem, gradients(wide, q, k, v, logsumexp, told), unrounded=upstream.unrounded)
+    own = gpu.statistics(problem) if upstream.unrounded else gpu.own_dtype(problem)
     if v is None or upstream.output is None or v.shape[-1] <= MOST_D:
-        found = Derivatives(problem, q, k, v, logsumexp, upstream).all(gpu.own_dtype(problem))
+        found = Derivatives(problem, q, k, v, logsumexp, upstream).all(own)
     else:
-        found = _derivatives_in_parts(problem, q, k, v, logsumexp, upstream)
+        parts = _derivatives_in_parts(problem, q, k, v, logsumexp, upstream)
+        found = {name: x if name == "bias" else x.to(own) for name, x in parts.items()}
     return {name: gpu.taken(tensor, q) for name, tensor in found.items()}
 
 
 def _derivatives_in_parts(
     problem: Problem, q: Array, k: Array, v: Array, logsumexp: Array, upstream: Upstream
 ) -> dict[str, Any]:
-    """Values too wide for a tile, some columns at a time: dS is linear in what is known of the loss."""
+    """Values too wide for a tile, some columns at a time, unrounded: dS is linear in what is known of the loss."""
     found: dict[str, Any] = {}
     by_v = []
     for start in range(0, v.shape[-1], MOST_D):
@@ -325,6 +330,4 @@ def _derivatives_in_parts(
         part = Derivatives(problem, q, k, v[..., start : start + MOST_D], logsumexp, told).all(gpu.statistics(problem))
         by_v.append(part.pop("v"))
         found = {name: found[name] + x if found else x for name, x in part.items()}
-    found["v"] = torch.cat(by_v, -1)
-    own = gpu.own_dtype(problem)
-    return {name: x if name == "bias" else x.to(own) for name, x in found.items()}
+    return {**found, "v": torch.cat(by_v, -1)}
