@@ -8,7 +8,7 @@ import { load } from "../packed.js";
 /** @typedef {{pixels: [number, number], data: Uint8Array, at: number, first: Uint8Array, firstAt: number, largest: number}} Picture */
 /** @typedef {Awaited<ReturnType<typeof openHead>>} Head */
 
-const LEVELS = 80; // of a pixel
+export const LEVELS = 80; // of a pixel
 const RULES = ["bias", "mask", "alibi_slopes", "sinks", "query_segments", "kv_segments"];
 
 /** @type {Map<string, Promise<Head>>} */
@@ -52,16 +52,12 @@ async function openHead(page, { run, layer: place, head: position }) {
   }
   const small = await pictures("", layer.largest, position);
   const rowAt = served ? position : exactAt;
-  const line = async (/** @type {string} */ name, /** @type {number} */ length) => {
-    const found = rowAt < 0 ? null : await array(name);
-    return found && /** @type {Float32Array} */ (found.data).subarray(rowAt * length, (rowAt + 1) * length);
-  };
+  const received = rowAt < 0 ? null : await array("received");
   if (exactAt >= 0) for (const name of RULES) await array(name);
   const rules = rulesOf(page, exactAt >= 0 ? layer : { ...layer, arrays: {} }, 0, Math.max(exactAt, 0));
   const head = {
     address: { run, layer: place, head: position },
     layer,
-    number: layer.heads[position],
     n,
     m,
     first,
@@ -70,8 +66,7 @@ async function openHead(page, { run, layer: place, head: position }) {
     rules,
     small,
     wide: () => (exact && !served ? pictures("wide_", layer.wide?.largest, exactAt) : Promise.resolve({})),
-    entropy: await line("entropy", n),
-    received: await line("received", m),
+    received: received && /** @type {Float32Array} */ (received.data).subarray(rowAt * m, (rowAt + 1) * m),
     stored: exactAt >= 0 && !served ? page.header.arrays[layer.arrays.q].dtype : layer.dtype,
     computing: /** @type {Awaited<ReturnType<typeof computed>> | null} */ (null),
     loading: Promise.resolve(),
