@@ -1,13 +1,13 @@
 // The chosen cell moves, and all that speaks of it follows: the readout, the lists, the text, the table, the link.
 
 import { fmt } from "../numbers.js";
-import { unitColumn, unitRow } from "./lines.js";
+import { unitColumn, unitRow, weightOn } from "./lines.js";
 import { toLink } from "./link.js";
 import { fillLists } from "./lists.js";
-import { frameOf, onPage, refresh } from "./mapbox.js";
+import { frameOf, refresh } from "./mapbox.js";
 import { shadeText } from "./reading.js";
 import { readout } from "./readout.js";
-import { rowOf } from "./source.js";
+import { onPage, stillAt } from "./shown.js";
 import { fillTable } from "./table.js";
 import { tokenAt } from "./units.js";
 import { follow } from "./view.js";
@@ -16,17 +16,19 @@ import { follow } from "./view.js";
 
 /** After the cell moved. @param {Look} look @param {number} [wait]      milliseconds; where a row is slow, only the last of many moves is followed */
 export async function moved(look, wait) {
-  const { cell, head, queries, keys, parts, state, shell } = look;
+  const { cell, head, other, queries, keys, parts, state, shell } = look;
   const { i, j } = cell;
-  const left = () => !onPage(look) || i !== cell.i || j !== cell.j;
+  const still = stillAt(look);
+  if (!onPage(look)) return;
   Object.assign(state, { query: tokenAt(queries, i), key: tokenAt(keys, j), pinned: cell.pinned });
   if (wait) await new Promise((then) => setTimeout(then, wait));
-  if (left()) return;
-  const [row, column] = await Promise.all([unitRow(head, queries, i), unitColumn(head, keys, j)]).catch((why) => (look.failed(why), [null, null]));
-  if (left()) return;
+  if (!still()) return;
+  const lines = [unitRow(head, queries, i), unitColumn(head, keys, j), other && unitRow(other, queries, i)];
+  const [row, column, otherRow] = await Promise.all(lines).catch((why) => (look.failed(why), []));
+  if (!still()) return;
   Object.assign(look, { row, column });
   refresh(look);
-  parts.readout.textContent = readout(look, shell.t) + (look.other ? ` · ${shell.t("difference")} ${await difference(look)}` : "");
+  parts.readout.textContent = readout(look, shell.t) + (other ? ` · ${shell.t("difference")} ${otherRow && row ? fmt(weightIn(row, keys, j) - weightIn(otherRow, keys, j), 4) : "?"}` : "");
   shell.say(parts.readout.textContent);
   fillLists(look, (query, key) => jump(look, query, key));
   shadeText(look);
@@ -34,12 +36,8 @@ export async function moved(look, wait) {
   toLink(state);
 }
 
-/** @param {Look} look */
-async function difference({ other, cell, queries, keys, row }) {
-  const line = other && (await rowOf(other, tokenAt(queries, cell.i)));
-  const key = tokenAt(keys, cell.j);
-  return line && row ? fmt(Math.max(0, row[key]) - Math.max(0, line[key]), 4) : "?";
-}
+/** @param {Float32Array} row @param {import("./units.js").Units} keys @param {number} unit */
+const weightIn = (row, keys, unit) => Math.max(0, weightOn(row, keys, unit)); // of what is masked nothing is subtracted
 
 /** Choose a cell and bring it into view. @param {Look} look @param {number} i @param {number} j */
 export function jump(look, i, j) {

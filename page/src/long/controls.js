@@ -3,6 +3,7 @@
 import { byId, h } from "../dom.js";
 import { toLink } from "./link.js";
 import { nearer } from "./mapbox.js";
+import { areAlike } from "./source.js";
 
 /** @typedef {import("./shown.js").Look} Look */
 
@@ -40,19 +41,17 @@ function set(look, changes) {
   look.again().then(() => id && byId(id)?.focus());
 }
 
-/** The other heads of as many queries and keys. @param {Look} look */
+/** The heads that can be subtracted. @param {Look} look */
 function comparison(look) {
   const { page, head, state, shell: { t } } = look;
   const { runs } = page.header;
-  const others = runs.flatMap((/** @type {any} */ run, /** @type {number} */ r) =>
-    run.layers.flatMap((/** @type {any} */ layer, /** @type {number} */ l) =>
-      layer.queries === head.n && layer.keys === head.m
-        ? layer.heads.map((/** @type {number} */ name, /** @type {number} */ at) => [`${r} ${l} ${at}`, `${runs.length > 1 ? `${run.name || r} · ` : ""}${layer.name ? `${layer.name}.` : ""}${name}`])
-        : [],
-    ),
-  );
+  const others = [];
+  for (const [r, run] of runs.entries())
+    for (const [l, layer] of run.layers.entries())
+      for (const [at, name] of layer.heads.entries())
+        if (areAlike(page, head, layer, at)) others.push([`${r} ${l} ${at}`, `${runs.length > 1 ? `${run.name || r} · ` : ""}${layer.name ? `${layer.name}.` : ""}${name}`]);
   const address = state.other ? `${state.other.run} ${state.other.layer} ${state.other.head}` : "";
-  return choice(t("compare"), "other", [["", t("no other")], ...others], address, (value) => {
+  return choice(t("compare"), "other", /** @type {[string, string][]} */ ([["", t("no other")], ...others]), address, (value) => {
     const [run, layer, at] = value.split(" ").map(Number);
     set(look, { other: value ? { run, layer, head: at } : null });
   });

@@ -37,6 +37,9 @@ export function weightOn(row, keys, unit) {
   return seen ? sum : MASKED;
 }
 
+/** A column's weight from a unit of queries: the mean over them. @param {Float32Array} column @param {Units} queries @param {number} unit */
+export const weightFrom = (column, queries, unit) => weightOn(column, queries, unit) / (tokenAt(queries, unit + 1) - tokenAt(queries, unit));
+
 /** The key that a query looks at most. @param {Head} head @param {number} query */
 export async function strongestKey(head, query) {
   const row = await rowOf(head, query);

@@ -6,11 +6,11 @@ import { controls } from "./controls.js";
 import { STATISTICS } from "./grid.js";
 import { bindKeys } from "./keyboard.js";
 import { strongestKey } from "./lines.js";
-import { frameOf, onPage, refresh } from "./mapbox.js";
+import { frameOf, refresh } from "./mapbox.js";
 import { listen } from "./pointer.js";
 import { shadeText } from "./reading.js";
 import { precise } from "./readout.js";
-import { lookAt } from "./shown.js";
+import { lookAt, onPage } from "./shown.js";
 import { LEVELS } from "./source.js";
 import { surveyOf } from "./survey.js";
 import { fillTable } from "./table.js";
@@ -41,7 +41,10 @@ export async function openLook(given, here, heading) {
   drawText(look);
   refresh(look);
   performance.mark("clearhead picture");
-  if (state.key < 0) look.cell.j = unitOf(look.keys, await strongestKey(head, state.query));
+  if (state.key < 0) {
+    const key = await strongestKey(head, state.query).catch(given.failed);
+    if (state.key < 0) look.cell.j = unitOf(look.keys, key ?? 0);
+  }
   await moved(look);
   fetchMore(look);
 }

@@ -13,9 +13,6 @@ import { endOf, frame, settle, showWhole, zoom } from "./view.js";
 /** @param {Look} look */
 export const frameOf = (look) => frame(look.parts.box.clientWidth, look);
 
-/** Is this look still the one on the page? @param {Look} look */
-export const onPage = (look) => look.parts.box.isConnected;
-
 /** Draw the map again. @param {Look} look */
 export function refresh(look) {
   const { parts, queries, keys, view, state, rule, shell: { t } } = look;

@@ -1,7 +1,8 @@
 // Around the weights: names of queries and keys, and the profiles of the chosen two.
 
 import { css, rgb, weighed } from "../colour.js";
-import { tokenAt, unitLabel } from "./units.js";
+import { weightFrom, weightOn } from "./lines.js";
+import { unitLabel, unitOf } from "./units.js";
 import { axesOf, GAP, STRIP } from "./view.js";
 
 /** @typedef {import("./shown.js").Shown} Shown */
@@ -53,26 +54,27 @@ export function drawProfiles(pen, shown, f) {
   const { down, across } = axesOf(shown, f);
   const bottom = f.top + f.high + GAP;
   const right = f.left + f.side + GAP;
-  eachBar(shown, across, shown.row, (at, size) => {
+  eachBar(shown, across, shown.row, weightOn, (at, size) => {
     pen.fillStyle = css(rgb("query"));
     pen.fillRect(at, bottom, 1, size);
   });
-  eachBar(shown, down, shown.column, (at, size) => {
+  eachBar(shown, down, shown.column, weightFrom, (at, size) => {
     pen.fillStyle = css(rgb("key"));
     pen.fillRect(right, at, size, 1);
   });
 }
 
-/** For each pixel along an axis the largest weight in it, as a bar. @param {Shown} shown @param {Axis} axis @param {Float32Array | null} values @param {(at: number, size: number) => void} draw */
-function eachBar({ view, high, scale, aside, keys, head }, { units, start, from, length }, values, draw) {
-  if (!values) return;
+/** For each pixel along an axis the largest weight in it, as a bar. @param {Shown} shown @param {Axis} axis @param {Float32Array | null} line @param {typeof weightOn} weightOf @param {(at: number, size: number) => void} draw */
+function eachBar({ view, high, scale, aside, keys, head }, { units, start, from, length }, line, weightOf, draw) {
+  if (!line) return;
   const shade = weighed(high, scale);
+  const left = aside && units === keys ? unitOf(keys, head.first) : -1;
   for (let at = 0; at < length; at++) {
     const first = Math.floor(start + at * view.step);
     if (first >= units.count) break;
-    const last = Math.max(first + 1, Math.floor(start + (at + 1) * view.step));
+    const last = Math.min(units.count, Math.max(first + 1, Math.floor(start + (at + 1) * view.step)));
     let most = 0;
-    for (let token = tokenAt(units, first); token < tokenAt(units, Math.min(last, units.count)); token++) if (!(aside && units === keys && token === head.first)) most = Math.max(most, values[token]);
+    for (let unit = first; unit < last; unit++) if (unit !== left) most = Math.max(most, weightOf(line, units, unit));
     if (most > 0) draw(from + at, Math.max(1, Math.min(1, shade.shade(most)) * STRIP));
   }
 }

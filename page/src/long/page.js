@@ -76,14 +76,14 @@ export function openLong(page) {
       const mine = ++turn;
       const layer = runs[state.at.run].layers[state.at.layer];
       const number = layer.heads[state.at.head];
-      if (state.query < 0 || state.query >= layer.queries) state.query = layer.queries - 1;
-      if (state.key >= layer.keys) state.key = -1;
       const several = runs[state.at.run].layers.length > 1 || layer.name !== "";
       const heading = h("h2", { id: "head" }, several ? t("this head", { layer: layer.name, head: number }) : t("this matrix", { head: number }));
       if (!here.firstChild) add(here, [heading, h("p.says", t("computing"))]);
       const head = await headAt(page, state.at).catch((why) => failed(why));
       const other = state.other && (await headAt(page, state.other).catch((why) => failed(why)));
       if (mine !== turn || !head) return;
+      if (state.query < 0 || state.query >= head.n) state.query = head.n - 1;
+      if (state.key >= head.m) state.key = -1;
       await openLook({ page, state, shell, head, other, go, again: openHead, failed }, here, heading);
 
       /** @param {unknown} why */

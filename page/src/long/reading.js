@@ -7,10 +7,10 @@ import { alongKeys } from "./lines.js";
 
 const MOST = 1200; // tokens that are shown at once
 
-/** @typedef {{by: "received" | "query" | "key", picks: "query" | "key", start: number, found: number[], word: string, said: string}} Reading */
+/** @typedef {{by: "received" | "query" | "key", picks: "query" | "key", start: number, word: string, said: string}} Reading */
 
 /** @returns {Reading} */
-export const newReading = () => ({ by: "received", picks: "query", start: 0, found: [], word: "", said: "" });
+export const newReading = () => ({ by: "received", picks: "query", start: 0, word: "", said: "" });
 
 /**
  * The part of the text around a token, with a way to the parts before and after.

@@ -1,5 +1,6 @@
 // What is on show of one head: one plain object. The map draws it, the cell, the text and the controls change it.
 
+import { areAlike } from "./source.js";
 import { tokens, unitOf, words } from "./units.js";
 
 /** @typedef {import("./source.js").Head} Head */
@@ -58,6 +59,16 @@ import { tokens, unitOf, words } from "./units.js";
 
 /** @typedef {Given & Shown & {offset: number, keyTexts: string[] | null, canWords: boolean, parts: Parts}} Look      offset: where query 0 stands among the keys */
 
+/** Is this look still the one on the page? @param {Look} look */
+export const onPage = ({ parts }) => parts.box.isConnected;
+
+/** What is returned says whether the cell of now is still the chosen one: an older answer must not stand beside a newer cell. @param {Look} look */
+export function stillAt(look) {
+  const { cell } = look;
+  const { i, j } = cell;
+  return () => onPage(look) && cell.i === i && cell.j === j;
+}
+
 /** @param {string[] | null} texts @param {number} offset @returns {(token: number) => string} */
 const nameOf = (texts, offset) => (at) => texts?.[at + offset] ?? String(at);
 
@@ -76,7 +87,7 @@ export function lookAt(given, parts) {
   const keys = unitsOf(keyTexts, m);
   return {
     ...given, parts, offset, keyTexts, canWords, queries, keys,
-    other: other && other.n === n && other.m === m ? other : null,
+    other: other && areAlike(page, head, other.layer, other.address.head) ? other : null,
     wide: {},
     queryName: nameOf(queryTexts, offset),
     keyName: nameOf(keyTexts, 0),

@@ -25,6 +25,13 @@ export function headAt(page, address) {
   return head;
 }
 
+/** Is every weight of a layer's head known? @param {Page} page @param {any} layer @param {number} at */
+const isExact = (page, layer, at) => Boolean(page.header.served) || layer.exact.includes(at);
+
+/** Can a layer's head be subtracted: of as many queries and keys, its weights known by the same means? @param {Page} page @param {Head} head @param {any} layer @param {number} at */
+export const areAlike = (page, head, layer, at) =>
+  layer.queries === head.n && layer.keys === head.m && Boolean((head.exact && isExact(page, layer, at)) || (head.small.most && layer.pixels));
+
 /** @param {Page} page @param {Address} address */
 async function openHead(page, { run, layer: place, head: position }) {
   const told = page.header.runs[run];
@@ -32,7 +39,7 @@ async function openHead(page, { run, layer: place, head: position }) {
   const { queries: n, keys: m, first } = layer;
   const exactAt = layer.exact.indexOf(position);
   const { served } = page.header; // false, true, or "frame": in a notebook
-  const exact = Boolean(served) || exactAt >= 0;
+  const exact = isExact(page, layer, position);
   const array = async (/** @type {string} */ name) => (layer.arrays[name] ? load(page, layer.arrays[name]) : null);
 
   /** @param {string} prefix @param {any} scale @param {number} at @returns {Promise<Record<string, Picture>>} */

@@ -4,16 +4,19 @@ import { MASKED } from "../attention.js";
 import { h } from "../dom.js";
 import { unitRow, weightOn } from "./lines.js";
 import { precise } from "./readout.js";
+import { stillAt } from "./shown.js";
 import { unitLabel } from "./units.js";
 
 const SIZE = 9;
 
 /** Fill the table if it is open. @param {import("./shown.js").Look} look */
 export async function fillTable(look) {
+  const still = stillAt(look);
   const { parts: { table }, head, queries, keys, queryName, keyName, cell, shell: { t } } = look;
   if (!table.open || !head.exact) return;
   const [rows, cols] = [around(cell.i, queries.count), around(cell.j, keys.count)];
   const lines = await Promise.all(rows.map((i) => unitRow(head, queries, i)));
+  if (!still()) return;
   const said = (/** @type {number} */ value) => (value === MASKED ? t("masked cell") : precise(value, 3));
   const made = h(
     "table",

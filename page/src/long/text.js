@@ -52,12 +52,11 @@ function searchField(look, again) {
 
 /** Choose the next token where the word stands, or the one before. @param {Look} look @param {string} word @param {boolean} back */
 function find(look, word, back) {
-  const { keyTexts, head, offset, state, shell: { t } } = look;
-  const { reading } = state;
-  if (word !== reading.word) Object.assign(reading, { word, found: search(/** @type {string[]} */ (keyTexts), word) });
-  const { found } = reading;
-  const now = reading.picks === "query" && !head.layer.cross ? state.query + offset : state.key;
-  const next = back ? (found.findLast((at) => at < now) ?? found.at(-1)) : (found.find((at) => at > now) ?? found[0]);
+  const { keyTexts, offset, cell, queries, keys, state: { reading }, shell: { t } } = look;
+  const found = search(/** @type {string[]} */ (keyTexts), word);
+  const ahead = (/** @type {number} */ token) => (picksQuery(look) ? unitOf(queries, token - offset) - cell.i : unitOf(keys, token) - cell.j);
+  const next = back ? (found.findLast((at) => ahead(at) < 0) ?? found.at(-1)) : (found.find((at) => ahead(at) > 0) ?? found[0]);
+  reading.word = word;
   reading.said = next === undefined ? t("not found") : t("found", { at: found.indexOf(next) + 1, of: found.length });
   if (next === undefined) return;
   choose(look, next);
@@ -65,10 +64,13 @@ function find(look, word, back) {
   return next;
 }
 
+/** @param {Look} look */
+const picksQuery = ({ state, head }) => state.reading.picks === "query" && !head.layer.cross;
+
 /** A token of the text becomes the query or the key. @param {Look} look @param {number} token */
 function choose(look, token) {
-  const { head, offset, cell, queries, keys, state } = look;
+  const { head, offset, cell, queries, keys } = look;
   const query = token - offset;
-  if (state.reading.picks === "query" && !head.layer.cross && query >= 0 && query < head.n) jump(look, unitOf(queries, query), cell.j);
+  if (picksQuery(look) && query >= 0 && query < head.n) jump(look, unitOf(queries, query), cell.j);
   else jump(look, cell.i, unitOf(keys, token));
 }

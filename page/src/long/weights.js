@@ -32,7 +32,7 @@ export function drawWeights(pen, shown, f) {
   const tiles = tilesInView(shown, f, level);
   const there = tiles.filter((tile) => tile.weights && (tile.other || !other));
   const missing = tiles.length - there.length;
-  if (shown.inView && !missing) shown.high = Math.max(1e-12, ...there.map((tile) => largestOf(tile, shown)));
+  if (shown.inView && !missing) shown.high = Math.max(1e-12, ...there.map((tile) => largestOf(tile, shown, level)));
   const colours = coloursOf(shown);
   if (missing) drawPicture(pen, shown, f, colours);
   for (const tile of there) drawTile(pen, shown, f, colours, tile, level);
@@ -53,9 +53,9 @@ function tilesInView(shown, f, level) {
   return tiles;
 }
 
-/** The largest of a tile, but for the first key's column where that is set aside. @param {Tile} tile @param {Shown} shown */
-function largestOf({ weights, other, left }, { aside, keys, head }) {
-  const first = aside ? unitOf(keys, head.first) - left : -1;
+/** The largest of a tile, but for the first key's column where that is set aside. @param {Tile} tile @param {Shown} shown @param {number} level */
+function largestOf({ weights, other, left }, { aside, keys, head }, level) {
+  const first = aside ? Math.floor((unitOf(keys, head.first) - left) / 2 ** level) : -1;
   let most = 0;
   if (weights) for (let at = 0; at < weights.length; at++) if (at % SIDE !== first) most = Math.max(most, other ? Math.abs(minus(weights, other, at)) : weights[at]);
   return most;
