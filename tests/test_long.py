@@ -288,6 +288,27 @@ def value_of(text):
     return float(re.search(r": ([\d.e-]+)", text)[1])
 
 
+def difference_of(page):
+    return float(page.locator("#readout").text_content().split("difference ")[1].replace("−", "-"))
+
+
+def bar_below(page):
+    """Pixels of the bar that the profile below the map has for the chosen key; the whole map is in view."""
+    j = int(state(page)["cell"].split(".")[1])
+    return page.evaluate(
+        """([left, room]) => {
+            const canvas = document.querySelector(".map-of canvas");
+            const bytes = canvas.getContext("2d").getImageData(left, canvas.height - room, 1, room).data;
+            return bytes.filter((alpha, at) => at % 4 === 3 && alpha > 127).length;
+        }""",
+        [88 + round((unit_of(j) + 0.5) / float(state(page)["view"].split("_")[2])), 44],
+    )
+
+
+def unit_of(token):
+    return sum(text.startswith(" ") for text in TOKENS[1 : token + 1])
+
+
 def test_it_opens_from_disk_without_a_network_a_request_or_an_error(running, written):
     with opened(running, written, wait=".map-of") as (page, unwanted):
         ready(page)
@@ -356,13 +377,96 @@ def test_tables_lists_words_and_differences_say_the_same_numbers(running, writte
         ends = [*starts[1:], len(TOKENS)]
         expected = weights[starts[word] : ends[word], 3:6].sum() / (ends[word] - starts[word])
         assert value_of(text) == pytest.approx(expected, rel=2e-3)
+        assert bar_below(page) == pytest.approx(44 * (expected / weights.max()) ** 0.5, abs=1)
+        page.select_option("#other", "0 1 2")
+        page.wait_for_timeout(400)
+        ready(page)
+        minus = small[1][0, 2, starts[word] : ends[word], 3:6].sum() / (ends[word] - starts[word])
+        assert difference_of(page) == pytest.approx(expected - minus, abs=1e-3)
+        page.select_option("#other", "")
+        page.wait_for_timeout(300)
         page.uncheck("#words")
         page.select_option("#other", "0 1 2")
         page.wait_for_timeout(400)
         ready(page)
         i, j = map(int, state(page)["cell"].split("."))
-        difference = float(page.locator("#readout").text_content().split("difference ")[1].replace("−", "-"))
-        assert difference == pytest.approx(weights[i, j] - small[1][0, 2, i, j], abs=1e-3)
+        assert difference_of(page) == pytest.approx(weights[i, j] - small[1][0, 2, i, j], abs=1e-3)
+        assert unwanted == []
+
+
+def test_a_search_goes_on_after_a_match_within_a_word(running, written):
+    with opened(running, written, wait=".map-of", place="#at=0.0.0&cell=0.0&show=most.sqrt.0.1") as (page, _):
+        ready(page)
+        page.fill("#search", "i")
+        places = [at for at, text in enumerate(TOKENS) if "i" in text]
+        assert any(not TOKENS[at].startswith(" ") for at in places)
+        for keys, order in (("Enter", [1, 2, 3, 4, 5, 1]), ("Shift+Enter", [5, 4, 3])):
+            for at in order:
+                page.press("#search", keys)
+                until(page, f"document.querySelector('.text').textContent.includes('{at} of {len(places)}')")
+
+
+def test_a_word_is_searched_in_the_text_on_show(running, small, tmp_path):
+    place = tmp_path / "page.html"
+    runs = [
+        long.Run(name, [long.Sight("0", range(H), small[0].sequence(0))], texts)
+        for name, texts in (("there", TOKENS), ("back", TOKENS[::-1]))
+    ]
+    place.write_bytes(long_page(long.document(runs, long.Wish())))
+    with opened(running, place, wait=".map-of") as (page, unwanted):
+        for run, texts in enumerate((TOKENS, TOKENS[::-1])):
+            page.select_option("#run", str(run))
+            page.wait_for_timeout(200)
+            ready(page)
+            page.fill("#search", "rained")
+            page.press("#search", "Enter")
+            found = f"query {texts.index(' rained')} "
+            until(page, f"document.querySelector('#readout').textContent.startsWith('{found}')")
+        assert unwanted == []
+
+
+def test_enter_presses_the_button_that_has_the_focus(running, written):
+    with opened(running, written, wait=".map-of") as (page, _):
+        ready(page)
+        page.locator(".heads .head").first.focus()
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("Enter")
+        until(page, "location.hash.includes('at=0.1.0')")
+        page.locator("details.numbers summary").focus()
+        page.keyboard.press("Enter")
+        page.wait_for_selector("details.numbers td")
+
+
+def test_a_cell_chosen_while_a_smaller_layer_opens_is_inside_it(running, small, tmp_path):
+    place = tmp_path / "page.html"
+    sights = [long.Sight(str(at), range(H), part.sequence(0)) for at, part in enumerate((small[0], matrix(5)))]
+    place.write_bytes(long_page(long.document([long.Run("", sights, None)], long.Wish())))
+    with opened(running, place, wait=".map-of") as (page, unwanted):
+        ready(page)
+        press = "document.body.dispatchEvent(new KeyboardEvent('keydown', {key: 'KEY', bubbles: true}))"
+        page.evaluate("; ".join(press.replace("KEY", key) for key in ("}", "ArrowUp")))
+        until(page, "document.querySelector('.where').textContent.includes('of 5')")
+        page.wait_for_timeout(200)
+        assert state(page)["cell"].startswith("4.")
+        assert page.locator("#readout").text_content().startswith("query 4 ")
+        assert unwanted == []
+
+
+def test_only_heads_with_the_same_means_are_subtracted(running, small, tmp_path):
+    """Weights that are computed, or pictures of both; a small layer that is all exact has no pictures."""
+    place = tmp_path / "page.html"
+    sights = [long.Sight(str(at), range(H), part.sequence(0)) for at, part in enumerate(small)]
+    wish = long.Wish(exact=[*(("0", head) for head in range(H)), ("1", 1)])
+    place.write_bytes(long_page(long.document([long.Run("", sights, TOKENS)], wish)))
+    choices = "[...document.querySelectorAll('#other option')].map((option) => option.value)"
+    with opened(running, place, wait=".map-of", place="#at=0.0.0&cell=20.0") as (page, unwanted):
+        ready(page)
+        assert page.evaluate(choices) == ["", *(f"0 0 {head}" for head in range(H)), "0 1 1"]
+        page.select_option("#other", "0 1 1")
+        page.wait_for_timeout(300)
+        page.locator(".heads .head").nth(H).click()
+        until(page, "document.querySelector('.here').textContent.includes('a picture only')")
+        assert page.evaluate(choices) == ["", *(f"0 1 {head}" for head in range(H))]
         assert unwanted == []
 
 

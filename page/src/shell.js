@@ -43,6 +43,7 @@ export function openShell(header, draw) {
   document.addEventListener("keydown", (event) => {
     const target = /** @type {HTMLElement} */ (event.target);
     if (event.metaKey || (event.ctrlKey && !event.altKey) || /^(INPUT|SELECT|TEXTAREA)$/.test(target.tagName)) return;
+    if (event.key === "Enter" && /^(BUTTON|SUMMARY)$/.test(target.tagName)) return;
     const act = keys.get(event.key);
     if (!act) return;
     event.preventDefault();

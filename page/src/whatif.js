@@ -14,11 +14,11 @@ function suppose(s, change, focus) {
 
 const panel = (/** @type {Story} */ s, /** @type {any[]} */ ...parts) => h("div.whatif", { role: "group", "aria-label": s.t("what if") }, h("span.tag", s.t("what if")), ...parts);
 
-/** @param {Story} s @param {string} id @param {string} words @param {boolean} on @param {(on: boolean) => void} act */
-const box = (s, id, words, on, act) => h("label", h("input", { type: "checkbox", id, checked: on, onchange: (/** @type {Event} */ event) => act(/** @type {HTMLInputElement} */ (event.target).checked) }), words);
+/** @param {string} id @param {string} words @param {boolean} on @param {(on: boolean) => void} act */
+const box = (id, words, on, act) => h("label", h("input", { type: "checkbox", id, checked: on, onchange: (/** @type {Event} */ event) => act(/** @type {HTMLInputElement} */ (event.target).checked) }), words);
 
 /** @param {Story} s */
-export const scaleControl = (s) => panel(s, box(s, "if-scale", s.t("what if scale"), !s.state.what.scale, (on) => suppose(s, { scale: !on }, "if-scale")));
+export const scaleControl = (s) => panel(s, box("if-scale", s.t("what if scale"), !s.state.what.scale, (on) => suppose(s, { scale: !on }, "if-scale")));
 
 /** @param {Story} s */
 export function maskControl(s) {
@@ -27,7 +27,7 @@ export function maskControl(s) {
   const sizes = [...new Set([1, 2, 4, 8, 16, 64, 256].filter((size) => size < s.head.m))];
   return panel(
     s,
-    box(s, "if-causal", s.t(own ? "what if uncausal" : "what if causal"), causal !== null, (on) => suppose(s, { causal: on ? !own : null }, "if-causal")),
+    box("if-causal", s.t(own ? "what if uncausal" : "what if causal"), causal !== null, (on) => suppose(s, { causal: on ? !own : null }, "if-causal")),
     h(
       "label",
       s.t("window control"),

@@ -1,8 +1,10 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { range } from "../src/attention.js";
+import { alongKeys, weightFrom, weightOn } from "../src/long/lines.js";
 import { firstPixel, forbidden, pixel } from "../src/long/source.js";
 import { search, tokenAt, tokens, unitName, unitOf, words } from "../src/long/units.js";
+import { cellAt, follow, frame, settle, showWhole, zoom } from "../src/long/view.js";
 
 const plain = { scale: 1, softcap: null, causal: false, window: [null, null], offset: 0, keys: null, queries: null, allowed: null, bias: null, slope: 0, sink: -Infinity, temperature: 1 };
 
@@ -27,6 +29,41 @@ test("a search finds words over token borders, each place once", () => {
   assert.deepEqual(search([" un", "believ", "able"], "NBEL"), [0]);
   assert.deepEqual(search(["aa", "a"], ""), []);
   assert.deepEqual(search(["em", "##bed"], "embed"), [0]);
+});
+
+test("a line's weight on a word is the sum over its keys, from a word the mean over its queries", () => {
+  const u = words([" a", "b", " c"]);
+  assert.deepEqual([0, 1].map((unit) => weightOn(Float32Array.of(0.25, 0.5, -1), u, unit)), [0.75, -1]);
+  assert.deepEqual([0, 1].map((unit) => weightFrom(Float32Array.of(0.25, 0.5, 0.125), u, unit)), [0.375, 0.125]);
+  assert.deepEqual([...alongKeys(Float32Array.of(1, 2, 3), 2, 4)], [0, 0, 1, 2]);
+});
+
+test("the view stays inside the matrix, and a zoom keeps its point where it is", () => {
+  for (const [n, m, width] of [[24, 24, 780], [10000, 500, 780], [3, 9000, 400], [1, 1, 300]]) {
+    const shown = { queries: tokens(n), keys: tokens(m), view: { y: 0, x: 0, step: 1 }, cell: { i: n - 1, j: m >> 1 } };
+    const f = frame(width, shown);
+    const inside = () => {
+      const { y, x, step } = shown.view;
+      assert.ok(y >= 0 && x >= 0 && y <= Math.max(0, n - f.high * step) && x <= Math.max(0, m - f.side * step), JSON.stringify([n, m, shown.view]));
+    };
+    showWhole(shown, f);
+    inside();
+    assert.ok(shown.view.step * f.side >= m - 1e-9 && shown.view.step * f.high >= n - 1e-9);
+    const [left, top] = [f.left + 50, f.top + 50];
+    const before = cellAt(shown, f, left, top);
+    if (before) zoom(shown, f, 0.7, before.y, before.x);
+    inside();
+    const after = cellAt(shown, f, left, top);
+    if (before && after && shown.view.step > 1 / 48) assert.ok(Math.abs(after.x - before.x) < 1e-6 && Math.abs(after.y - before.y) < 1e-6);
+    follow(shown, f);
+    inside();
+    const { y, x, step } = shown.view;
+    assert.ok(shown.cell.i >= y - 1e-9 && shown.cell.i + 1 <= y + f.high * step + 1e-9 && shown.cell.j >= x - 1e-9 && shown.cell.j + 1 <= x + f.side * step + 1e-9);
+    Object.assign(shown.view, { y: -5, x: 1e9, step: 1e9 });
+    settle(shown, f);
+    inside();
+    assert.equal(cellAt(shown, f, f.left - 1, f.top), null);
+  }
 });
 
 test("a pixel's value lies within what it says it may be off", () => {

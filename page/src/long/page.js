@@ -5,7 +5,7 @@ import { spelled } from "../numbers.js";
 import { choice } from "./controls.js";
 import { grid, STATISTICS } from "./grid.js";
 import { fromLink } from "./link.js";
-import { look } from "./look.js";
+import { openLook } from "./look.js";
 import { newReading } from "./reading.js";
 import { headAt } from "./source.js";
 
@@ -24,7 +24,7 @@ export const newState = () => ({
   query: -1, // tokens; −1: the last
   key: -1, // −1: the one that the query looks at most
   pinned: false,
-  view: /** @type {import("./map.js").View | null} */ (null),
+  view: /** @type {import("./shown.js").View | null} */ (null),
   reading: newReading(),
 });
 
@@ -76,15 +76,15 @@ export function openLong(page) {
       const mine = ++turn;
       const layer = runs[state.at.run].layers[state.at.layer];
       const number = layer.heads[state.at.head];
-      if (state.query < 0 || state.query >= layer.queries) state.query = layer.queries - 1;
-      if (state.key >= layer.keys) state.key = -1;
       const several = runs[state.at.run].layers.length > 1 || layer.name !== "";
       const heading = h("h2", { id: "head" }, several ? t("this head", { layer: layer.name, head: number }) : t("this matrix", { head: number }));
       if (!here.firstChild) add(here, [heading, h("p.says", t("computing"))]);
       const head = await headAt(page, state.at).catch((why) => failed(why));
       const other = state.other && (await headAt(page, state.other).catch((why) => failed(why)));
       if (mine !== turn || !head) return;
-      await look({ page, state, shell, here, head, other, heading, go, again: openHead, failed });
+      if (state.query < 0 || state.query >= head.n) state.query = head.n - 1;
+      if (state.key >= head.m) state.key = -1;
+      await openLook({ page, state, shell, head, other, go, again: openHead, failed }, here, heading);
 
       /** @param {unknown} why */
       function failed(why) {

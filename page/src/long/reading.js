@@ -1,15 +1,16 @@
 // The text beside the map: tokens shaded by what they receive, by what a query looks at, or by who looks at a key.
 
-import { css, inkOn, rgb, weighed } from "../colour.js";
+import { css, inkOn, weighed } from "../colour.js";
 import { h } from "../dom.js";
 import { spelled } from "../numbers.js";
+import { alongKeys } from "./lines.js";
 
 const MOST = 1200; // tokens that are shown at once
 
-/** @typedef {{by: "received" | "query" | "key", picks: "query" | "key", start: number, found: number[], word: string, said: string}} Reading */
+/** @typedef {{by: "received" | "query" | "key", picks: "query" | "key", start: number, word: string, said: string}} Reading */
 
 /** @returns {Reading} */
-export const newReading = () => ({ by: "received", picks: "query", start: 0, found: [], word: "", said: "" });
+export const newReading = () => ({ by: "received", picks: "query", start: 0, word: "", said: "" });
 
 /**
  * The part of the text around a token, with a way to the parts before and after.
@@ -48,22 +49,28 @@ function shown(text) {
   return space + (spelled(text.slice(space.length), 60) || "");
 }
 
+/** Colour the tokens on show by what the reader chose. @param {import("./shown.js").Look} look */
+export function shadeText(look) {
+  const { parts, head, offset, state, aside, received, row, column } = look;
+  const { by } = state.reading;
+  const cross = head.layer.cross;
+  const values = by === "received" ? received : by === "query" ? row : column && !cross && alongKeys(column, offset, head.m);
+  shade(parts.text, values || null, { query: cross ? -1 : state.query + offset, key: state.key, aside: aside ? head.first : -1 });
+}
+
 /**
- * Colour the tokens on show.
  * @param {HTMLElement} box
  * @param {ArrayLike<number> | null} values
  * @param {{query: number, key: number, aside: number}} marks      tokens; aside is left white
  */
-export function shadeText(box, values, marks) {
+function shade(box, values, marks) {
   let most = 0;
-  const spans = /** @type {HTMLElement[]} */ ([...box.querySelectorAll(".token")]);
   if (values) for (let at = 0; at < values.length; at++) if (at !== marks.aside) most = Math.max(most, values[at]);
-  const shade = weighed(most || 1);
-  const paper = rgb("paper");
-  for (const span of spans) {
+  const scale = weighed(most || 1);
+  for (const span of /** @type {NodeListOf<HTMLElement>} */ (box.querySelectorAll(".token"))) {
     const token = Number(span.dataset.token);
     const value = values && token !== marks.aside ? values[token] : 0;
-    const colour = value > 0 ? shade.at(value) : paper;
+    const colour = scale.at(value);
     span.style.background = value > 0 ? css(colour) : "";
     span.style.color = value > 0 ? (inkOn(colour) === "dark" ? "#000" : "#fff") : "";
     span.classList.toggle("is-query", token === marks.query);

@@ -8,7 +8,7 @@ import { load } from "../packed.js";
 /** @typedef {{pixels: [number, number], data: Uint8Array, at: number, first: Uint8Array, firstAt: number, largest: number}} Picture */
 /** @typedef {Awaited<ReturnType<typeof openHead>>} Head */
 
-const LEVELS = 80; // of a pixel
+export const LEVELS = 80; // of a pixel
 const RULES = ["bias", "mask", "alibi_slopes", "sinks", "query_segments", "kv_segments"];
 
 /** @type {Map<string, Promise<Head>>} */
@@ -25,6 +25,13 @@ export function headAt(page, address) {
   return head;
 }
 
+/** Is every weight of a layer's head known? @param {Page} page @param {any} layer @param {number} at */
+const isExact = (page, layer, at) => Boolean(page.header.served) || layer.exact.includes(at);
+
+/** Can a layer's head be subtracted: of as many queries and keys, its weights known by the same means? @param {Page} page @param {Head} head @param {any} layer @param {number} at */
+export const areAlike = (page, head, layer, at) =>
+  layer.queries === head.n && layer.keys === head.m && Boolean((head.exact && isExact(page, layer, at)) || (head.small.most && layer.pixels));
+
 /** @param {Page} page @param {Address} address */
 async function openHead(page, { run, layer: place, head: position }) {
   const told = page.header.runs[run];
@@ -32,7 +39,7 @@ async function openHead(page, { run, layer: place, head: position }) {
   const { queries: n, keys: m, first } = layer;
   const exactAt = layer.exact.indexOf(position);
   const { served } = page.header; // false, true, or "frame": in a notebook
-  const exact = Boolean(served) || exactAt >= 0;
+  const exact = isExact(page, layer, position);
   const array = async (/** @type {string} */ name) => (layer.arrays[name] ? load(page, layer.arrays[name]) : null);
 
   /** @param {string} prefix @param {any} scale @param {number} at @returns {Promise<Record<string, Picture>>} */
@@ -52,16 +59,12 @@ async function openHead(page, { run, layer: place, head: position }) {
   }
   const small = await pictures("", layer.largest, position);
   const rowAt = served ? position : exactAt;
-  const line = async (/** @type {string} */ name, /** @type {number} */ length) => {
-    const found = rowAt < 0 ? null : await array(name);
-    return found && /** @type {Float32Array} */ (found.data).subarray(rowAt * length, (rowAt + 1) * length);
-  };
+  const received = rowAt < 0 ? null : await array("received");
   if (exactAt >= 0) for (const name of RULES) await array(name);
   const rules = rulesOf(page, exactAt >= 0 ? layer : { ...layer, arrays: {} }, 0, Math.max(exactAt, 0));
   const head = {
     address: { run, layer: place, head: position },
     layer,
-    number: layer.heads[position],
     n,
     m,
     first,
@@ -70,8 +73,7 @@ async function openHead(page, { run, layer: place, head: position }) {
     rules,
     small,
     wide: () => (exact && !served ? pictures("wide_", layer.wide?.largest, exactAt) : Promise.resolve({})),
-    entropy: await line("entropy", n),
-    received: await line("received", m),
+    received: received && /** @type {Float32Array} */ (received.data).subarray(rowAt * m, (rowAt + 1) * m),
     stored: exactAt >= 0 && !served ? page.header.arrays[layer.arrays.q].dtype : layer.dtype,
     computing: /** @type {Awaited<ReturnType<typeof computed>> | null} */ (null),
     loading: Promise.resolve(),

@@ -1,6 +1,8 @@
 // What rows and columns are counted in: tokens, or whole words. A word's weight on a word is the sum over its keys, the
 // mean over its queries.
 
+import { spelled } from "../numbers.js";
+
 /** @typedef {{count: number, edges: Int32Array | null}} Units      edges[u]…edges[u+1] are the tokens of unit u; null: each token is one */
 
 /** @param {number} length @returns {Units} */
@@ -44,6 +46,9 @@ export function unitName(u, name, at) {
   for (let token = tokenAt(u, at); token < tokenAt(u, at + 1); token++) text += name(token).replace(/^##/, "");
   return text.replace(/^[ ▁Ġ]+(?=.)/s, "");
 }
+
+/** The same in few characters, as it stands beside the map. @param {Units} u @param {(token: number) => string} name @param {number} at @param {number} most */
+export const unitLabel = (u, name, at, most) => spelled(unitName(u, name, at), most);
 
 /**
  * Every place where the text holds a word: the tokens in which it begins.

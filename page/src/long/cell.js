@@ -1,0 +1,54 @@
+// The chosen cell moves, and all that speaks of it follows: the readout, the lists, the text, the table, the link.
+
+import { fmt } from "../numbers.js";
+import { unitColumn, unitRow, weightOn } from "./lines.js";
+import { toLink } from "./link.js";
+import { fillLists } from "./lists.js";
+import { frameOf, refresh } from "./mapbox.js";
+import { shadeText } from "./reading.js";
+import { readout } from "./readout.js";
+import { onPage, stillAt } from "./shown.js";
+import { fillTable } from "./table.js";
+import { tokenAt } from "./units.js";
+import { follow } from "./view.js";
+
+/** @typedef {import("./shown.js").Look} Look */
+
+/** After the cell moved. @param {Look} look @param {number} [wait]      milliseconds; where a row is slow, only the last of many moves is followed */
+export async function moved(look, wait) {
+  const { cell, head, other, queries, keys, parts, state, shell } = look;
+  const { i, j } = cell;
+  const still = stillAt(look);
+  if (!onPage(look)) return;
+  Object.assign(state, { query: tokenAt(queries, i), key: tokenAt(keys, j), pinned: cell.pinned });
+  if (wait) await new Promise((then) => setTimeout(then, wait));
+  if (!still()) return;
+  const lines = [unitRow(head, queries, i), unitColumn(head, keys, j), other && unitRow(other, queries, i)];
+  const [row, column, otherRow] = await Promise.all(lines).catch((why) => (look.failed(why), []));
+  if (!still()) return;
+  Object.assign(look, { row, column });
+  refresh(look);
+  parts.readout.textContent = readout(look, shell.t) + (other ? ` · ${shell.t("difference")} ${otherRow && row ? fmt(weightIn(row, keys, j) - weightIn(otherRow, keys, j), 4) : "?"}` : "");
+  shell.say(parts.readout.textContent);
+  fillLists(look, (query, key) => jump(look, query, key));
+  shadeText(look);
+  fillTable(look);
+  toLink(state);
+}
+
+/** @param {Float32Array} row @param {import("./units.js").Units} keys @param {number} unit */
+const weightIn = (row, keys, unit) => Math.max(0, weightOn(row, keys, unit)); // of what is masked nothing is subtracted
+
+/** Choose a cell and bring it into view. @param {Look} look @param {number} i @param {number} j */
+export function jump(look, i, j) {
+  Object.assign(look.cell, { i, j });
+  follow(look, frameOf(look));
+  refresh(look);
+  moved(look);
+}
+
+/** @param {Look} look @param {number} down @param {number} right */
+export function step(look, down, right) {
+  const { cell, queries, keys } = look;
+  jump(look, Math.max(0, Math.min(queries.count - 1, cell.i + down)), Math.max(0, Math.min(keys.count - 1, cell.j + right)));
+}

@@ -1,0 +1,46 @@
+// Cells so large that each has its number, or its hatching where the query may not look.
+
+import { MASKED } from "../attention.js";
+import { css, inkOn, rgb } from "../colour.js";
+import { short } from "../numbers.js";
+import { minus, shadeOf } from "./coloured.js";
+import { SIDE } from "./tiles.js";
+import { endOf } from "./view.js";
+
+/**
+ * The numbers of one tile; top, left: its first query and key.
+ * @param {CanvasRenderingContext2D} pen @param {import("./shown.js").Shown} shown @param {import("./view.js").Frame} f @param {Float32Array} weights @param {Float32Array | null} other @param {number} top @param {number} left
+ */
+export function drawNumbers(pen, shown, f, weights, other, top, left) {
+  const { view } = shown;
+  const size = 1 / view.step;
+  const shade = shadeOf(shown);
+  const end = endOf(shown, f);
+  pen.font = "11px system-ui, sans-serif";
+  pen.textAlign = "center";
+  pen.textBaseline = "middle";
+  pen.strokeStyle = css(rgb("hatch"));
+  for (let i = Math.max(top, Math.floor(view.y)); i < Math.min(top + SIDE, end.y); i++)
+    for (let j = Math.max(left, Math.floor(view.x)); j < Math.min(left + SIDE, end.x); j++) {
+      const at = (i - top) * SIDE + j - left;
+      const [x, y] = [(j - view.x) * size, (i - view.y) * size];
+      if (weights[at] === MASKED) {
+        hatch(pen, x, y, size);
+        continue;
+      }
+      const value = minus(weights, other, at);
+      pen.fillStyle = inkOn(shade.at(value)) === "dark" ? "#000" : "#fff";
+      pen.fillText(short(value), x + size / 2, y + size / 2);
+    }
+}
+
+/** @param {CanvasRenderingContext2D} pen @param {number} x @param {number} y @param {number} size */
+function hatch(pen, x, y, size) {
+  pen.beginPath();
+  for (const part of [0.5, 1, 1.5]) {
+    const [from, to] = [Math.max(0, part - 1) * size, Math.min(1, part) * size];
+    pen.moveTo(x + from, y + to);
+    pen.lineTo(x + to, y + from);
+  }
+  pen.stroke();
+}

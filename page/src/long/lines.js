@@ -1,0 +1,54 @@
+// Lines of the matrix: what the chosen query gives to each key, and what the chosen key gets from each query.
+
+import { MASKED } from "../attention.js";
+import { columnOf, rowOf } from "./source.js";
+import { tokenAt } from "./units.js";
+
+/** @typedef {import("./source.js").Head} Head */
+/** @typedef {import("./units.js").Units} Units */
+
+/** Weights of a unit of queries, by key token: the mean over its queries. @param {Head} head @param {Units} queries @param {number} unit */
+export const unitRow = async (head, queries, unit) => joined(await Promise.all(tokensOf(queries, unit).map((i) => rowOf(head, i))), true);
+
+/** Weights on a unit of keys, by query token: the sum over its keys. @param {Head} head @param {Units} keys @param {number} unit */
+export const unitColumn = async (head, keys, unit) => joined(await Promise.all(tokensOf(keys, unit).map((j) => columnOf(head, j))), false);
+
+/** @param {Units} units @param {number} unit */
+const tokensOf = (units, unit) => Array.from({ length: tokenAt(units, unit + 1) - tokenAt(units, unit) }, (_, at) => tokenAt(units, unit) + at);
+
+/** The sum or mean of lines, MASKED where all are. @param {(Float32Array | null)[]} lines @param {boolean} mean */
+function joined(lines, mean) {
+  const [first] = lines;
+  if (!first || lines.length === 1) return first ?? null;
+  return first.map((_, at) => {
+    const seen = lines.map((line) => /** @type {Float32Array} */ (line)[at]).filter((a) => a !== MASKED);
+    return seen.length ? seen.reduce((a, b) => a + b, 0) / (mean ? lines.length : 1) : MASKED;
+  });
+}
+
+/** A row's weight on a unit of keys: the sum over them, MASKED where all are. @param {Float32Array} row @param {Units} keys @param {number} unit */
+export function weightOn(row, keys, unit) {
+  let [sum, seen] = [0, false];
+  for (let token = tokenAt(keys, unit); token < tokenAt(keys, unit + 1); token++)
+    if (row[token] !== MASKED) {
+      sum += row[token];
+      seen = true;
+    }
+  return seen ? sum : MASKED;
+}
+
+/** A column's weight from a unit of queries: the mean over them. @param {Float32Array} column @param {Units} queries @param {number} unit */
+export const weightFrom = (column, queries, unit) => weightOn(column, queries, unit) / (tokenAt(queries, unit + 1) - tokenAt(queries, unit));
+
+/** The key that a query looks at most. @param {Head} head @param {number} query */
+export async function strongestKey(head, query) {
+  const row = await rowOf(head, query);
+  return row ? Math.max(0, row.indexOf(row.reduce((most, a) => Math.max(most, a), MASKED))) : 0;
+}
+
+/** A column as values of keys, where queries and keys are one text. @param {Float32Array} column @param {number} offset @param {number} length */
+export function alongKeys(column, offset, length) {
+  const all = new Float32Array(length);
+  for (let at = 0; at < column.length; at++) if (at + offset >= 0 && at + offset < length) all[at + offset] = column[at];
+  return all;
+}

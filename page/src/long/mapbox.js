@@ -1,0 +1,40 @@
+// The map in its box, with what is said of it: the scale, the part that is in view, and what a pixel is.
+
+import { h } from "../dom.js";
+import { fmt } from "../numbers.js";
+import { shadeOf } from "./coloured.js";
+import { legend } from "./grid.js";
+import { toLink } from "./link.js";
+import { draw } from "./map.js";
+import { endOf, frame, settle, showWhole, zoom } from "./view.js";
+
+/** @typedef {import("./shown.js").Look} Look */
+
+/** @param {Look} look */
+export const frameOf = (look) => frame(look.parts.box.clientWidth, look);
+
+/** Draw the map again. @param {Look} look */
+export function refresh(look) {
+  const { parts, queries, keys, view, state, rule, shell: { t } } = look;
+  const f = frameOf(look);
+  settle(look, f);
+  const { rows, cols, stretched, missing } = draw(parts.canvas, look, f);
+  state.view = view;
+  const shade = shadeOf(look);
+  parts.scale.replaceChildren(legend(shade, fmt(shade.low, 2), fmt(shade.high, 2), h("span", h("i.hatched"), t("masked cell"))));
+  const end = endOf(look, f);
+  const where = t("where", { i0: Math.floor(view.y), i1: Math.ceil(end.y) - 1, n: queries.count, j0: Math.floor(view.x), j1: Math.ceil(end.x) - 1, m: keys.count });
+  const pixel = rows * cols === 1 ? t("single") : t(stretched ? "stretched" : "many", { rows, cols, rule: t(rule) });
+  parts.where.textContent = `${where} · ${pixel}${missing ? ` · ${t("computing")}` : ""}`;
+  parts.box.dataset.missing = String(missing);
+}
+
+/** Around the chosen cell. @param {Look} look @param {number} factor      of what a pixel covers; 0: the whole */
+export function nearer(look, factor) {
+  const { cell } = look;
+  const f = frameOf(look);
+  if (factor) zoom(look, f, factor, cell.i + 0.5, cell.j + 0.5);
+  else showWhole(look, f);
+  refresh(look);
+  toLink(look.state);
+}

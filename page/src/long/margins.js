@@ -1,0 +1,80 @@
+// Around the weights: names of queries and keys, and the profiles of the chosen two.
+
+import { css, rgb, weighed } from "../colour.js";
+import { weightFrom, weightOn } from "./lines.js";
+import { unitLabel, unitOf } from "./units.js";
+import { axesOf, GAP, STRIP } from "./view.js";
+
+/** @typedef {import("./shown.js").Shown} Shown */
+/** @typedef {import("./view.js").Frame} Frame */
+/** @typedef {ReturnType<typeof axesOf>["down"]} Axis */
+
+/** Names where there is room, else numbers. @param {CanvasRenderingContext2D} pen @param {Shown} shown @param {Frame} f */
+export function drawNames(pen, shown, f) {
+  const { down, across } = axesOf(shown, f);
+  const { step } = shown.view;
+  pen.font = "12px system-ui, sans-serif";
+  pen.textBaseline = "middle";
+  pen.textAlign = "right";
+  eachName(down, step, f.left, (name, at, colour) => {
+    pen.fillStyle = colour;
+    pen.fillText(name, f.left - 6, at);
+  });
+  pen.textAlign = "left";
+  eachName(across, step, f.top, (name, at, colour) => {
+    pen.save();
+    pen.translate(at, f.top - 6);
+    pen.rotate(-Math.PI / 2);
+    pen.fillStyle = colour;
+    pen.fillText(name, 0, 0);
+    pen.restore();
+  });
+}
+
+/** @param {Axis} axis @param {number} step @param {number} room @param {(name: string, at: number, colour: string) => void} write */
+function eachName({ units, name, start, from, length, chosen, role }, step, room, write) {
+  const named = 1 / step >= 13;
+  const every = named ? 1 : niceStep(64 * step);
+  for (let unit = Math.ceil(start / every) * every; unit < Math.min(units.count, start + length * step); unit += every) {
+    const at = (unit + (named ? 0.5 : 0) - start) / step;
+    if (at < -1 || at > length) continue;
+    const text = named ? unitLabel(units, name, unit, Math.floor((room - 10) / 7)) : String(unit);
+    write(text, from + at, css(rgb(unit === chosen ? role : "soft")));
+  }
+}
+
+/** 1, 2 or 5 times a power of ten. @param {number} least */
+function niceStep(least) {
+  const power = 10 ** Math.floor(Math.log10(Math.max(least, 1)));
+  return [1, 2, 5, 10].map((part) => part * power).find((step) => step >= least) ?? 10 * power;
+}
+
+/** Below: what the chosen query gives the keys in view. At the right: what the chosen key gets from the queries in view. @param {CanvasRenderingContext2D} pen @param {Shown} shown @param {Frame} f */
+export function drawProfiles(pen, shown, f) {
+  const { down, across } = axesOf(shown, f);
+  const bottom = f.top + f.high + GAP;
+  const right = f.left + f.side + GAP;
+  eachBar(shown, across, shown.row, weightOn, (at, size) => {
+    pen.fillStyle = css(rgb("query"));
+    pen.fillRect(at, bottom, 1, size);
+  });
+  eachBar(shown, down, shown.column, weightFrom, (at, size) => {
+    pen.fillStyle = css(rgb("key"));
+    pen.fillRect(right, at, size, 1);
+  });
+}
+
+/** For each pixel along an axis the largest weight in it, as a bar. @param {Shown} shown @param {Axis} axis @param {Float32Array | null} line @param {typeof weightOn} weightOf @param {(at: number, size: number) => void} draw */
+function eachBar({ view, high, scale, aside, keys, head }, { units, start, from, length }, line, weightOf, draw) {
+  if (!line) return;
+  const shade = weighed(high, scale);
+  const left = aside && units === keys ? unitOf(keys, head.first) : -1;
+  for (let at = 0; at < length; at++) {
+    const first = Math.floor(start + at * view.step);
+    if (first >= units.count) break;
+    const last = Math.min(units.count, Math.max(first + 1, Math.floor(start + (at + 1) * view.step)));
+    let most = 0;
+    for (let unit = first; unit < last; unit++) if (unit !== left) most = Math.max(most, weightOf(line, units, unit));
+    if (most > 0) draw(from + at, Math.max(1, Math.min(1, shade.shade(most)) * STRIP));
+  }
+}

@@ -1,0 +1,58 @@
+// The stored picture of a head, stretched over the view; a pixel of the screen takes the pixel its first unit falls on.
+
+import { fill } from "./coloured.js";
+import { firstPixel, forbidden, pixel } from "./source.js";
+import { tokenAt } from "./units.js";
+import { filled } from "./view.js";
+
+/** @typedef {import("./source.js").Picture} Picture */
+/** @typedef {import("./units.js").Units} Units */
+/** @typedef {import("./shown.js").Shown} Shown */
+
+/** The finest there is; a difference needs two of one size. @param {Shown} shown @returns {Picture | undefined} */
+export const pictureOf = ({ head, other, wide, rule }) => (!other && wide.most ? wide : head.small)[rule];
+
+/** @param {CanvasRenderingContext2D} pen @param {Shown} shown @param {import("./view.js").Frame} f @param {import("./coloured.js").Colours} colours */
+export function drawPicture(pen, shown, f, colours) {
+  const own = pictureOf(shown);
+  if (!own) return;
+  const { head, view } = shown;
+  const other = shown.other?.small[shown.rule];
+  const [pixelsHigh, pixelsWide] = own.pixels;
+  const size = filled(shown, f);
+  const [high, wide] = [Math.ceil(size.high), Math.ceil(size.wide)];
+  const rows = pixelsUnder(high, view.y, view.step, shown.queries, head.n, pixelsHigh);
+  const cols = pixelsUnder(wide, view.x, view.step, shown.keys, head.m, pixelsWide);
+  const valueOf = readerOf(shown);
+  const sheet = fill(document.createElement("canvas"), wide, high, (at) => {
+    const [row, col] = [rows[Math.floor(at / wide)], cols[at % wide]];
+    const value = valueOf(own, row, col) - (other ? valueOf(other, row, col) : 0);
+    return value === 0 && isMasked(head, own, row, col) ? colours.masked : colours.of(value);
+  });
+  pen.drawImage(sheet, 0, 0, wide, high);
+}
+
+/** For each pixel of the screen the picture's pixel. @param {number} size @param {number} start @param {number} step @param {Units} units @param {number} tokens @param {number} pixels */
+const pixelsUnder = (size, start, step, units, tokens, pixels) =>
+  Array.from({ length: size }, (_, at) => {
+    const unit = Math.min(units.count - 1, Math.floor(start + (at + 0.5) * step));
+    return Math.min(pixels - 1, Math.floor(((tokenAt(units, unit) + 0.5) * pixels) / tokens));
+  });
+
+/** How a pixel is read: the first key, which is stored apart, belongs to its pixel unless it is set aside. @param {Shown} shown */
+function readerOf({ head: { m, first }, aside, rule }) {
+  return (/** @type {Picture} */ picture, /** @type {number} */ row, /** @type {number} */ col) => {
+    const wide = picture.pixels[1];
+    const { value } = pixel(picture, row, col);
+    if (aside || col !== Math.floor((first * wide) / m)) return value;
+    const alone = firstPixel(picture, row).value;
+    return rule === "most" ? Math.max(value, alone) : value + alone / Math.max(1, m / wide);
+  };
+}
+
+/** Do the rules forbid every weight of a pixel? @param {import("./source.js").Head} head @param {Picture} picture @param {number} row @param {number} col */
+function isMasked({ n, m, rules }, { pixels }, row, col) {
+  const edge = (/** @type {number} */ at, /** @type {number} */ size, /** @type {number} */ count) => Math.floor((at * size) / count);
+  const top = edge(row, n, pixels[0]);
+  return forbidden(rules, top, Math.max(edge(row + 1, n, pixels[0]), top + 1), edge(col, m, pixels[1]), edge(col + 1, m, pixels[1]));
+}

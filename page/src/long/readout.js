@@ -1,0 +1,56 @@
+// The chosen cell in words: who looks at whom, how much, how sure that is, and what it is of its row.
+
+import { MASKED } from "../attention.js";
+import { fmt } from "../numbers.js";
+import { weightOn } from "./lines.js";
+import { firstPixel, pixel } from "./source.js";
+import { tokenAt, unitLabel } from "./units.js";
+
+/** @typedef {import("./shown.js").Shown} Shown */
+
+/** @param {Shown} shown @param {(key: string, values?: any) => string} t */
+export function readout(shown, t) {
+  const { cell, queries, keys, queryName, keyName, row } = shown;
+  const found = cellValue(shown);
+  const names = { query: `“${unitLabel(queries, queryName, cell.i, 24)}”`, key: `“${unitLabel(keys, keyName, cell.j, 24)}”` };
+  const read = (/** @type {string} */ value) => t("read", { ...cell, ...names, value });
+  if (!found) return read(t("computing"));
+  if (found.value === MASKED) return read(t("masked cell"));
+  const parts = [read(`${precise(found.value, 4)}${found.off > 0 ? ` ± ${fmt(found.off, 1)}` : ""}`)];
+  if (!found.exact) parts.push(t("of pixel"));
+  if (row) {
+    const { rank, of, sum } = placeIn(row, keys, found.value);
+    parts.push(t("rank here", { rank, of }), t("sums to", { sum: fmt(sum, 6) }));
+  }
+  return parts.join(" · ");
+}
+
+/** So many digits that count. @param {number} x @param {number} digits */
+export const precise = (x, digits) => (Math.abs(x) >= 1e-4 ? String(Number(x.toPrecision(digits))) : fmt(x, digits));
+
+/** The chosen cell's weight, and how far off it may be. @param {Shown} shown */
+function cellValue({ head, cell, row, queries, keys }) {
+  if (row) {
+    const value = weightOn(row, keys, cell.j);
+    return { value, off: head.computing ? value * head.computing.bound(tokenAt(queries, cell.i)) : 0, exact: true };
+  }
+  const picture = head.small.most;
+  if (!picture) return null;
+  const [high, wide] = picture.pixels;
+  const [i, j] = [tokenAt(queries, cell.i), tokenAt(keys, cell.j)];
+  const at = Math.floor(((i + 0.5) * high) / head.n);
+  return { ...(j === head.first ? firstPixel(picture, at) : pixel(picture, at, Math.floor(((j + 0.5) * wide) / head.m))), exact: high === head.n && wide === head.m };
+}
+
+/** A weight's rank in its row, and the row's sum. @param {Float32Array} row @param {import("./units.js").Units} keys @param {number} weight */
+function placeIn(row, keys, weight) {
+  let [rank, of, sum] = [1, 0, 0];
+  for (let at = 0; at < keys.count; at++) {
+    const other = weightOn(row, keys, at);
+    if (other === MASKED) continue;
+    of++;
+    sum += other;
+    if (other > weight) rank++;
+  }
+  return { rank, of, sum };
+}

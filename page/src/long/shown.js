@@ -1,0 +1,106 @@
+// What is on show of one head: one plain object. The map draws it, the cell, the text and the controls change it.
+
+import { areAlike } from "./source.js";
+import { tokens, unitOf, words } from "./units.js";
+
+/** @typedef {import("./source.js").Head} Head */
+/** @typedef {import("./units.js").Units} Units */
+/** @typedef {{y: number, x: number, step: number}} View      the first query and key, and units for each pixel of the screen */
+/** @typedef {{i: number, j: number, pinned: boolean}} Cell      in units */
+
+/**
+ * All that the map needs.
+ * @typedef {object} Shown
+ * @property {Head} head
+ * @property {Head | null} other      subtracted
+ * @property {Record<string, import("./source.js").Picture>} wide      the finer pictures, once they are there
+ * @property {Units} queries
+ * @property {Units} keys
+ * @property {(token: number) => string} queryName
+ * @property {(token: number) => string} keyName
+ * @property {"most" | "mean"} rule      of a pixel with many weights
+ * @property {"sqrt" | "linear" | "log"} scale
+ * @property {boolean} aside      the first key does not count
+ * @property {number} whole      the head's largest weight
+ * @property {number} high      the scale's end
+ * @property {boolean} inView      the scale ends at what is in view
+ * @property {View} view
+ * @property {Cell} cell
+ * @property {Float32Array | null} row      weights of the chosen query, by key token
+ * @property {Float32Array | null} column      weights on the chosen key, by query token
+ * @property {ArrayLike<number> | null} received      what each key token receives from all queries
+ */
+
+/**
+ * The elements that are filled again and again.
+ * @typedef {object} Parts
+ * @property {HTMLElement} box      of the map
+ * @property {HTMLCanvasElement} canvas
+ * @property {HTMLElement} where
+ * @property {HTMLElement} scale
+ * @property {HTMLElement} readout
+ * @property {HTMLDetailsElement} table
+ * @property {HTMLElement} lists
+ * @property {HTMLElement} text
+ */
+
+/**
+ * What a look at a head is given.
+ * @typedef {object} Given
+ * @property {import("../container.js").Page} page
+ * @property {import("./page.js").State} state
+ * @property {import("../shell.js").Shell} shell
+ * @property {Head} head
+ * @property {Head | null} other
+ * @property {(at: import("./source.js").Address) => void} go
+ * @property {() => Promise<void>} again      the same place, by what the state says now
+ * @property {(why: unknown) => null} failed
+ */
+
+/** @typedef {Given & Shown & {offset: number, keyTexts: string[] | null, canWords: boolean, parts: Parts}} Look      offset: where query 0 stands among the keys */
+
+/** Is this look still the one on the page? @param {Look} look */
+export const onPage = ({ parts }) => parts.box.isConnected;
+
+/** What is returned says whether the cell of now is still the chosen one: an older answer must not stand beside a newer cell. @param {Look} look */
+export function stillAt(look) {
+  const { cell } = look;
+  const { i, j } = cell;
+  return () => onPage(look) && cell.i === i && cell.j === j;
+}
+
+/** @param {string[] | null} texts @param {number} offset @returns {(token: number) => string} */
+const nameOf = (texts, offset) => (at) => texts?.[at + offset] ?? String(at);
+
+/** A head as the page's state wants it. @param {Given} given @param {Parts} parts @returns {Look} */
+export function lookAt(given, parts) {
+  const { page, state, head, other } = given;
+  const { layer, n, m } = head;
+  const run = page.header.runs[state.at.run];
+  const queryTexts = /** @type {string[] | null} */ (run.tokens);
+  const keyTexts = /** @type {string[] | null} */ (layer.cross ? run.sources : run.tokens);
+  const offset = layer.cross ? 0 : layer.rules.query_offset[0];
+  const canWords = Boolean(queryTexts && keyTexts);
+  if (!canWords) state.words = false;
+  const unitsOf = (/** @type {string[] | null} */ texts, /** @type {number} */ length) => (state.words && texts ? words(texts) : tokens(length));
+  const queries = unitsOf(queryTexts && queryTexts.slice(offset, offset + n), n);
+  const keys = unitsOf(keyTexts, m);
+  return {
+    ...given, parts, offset, keyTexts, canWords, queries, keys,
+    other: other && areAlike(page, head, other.layer, other.address.head) ? other : null,
+    wide: {},
+    queryName: nameOf(queryTexts, offset),
+    keyName: nameOf(keyTexts, 0),
+    rule: state.rule,
+    scale: state.scale,
+    aside: state.aside,
+    whole: 1,
+    high: 1,
+    inView: state.inView ?? n * m > 2 ** 20,
+    view: state.view ?? { y: 0, x: 0, step: 1 },
+    cell: { i: unitOf(queries, state.query), j: unitOf(keys, Math.max(0, state.key)), pinned: state.pinned },
+    row: null,
+    column: null,
+    received: head.received,
+  };
+}

@@ -1,0 +1,37 @@
+// The weights around the cell as a table, for those who read tables.
+
+import { MASKED } from "../attention.js";
+import { h } from "../dom.js";
+import { unitRow, weightOn } from "./lines.js";
+import { precise } from "./readout.js";
+import { stillAt } from "./shown.js";
+import { unitLabel } from "./units.js";
+
+const SIZE = 9;
+
+/** Fill the table if it is open. @param {import("./shown.js").Look} look */
+export async function fillTable(look) {
+  const still = stillAt(look);
+  const { parts: { table }, head, queries, keys, queryName, keyName, cell, shell: { t } } = look;
+  if (!table.open || !head.exact) return;
+  const [rows, cols] = [around(cell.i, queries.count), around(cell.j, keys.count)];
+  const lines = await Promise.all(rows.map((i) => unitRow(head, queries, i)));
+  if (!still()) return;
+  const said = (/** @type {number} */ value) => (value === MASKED ? t("masked cell") : precise(value, 3));
+  const made = h(
+    "table",
+    h("caption", t("where", { i0: rows[0], i1: rows.at(-1), n: queries.count, j0: cols[0], j1: cols.at(-1), m: keys.count })),
+    h("thead", h("tr", h("td"), cols.map((j) => h("th", { scope: "col" }, `${j} ${unitLabel(keys, keyName, j, 12)}`)))),
+    h("tbody", rows.map((i, at) => {
+      const line = lines[at];
+      return h("tr", h("th", { scope: "row" }, `${i} ${unitLabel(queries, queryName, i, 12)}`), cols.map((j) => h("td", said(line ? weightOn(line, keys, j) : NaN))));
+    })),
+  );
+  table.replaceChildren(/** @type {Node} */ (table.firstChild), h("div.table", { tabindex: 0 }, made));
+}
+
+/** As many places around one as fit. @param {number} at @param {number} count */
+function around(at, count) {
+  const first = Math.max(0, Math.min(at - 4, count - SIZE));
+  return Array.from({ length: Math.min(SIZE, count) }, (_, place) => first + place);
+}

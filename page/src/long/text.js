@@ -1,0 +1,76 @@
+// The text beside the map, with its controls and its search.
+
+import { add, byId, h } from "../dom.js";
+import { jump } from "./cell.js";
+import { choice } from "./controls.js";
+import { passage, shadeText } from "./reading.js";
+import { search, unitOf } from "./units.js";
+
+/** @typedef {import("./shown.js").Look} Look */
+
+/** @param {Look} look */
+export function drawText(look) {
+  const { parts: { text }, keyTexts, head, state: { reading }, shell: { t } } = look;
+  text.replaceChildren();
+  if (!keyTexts || !head.exact) return;
+  const modes = /** @type {[string, string][]} */ ([["received", t("by received")], ["query", t("by query")], ["key", t("by key")]]);
+  const again = () => {
+    drawText(look);
+    shadeText(look);
+  };
+  add(text, [
+    h(
+      "div.picks",
+      choice(t("text shaded"), "by", modes, reading.by, (value) => {
+        reading.by = /** @type {any} */ (value);
+        shadeText(look);
+      }),
+      choice(t("click picks"), "picks", [["query", t("query")], ["key", t("key")]], reading.picks, (value) => (reading.picks = /** @type {any} */ (value))),
+      searchField(look, again),
+    ),
+    passage(keyTexts, reading, (token) => choose(look, token), again, t),
+  ]);
+}
+
+/** @param {Look} look @param {() => void} again */
+function searchField(look, again) {
+  const { reading } = look.state;
+  const label = look.shell.t("search");
+  const count = h("small", { role: "status" }, reading.said);
+  const field = /** @type {HTMLInputElement} */ (h("input", { type: "search", id: "search", placeholder: `${label}  /`, "aria-label": label, value: reading.word, onkeydown: (/** @type {KeyboardEvent} */ event) => {
+    if (event.key === "Escape") field.blur();
+    if (event.key !== "Enter") return;
+    const found = find(look, field.value, event.shiftKey);
+    count.textContent = reading.said;
+    if (found === undefined) return;
+    again();
+    byId("search")?.focus();
+    look.parts.text.querySelector(`[data-token="${found}"]`)?.scrollIntoView({ block: "nearest" });
+  } }));
+  return h("span", field, count);
+}
+
+/** Choose the next token where the word stands, or the one before. @param {Look} look @param {string} word @param {boolean} back */
+function find(look, word, back) {
+  const { keyTexts, offset, cell, queries, keys, state: { reading }, shell: { t } } = look;
+  const found = search(/** @type {string[]} */ (keyTexts), word);
+  const ahead = (/** @type {number} */ token) => (picksQuery(look) ? unitOf(queries, token - offset) - cell.i : unitOf(keys, token) - cell.j);
+  const next = back ? (found.findLast((at) => ahead(at) < 0) ?? found.at(-1)) : (found.find((at) => ahead(at) > 0) ?? found[0]);
+  reading.word = word;
+  reading.said = next === undefined ? t("not found") : t("found", { at: found.indexOf(next) + 1, of: found.length });
+  if (next === undefined) return;
+  choose(look, next);
+  reading.start = Math.max(0, next - 300);
+  return next;
+}
+
+/** @param {Look} look */
+const picksQuery = ({ state, head }) => state.reading.picks === "query" && !head.layer.cross;
+
+/** A token of the text becomes the query or the key. @param {Look} look @param {number} token */
+function choose(look, token) {
+  const { head, offset, cell, queries, keys } = look;
+  const query = token - offset;
+  if (picksQuery(look) && query >= 0 && query < head.n) jump(look, unitOf(queries, query), cell.j);
+  else jump(look, cell.i, unitOf(keys, token));
+}

@@ -1,0 +1,68 @@
+// Which part of the matrix is in view, and where it stands on the canvas.
+
+/** @typedef {import("./shown.js").Shown} Shown */
+/** @typedef {ReturnType<typeof frame>} Frame */
+
+const NEAREST = 1 / 48; // units for a pixel: cells of 48 pixels
+export const STRIP = 44; // a profile's height
+export const GAP = 6;
+
+/** How the map's canvas is divided. @param {number} width @param {Shown} shown */
+export function frame(width, { queries, keys }) {
+  const [left, top] = width < 520 ? [54, 56] : [88, 76];
+  const side = Math.max(120, Math.min(640, width - left - STRIP - GAP));
+  const high = Math.max(96, Math.round(side * Math.min(1, Math.max(0.12, queries.count / keys.count))));
+  return { left, top, side, high, width: left + side + GAP + STRIP, height: top + high + GAP + STRIP };
+}
+
+/** Both directions of the map alike: down go the queries, across the keys. @param {Shown} shown @param {Frame} f */
+export const axesOf = ({ queries, keys, queryName, keyName, view, cell }, f) => ({
+  down: { units: queries, name: queryName, start: view.y, from: f.top, length: f.high, chosen: cell.i, role: "query" },
+  across: { units: keys, name: keyName, start: view.x, from: f.left, length: f.side, chosen: cell.j, role: "key" },
+});
+
+/** Where the view ends, in queries and keys. @param {Shown} shown @param {Frame} f */
+export const endOf = ({ queries, keys, view }, f) => ({ y: Math.min(queries.count, view.y + f.high * view.step), x: Math.min(keys.count, view.x + f.side * view.step) });
+
+/** How much of the frame the matrix fills, in pixels. @param {Shown} shown @param {Frame} f */
+export const filled = ({ queries, keys, view }, f) => ({ high: Math.min(f.high, queries.count / view.step), wide: Math.min(f.side, keys.count / view.step) });
+
+/** Keep the view inside the matrix. @param {Shown} shown @param {Frame} f */
+export function settle({ queries, keys, view }, f) {
+  view.step = Math.min(Math.max(view.step, NEAREST), Math.max(NEAREST, queries.count / f.high, keys.count / f.side));
+  view.y = Math.max(0, Math.min(view.y, queries.count - f.high * view.step));
+  view.x = Math.max(0, Math.min(view.x, keys.count - f.side * view.step));
+}
+
+/** The whole matrix. @param {Shown} shown @param {Frame} f */
+export function showWhole(shown, f) {
+  const { queries, keys, view } = shown;
+  Object.assign(view, { y: 0, x: 0, step: Math.max(queries.count, keys.count) / f.side });
+  settle(shown, f);
+}
+
+/** Nearer or farther around a point of the matrix that stays where it is. @param {Shown} shown @param {Frame} f @param {number} factor @param {number} y @param {number} x */
+export function zoom(shown, f, factor, y, x) {
+  const { view } = shown;
+  const before = view.step;
+  view.step = Math.max(NEAREST, before * factor);
+  const change = view.step / before;
+  view.y = y - (y - view.y) * change;
+  view.x = x - (x - view.x) * change;
+  settle(shown, f);
+}
+
+/** Bring the cell into view. @param {Shown} shown @param {Frame} f */
+export function follow(shown, f) {
+  const { view, cell } = shown;
+  view.y = Math.max(Math.min(view.y, cell.i), cell.i + 1 - f.high * view.step);
+  view.x = Math.max(Math.min(view.x, cell.j), cell.j + 1 - f.side * view.step);
+  settle(shown, f);
+}
+
+/** The cell under a point of the canvas, and the point in the matrix; null outside. @param {Shown} shown @param {Frame} f @param {number} left @param {number} top */
+export function cellAt({ queries, keys, view }, f, left, top) {
+  const [x, y] = [view.x + (left - f.left) * view.step, view.y + (top - f.top) * view.step];
+  if (left < f.left || top < f.top || left > f.left + f.side || top > f.top + f.high || y < 0 || x < 0 || y >= queries.count || x >= keys.count) return null;
+  return { i: Math.floor(y), j: Math.floor(x), y, x };
+}

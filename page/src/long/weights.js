@@ -1,0 +1,71 @@
+// The weights in view: tiles that are computed where the map is near, the stored picture where it is far or tiles are missing.
+
+import { drawNumbers } from "./cells.js";
+import { colouredTile, coloursOf, minus } from "./coloured.js";
+import { drawPicture, pictureOf } from "./picture.js";
+import { forgetWanted, SIDE, tileOf } from "./tiles.js";
+import { unitOf } from "./units.js";
+import { endOf } from "./view.js";
+
+/** @typedef {import("./shown.js").Shown} Shown */
+/** @typedef {import("./view.js").Frame} Frame */
+/** @typedef {{top: number, left: number, weights: Float32Array | null, other: Float32Array | null}} Tile      top, left: its first query and key */
+
+const COMPUTED = 8; // up to so many units in a pixel are computed; above, the stored picture
+const NUMBERED = 34; // from so many pixels on a cell has its number
+
+/**
+ * Draw them; says how many weights a pixel has, whether that is a stored picture's, and how many tiles are missing.
+ * @param {CanvasRenderingContext2D} pen @param {Shown} shown @param {Frame} f
+ */
+export function drawWeights(pen, shown, f) {
+  const { view, head, other } = shown;
+  const level = Math.max(0, Math.floor(Math.log2(view.step * 1.001)));
+  const near = 2 ** level <= COMPUTED || !head.small.most;
+  shown.high = shown.whole;
+  forgetWanted();
+  if (!near || !head.exact || (other && !other.exact)) {
+    drawPicture(pen, shown, f, coloursOf(shown));
+    const [high, wide] = pictureOf(shown)?.pixels ?? [1, 1];
+    return { rows: Math.ceil(head.n / high), cols: Math.ceil(head.m / wide), stretched: true, missing: 0 };
+  }
+  const tiles = tilesInView(shown, f, level);
+  const there = tiles.filter((tile) => tile.weights && (tile.other || !other));
+  const missing = tiles.length - there.length;
+  if (shown.inView && !missing) shown.high = Math.max(1e-12, ...there.map((tile) => largestOf(tile, shown, level)));
+  const colours = coloursOf(shown);
+  if (missing) drawPicture(pen, shown, f, colours);
+  for (const tile of there) drawTile(pen, shown, f, colours, tile, level);
+  return { rows: 2 ** level, cols: 2 ** level, stretched: false, missing };
+}
+
+/** @param {Shown} shown @param {Frame} f @param {number} level @returns {Tile[]} */
+function tilesInView(shown, f, level) {
+  const { head, other, queries, keys, rule, view } = shown;
+  const span = SIDE * 2 ** level;
+  const end = endOf(shown, f);
+  const tiles = [];
+  for (let row = Math.floor(view.y / span); row * span < end.y; row++)
+    for (let col = Math.floor(view.x / span); col * span < end.x; col++) {
+      const place = { rows: queries, cols: keys, level, row, col, rule };
+      tiles.push({ top: row * span, left: col * span, weights: tileOf({ head, ...place }), other: other && tileOf({ head: other, ...place }) });
+    }
+  return tiles;
+}
+
+/** The largest of a tile, but for the first key's column where that is set aside. @param {Tile} tile @param {Shown} shown @param {number} level */
+function largestOf({ weights, other, left }, { aside, keys, head }, level) {
+  const first = aside ? Math.floor((unitOf(keys, head.first) - left) / 2 ** level) : -1;
+  let most = 0;
+  if (weights) for (let at = 0; at < weights.length; at++) if (at % SIDE !== first) most = Math.max(most, other ? Math.abs(minus(weights, other, at)) : weights[at]);
+  return most;
+}
+
+/** @param {CanvasRenderingContext2D} pen @param {Shown} shown @param {Frame} f @param {import("./coloured.js").Colours} colours @param {Tile} tile @param {number} level */
+function drawTile(pen, shown, f, colours, { top, left, weights, other }, level) {
+  if (!weights) return;
+  const { view } = shown;
+  const size = (SIDE * 2 ** level) / view.step;
+  pen.drawImage(colouredTile(weights, other, shown, colours, left, level), (left - view.x) / view.step, (top - view.y) / view.step, size, size);
+  if (1 / view.step >= NUMBERED) drawNumbers(pen, shown, f, weights, other, top, left);
+}
