@@ -204,7 +204,6 @@ def _layer(chosen: _Chosen, place: int) -> dict[str, Any]:
             told["wide"] = {"pixels": list(whole.most.shape[1:]), "largest": _put(arrays, whole, problem, "wide_")}
     shown = list(range(problem.heads)) if chosen.served else exact
     if found is not None and shown:
-        arrays["entropy"] = read(seen.entropy, "entropy")[0][0, shown].astype(np.float32)
         arrays["received"] = found.received[shown].astype(np.float32)
     chosen.arrays.update({f"{place}.{name}": array for name, array in arrays.items()})
     means = glance(matrix, seen, sight.padding, cross=sight.cross)._asdict().items()
