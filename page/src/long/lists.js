@@ -2,7 +2,7 @@
 
 import { add, h } from "../dom.js";
 import { percent, spelled } from "../numbers.js";
-import { unitLabel, unitOf } from "./units.js";
+import { placed, unitOf } from "./units.js";
 
 const MOST = 10;
 
@@ -11,8 +11,8 @@ export function fillLists(look, jump) {
   const { parts, cell, queries, keys, queryName, keyName, row, column, shell: { t } } = look;
   parts.lists.replaceChildren();
   add(parts.lists, [
-    strongest(t("query looks", { name: `${cell.i} “${unitLabel(queries, queryName, cell.i, 16)}”` }), row, keyName, (token) => jump(cell.i, unitOf(keys, token)), "query"),
-    strongest(t("key seen", { name: `${cell.j} “${unitLabel(keys, keyName, cell.j, 16)}”` }), column, queryName, (token) => jump(unitOf(queries, token), cell.j), "key"),
+    strongest(t("query looks", { name: placed(queries, queryName, cell.i, 16) }), row, keyName, (token) => jump(cell.i, unitOf(keys, token)), "query"),
+    strongest(t("key seen", { name: placed(keys, keyName, cell.j, 16) }), column, queryName, (token) => jump(unitOf(queries, token), cell.j), "key"),
   ]);
 }
 
@@ -29,7 +29,7 @@ function strongest(title, values, name, go, role) {
   const best = largest(values);
   const most = values[best[0]] || 1;
   const entry = (/** @type {number} */ at) =>
-    h("button", { onclick: () => go(at) }, h("span.bar-in", { style: { width: `${(100 * values[at]) / most}%` } }), h("span.place", String(at)), h("bdi", spelled(name(at).replace(/^ (?=.)/, ""), 18)), h("span.num", percent(values[at])));
+    h("button", { onclick: () => go(at) }, h("span.bar-in", { style: { width: `${(100 * values[at]) / most}%` } }), h("span.place", String(at)), h("bdi", name(at) === String(at) ? "" : spelled(name(at).replace(/^ (?=.)/, ""), 18)), h("span.num", percent(values[at])));
   return h(`div.strongest.role-${role}`, h("h3", title), h("ol", best.map((at) => h("li", entry(at)))));
 }
 

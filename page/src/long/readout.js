@@ -4,7 +4,7 @@ import { MASKED } from "../attention.js";
 import { fmt } from "../numbers.js";
 import { weightOn } from "./lines.js";
 import { firstPixel, pixel } from "./source.js";
-import { tokenAt, unitLabel } from "./units.js";
+import { placed, tokenAt } from "./units.js";
 
 /** @typedef {import("./shown.js").Shown} Shown */
 
@@ -12,8 +12,8 @@ import { tokenAt, unitLabel } from "./units.js";
 export function readout(shown, t) {
   const { cell, queries, keys, queryName, keyName, row } = shown;
   const found = cellValue(shown);
-  const names = { query: `“${unitLabel(queries, queryName, cell.i, 24)}”`, key: `“${unitLabel(keys, keyName, cell.j, 24)}”` };
-  const read = (/** @type {string} */ value) => t("read", { ...cell, ...names, value });
+  const names = { query: placed(queries, queryName, cell.i, 24), key: placed(keys, keyName, cell.j, 24) };
+  const read = (/** @type {string} */ value) => t("read", { ...names, value });
   if (!found) return read(t("computing"));
   if (found.value === MASKED) return read(t("masked cell"));
   const parts = [read(`${precise(found.value, 4)}${found.off > 0 ? ` ± ${fmt(found.off, 1)}` : ""}`)];

@@ -51,6 +51,15 @@ export function unitName(u, name, at) {
 export const unitLabel = (u, name, at, most) => spelled(unitName(u, name, at), most);
 
 /**
+ * The same in quotes after its place; only the place where there is no text.
+ * @param {Units} u @param {(token: number) => string} name @param {number} at @param {number} most
+ */
+export function placed(u, name, at, most) {
+  const label = unitLabel(u, name, at, most);
+  return label === String(at) ? label : `${at} “${label}”`;
+}
+
+/**
  * Every place where the text holds a word: the tokens in which it begins.
  * @param {string[]} texts
  * @param {string} word
