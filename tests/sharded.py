@@ -1,4 +1,4 @@
-"""Ranks of tests over process groups: `python sharded.py DIRECTORY SCENARIO,…/WORLD/PORT/SEED/… …`."""
+"""Ranks of tests over process groups: `python sharded.py DIRECTORY SCENARIO,…/WORLD/SEED/… …`."""
 
 import os
 import sys
@@ -486,16 +486,30 @@ def break_down(*_: Any) -> None:
     raise MemoryError("no room")
 
 
+def meeting_place(file: Path, rank: int, world: int, wait: timedelta) -> dist.TCPStore:
+    """Rank 0 holds the store, at a port that was free, and tells it in a file."""
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, world, is_master=True, wait_for_workers=False, timeout=wait)
+        unfinished = file.with_suffix(".new")
+        unfinished.write_text(str(store.port))
+        unfinished.rename(file)
+        return store
+    while not file.exists():
+        time.sleep(0.01)
+    return dist.TCPStore("127.0.0.1", int(file.read_text()), world, is_master=False, timeout=wait)
+
+
 def one_rank(job: str, rank: int, place: Path) -> None:
     """Run one rank of a job; what it says goes to a file, and "well" is its last word."""
-    scenarios, world, port, seed, *more = job.split("/")
+    scenarios, world, seed, *more = job.split("/")
     told = os.open(place, os.O_WRONLY | os.O_CREAT)
     for stream in (1, 2):
         os.dup2(told, stream)
     torch.set_num_threads(1)
     ch.set_num_threads(1)
     wait = timedelta(seconds=60)
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=int(world), timeout=wait)
+    store = meeting_place(place.with_suffix(".port"), rank, int(world), wait)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=int(world), timeout=wait)
     for name in scenarios.split(","):
         globals()[name](rank, int(world), int(seed), *more)
     print("well", flush=True)

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -27,11 +26,7 @@ FAULTS = (  # what goes wrong on which of three ranks, during which method
 
 def run(directory: Path, jobs: list[tuple[str, ...]]) -> list[list[str]]:
     """Start every rank of these jobs, (scenarios, ranks, seed, …), and return what each rank of each said."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in jobs]
-    ports = [str(one.getsockname()[1]) for one in sockets]
-    for one in sockets:
-        one.close()
-    told = ["/".join([job[0], job[1], port, *job[2:]]) for job, port in zip(jobs, ports, strict=True)]
+    told = ["/".join(job) for job in jobs]
     launcher = subprocess.Popen([sys.executable, str(SCRIPT), str(directory), *told], start_new_session=True)
     try:
         launcher.wait(timeout=150)

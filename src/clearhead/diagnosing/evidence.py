@@ -68,8 +68,6 @@ def dropout(fit: Fit, base: Recipe, part: Part, *, strict: bool = False) -> floa
 
     strict, for a base that is a mistake itself: many bases come near by chance, so the scatter must fit well.
     """
-    apart = 1.8 if strict else 3.0  # how unlike quarters of the rows may be
-    alike = 1.25 if strict else 1.6  # how unlike the whole covariance may be
     theirs = fit.theirs(part)
     if not np.isfinite(theirs).all():
         return None
@@ -90,12 +88,18 @@ def dropout(fit: Fit, base: Recipe, part: Part, *, strict: bool = False) -> floa
     live = use.any(axis=-1)
     ratio = float(each[live].mean())
     share = float((off * right)[use].sum() / (right[use] ** 2).sum())
-    doubt = float(np.sqrt(ratio * (spread * right**2)[use].sum()) / (right[use] ** 2).sum())
+    along = weights**2 * (right @ values.swapaxes(-1, -2)) ** 2  # a dropped weight takes from all columns at once
+    doubt = float(np.sqrt(ratio * along.sum()) / (right[use] ** 2).sum())
     rate = ratio / (1 + ratio)
-    if abs(share) > 5 * doubt + 0.02 or not 0.005 < rate < 0.95:
+    if abs(share) > 3.5 * doubt + 0.01 or not 0.005 < rate < 0.95:
         return None
     order = np.argsort(spread.sum(axis=-1)[live])
     quarters = [float(each[live][at].mean()) for at in np.array_split(order, 4)]
+    luck = (
+        float(each[live].std()) / ratio / np.sqrt(live.sum())
+    )  # of the mean; few heavy rows decide where rates are low
+    apart = max(1.8 if strict else 3.0, 1 / max(0.2, 1 - 7 * luck))  # how unlike quarters of the rows may be
+    alike = max(1.25 if strict else 1.6, 1 + 4 * luck)  # how unlike the whole covariance may be
     if max(quarters) > apart * ratio or min(quarters) < ratio / apart:
         return None
     return rate if ratio / alike < _shaped(weights, values, off, ratio) < alike * ratio else None

@@ -139,7 +139,7 @@ class Search:
                 continue
             if base.unknown or not evidence.around(self.near, base.recipe, self.sample, self.screen.work):
                 continue
-            if not evidence.off(self.near, base.recipe, self.sample) <= most:  # no nearer than the right numbers are
+            if not evidence.off(self.near, base.recipe, self.sample) <= 1.02 * most:  # further than the right numbers
                 continue
             rate = evidence.dropout(self.wide, base.recipe, self.everything, strict=bool(base.mistakes))
             if rate is not None:
