@@ -217,6 +217,25 @@ def graph(rank: int, world: int, seed: int) -> None:
             np.testing.assert_allclose(total, leaves["sinks"].grad, rtol=1e-7, atol=1e-9, err_msg=f"{what} dsinks")
 
 
+def passes(rank: int, world: int, _seed: int) -> None:
+    """A picture takes one pass over the keys, with a graph or without."""
+    engine, calls = engines.get("portable"), 0
+    rows = engine.rows
+
+    def counted(*given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return rows(*given)
+
+    engine.rows = counted
+    for asked in (False, True):
+        calls = 0
+        q = torch.ones(1, 2, 5, 4, requires_grad=asked)
+        matrix = ch.distributed.ShardedAttentionMatrix(q, q, method="gather", engine="portable")
+        picture = matrix.image(2, 2)
+        assert (calls, picture.requires_grad) == (1, asked)
+
+
 def device(rank: int, world: int, _seed: int) -> None:
     """Tensors in a GPU's memory, which is here that of Triton's interpreter: computed there, and answered there."""
     rng = np.random.default_rng(5)

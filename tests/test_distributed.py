@@ -52,7 +52,7 @@ def test_every_rule_and_method(tmp_path: Path):
 
 
 def test_bits_bytes_and_exactness(tmp_path: Path):
-    all_well(tmp_path, [("bits,exact,windows,counts,cutting,decoding", world, "7") for world in "1234"])
+    all_well(tmp_path, [("bits,exact,windows,counts,cutting,decoding,passes", world, "7") for world in "1234"])
 
 
 def test_tensors_on_a_device_are_computed_there(tmp_path: Path):

@@ -109,6 +109,7 @@ def test_only_this_machine_and_this_page_are_answered(port):
     assert asked(port, f"/{TOKEN}/tile")[0] == 405
     assert asked(port, f"/{TOKEN}/tile", "no json")[0] == 400
     assert asked(port, f"/{TOKEN}/tile", "[1]")[0] == 400
+    assert asked(port, f"/{TOKEN}/tile", "[" * 100_000)[0] == 400
     assert asked(port, f"/{TOKEN}/", Host="evil.example")[0] == 400
     assert asked(port, f"/{TOKEN}/", Origin="http://evil.example")[0] == 403
     assert asked(port, f"/{TOKEN}/tile", GOOD, Origin="null")[0] == 403
@@ -202,3 +203,8 @@ def test_what_cannot_be_viewed_is_said(tmp_path, capsys):
     assert "--text-file" in capsys.readouterr().err
     assert main(["view", str(tmp_path / "none.safetensors")]) == 2
     assert "cannot be read" in capsys.readouterr().err
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for wrong, words in ((port, f"port {port} cannot be used"), ("99999", "port is 99999: expected 0 to 65535")):
+            assert main(["view", str(tmp_path / "none.safetensors"), "--port", wrong]) == 2
+            assert words in capsys.readouterr().err

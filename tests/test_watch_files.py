@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import clearhead as ch
+from clearhead.errors import SelectionError
 from watched import FAMILIES, build, inputs
 
 FAMILY = {family.name: family for family in FAMILIES}
@@ -100,3 +101,8 @@ def test_a_place_that_cannot_be_written(tmp_path: Path):
     with pytest.raises(ch.errors.FileError, match="cannot be written"):
         seen.save(tmp_path / "nowhere" / "seen")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_sequence_that_is_not_in_the_batch_is_said():
+    with pytest.raises(SelectionError, match=r"^batch 9 is outside 0\.\.1"):
+        watched("gpt-oss", "left").to_svg(batch=9)

@@ -23,6 +23,8 @@ from clearhead.files import read_text, write_whole
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from clearhead.view.long import Run
+
 _EXPLAIN_EXAMPLES = """examples:
   clearhead explain "humpty dumpty sat on"
   clearhead explain "twinkle twinkle little star" --layer 0 --head 3 --token little
@@ -228,8 +230,6 @@ def _pairs(given: str) -> list[tuple[str, int]]:
 
 
 def _view(given: argparse.Namespace) -> int:
-    from clearhead.explain import seen_in
-    from clearhead.hub import find
     from clearhead.report.progress import progress
     from clearhead.view.long import Wish, document
 
@@ -237,16 +237,6 @@ def _view(given: argparse.Namespace) -> int:
         from clearhead.view import server
     except ImportError as error:
         raise MissingExtraError(f"view needs a server: {error}.", "pip install 'clearhead[view]'") from None
-    if given.text_file is not None:
-        runs = [seen_in(find(given.source), read_text(given.text_file), lambda layers: progress(layers, "layers"))]
-    elif given.source is None:
-        raise FileError("expected FILE, or --text-file with a model.", "clearhead view --text-file book.txt")
-    else:
-        from clearhead.watching.seen import load
-
-        runs = [load(given.source)._run(0)]
-    wish = Wish(title=Path(given.text_file or given.source).name, language=given.lang, served=True)
-    made = document(runs, wish, lambda layers: progress(layers, "heads"))
 
     def say(address: str) -> None:
         print(address, flush=True)
@@ -255,9 +245,28 @@ def _view(given: argparse.Namespace) -> int:
 
             webbrowser.open(address)
 
-    with suppress(KeyboardInterrupt):  # the way to end it
-        server.serve(made, runs, say, given.port)
+    with server.listen(given.port) as listening:
+        runs = [_viewed(given)]
+        wish = Wish(title=Path(given.text_file or given.source).name, language=given.lang, served=True)
+        made = document(runs, wish, lambda layers: progress(layers, "heads"))
+        with suppress(KeyboardInterrupt):  # the way to end it
+            server.serve(made, runs, say, listening)
     return 0
+
+
+def _viewed(given: argparse.Namespace) -> "Run":
+    """A text through a model, or what `seen.save` wrote."""
+    from clearhead.explain import seen_in
+    from clearhead.hub import find
+    from clearhead.report.progress import progress
+
+    if given.text_file is not None:
+        return seen_in(find(given.source), read_text(given.text_file), lambda layers: progress(layers, "layers"))
+    if given.source is None:
+        raise FileError("expected FILE, or --text-file with a model.", "clearhead view --text-file book.txt")
+    from clearhead.watching.seen import load
+
+    return load(given.source)._run(0)
 
 
 def _trace(given: argparse.Namespace) -> int:

@@ -44,7 +44,8 @@ def diagnose(
 
     Returns a Diagnosis, which prints as an answer: the verdict, explanations with residual and the line to change,
     the first difference, and what was looked at: up to 4 million weights everything, beyond that a sample of rows.
-    Right means: no further from the truth than four times a plain run in the coarser of q's and theirs' dtype.
+    Right means: no further from the truth than four times a plain run in the coarser of q's and theirs' dtype, in doubt
+    the worst of five such runs.
     Raises as `attention`; ShapeError where theirs does not fit, with the axes to swap where that would help.
 
     >>> import numpy as np, clearhead as ch

@@ -7,8 +7,8 @@ from typing import Any, Literal, NamedTuple
 
 from clearhead.diagnosing.recipe import Change, Recipe
 from clearhead.diagnosing.search import Found, Looked
+from clearhead.words import Language
 
-Language = Literal["en", "zh"]
 Outcome = Literal["right", "mistake", "ambiguous", "unexplained"]
 Confidence = Literal["sure", "likely", "ambiguous"]
 

@@ -137,7 +137,7 @@ def _columns(call: Call, by: Mapping[str, Array]) -> list[Columns]:
         found.append(Columns(whole.rows[:, None] @ slopes, whole.values[:, None], whole.mixed))
     if "received" in by:
         values = by["received"][..., None]
-        mixed = methods.mixed(call.method, call.shards, values)
+        mixed, _ = methods.mixed(call.method, call.shards, values)
         found.append(Columns(np.ones_like(mixed), values, mixed))
     return found
 

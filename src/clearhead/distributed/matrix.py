@@ -221,8 +221,8 @@ class ShardedAttentionMatrix:
         if want.groups is not None:
             whole["groups"] = wholes.groups(method, self._shards, want.groups)
         found |= {name: one.answer.astype(self.dtype) for name, one in whole.items()}
-        call = Call("observe", shards, method, found, self._logsumexp(), whole)
-        given = answers(call, self._leaves._replace(v=v))
+        lse = next((one.logsumexp for one in whole.values()), None) if self._known is None else self._known
+        given = answers(Call("observe", shards, method, found, lse, whole), self._leaves._replace(v=v))
         return observation(given, self._shards.q.shape[2], self._shards.k.shape[2])
 
     @property

@@ -50,9 +50,10 @@ def gradients(
     return ByHeads.of(shards).differentiate(answers, by, bias=bias)
 
 
-def mixed(method: str, shards: Shards, values: Array) -> Array:
-    """A·values for own values (batch, 1 or heads, own keys, columns); in float64, not rounded to a half."""
-    return output(method, widened(shards, values))[0]["output"].astype(np.float64)
+def mixed(method: str, shards: Shards, values: Array) -> tuple[Array, Array]:
+    """A·values for own values (batch, 1 or heads, own keys, columns), in float64; and the log-sum-exp it came with."""
+    found = rows(method, widened(shards, values), Wanted(output=True, logsumexp=True))
+    return found["output"].astype(np.float64), found["logsumexp"]
 
 
 def widened(shards: Shards, values: Array) -> Shards:

@@ -19,6 +19,7 @@ class Whole:
     rows: Array  # each own query's share in the cells' rows, (batch or 1, own queries, height)
     values: Array  # each own key's share in the cells' columns, (batch or 1, own keys, width)
     mixed: Array  # A·values, (batch, heads, own queries, width)
+    logsumexp: Array  # (batch, heads, own queries)
 
 
 def image(method: str, shards: Shards, chosen: range, shape: tuple[int, int]) -> Whole:
@@ -49,5 +50,5 @@ def groups(method: str, shards: Shards, labels: Groups) -> Whole:
 
 def _whole(what: str, method: str, shards: Shards, rows: Array, values: Array) -> Whole:
     spread = np.broadcast_to(values, (shards.whole.batch, *values.shape[1:]))
-    mixed = methods.mixed(method, shards, spread[:, None])
-    return Whole(total(shards.ranks, what, rows[:, None].swapaxes(-1, -2) @ mixed), rows, values, mixed)
+    mixed, logsumexp = methods.mixed(method, shards, spread[:, None])
+    return Whole(total(shards.ranks, what, rows[:, None].swapaxes(-1, -2) @ mixed), rows, values, mixed, logsumexp)

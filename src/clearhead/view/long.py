@@ -14,7 +14,7 @@ import numpy as np
 
 from clearhead import __version__
 from clearhead.arrays import FLOATS, beside, on_cpu, read
-from clearhead.axes import Array
+from clearhead.axes import WEIGHTS, Array, named
 from clearhead.errors import DtypeError, SelectionError
 from clearhead.glance import first_key, glance
 from clearhead.problem import Problem
@@ -146,7 +146,9 @@ def _choose(sights: list[Sight], wish: Wish) -> _Chosen:
         raise SelectionError("no attention was seen: there is nothing to show.")
     for sight in sights:
         if 0 in sight.matrix.shape:
-            raise SelectionError(f"layer {sight.name} has no weights: its matrix is {sight.matrix.shape}.")
+            raise SelectionError(
+                f"layer {sight.name} has no weights: its matrix is {named(sight.matrix.shape, WEIGHTS)}."
+            )
     everything = [list(range(len(sight.heads))) for sight in sights]
     exact = everything if wish.exact is None else _places(sights, wish.exact)
     dtype = None

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from html import escape
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from clearhead import notebook
 from clearhead.errors import SelectionError
@@ -41,9 +41,10 @@ class Page(TypedDict, total=False):
 class Pictured:
     """The ways to look that an AttentionMatrix and what `ch.watch` saw have in common."""
 
-    def _run(self, batch: int) -> Run:
-        """What is looked at, of one sequence of a batch."""
-        raise NotImplementedError
+    if TYPE_CHECKING:
+
+        def _run(self, batch: int) -> Run:
+            """What is looked at, of one sequence of a batch: theirs to say."""
 
     def document(self, **options: Unpack[Page]) -> Document:
         """What the page holds. Raises SelectionError where it would be too large, with what would fit."""

@@ -8,6 +8,7 @@ import secrets
 import socket
 from collections.abc import Callable, Sequence
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
@@ -16,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, SelectionError
 from clearhead.view import page
 from clearhead.view.answers import ANSWERS, answer
 from clearhead.view.container import Document
@@ -51,7 +52,7 @@ def application(document: Document, runs: Sequence[Run], token: str) -> Starlett
             data = await run_in_threadpool(answer, what, asked, runs)
         except ClearheadError as error:
             return _said(400, error.what)
-        except ValueError:
+        except (ValueError, RecursionError):  # lists in lists without end
             return _said(400, "the request is no JSON")
         return Response(data, media_type="application/octet-stream", headers=_HEADERS)
 
@@ -59,18 +60,23 @@ def application(document: Document, runs: Sequence[Run], token: str) -> Starlett
     return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1"])])
 
 
-def serve(document: Document, runs: Sequence[Run], say: Callable[[str], None], port: int = 0) -> None:
-    """Serve until interrupted; `say` is told the address."""
-    import uvicorn
+def listen(port: int = 0) -> socket.socket:
+    """A port of this machine, 0 for a free one. Raises SelectionError where it cannot be had."""
+    if not 0 <= port <= 65535:
+        raise SelectionError(f"port is {port}: expected 0 to 65535.", "leave --port out for a free one.")
+    try:
+        return socket.create_server(("127.0.0.1", port))
+    except OSError as error:
+        words = f"port {port} cannot be used: {error.strerror}."
+        raise SelectionError(words, "leave --port out for a free one.") from None
 
+
+def serve(document: Document, runs: Sequence[Run], say: Callable[[str], None], listening: socket.socket) -> None:
+    """Serve until interrupted; `say` is told the address."""
     token = secrets.token_urlsafe(24)
-    listening = socket.create_server(("127.0.0.1", port))
     say(f"http://127.0.0.1:{listening.getsockname()[1]}/{token}/")
     config = uvicorn.Config(application(document, runs, token), log_level="warning", lifespan="off", access_log=False)
-    try:
-        uvicorn.Server(config).run(sockets=[listening])
-    finally:
-        listening.close()
+    uvicorn.Server(config).run(sockets=[listening])
 
 
 def _said(status: int, words: str) -> Response:

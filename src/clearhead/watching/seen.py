@@ -131,10 +131,10 @@ class Seen(Pictured):
         layers = [self.layer(name) for name in self.layers]
         sights = []
         for layer in layers:
-            padding = None if layer.padding is None else adopt(layer.padding, "padding")[0][[batch]]
             matrix = layer.matrix()
             if not 0 <= batch < matrix.shape[0]:
                 raise SelectionError(f"batch {batch} is outside 0..{matrix.shape[0] - 1}.")
+            padding = None if layer.padding is None else adopt(layer.padding, "padding")[0][[batch]]
             part = matrix.sequence(batch)
             sights.append(Sight(layer.name, layer.heads, part, padding, layer.cross, layer.note))
         return Run(self.model or "watched", sights, _texts(self.tokens, batch), _texts(self.source_tokens, batch))
