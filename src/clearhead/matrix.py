@@ -16,7 +16,8 @@ from clearhead.arrays import adopt, autocast, empty, graphed, on_cpu, plain, sta
 from clearhead.axes import TRANSPOSED, WEIGHTS, Array, as_places, as_slice, named
 from clearhead.engines.base import Engine
 from clearhead.errors import RuleError, SelectionError
-from clearhead.observations import Observation, Top, Wanted, observation, wanted
+from clearhead.merging import Top
+from clearhead.observations import Observation, Wanted, observation, wanted
 from clearhead.operands import operand
 from clearhead.problem import Problem, Rules, describe
 from clearhead.view.long import Run, Sight
@@ -218,7 +219,7 @@ class AttentionMatrix(Pictured):
         if want.logsumexp:
             found["logsumexp"] = self._logsumexp.copy()
         given = {name: self._give(self._problem.restore(array)) for name, array in found.items()}
-        return observation(given, self._problem.queries, self._problem.keys)
+        return observation(given, self._problem.queries, self._problem.keys, sinks=self._problem.sinks is not None)
 
     @cached_property
     def _logsumexp(self) -> Array:

@@ -8,10 +8,47 @@ import numpy as np
 
 from clearhead.arrays import FLOATS, broadcast, plain
 from clearhead.axes import WEIGHTS, Array, heads_first, named
-from clearhead.errors import DtypeError, RuleError, ShapeError
+from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError
 
 Window = tuple[int | None, int | None]
 FAR = 2**53  # positions beyond this are no use to anybody, and would overflow
+
+
+def shown(value: Any, most: int = 80) -> str:
+    """A wrong value as errors show it: an array by its shape, anything else on one line and cut where it is long."""
+    if hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, np.generic):
+        return f"a {type(value).__name__} of shape {value.shape}"
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # somebody else's repr
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def whole_number(name: str, value: Any, least: int, most: int | None = None, hint: str = "") -> int:
+    """Read a whole number from `least` to `most`; a bool is none. Raises RuleError."""
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not whole or value < least or (most is not None and value > most):
+        reach = f"from {least} up" if most is None else f"from {least} to {most}"
+        raise RuleError(f"{name} is {shown(value)}: expected a whole number {reach}.", hint)
+    return int(value)
+
+
+def read_place(name: str, value: Any, size: int) -> int:
+    """Read an index among `size`, a negative one counts from the end. Raises SelectionError."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise SelectionError(f"{name} is {shown(value)}: expected a whole number.")
+    if not -size <= value < size:
+        raise SelectionError(f"{name} {shown(value)} is outside 0..{size - 1}." if size else f"there is no {name}.")
+    return int(value) % size
+
+
+def read_slice(name: str, value: Any, size: int) -> range:
+    """Read a slice of `size` places. Raises SelectionError."""
+    try:
+        return range(size)[value]
+    except (TypeError, ValueError):
+        raise SelectionError(f"{name} is {shown(value)}: expected a slice of whole numbers.") from None
 
 
 def read_number(name: str, value: Any, default: float) -> float:
