@@ -16,11 +16,23 @@ from clearhead.problem import Rules
 
 PACKAGE = Path(clearhead.__file__).parent
 FLOORS = (  # from the ground up; a folder is one entry
-    ("errors", "axes", "device", "arrays", "threads", "files", "words", "picture", "notebook"),
-    ("values", "problem", "visibility", "merging", "observations", "operands"),
+    ("errors", "axes", "device", "arrays", "values", "room", "threads", "files", "words", "picture", "notebook"),
+    ("problem", "visibility", "merging", "observations", "operands"),
     ("reference",),
     ("engines",),
-    ("glance", "view", "functional", "matrix", "flow", "backward", "torch_op", "torch_graph", "cache", "torch"),
+    (
+        "glance",
+        "view",
+        "functional",
+        "indexing",
+        "matrix",
+        "flow",
+        "backward",
+        "torch_op",
+        "torch_graph",
+        "cache",
+        "torch",
+    ),
     ("nn", "watching", "distributed"),
     ("casefile", "steps", "story", "tracing", "layer", "claims", "diagnosing", "diagnosis", "model", "hub", "explain"),
     ("cli", "__main__", "report", "bench"),

@@ -4,7 +4,7 @@ from typing import Any, Unpack
 
 from clearhead import engines
 from clearhead.arrays import graphed, ungraphed
-from clearhead.observations import Wanted
+from clearhead.observations import Wanted, check_room
 from clearhead.problem import Rules, describe
 
 _OUTPUT = Wanted(output=True)
@@ -44,6 +44,8 @@ def attention(q: Any, k: Any, v: Any, *, engine: str | None = None, **rules: Unp
 
         return Graph(q, k, rules, engine).observe(v, {}).output
     given = describe(q, k, v, rules)
+    assert given.v is not None
+    check_room(given.problem, _OUTPUT, given.v.shape[-1])
     chosen = engines.get(engines.choose(given.problem, engine).engine)
     output = chosen.rows(given.problem, given.q, given.k, given.v, _OUTPUT)["output"]
     return given.restore(given.problem.restore(output))

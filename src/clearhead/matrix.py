@@ -6,18 +6,18 @@ With q, k and each row's log-sum-exp L, every weight is available: a_ij = exp(lo
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from operator import index as as_index
 from typing import Any, Unpack
 
 import numpy as np
 
-from clearhead import engines
+from clearhead import engines, room
 from clearhead.arrays import adopt, autocast, empty, graphed, on_cpu, plain, statistics_dtype
 from clearhead.axes import TRANSPOSED, WEIGHTS, Array, as_places, as_slice, named
 from clearhead.engines.base import Engine
 from clearhead.errors import RuleError, SelectionError
+from clearhead.indexing import expand
 from clearhead.merging import Top
-from clearhead.observations import Observation, Wanted, observation, wanted
+from clearhead.observations import Observation, Wanted, check_room, observation, wanted
 from clearhead.operands import operand
 from clearhead.problem import Problem, Rules, describe
 from clearhead.view.long import Run, Sight
@@ -93,7 +93,8 @@ class AttentionMatrix(Pictured):
     def __getitem__(self, key: Any) -> Any:
         """Exact weights: integers, slices with steps, Ellipsis, negative; only what is asked for is computed.
 
-        Raises SelectionError for anything else. O(rows·keys) time for the rows asked for, the first time.
+        Raises SelectionError for anything else, SizeError for more weights than fit in memory. O(rows·keys) time for
+        the rows asked for, the first time.
         """
         matrix = self._without_graph()
         return matrix._give(matrix._tile(key))
@@ -110,6 +111,7 @@ class AttentionMatrix(Pictured):
         array, restore = adopt(autocast(v), "v", self._problem.device)
         heads = self._problem.kv_heads, self._problem.heads
         values, vector = operand(self._problem, array, "v", self.shape[-1], heads)
+        check_room(self._problem, Wanted(output=True), values.shape[-1])
         output = self._engine.rows(self._problem, self._q, self._k, values, Wanted(output=True))["output"]
         whole = self._problem.restore(output)
         return restore(whole[..., 0] if vector else whole)
@@ -178,8 +180,8 @@ class AttentionMatrix(Pictured):
         v (…, kv_heads, keys, d_v) asks for the output as well. `queries` restricts everything to some queries: row
         statistics are theirs, column statistics are sums over them, groups' query labels are still one per query.
         Returns an Observation; what was not asked for is None.
-        Raises RuleError, ShapeError or DtypeError before any work. Time O(queries·keys·(d_k + d_v)), memory
-        O(queries + keys), whatever is observed.
+        Raises RuleError, ShapeError, DtypeError, or SizeError for more than fits in memory, before any work.
+        Time O(queries·keys·(d_k + d_v)), memory O(queries + keys), whatever is observed.
 
         >>> import numpy as np, clearhead as ch
         >>> seen = ch.AttentionMatrix(np.eye(3), np.eye(3)).observe(np.eye(3), entropy=True, received=True)
@@ -298,6 +300,12 @@ class AttentionMatrix(Pictured):
         result_shape = tuple(len(p) for p in picked if not isinstance(p, int))
         if 0 in result_shape:
             return empty(self._q, result_shape, self.dtype)
+        room.check_room(
+            f"weights of shape {result_shape}",
+            room.array_bytes(result_shape, self.dtype.itemsize),
+            "A[..., :512, :512] is a tile; A.image(256, 256) shows the whole, A.top(8) its strongest weights.",
+            self._problem.device,
+        )
         part = self._rows(as_slice(rows))[0]._heads(chosen[:-2])
         lse = part._logsumexp
         small = part._problem.take(keys=cols)
@@ -361,38 +369,9 @@ class TransposedMatrix:
         problem = self.T._problem
         array, restore = adopt(g, "g", problem.device)
         columns, vector = operand(problem, array, "g", problem.queries, (problem.heads, 1))
+        shape = (problem.batch, problem.heads, problem.keys, columns.shape[-1])
+        size = room.array_bytes(shape, self.dtype.itemsize)
+        room.check_room(f"Aᵀ·g of shape {shape}", size, "give fewer columns of g.", problem.device)
         found = self.T._engine.transposed(problem, self.T._q, self.T._k, self.T._logsumexp, columns)
         whole = problem.restore(found)
         return restore(whole[..., 0] if vector else whole)
-
-
-def expand(key: Any, shape: tuple[int, ...], axes: Sequence[str]) -> list[int | range]:
-    """Basic indexing spelled out: one integer or range for every axis."""
-    parts = list(key) if isinstance(key, tuple) else [key]
-    dots = [at for at, part in enumerate(parts) if part is Ellipsis]
-    if len(dots) > 1:
-        raise SelectionError("an index can have only one Ellipsis (`...`).")
-    at = dots[0] if dots else len(parts)
-    given = len(parts) - len(dots)
-    if given > len(shape):
-        raise SelectionError(f"{given} indices for {len(shape)} axes: the matrix is {named(shape, axes)}.")
-    parts[at : at + len(dots)] = [slice(None)] * (len(shape) - given)
-    return [_pick(part, axis, shape, axes) for axis, part in enumerate(parts)]
-
-
-def _pick(part: Any, axis: int, shape: tuple[int, ...], axes: Sequence[str]) -> int | range:
-    size = shape[axis]
-    if isinstance(part, slice):
-        return range(size)[part]
-    try:
-        if isinstance(part, (bool, np.bool_)):
-            raise TypeError
-        place = as_index(part)
-    except TypeError:
-        raise SelectionError(
-            f"axis {axis} is indexed by {type(part).__name__}: expected integers, slices and `...`.",
-            "A[...][that] indexes a stored copy.",
-        ) from None
-    if not -size <= place < size:
-        raise SelectionError(f"index {place} is outside axis {axis}: the matrix is {named(shape, axes)}.")
-    return place % size

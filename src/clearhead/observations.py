@@ -17,17 +17,18 @@ merging.py says how two partial answers become one.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from clearhead import merging, notebook
-from clearhead.arrays import plain, read
-from clearhead.axes import Array, as_slice
+from clearhead import merging, notebook, room
+from clearhead.arrays import plain, read, statistics_dtype
+from clearhead.axes import WEIGHTS, Array, as_slice, named
 from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError
 from clearhead.merging import STATISTICS, Top
 from clearhead.problem import Problem
-from clearhead.values import one_per_head, read_place, read_slice, shown, whole_number
+from clearhead.values import as_int64, one_per_head, read_place, read_slice, shown, whole_number
 
 ROW_STATISTICS = ("logsumexp", "max_logit", "entropy", "distance")
 
@@ -239,6 +240,33 @@ def check_asked(asked: Mapping[str, Any]) -> dict[str, Any]:
     return {**asked, "top": count, "image": _size(asked.get("image"))}
 
 
+def check_room(problem: Problem, want: Wanted, width: int = 0) -> None:
+    """Raise SizeError where the answers, with what they are summed in, are larger than memory; `width` is d_v.
+
+    Nothing else that grows with the input is kept, so this is said before any work.
+    """
+    cells, itemsize = problem.batch * problem.heads, statistics_dtype(problem.dtype).itemsize
+    rows, summed = cells * problem.queries, itemsize + 8  # sums are float64 until they are whole
+    size = {"the output": rows * width * (itemsize if want.unrounded else problem.dtype.itemsize) * want.output}
+    size["statistics per query"] = rows * itemsize * 4
+    size["statistics per key"] = cells * problem.keys * summed * (want.received + want.peak)
+    hints = {}
+    if want.top is not None:
+        name = f"top={want.top:,}"
+        size[name], hints[name] = rows * want.top * (itemsize + 8), "top=8"
+    if want.image is not None:
+        name = f"image={want.image}"
+        size[name], hints[name] = cells * prod(want.image) * summed, "image=(256, 256)"
+    if want.groups is not None:
+        name = f"groups of {want.groups.counts[0]:,} by {want.groups.counts[1]:,} labels"
+        size[name], hints[name] = cells * prod(want.groups.counts) * summed, "labels are 0, 1, 2, …, one per group."
+    total = sum(size.values())
+    if total > room.SMALL:
+        most = max(size, key=lambda name: size[name])
+        what = f"{most} of {named(problem.shape, WEIGHTS)}"
+        room.check_room(what, total, hints.get(most, "observe(queries=slice(0, 4096)) takes a part."), problem.device)
+
+
 def areas(pixels: int, size: int, chosen: slice) -> tuple[slice, Array]:
     """The pixels that some of `size` cells fall on, and each cell's share in their means, (pixels, cells).
 
@@ -334,7 +362,7 @@ def _label_row(problem: Problem, name: str, value: Any, size: int) -> Array:
     lead = problem.prefix[:-1]
     if labels.shape not in ((size,), (*lead, size)):
         raise ShapeError(f"{name} has shape {labels.shape}: expected ({size},), one label per token.")
-    spread = np.broadcast_to(labels.astype(np.int64), (*lead, size)).reshape(problem.batch, size)
+    spread = np.broadcast_to(as_int64(name, labels), (*lead, size)).reshape(problem.batch, size)
     if spread.max(initial=-1) >= max(size, 1 << 20):
         raise RuleError(f"{name} goes up to {spread.max()}: labels are 0, 1, 2, …, one per group.")
     return spread

@@ -9,6 +9,7 @@ import numpy as np
 from clearhead.arrays import FLOATS, broadcast, plain
 from clearhead.axes import WEIGHTS, Array, heads_first, named
 from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError
+from clearhead.room import array_bytes, check_room
 
 Window = tuple[int | None, int | None]
 FAR = 2**53  # positions beyond this are no use to anybody, and would overflow
@@ -139,12 +140,20 @@ def one_per_head(name: str, value: Any, heads: int, ndim: int) -> Array | None:
     return numbers
 
 
+def as_int64(name: str, array: Array) -> Array:
+    """Whole numbers of any dtype as int64. Raises RuleError for one beyond 2^53, SizeError for more than memory."""
+    if array.dtype == np.uint64 and (array > np.uint64(FAR)).any():
+        raise RuleError(f"{name} goes up to {array.max()}: expected whole numbers up to 2^53.")
+    check_room(name, array_bytes(array.shape, 8), "give fewer tokens.")
+    return array.astype(np.int64)
+
+
 def _whole(name: str, value: Any, shape: tuple[int, ...], axes: Sequence[str]) -> Array:
     array = plain(value, name)
     if array.dtype.kind not in "iu" and array.size:
         raise DtypeError(f"{name} is {array.dtype}: expected whole numbers.")
     try:
-        return np.broadcast_to(array, shape).astype(np.int64)
+        return as_int64(name, np.broadcast_to(array, shape))
     except ValueError:
         want = named(shape, axes) if shape else "a single number"
         raise ShapeError(f"{name} has shape {array.shape}: expected {want}.") from None

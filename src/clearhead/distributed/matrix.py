@@ -17,7 +17,8 @@ from clearhead.distributed.ranks import Ranks
 from clearhead.distributed.shards import agreed, read
 from clearhead.distributed.tiles import sections, tile
 from clearhead.errors import SelectionError
-from clearhead.matrix import TransposedMatrix, expand
+from clearhead.indexing import expand
+from clearhead.matrix import TransposedMatrix
 from clearhead.merging import Top
 from clearhead.observations import Groups, Observation, Wanted, observation, wanted
 from clearhead.operands import operand
