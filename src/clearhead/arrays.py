@@ -37,7 +37,9 @@ def device_of(x: Array) -> str:
 
 
 def _adopt(x: Any, name: str) -> tuple[Array, Restore]:
-    if isinstance(x, (np.ndarray, DeviceArray)):
+    if isinstance(x, np.ndarray):  # of a subclass, such as np.matrix, the plain array behind it
+        return x if type(x) is np.ndarray else np.asarray(x), _same
+    if isinstance(x, DeviceArray):
         return cast("Array", x), _same
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):

@@ -5,7 +5,7 @@ from typing import Any, Unpack
 from clearhead import engines
 from clearhead.arrays import graphed, ungraphed
 from clearhead.observations import Wanted, check_room
-from clearhead.problem import Rules, describe
+from clearhead.problem import Rules, describe, describe_whole
 
 _OUTPUT = Wanted(output=True)
 
@@ -43,9 +43,8 @@ def attention(q: Any, k: Any, v: Any, *, engine: str | None = None, **rules: Unp
         from clearhead.torch_graph import Graph
 
         return Graph(q, k, rules, engine).observe(v, {}).output
-    given = describe(q, k, v, rules)
-    assert given.v is not None
-    check_room(given.problem, _OUTPUT, given.v.shape[-1])
+    given, values = describe_whole(q, k, v, rules)
+    check_room(given.problem, _OUTPUT, values.shape[-1])
     chosen = engines.get(engines.choose(given.problem, engine).engine)
     output = chosen.rows(given.problem, given.q, given.k, given.v, _OUTPUT)["output"]
     return given.restore(given.problem.restore(output))

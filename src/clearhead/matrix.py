@@ -14,12 +14,13 @@ from clearhead import engines, room
 from clearhead.arrays import adopt, autocast, empty, graphed, on_cpu, plain, statistics_dtype
 from clearhead.axes import TRANSPOSED, WEIGHTS, Array, as_places, as_slice, named
 from clearhead.engines.base import Engine
-from clearhead.errors import RuleError, SelectionError
+from clearhead.errors import RuleError, SelectionError, shown
 from clearhead.indexing import expand
 from clearhead.merging import Top
 from clearhead.observations import Observation, Wanted, check_room, observation, wanted
 from clearhead.operands import operand
 from clearhead.problem import Problem, Rules, describe
+from clearhead.values import read_place, read_slice, whole_number
 from clearhead.view.long import Run, Sight
 from clearhead.view.pictured import Pictured
 
@@ -137,7 +138,7 @@ class AttentionMatrix(Pictured):
 
         Of equal weights the earlier key comes first; 0 and -1 fill up where fewer than k keys are visible.
         """
-        top = self.observe(top=k).top
+        top = self.observe(top=whole_number("top", k, 1, hint="top(8)")).top
         assert top is not None
         return top
 
@@ -200,7 +201,9 @@ class AttentionMatrix(Pictured):
             "groups": groups,
         }
         if not isinstance(queries, slice):
-            raise SelectionError(f"queries is {queries!r}: expected a slice.", "queries=slice(-64, None)")
+            raise SelectionError(f"queries is {shown(queries)}: expected a slice.", "queries=slice(-64, None)")
+        if queries != slice(None):
+            read_slice("queries", queries, self.shape[-2])
         graph = self._graph or self._graph_with(v)
         if graph is not None:
             return graph.observe(v, asked, queries)
@@ -233,7 +236,7 @@ class AttentionMatrix(Pictured):
 
     def near(self, left: int) -> Array:
         """Each query's weight on its own key and the `left` before it, (batch, heads, queries): exp(L within - L)."""
-        before = self._problem.window[0]
+        left, before = min(whole_number("left", left, 0), self._problem.keys), self._problem.window[0]
         window = (left if before is None else min(left, before), 0)
         part = self._part(replace(self._problem, window=window, sinks=None), self._q, self._k)
         with np.errstate(invalid="ignore"):
@@ -242,6 +245,7 @@ class AttentionMatrix(Pictured):
 
     def sequence(self, batch: int) -> "AttentionMatrix":
         """One batch item, all heads, (1, heads, queries, keys); leading axes are counted as one."""
+        batch = read_place("batch", batch, self._problem.batch)
         problem = self._problem.take_heads(np.array([batch]), range(self._problem.heads))
         part = self._part(replace(problem, kv_heads=self._problem.kv_heads), self._q[[batch]], self._k[[batch]])
         if "_logsumexp" in self.__dict__:
@@ -250,6 +254,7 @@ class AttentionMatrix(Pictured):
 
     def one(self, head: int) -> "AttentionMatrix":
         """One head of one batch item's matrix, (1, 1, queries, keys)."""
+        head = read_place("head", head, self._problem.heads)
         shared = head // (self._problem.heads // self._problem.kv_heads)
         problem = self._problem.take_heads(np.array([0]), range(head, head + 1))
         return self._part(problem, self._q[:, [head]], self._k[:, [shared]])
@@ -260,8 +265,6 @@ class AttentionMatrix(Pictured):
 
     def _run(self, batch: int) -> Run:
         matrix = self._without_graph()
-        if not 0 <= batch < matrix._problem.batch:
-            raise SelectionError(f"batch {batch} is outside 0..{matrix._problem.batch - 1}.")
         return Run("attention", [Sight("", range(matrix._problem.heads), matrix.sequence(batch))])
 
     def _without_graph(self) -> "AttentionMatrix":

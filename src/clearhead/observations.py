@@ -25,10 +25,10 @@ import numpy as np
 from clearhead import merging, notebook, room
 from clearhead.arrays import plain, read, statistics_dtype
 from clearhead.axes import WEIGHTS, Array, as_slice, named
-from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError
+from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError, shown
 from clearhead.merging import STATISTICS, Top
 from clearhead.problem import Problem
-from clearhead.values import as_int64, one_per_head, read_place, read_slice, shown, whole_number
+from clearhead.values import as_int64, one_per_head, read_place, read_slice, whole_number
 
 ROW_STATISTICS = ("logsumexp", "max_logit", "entropy", "distance")
 
@@ -322,7 +322,8 @@ def _pick_heads(name: str, value: Any, axis: int, chosen: Any) -> Any:
         places: Any = as_slice(read_slice("heads", chosen, count))
         if places.step is not None and places.step < 0:
             places = list(range(count)[places])
-    elif isinstance(chosen, (list, tuple, range, np.ndarray)):
+    elif isinstance(chosen, (list, tuple, range)) or (isinstance(chosen, np.ndarray) and chosen.ndim == 1):
+        room.check_room("the heads chosen", len(chosen) * 8, "name each head once.")
         places = [read_place("head", head, count) for head in chosen]
     else:
         places = read_place("head", chosen, count)

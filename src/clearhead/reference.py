@@ -44,6 +44,9 @@ def attend(problem: Problem, q: Array, k: Array, v: Array | None = None) -> Text
     """Attention in float64, with all that lies between its inputs and its output. Raises SizeError beforehand."""
     more = (problem.softcap is not None) + (problem.bias is not None) + 2 * (problem.alibi_slopes is not None)
     check_room(problem.batch * problem.heads * problem.queries * problem.keys, more)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x is not None:
+            room.check_room(f"{name} in float64", room.array_bytes(x.shape, 8), "give fewer tokens or columns.")
     k = _per_query_head(problem, k.astype(np.float64))
     book = from_scores(problem, q.astype(np.float64) @ k.swapaxes(-1, -2))
     if v is None:

@@ -71,7 +71,7 @@ def answer(
 
     Raises SizeError where the answers are larger than memory.
     """
-    check_room(problem, want, 0 if v is None else v.shape[-1])
+    check_room(problem, replace(want, output=v is not None), 0 if v is None else v.shape[-1])
     known = logsumexp is not None
     needed = want.logsumexp or want.columns()
     first = replace(want, output=v is not None, logsumexp=needed and not known, received=want.received and not known)
