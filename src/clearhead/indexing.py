@@ -1,14 +1,44 @@
-"""Indexing that asks for weights: integers, slices with steps, Ellipsis; spelled out and checked before any work."""
+"""Weights by index: integers, slices with steps, Ellipsis; spelled out and checked before any work."""
 
 from collections.abc import Sequence
+from math import prod
 from operator import index as as_index
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clearhead.axes import named
-from clearhead.errors import SelectionError
+from clearhead.arrays import plain
+from clearhead.axes import Array, named
+from clearhead.errors import RuleError, SelectionError
 from clearhead.values import read_slice
+
+
+class Indexed:
+    """What a matrix that is never stored has in common with an array: sizes, and weights by index."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def shape(self) -> tuple[int, ...]: ...
+
+        def __getitem__(self, key: Any) -> Any: ...
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """How many weights there are."""
+        return prod(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:  # noqa: FBT001  NumPy's protocol
+        if copy is False:
+            raise RuleError("the weights are computed when asked for: an array of them is always a copy.")
+        return np.asarray(plain(self[...], "weights"), dtype=dtype)
 
 
 def expand(key: Any, shape: tuple[int, ...], axes: Sequence[str]) -> list[int | range]:

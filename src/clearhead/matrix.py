@@ -11,11 +11,11 @@ from typing import Any, Unpack
 import numpy as np
 
 from clearhead import engines, room
-from clearhead.arrays import adopt, autocast, empty, graphed, on_cpu, plain, statistics_dtype
+from clearhead.arrays import Restore, adopt, autocast, empty, graphed, on_cpu, statistics_dtype
 from clearhead.axes import TRANSPOSED, WEIGHTS, Array, as_places, as_slice, named
 from clearhead.engines.base import Engine
 from clearhead.errors import RuleError, SelectionError, shown
-from clearhead.indexing import expand
+from clearhead.indexing import Indexed, expand
 from clearhead.merging import Top
 from clearhead.observations import Observation, Wanted, check_room, observation, wanted
 from clearhead.operands import operand
@@ -25,14 +25,15 @@ from clearhead.view.long import Run, Sight
 from clearhead.view.pictured import Pictured
 
 
-class AttentionMatrix(Pictured):
+class AttentionMatrix(Indexed, Pictured):
     """The weights softmax(scale·q·kᵀ + …) as an array-like object, (…, heads, queries, keys), that is never stored.
 
     q (…, heads, queries, d_k) and k (…, kv_heads, keys, d_k); 2-D is one head. Rules as in `attention`. Its elements
     have the statistics' dtype: float32, or float64 for float64. Statistics come as the kind of array that q is.
 
     Creating it computes nothing. The log-sum-exp is computed when first needed, once, and kept: O(queries) memory.
-    Raises what `attention` raises.
+    It can be copied and pickled, with q, k, the rules and the log-sum-exp where that is known; a tensor that hangs on
+    a graph raises RuleError then, a leaf that requires gradients stays one. Raises what `attention` raises.
 
     >>> import numpy as np, clearhead as ch
     >>> A = ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True)
@@ -41,6 +42,7 @@ class AttentionMatrix(Pictured):
     """
 
     __array_ufunc__ = None  # so that `array @ A` fails loudly instead of looping over elements
+    _derived = False  # is it a part of another matrix, with a problem that no rules describe?
 
     def __init__(self, q: Any, k: Any, *, engine: str | None = None, **rules: Unpack[Rules]) -> None:
         self._source: Any = q, k, rules, engine
@@ -61,14 +63,31 @@ class AttentionMatrix(Pictured):
 
         return Graph(q, k, rules, engine)
 
+    def __getstate__(self) -> dict[str, Any]:
+        q, k, rules, _ = self._source
+        for name, x in {"q": q, "k": k, **rules}.items():
+            if getattr(x, "grad_fn", None) is not None:
+                raise RuleError(f"{name} hangs on PyTorch's graph, which is not copied.", f"{name}.detach()")
+        state = {"source": self._source, "logsumexp": self.__dict__.get("_logsumexp"), "dtype": self._q_dtype()}
+        return state | ({"problem": self._problem, "restore": self._restore_kind} if self._derived else {})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        q, k, rules, engine = state["source"]
+        if "problem" in state:
+            self.__dict__ = AttentionMatrix._made(state["problem"], q, k, state["restore"], engine).__dict__
+        else:
+            AttentionMatrix.__init__(self, q, k, engine=engine, **rules)
+        if state["logsumexp"] is not None and state["dtype"] == self._q_dtype():
+            self._logsumexp = state["logsumexp"]
+
+    def _q_dtype(self) -> np.dtype[Any] | None:
+        """What q is computed in; autocast may have narrowed it."""
+        return None if self._graph is not None else self._problem.dtype
+
     @property
     def shape(self) -> tuple[int, ...]:
         """(…, heads, queries, keys)."""
         return self._problem.shape if self._graph is None else self._graph.shape
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -80,16 +99,8 @@ class AttentionMatrix(Pictured):
         """The last two axes swapped, for products from the keys' side: (…, heads, keys, queries)."""
         return TransposedMatrix(self)
 
-    def __len__(self) -> int:
-        return self.shape[0]
-
     def __repr__(self) -> str:
         return f"AttentionMatrix{named(self.shape, WEIGHTS)} {self.dtype}, never stored"
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:  # noqa: FBT001  NumPy's protocol
-        if copy is False:
-            raise ValueError("the weights are computed when asked for: an array of them is always a copy.")
-        return np.asarray(plain(self[...], "weights"), dtype=dtype)
 
     def __getitem__(self, key: Any) -> Any:
         """Exact weights: integers, slices with steps, Ellipsis, negative; only what is asked for is computed.
@@ -280,10 +291,18 @@ class AttentionMatrix(Pictured):
         return AttentionMatrix(q, k, engine=engine, **rules)
 
     def _part(self, problem: Problem, q: Array, k: Array) -> "AttentionMatrix":
+        part = AttentionMatrix._made(problem, q, k, self._restore_kind, self._source[3])
+        part._engine = self._engine
+        return part
+
+    @staticmethod
+    def _made(problem: Problem, q: Array, k: Array, restore: Restore, engine: str | None) -> "AttentionMatrix":
+        """A matrix of arrays that were read already, such as a part of another."""
         part = object.__new__(AttentionMatrix)
-        part._source = q, k, {}, None  # arrays: no graph asks for them again
+        part._source = q, k, {}, engine  # arrays: no graph asks for them again
         part._problem, part._q, part._k = problem, q, k
-        part._restore_kind, part._engine, part._graph = self._restore_kind, self._engine, None
+        part._restore_kind, part._graph, part._derived = restore, None, True
+        part._engine = engines.get(engines.choose(problem, engine).engine)
         return part
 
     def _rows(self, queries: slice) -> tuple["AttentionMatrix", range]:
@@ -332,7 +351,7 @@ class AttentionMatrix(Pictured):
         return part
 
 
-class TransposedMatrix:
+class TransposedMatrix(Indexed):
     """Aᵀ, (…, heads, keys, queries): products and weights from the keys' side; never stored."""
 
     __array_ufunc__ = None

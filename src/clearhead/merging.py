@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from clearhead.arrays import read
-from clearhead.axes import Array
+from clearhead.axes import Array, brief
 from clearhead.errors import RuleError, ShapeError
 
 COLUMN_STATISTICS = ("received", "peak", "image", "groups")
@@ -44,6 +44,9 @@ class Top(NamedTuple):
 
     weights: Any
     indices: Any
+
+    def __repr__(self) -> str:
+        return brief("Top", self._asdict())
 
 
 def over_queries(a: Found, b: Found) -> dict[str, Any]:

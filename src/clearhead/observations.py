@@ -16,7 +16,7 @@ merging.py says how two partial answers become one.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import prod
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ import numpy as np
 
 from clearhead import merging, notebook, room
 from clearhead.arrays import plain, read, statistics_dtype
-from clearhead.axes import WEIGHTS, Array, as_slice, named
+from clearhead.axes import WEIGHTS, Array, as_slice, brief, named
 from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError, shown
 from clearhead.merging import STATISTICS, Top
 from clearhead.problem import Problem
@@ -204,9 +204,18 @@ class Observation:
         return {name: getattr(self, name) for name in STATISTICS}
 
     def __repr__(self) -> str:
-        shapes = {n: tuple((x[0] if n == "top" else x).shape) for n, x in self._found().items() if x is not None}
-        told = "".join(f", {name} {shape}" for name, shape in shapes.items())
-        return f"Observation(queries {self.queries}, keys {self.keys}{told})"
+        found = self._found() | {"top": None if self.top is None else self.top.weights}
+        return brief("Observation", {"queries": self.queries, "keys": self.keys, **found})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copied and pickled where no tensor hangs on a graph; RuleError where one does."""
+        arrays = {**self._found(), "top": None if self.top is None else self.top.weights}
+        for name, x in arrays.items():
+            if getattr(x, "grad_fn", None) is not None:
+                raise RuleError(
+                    f"{name} hangs on PyTorch's graph, which is not copied.", "observe under torch.no_grad()"
+                )
+        return Observation, tuple(getattr(self, field.name) for field in fields(self))
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         return notebook.observed({

@@ -18,7 +18,7 @@ from clearhead.values import whole_number
 Convention = Literal["rows", "columns"]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Step:
     """One step of attention; `array` is None until it is computed."""
 
@@ -34,6 +34,9 @@ class Step:
 
     def __str__(self) -> str:
         return f"{self.formula:<34} {named(self.shape, self.axes)}"
+
+    def __repr__(self) -> str:
+        return f"Step({self.name}: {self.formula}, {named(self.shape, self.axes)})"
 
 
 class Steps(tuple[Step, ...]):

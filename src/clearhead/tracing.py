@@ -8,7 +8,7 @@ import numpy as np
 
 from clearhead import engines, notebook, picture, reference
 from clearhead.arrays import adopt
-from clearhead.axes import Array
+from clearhead.axes import Array, brief
 from clearhead.files import write_whole
 from clearhead.observations import Wanted
 from clearhead.problem import Described, Problem, Rules, describe_whole
@@ -44,8 +44,11 @@ class Geometry(NamedTuple):
     key_norms: Any  # (…, kv_heads, keys)
     cosine: Any  # (…, heads, queries, keys), 0 where a norm is 0
 
+    def __repr__(self) -> str:
+        return brief("Geometry", self._asdict())
 
-@dataclass(frozen=True, eq=False, slots=True)
+
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
 class TokenTrace:
     """One query, computed alone: q_i·k_j for each key, softmax, and the weighted sum of value rows."""
 
@@ -56,6 +59,9 @@ class TokenTrace:
     contributions: Any  # (…, heads, keys, d_v): a_ij·v_j
     output: Any  # (…, heads, d_v)
     difference: float  # the largest difference from row i of the whole matrix and its output
+
+    def __repr__(self) -> str:
+        return brief("TokenTrace", {"query": self.query, "weights": self.weights, "output": self.output})
 
     def written_out(self, head: int = 0, count: int = 8) -> str:
         """The weighted sum of one head in words, largest weights first: 0.92·v_1 + 0.08·v_0 = [0.92 2.16]."""

@@ -166,10 +166,11 @@ def _whole(name: str, value: Any, shape: tuple[int, ...], axes: Sequence[str]) -
     if array.dtype.kind not in "iu" and array.size:
         raise DtypeError(f"{name} is {array.dtype}: expected whole numbers.")
     try:
-        return as_int64(name, np.broadcast_to(array, shape))
+        spread = np.broadcast_to(array, shape)
     except ValueError:
         want = named(shape, axes) if shape else "a single number"
         raise ShapeError(f"{name} has shape {array.shape}: expected {want}.") from None
+    return as_int64(name, spread)
 
 
 def read_lengths(name: str, value: Any, lead: tuple[int, ...], most: int, of: str) -> Array | None:
