@@ -16,11 +16,23 @@ from clearhead.problem import Rules
 
 PACKAGE = Path(clearhead.__file__).parent
 FLOORS = (  # from the ground up; a folder is one entry
-    ("errors", "axes", "device", "arrays", "threads", "files", "words", "picture", "notebook"),
-    ("values", "problem", "visibility", "observations", "operands"),
+    ("errors", "axes", "device", "arrays", "values", "room", "threads", "files", "words", "picture", "notebook"),
+    ("problem", "visibility", "merging", "observations", "operands"),
     ("reference",),
     ("engines",),
-    ("glance", "view", "functional", "matrix", "flow", "backward", "torch_op", "torch_graph", "cache", "torch"),
+    (
+        "glance",
+        "view",
+        "functional",
+        "indexing",
+        "matrix",
+        "flow",
+        "backward",
+        "torch_op",
+        "torch_graph",
+        "cache",
+        "torch",
+    ),
     ("nn", "watching", "distributed"),
     ("casefile", "steps", "story", "tracing", "layer", "claims", "diagnosing", "diagnosis", "model", "hub", "explain"),
     ("cli", "__main__", "report", "bench"),
@@ -143,7 +155,7 @@ def test_the_import_is_quick():
 
 def test_public_names_are_sorted_and_found():
     assert list(clearhead.__all__) == sorted(clearhead.__all__)
-    assert set(clearhead.__all__) <= set(dir(clearhead))
+    assert {*clearhead.__all__, "nn", "torch", "distributed"} <= set(dir(clearhead))
     with pytest.raises(AttributeError, match=r"^module 'clearhead' has no attribute 'atention'$"):
         clearhead.atention  # noqa: B018
 

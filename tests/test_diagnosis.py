@@ -290,3 +290,34 @@ def test_other_bad_input():
         ch.diagnose_layer(x, np.eye(4), np.eye(4), np.eye(4), None, x, b_o=np.ones(4))
     with pytest.raises(ShapeError, match=r"b_q has shape \(3,\)"):
         ch.diagnose_layer(x, np.eye(4), np.eye(4), np.eye(4), None, x, b_q=np.ones(3))
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+@pytest.mark.parametrize("lead", [(), (2,), (1, 2), (2, 1, 2)])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_inputs_that_are_not_finite_are_said_first(name, lead, bad):
+    q, k, v = np.random.default_rng(0).standard_normal((3, *lead, 5, 4))
+    given_ = {"q": q, "k": k.copy(), "v": v.copy()}
+    theirs = ch.attention(**given_)
+    place = (*(size - 1 for size in lead), 2, 1)
+    given_[name] = given_[name].copy()
+    given_[name][place] = bad
+    told = ch.diagnose(**given_, theirs=theirs)
+    (one,) = told.nonfinite
+    assert (one.name, one.many, str(one.value)) == (name, 1, str(bad))
+    if len(lead) < 3:
+        assert one.place == place
+    first = str(told).splitlines()[0]
+    assert first.startswith(f"look at the inputs first: {name}[")
+    assert first.endswith(f"] is {bad}; numbers in {name} that are NaN or infinite: 1")
+    assert told.told("zh").startswith(f"请先检查输入：{name}[")
+    json.dumps(told.to_json(), allow_nan=False)
+    assert ch.diagnose(q, k, v, theirs).nonfinite == ()
+
+
+def test_a_layers_inputs_that_are_not_finite_are_said_first():
+    x, w_q, w_k, w_v, w_o = np.random.default_rng(0).standard_normal((5, 4, 4))
+    theirs = ch.trace_layer(x, w_q, w_k, w_v, w_o).output
+    w_v[2, 3] = np.inf
+    (one,) = ch.diagnose_layer(x, w_q, w_k, w_v, w_o, theirs).nonfinite
+    assert (one.name, one.place) == ("w_v", (2, 3))

@@ -37,11 +37,13 @@ def device_of(x: Array) -> str:
 
 
 def _adopt(x: Any, name: str) -> tuple[Array, Restore]:
-    if isinstance(x, (np.ndarray, DeviceArray)):
+    if isinstance(x, np.ndarray):  # of a subclass, such as np.matrix, the plain array behind it
+        return x if type(x) is np.ndarray else np.asarray(x), _same
+    if isinstance(x, DeviceArray):
         return cast("Array", x), _same
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
-        return _from_torch(torch, x, name), lambda array: to_torch(torch, array)
+        return _from_torch(torch, x, name), _as_tensor
     if hasattr(x, "__dlpack__") and hasattr(x, "__array_namespace__"):
         library = x.__array_namespace__()
         return _from_dlpack(x, name), library.asarray
@@ -130,6 +132,10 @@ def statistics_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 def _same(array: Array) -> Array:
     return array
+
+
+def _as_tensor(array: Array) -> Any:
+    return to_torch(sys.modules["torch"], array)
 
 
 def _from_torch(torch: Any, x: Any, name: str) -> Array:

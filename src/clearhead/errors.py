@@ -6,6 +6,7 @@ ClearheadError
 ├── RuleError         (ValueError)    a score rule's value makes no sense
 ├── UnknownNameError  (TypeError)     a rule or option nobody knows
 ├── SelectionError    (IndexError)    an index outside the matrix
+├── SizeError         (MemoryError)   what was asked is larger than the machine's memory
 ├── EngineError       (RuntimeError)  the engine asked for cannot run this problem
 ├── DistributedError  (RuntimeError)  a rank is missing, or ranks were called with different things
 ├── FileError         (ValueError)    a file or checkpoint is missing or malformed
@@ -49,6 +50,10 @@ class SelectionError(ClearheadError, IndexError):
     """An index outside the matrix, or one of a kind it does not take."""
 
 
+class SizeError(ClearheadError, MemoryError):
+    """What was asked is larger than the machine's memory."""
+
+
 class EngineError(ClearheadError, RuntimeError):
     """The engine asked for cannot run this problem."""
 
@@ -67,7 +72,19 @@ class MissingExtraError(ClearheadError, ImportError):
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:
     """The error for a name nobody knows, with the nearest known one."""
-    names = sorted(known)
-    near = get_close_matches(str(name), names, n=1)
+    names, given = sorted(known), name if isinstance(name, str) else shown(name)
+    near = get_close_matches(given, names, n=1)
     guess = f"did you mean `{near[0]}`? " if near else ""
-    return UnknownNameError(f"unknown {kind} `{name}`.", f"{guess}Known: {', '.join(names)}.")
+    return UnknownNameError(f"unknown {kind} `{given}`.", f"{guess}Known: {', '.join(names)}.")
+
+
+def shown(value: object, most: int = 80) -> str:
+    """A wrong value as errors show it: an array by its shape, anything else on one line and cut where it is long."""
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple) and shape:
+        return f"a {type(value).__name__} of shape {tuple(shape)}"
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # what a stranger's __repr__ raises is its own
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= most else text[: most - 1] + "…"

@@ -264,7 +264,8 @@ def _layer_steps(run: LayerRun) -> Steps:
     sizes = Sizes((), heads, kv_heads, n, m, d_k, d_v)
     used = used_rules(cast("Rules", run.rules))._replace(through=run.through)
     out = (heads * d_v, run.output.shape[-1])
-    return layer_steps(sizes, (n, width), (n, width), out, used, run.biases, "rows", run.x.itemsize, cross=False)
+    own, said = (n, width), run.normalised
+    return layer_steps(sizes, own, own, out, used, run.biases, "rows", run.x.itemsize, cross=False, normalised=said)
 
 
 def _check_index(name: str, value: int | None, size: int) -> None:

@@ -51,7 +51,7 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LayerRun:
-    """What one layer's attention saw and said: x (tokens, d_model), normalised; q (heads, tokens, d_k), k and v alike.
+    """What one layer's attention saw and said: x (tokens, d_model); q (heads, tokens, d_k), k and v alike.
 
     k and v may have fewer heads, each shared by a group of query heads.
     """
@@ -65,6 +65,7 @@ class LayerRun:
     rules: dict[str, Any]  # of the scores, as `clearhead.attention` takes them
     biases: frozenset[str] = frozenset(("b_q", "b_k", "b_v", "b_o"))
     through: str = "{}"  # what queries and keys go through after their projections, for the formulas
+    normalised: bool = False  # did x go through a layer norm just before?
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -132,7 +133,7 @@ class Model:
             heads = attention(q, k, v, **rules)
             joined = heads.swapaxes(0, 1).reshape(len(ids), -1)
             output = joined @ w[name + "attn.c_proj.weight"] + w[name + "attn.c_proj.bias"]
-            runs.append(LayerRun(x, q, k, v, heads, output, rules))
+            runs.append(LayerRun(x, q, k, v, heads, output, rules, normalised=True))
             hidden = hidden + output
             y = _normalise(hidden, w[name + "ln_2.weight"], w[name + "ln_2.bias"], config.epsilon)
             inner = _ACTIVATIONS[config.activation](y @ w[name + "mlp.c_fc.weight"] + w[name + "mlp.c_fc.bias"])

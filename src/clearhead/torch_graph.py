@@ -40,7 +40,8 @@ class Graph:
         if not asked.get("logsumexp"):
             del answers["logsumexp"]
         length = self.q.shape[-2]  # not to be looked at where a compiler leaves it open
-        return observation(answers, length if queries == slice(None) else len(range(length)[queries]), self.k.shape[-2])
+        count = length if queries == slice(None) else len(range(length)[queries])
+        return observation(answers, count, self.k.shape[-2], sinks=self.given.sinks is not None)
 
     def mix(self, v: Any) -> Tensor:
         """A·v."""

@@ -17,8 +17,10 @@ from clearhead.distributed.ranks import Ranks
 from clearhead.distributed.shards import agreed, read
 from clearhead.distributed.tiles import sections, tile
 from clearhead.errors import SelectionError
-from clearhead.matrix import TransposedMatrix, expand
-from clearhead.observations import Groups, Observation, Top, Wanted, observation, wanted
+from clearhead.indexing import expand
+from clearhead.matrix import TransposedMatrix
+from clearhead.merging import Top
+from clearhead.observations import Groups, Observation, Wanted, observation, wanted
 from clearhead.operands import operand
 from clearhead.problem import Problem, Rules
 
@@ -223,7 +225,8 @@ class ShardedAttentionMatrix:
         found |= {name: one.answer.astype(self.dtype) for name, one in whole.items()}
         lse = next((one.logsumexp for one in whole.values()), None) if self._known is None else self._known
         given = answers(Call("observe", shards, method, found, lse, whole), self._leaves._replace(v=v))
-        return observation(given, self._shards.q.shape[2], self._shards.k.shape[2])
+        sinks = self._shards.whole.sinks is not None
+        return observation(given, self._shards.q.shape[2], self._shards.k.shape[2], sinks=sinks)
 
     @property
     def _ranks(self) -> Ranks:

@@ -9,7 +9,7 @@ from typing import cast
 from clearhead.axes import Array
 from clearhead.engines.base import Engine
 from clearhead.errors import EngineError, unknown
-from clearhead.observations import Wanted
+from clearhead.observations import Wanted, check_room
 from clearhead.problem import Problem
 
 NAMES = ("native", "portable", "triton")
@@ -67,7 +67,11 @@ def choose_for_gradients(problem: Problem, name: str | None = None) -> Plan:
 def answer(
     engine: Engine, problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted, logsumexp: Array | None = None
 ) -> dict[str, Array]:
-    """Everything wanted, by name, in the fewest passes; the log-sum-exp too where it was computed and not known."""
+    """Everything wanted, by name, in the fewest passes; the log-sum-exp too where it was computed and not known.
+
+    Raises SizeError where the answers are larger than memory.
+    """
+    check_room(problem, replace(want, output=v is not None), 0 if v is None else v.shape[-1])
     known = logsumexp is not None
     needed = want.logsumexp or want.columns()
     first = replace(want, output=v is not None, logsumexp=needed and not known, received=want.received and not known)

@@ -89,8 +89,7 @@ def _layer(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:
     for step in seen.steps:
         shape = named(step.shape, step.axes)
         yield Text(f"  {_fill(formula(language, step.formula), 38)}{shape}")
-        key = "layer output" if step.name == "output" else step.name
-        yield Text(f"      {say(language, key)}", style="dim")
+        yield Text(f"      {say(language, step.words)}", style="dim")
 
 
 def _weights(console: Console, seen: Explanation, language: Language) -> Iterator[Text]:

@@ -13,7 +13,8 @@ from clearhead.arrays import plain as near
 from clearhead.axes import Array
 from clearhead.errors import ClearheadError, FileError
 from clearhead.files import write_whole
-from clearhead.observations import Observation, Top
+from clearhead.merging import Top
+from clearhead.observations import Observation
 from clearhead.problem import describe
 from clearhead.watching.layers import Layer
 
@@ -124,7 +125,9 @@ def _layer(own: dict[str, Array], words: dict[str, Any]) -> Layer:
         if name in own and own[name].shape != (*lead, last):
             raise ValueError(f"layer {words['name']} has {name} of shape {own[name].shape}")
     top = Top(own["top_weights"], own["top_indices"]) if "top_weights" in own else None
-    seen = Observation(**{name: own.get(name) for name in STATISTICS}, top=top, queries=queries, keys=keys)
+    found = {name: own.get(name) for name in STATISTICS}
+    sinks = rules.get("sinks") is not None
+    seen = Observation(**found, top=top, queries=queries, keys=keys, sinks=sinks)
     return Layer(
         name=str(words["name"]),
         path=str(words["path"]),

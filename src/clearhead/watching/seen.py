@@ -14,6 +14,7 @@ from clearhead.errors import RuleError, SelectionError, unknown
 from clearhead.flow import rollout
 from clearhead.matrix import AttentionMatrix
 from clearhead.observations import Observation
+from clearhead.values import read_path
 from clearhead.view import figure
 from clearhead.view.long import Run, Sight
 from clearhead.view.pictured import Page, Pictured
@@ -183,5 +184,5 @@ def load(path: str | os.PathLike[str]) -> Seen:
     Traceback (most recent call last):
     clearhead.errors.FileError: nowhere.safetensors cannot be read: No such file or directory.
     """
-    layers, words = read(path)
+    layers, words = read(read_path(path))
     return Seen({layer.name: layer for layer in layers}, **words)
