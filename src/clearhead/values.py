@@ -27,6 +27,16 @@ def read_number(name: str, value: Any, default: float) -> float:
     return number
 
 
+def whole_number(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """Read a whole number, Python's or NumPy's, from `least` to `most`; True and False are none."""
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        number = int(value)
+        if least <= number and (most is None or number <= most):
+            return number
+    bounds = f"from {least:,} up" if most is None else f"from {least:,} to {most:,}"
+    raise RuleError(f"{name} is {value!r}: expected a whole number {bounds}.")
+
+
 def read_softcap(value: Any) -> float | None:
     """Read a positive number, or None."""
     if value is None:
