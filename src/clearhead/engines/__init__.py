@@ -67,10 +67,12 @@ def choose_for_gradients(problem: Problem, name: str | None = None) -> Plan:
 def answer(
     engine: Engine, problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted, logsumexp: Array | None = None
 ) -> dict[str, Array]:
-    """Everything wanted, by name, in the fewest passes; the log-sum-exp too where it was computed and not known."""
-    known = logsumexp is not None
+    """Everything wanted, by name, in the fewest passes; the log-sum-exp too where it was computed and not known.
+
+    A known one has the bits that this engine's row pass gives: a row pass that is needed anyway answers `received` too.
+    """
     needed = want.logsumexp or want.columns()
-    first = replace(want, output=v is not None, logsumexp=needed and not known, received=want.received and not known)
+    first = replace(want, output=v is not None, logsumexp=needed and logsumexp is None)
     found: dict[str, Array] = {}
     if first.rows():
         found.update(engine.rows(problem, q, k, v, first))
