@@ -299,14 +299,14 @@ def _diagnose(given: argparse.Namespace) -> int:
 
 def _bench(given: argparse.Namespace) -> int:
     from clearhead.bench.command import bench
-    from clearhead.threads import get_num_threads
+    from clearhead.threads import get_num_threads, read_threads
 
     if given.device == "cuda":
         from clearhead.bench import gpu
 
         gpu.bench(quick=given.quick, save=given.save)
         return 0
-    threads = given.threads or get_num_threads()
+    threads = get_num_threads() if given.threads is None else read_threads(given.threads)
     bench(quick=given.quick, chosen=given.peers, only=given.only, save=given.save, threads=threads)
     return 0
 

@@ -21,7 +21,7 @@ def whole_number(name: str, value: Any, least: int, most: int | None = None, hin
     """Read a whole number from `least` to `most`; a bool is none. Raises RuleError."""
     whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not whole or value < least or (most is not None and value > most):
-        reach = f"from {least} up" if most is None else f"from {least} to {most}"
+        reach = f"from {least:,} up" if most is None else f"from {least:,} to {most:,}"
         raise RuleError(f"{name} is {shown(value)}: expected a whole number {reach}.", hint)
     return int(value)
 

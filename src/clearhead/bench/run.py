@@ -52,7 +52,9 @@ def measure(
     given = peers.inputs(case)
     calls = {"clearhead": peers.ours(case, given, threads)}
     missing: dict[str, str] = {}
-    names = [*chosen, *(["materialised"] if case.kind == "observe" and "torch" in chosen else [])]
+    names = list(chosen)
+    if case.kind == "observe":
+        names += ["used matrix", *(["materialised"] if "torch" in names else [])]
     for name in names:
         try:
             made = peers.setup(name)(case, given, threads)
