@@ -55,6 +55,10 @@ def test_bits_bytes_and_exactness(tmp_path: Path):
     all_well(tmp_path, [("bits,exact,windows,counts,cutting,decoding,passes", world, "7") for world in "1234"])
 
 
+def test_what_has_no_derivative_is_refused_on_every_rank(tmp_path: Path):
+    all_well(tmp_path, [("refused", world, "0") for world in "13"])
+
+
 def test_tensors_on_a_device_are_computed_there(tmp_path: Path):
     all_well(tmp_path, [("device", "2", "0")])
 

@@ -7,6 +7,7 @@ ClearheadError
 ├── UnknownNameError  (TypeError)     a rule or option nobody knows
 ├── SelectionError    (IndexError)    an index outside the matrix
 ├── EngineError       (RuntimeError)  the engine asked for cannot run this problem
+├── DerivativeError   (RuntimeError)  a derivative that is not there: of second order, or in forward mode
 ├── DistributedError  (RuntimeError)  a rank is missing, or ranks were called with different things
 ├── FileError         (ValueError)    a file or checkpoint is missing or malformed
 └── MissingExtraError (ImportError)   an optional package is not installed
@@ -51,6 +52,10 @@ class SelectionError(ClearheadError, IndexError):
 
 class EngineError(ClearheadError, RuntimeError):
     """The engine asked for cannot run this problem."""
+
+
+class DerivativeError(ClearheadError, RuntimeError):
+    """A derivative that is not there: of second order, or in forward mode."""
 
 
 class DistributedError(ClearheadError, RuntimeError):

@@ -27,6 +27,23 @@ def read_number(name: str, value: Any, default: float) -> float:
     return number
 
 
+def whole_number(name: str, value: Any, least: int = 1, hint: str = "") -> int:
+    """Read a whole number, Python's or NumPy's but no truth value, from `least` up."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)) or value < least:
+        raise RuleError(f"{name} is {value!r}: expected a whole number from {least} up.", hint)
+    return int(value)
+
+
+def check_probability(name: str, value: Any) -> None:
+    """Raise unless value is a number between 0 and 1."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float, np.integer, np.floating))
+        or not 0.0 <= value <= 1.0
+    ):
+        raise RuleError(f"{name} is {value!r}: expected a probability, 0 to 1.")
+
+
 def read_softcap(value: Any) -> float | None:
     """Read a positive number, or None."""
     if value is None:
