@@ -237,8 +237,8 @@ def refused(rank: int, world: int, _seed: int) -> None:
         lambda x, method: matrix(x, method).image(2, 2),
         lambda x, method: matrix(x, method).groups(labels, labels),
     ]
-    for method in METHODS:
-        for path in paths:
+    for at, path in enumerate(paths):
+        for method in METHODS[at % 4 :][:1]:
             leaf = x.clone().requires_grad_()
             answer = path(leaf, method)
             (usual,) = torch.autograd.grad(answer.sum(), leaf, retain_graph=True)

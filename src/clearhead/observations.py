@@ -27,7 +27,7 @@ from clearhead.arrays import plain, read
 from clearhead.axes import Array, as_slice
 from clearhead.errors import DtypeError, RuleError, ShapeError
 from clearhead.problem import Problem
-from clearhead.values import one_per_head
+from clearhead.values import one_per_head, whole_number
 
 ROW_STATISTICS = ("logsumexp", "max_logit", "entropy", "distance", "top")
 COLUMN_STATISTICS = ("received", "peak", "image", "groups")
@@ -358,11 +358,7 @@ def _check_pixels(a: Observation, b: Observation) -> None:
 
 
 def _count(name: str, value: Any) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise RuleError(f"{name} is {value!r}: expected a whole number from 1 up.", f"{name}=8")
-    return int(value)
+    return None if value is None else whole_number(name, value, hint=f"{name}=8")
 
 
 def _size(value: Any) -> tuple[int, int] | None:

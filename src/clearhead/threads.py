@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from clearhead.errors import RuleError
+from clearhead.values import whole_number
 
 _chosen: int | None = None
 
@@ -17,9 +17,7 @@ def set_num_threads(count: int) -> None:
     >>> ch.set_num_threads(ch.get_num_threads())
     """
     global _chosen
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise RuleError(f"the number of threads is {count!r}: expected a whole number from 1 up.", "set_num_threads(2)")
-    _chosen = count
+    _chosen = whole_number("the number of threads", count, hint="set_num_threads(2)")
 
 
 def get_num_threads() -> int:

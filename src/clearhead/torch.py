@@ -6,7 +6,12 @@ from clearhead.torch import scaled_dot_product_attention
 import math
 from typing import Any
 
-import torch
+from clearhead.errors import MissingExtraError
+
+try:
+    import torch
+except ImportError as error:
+    raise MissingExtraError(f"clearhead.torch needs PyTorch: {error}.", "pip install 'clearhead[torch]'") from None
 from torch import Tensor
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
