@@ -52,7 +52,7 @@ def test_every_rule_and_method(tmp_path: Path):
 
 
 def test_bits_bytes_exactness_and_what_has_no_derivative(tmp_path: Path):
-    jobs = {world: "bits,exact,windows,counts,cutting,decoding,passes" for world in "1234"}
+    jobs = dict.fromkeys("1234", "bits,exact,windows,counts,cutting,decoding,passes")
     jobs["2"] += ",refused"
     all_well(tmp_path, [(names, world, "7") for world, names in jobs.items()])
 
