@@ -28,6 +28,7 @@ FLOORS = (  # from the ground up; a folder is one entry
         "matrix",
         "flow",
         "backward",
+        "torch_autograd",
         "torch_op",
         "torch_graph",
         "cache",

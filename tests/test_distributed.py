@@ -52,8 +52,10 @@ def test_every_rule_and_method(tmp_path: Path):
     all_well(tmp_path, [("rules,graph", world, seed) for world in "1234"])
 
 
-def test_bits_bytes_and_exactness(tmp_path: Path):
-    all_well(tmp_path, [("bits,exact,windows,counts,cutting,decoding,passes", world, "7") for world in "1234"])
+def test_bits_bytes_exactness_and_what_has_no_derivative(tmp_path: Path):
+    jobs = dict.fromkeys("1234", "bits,exact,windows,counts,cutting,decoding,passes")
+    jobs["2"] += ",refused"
+    all_well(tmp_path, [(names, world, "7") for world, names in jobs.items()])
 
 
 def test_tensors_on_a_device_are_computed_there(tmp_path: Path):

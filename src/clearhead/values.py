@@ -17,7 +17,7 @@ Window = tuple[int | None, int | None]
 FAR = 2**53  # positions beyond this are no use to anybody, and would overflow
 
 
-def whole_number(name: str, value: Any, least: int, most: int | None = None, hint: str = "") -> int:
+def whole_number(name: str, value: Any, least: int = 1, most: int | None = None, hint: str = "") -> int:
     """Read a whole number from `least` to `most`; a bool is none. Raises RuleError."""
     whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not whole or value < least or (most is not None and value > most):
@@ -76,6 +76,16 @@ def read_number(name: str, value: Any, default: float) -> float:
     if not isfinite(number):
         raise RuleError(f"{name} is {number}: expected a finite number.", f"leave {name} out for its default.")
     return number
+
+
+def check_probability(name: str, value: Any) -> None:
+    """Raise unless value is a number between 0 and 1."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float, np.integer, np.floating))
+        or not 0.0 <= value <= 1.0
+    ):
+        raise RuleError(f"{name} is {value!r}: expected a probability, 0 to 1.")
 
 
 def read_softcap(value: Any) -> float | None:
