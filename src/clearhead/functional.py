@@ -30,8 +30,8 @@ def attention(q: Any, k: Any, v: Any, *, engine: str | None = None, **rules: Unp
     query_offset  int or (batch,): the first query's position among the keys; 0 when queries = keys
 
     Returns (…, heads, queries, d_v) in q's dtype and kind. A row with nothing to attend to gives 0.
-    Raises ShapeError, DtypeError, RuleError, UnknownNameError, EngineError, or SizeError where the output is larger than
-    memory, before any work. On PyTorch's tensors it has derivatives of first order in reverse mode, torch.func's grad,
+    Raises ShapeError, DtypeError, RuleError, UnknownNameError, EngineError, or SizeError where the output is larger
+    than memory, before any work. On PyTorch's tensors it has derivatives of first order in reverse mode, torch.func's grad,
     vjp, jacrev and vmap (a call for each place) among them; a second derivative and forward mode raise DerivativeError.
     O(queries·keys·(d_k + d_v)) time, O(queries + keys) memory; forbidden blocks cost nothing.
 
