@@ -4,7 +4,9 @@ No widget and no network: the frame is an `<iframe srcdoc>`, so neither its styl
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from html import escape
+from typing import Any
 
 import numpy as np
 
@@ -45,6 +47,17 @@ def observed(found: Mapping[str, Array]) -> dict[str, str]:
         return {"text/plain": text}
     picture = strips(drawn)
     return {"text/plain": text, "image/svg+xml": picture, "text/html": framed(picture, height=320)}
+
+
+def shapes(seen: Any) -> str:
+    """An observation on one line: how many queries and keys, and the shape and dtype of each of its arrays."""
+    said = [f"queries={seen.queries}, keys={seen.keys}"]
+    for name in (f.name for f in fields(seen) if f.name not in ("queries", "keys")):
+        value = getattr(seen, name)
+        arrays = value if isinstance(value, tuple) else () if value is None else (value,)
+        if arrays:
+            said.append(f"{name}: " + " and ".join(f"{tuple(np.shape(x))} {x.dtype}" for x in arrays))
+    return f"Observation({', '.join(said)})"
 
 
 def framed(page: str, height: int = 720) -> str:

@@ -106,6 +106,8 @@ class Observation:
     queries: int = 0
     keys: int = 0
 
+    __repr__ = notebook.shapes
+
     def merge_keys(self, other: "Observation") -> "Observation":
         """Join this answer over some keys with another over the keys that follow them, for the same queries.
 
@@ -187,10 +189,8 @@ class Observation:
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         found = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("queries", "keys")}
-        return notebook.observed({
-            name: read(value[0] if name == "top" else value, name)[0].astype(np.float64)
-            for name, value in found.items() if value is not None
-        })  # fmt: skip
+        some = {name: value[0] if name == "top" else value for name, value in found.items() if value is not None}
+        return notebook.observed({name: read(x, name)[0].astype(np.float64) for name, x in some.items()})
 
     def heads(self, chosen: Any) -> "Observation":
         """The same answer for some heads: an index, a slice or a list of the heads' axis (…, heads, …)."""

@@ -167,7 +167,13 @@ def _choose(sights: list[Sight], wish: Wish) -> _Chosen:
 
 def _places(sights: list[Sight], exact: Iterable[tuple[Any, int]]) -> list[list[int]]:
     found: list[set[int]] = [set() for _ in sights]
-    for layer, head in exact:
+    try:
+        pairs = [(layer, head) for layer, head in exact]
+    except (TypeError, ValueError):
+        raise SelectionError(
+            f"exact is {exact!r}: expected (layer, head) pairs.", f"exact=[({sights[0].name!r}, {sights[0].heads[0]})]"
+        ) from None
+    for layer, head in pairs:
         here = [place for place, sight in enumerate(sights) if sight.name == str(layer)]
         if not here:
             raise SelectionError(

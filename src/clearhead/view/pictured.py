@@ -7,7 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from clearhead import notebook
-from clearhead.errors import SelectionError
+from clearhead.errors import SelectionError, unknown
 from clearhead.files import write_whole
 from clearhead.view import figure, page
 from clearhead.view.container import Document
@@ -85,6 +85,9 @@ class Pictured:
         return widget(document(runs, replace(wish, served="frame"), each), runs)
 
     def _wished(self, options: Page) -> tuple[list[Run], Wish, Callable[[Sequence[int]], Iterable[int]]]:
+        for name in options:
+            if name not in Page.__annotations__:
+                raise unknown("option", name, Page.__annotations__)
         given: Page = {**options}
         batch, beside, each = given.pop("batch", 0), given.pop("beside", None), given.pop("each", iter)
         runs = [part._run(batch) for part in (self, beside) if part is not None]

@@ -38,6 +38,7 @@ class Recording:
 
     name: str
     path: str
+    call: int  # which call of its module in one forward pass, from 1 up
     cross: bool
     heads: Sequence[int] | None
     keep: bool
@@ -70,10 +71,16 @@ class Recording:
             )
         if self.cross and call.keys != before.keys:
             raise RuleError(f"layer {self.name}: the keys of cross-attention changed.", AGAIN)
+        if not self.cross and call.keys.stop == before.keys.stop:
+            raise RuleError(
+                f"layer {self.name}: queries were added and no keys: the cache has room to spare, and the mask does "
+                "not say which of it is used.",
+                "generate without cache_implementation='static'.",
+            )
         if place >= 0 and self.last_key is not None and not torch.equal(call.k[:, :, place], self.last_key):
             raise RuleError(
                 f"layer {self.name}: keys that were seen are other keys now: the cache was reordered, as beam search "
-                "does, or written over.",
+                "does, or written over, or the model puts other keys behind those of its cache.",
                 "generate with num_beams=1; watch one sequence in a block.",
             )
 
@@ -124,7 +131,9 @@ class Recording:
             real = real[:, queries.start : queries.stop]
         padding = None if real is None or self.cross or bool(real.all()) else ~real
         heads = range(first.q.shape[1]) if self.heads is None else self.heads
-        return Layer(self.name, self.path, self.cross, tuple(heads), seen, q, k, v, rules, padding, last.pattern.note)
+        return Layer(
+            self.name, self.path, self.call, self.cross, tuple(heads), seen, q, k, v, rules, padding, last.pattern.note
+        )  # fmt: skip
 
     def _rules(self, queries: range, keys: range) -> Rules:
         last = self.calls[-1]

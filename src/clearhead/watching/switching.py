@@ -13,9 +13,12 @@ Implementations = list[tuple[PretrainedConfig, Any]]
 
 def check(model: Any) -> None:
     """Can this be watched? DtypeError where it is no model in one memory, RuleError where it is watched already."""
-    if not isinstance(model, nn.Module) or not _models(model):
+    if not isinstance(model, nn.Module) or not models(model):
+        inner = getattr(model, "model", None)
         raise DtypeError(
-            f"model is a {type(model).__name__}: expected a Transformers model (PreTrainedModel), or a module with one."
+            f"model is a {type(model).__name__}: expected a Transformers model (PreTrainedModel), or a module with "
+            "one.",
+            f"watch its model, a {type(inner).__name__}: ch.watch(….model)" if isinstance(inner, PreTrainedModel) else "",
         )
     devices = sorted({str(p.device) for p in model.parameters()})
     if len(devices) > 1:
@@ -33,10 +36,10 @@ def switch(model: nn.Module) -> Implementations:
     register()
     before = _implementations(model)
     try:
-        for part in _models(model):
+        for part in models(model):
             if part.config._attn_implementation != NAME:
                 part.set_attn_implementation(NAME)
-        for part in _models(model):
+        for part in models(model):
             if part.config._attn_implementation != NAME:
                 raise RuleError(
                     f"{type(part).__name__} cannot be watched: its attention ({attentions(part)}) does not go through "
@@ -61,14 +64,15 @@ def attentions(model: nn.Module) -> str:
     return ", ".join(names) or "no class called so"
 
 
-def _models(model: nn.Module) -> list[PreTrainedModel]:
+def models(model: nn.Module) -> list[PreTrainedModel]:
+    """The Transformers models in `model`, outermost first."""
     return [part for part in model.modules() if isinstance(part, PreTrainedModel)]
 
 
 def _implementations(model: nn.Module) -> Implementations:
     """Every config of the model and its parts, outermost first, with its implementation."""
     found: dict[int, tuple[PretrainedConfig, Any]] = {}
-    waiting = [part.config for part in _models(model)]
+    waiting = [part.config for part in models(model)]
     while waiting:
         config = waiting.pop(0)
         if id(config) in found:
