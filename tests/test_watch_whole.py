@@ -114,7 +114,7 @@ def test_pooling_heads_and_linear_attention_are_named(model: Any, config: Any, k
     with torch.no_grad():
         before = made(**given).last_hidden_state
         if not kind:  # nothing goes through the interface: refused, before or after it ran, by name
-            with pytest.raises(RuleError, match="SamVision.*AttentionInterface"), ch.watch(made):
+            with pytest.raises(RuleError, match=r"SamVision.*AttentionInterface"), ch.watch(made):
                 made(**given)
             return
         with pytest.warns(UserWarning, match=kind), ch.watch(made) as seen:
@@ -154,9 +154,7 @@ OPERATIONS: list[Any] = [
     lambda m: 1.0 - m,
     lambda m: torch.where(m < 0, 1.0, 2.0),
     lambda m: torch.from_numpy(m.float().numpy().copy()),
-    lambda m: torch.nn.functional.scaled_dot_product_attention(
-        *(_rows(n, m.dtype) for n in (5, 6, 6)), attn_mask=m
-    ),
+    lambda m: torch.nn.functional.scaled_dot_product_attention(*(_rows(n, m.dtype) for n in (5, 6, 6)), attn_mask=m),
 ]
 
 
@@ -206,7 +204,7 @@ def test_a_mask_of_the_wrong_length_is_refused():
     call = {"encoder_outputs": encoded, "attention_mask": mask, "decoder_input_ids": given["decoder_input_ids"]}
     with pytest.raises(RuntimeError, match="size"):
         model(**call)
-    with pytest.raises(ShapeError, match=r"decoder\.0\.cross: the attention mask is .*keys 4.*keys 11"), ch.watch(model):
+    with pytest.raises(ShapeError, match=r"decoder\.0\.cross: the attention mask.*keys 4.*keys 11"), ch.watch(model):
         model(**call)
     llama, given = build(FAMILY["llama"]), inputs(FAMILY["llama"])
     long = torch.ones(2, 1, 11, 13, dtype=torch.bool)
@@ -245,8 +243,7 @@ def test_calls_are_saved_and_chosen(tmp_path: Path):
     seen.save(tmp_path / "seen")
     assert ch.load(tmp_path / "seen").layer("0#2").call == 2
     with torch.no_grad(), pytest.raises(RuleError, match="second sequence"), ch.watch(model):
-        for _ in range(2):
-            model(**given)
+        [model(**given) for _ in range(2)]
 
 
 def difference_model() -> Any:
@@ -342,14 +339,15 @@ def test_what_is_no_model_is_said_with_the_model_inside_it():
     class Pipeline:
         model = build(FAMILY["bert"])
 
-    with pytest.raises(DtypeError, match=r"Pipeline: expected a Transformers model(.|\n)*BertModel"), ch.watch(Pipeline()):
+    said = r"Pipeline: expected a Transformers model(.|\n)*BertModel"
+    with pytest.raises(DtypeError, match=said), ch.watch(Pipeline()):
         pass
 
 
 @pytest.mark.slow
 def test_a_compiled_model_runs_uncompiled_at_any_batch():
     model, given = build(FAMILY["llama"]), inputs(FAMILY["llama"])
-    compiled = torch.compile(model)
+    compiled = torch.compile(model, backend="eager")
     with torch.no_grad():
         expected = [compiled(ids).logits for ids in (given["input_ids"][:1], given["input_ids"])]
         for ids, truth in zip((given["input_ids"][:1], given["input_ids"]), expected, strict=True):

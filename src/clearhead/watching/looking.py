@@ -173,7 +173,7 @@ class _Watching:
         import torch
 
         self.went_through.add(module)
-        if torch._C._current_graph_task_id() != -1:  # gradient checkpointing computes a layer again in the backward pass
+        if torch._C._current_graph_task_id() != -1:  # in a backward pass, checkpointing computes a layer again
             return None, {}
         if not self.running:
             self.calls.clear()
@@ -224,7 +224,7 @@ class _Watching:
     def _read_tokens(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         """The ids that an outermost forward pass is given, where it is given any."""
         given = named.get("input_ids", args[0] if args else None)
-        if getattr(module.config, "is_encoder_decoder", False) and "decoder_input_ids" in signature(module.forward).parameters:
+        if "decoder_input_ids" in signature(module.forward).parameters:
             if not self.seen.source_tokens:
                 self._add(self.seen.source_tokens, given)
             self._add(self.seen.tokens, named.get("decoder_input_ids"))

@@ -69,8 +69,8 @@ def _put(arrays: dict[str, Array], number: str, layer: Layer) -> dict[str, Any]:
     for name, value in given.items():
         if value is not None:
             arrays[f"{number} {name}"] = np.ascontiguousarray(near(value, name))
-    words = {"name": layer.name, "path": layer.path, "call": layer.call, "cross": layer.cross}
-    return words | {"heads": list(layer.heads), "queries": seen.queries, "keys": seen.keys, "note": layer.note, "rules": plain}
+    words = {"name": layer.name, "path": layer.path, "call": layer.call, "cross": layer.cross, "note": layer.note}
+    return words | {"heads": list(layer.heads), "queries": seen.queries, "keys": seen.keys, "rules": plain}
 
 
 def _read(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:

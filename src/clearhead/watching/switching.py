@@ -15,10 +15,11 @@ def check(model: Any) -> None:
     """Can this be watched? DtypeError where it is no model in one memory, RuleError where it is watched already."""
     if not isinstance(model, nn.Module) or not models(model):
         inner = getattr(model, "model", None)
+        hint = f"ch.watch(….model) watches its {type(inner).__name__}." if isinstance(inner, PreTrainedModel) else ""
         raise DtypeError(
             f"model is a {type(model).__name__}: expected a Transformers model (PreTrainedModel), or a module with "
             "one.",
-            f"watch its model, a {type(inner).__name__}: ch.watch(….model)" if isinstance(inner, PreTrainedModel) else "",
+            hint,
         )
     devices = sorted({str(p.device) for p in model.parameters()})
     if len(devices) > 1:

@@ -26,7 +26,9 @@ def mixes_tokens(module: nn.Module) -> bool:
     return found and next(module.parameters(), None) is not None
 
 
-def unseen(paths: Mapping[Any, str], ran: Collection[Any], went_through: Collection[Any]) -> tuple[tuple[str, str], ...]:
+def unseen(
+    paths: Mapping[Any, str], ran: Collection[Any], went_through: Collection[Any]
+) -> tuple[tuple[str, str], ...]:
     """(path, class) of each module of `ran` that did its attention elsewhere, in the model's order.
 
     A module counts as seen where it, a module inside it or a module around it went through the interface. Of modules
