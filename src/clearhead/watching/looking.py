@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clearhead.errors import DtypeError, MissingExtraError, RuleError, SelectionError, unknown
+from clearhead.errors import DtypeError, MissingExtraError, RuleError, SelectionError
 from clearhead.observations import check_asked
 from clearhead.watching.seen import Seen
 
@@ -39,7 +39,6 @@ def watch(
     keep: bool = True,
     values: bool = False,
     tokenizer: Any = None,
-    **more: Any,
 ) -> Iterator[Seen]:
     """Observe every attention of a Transformers model while it runs inside the block; then it is as it was before.
 
@@ -62,8 +61,8 @@ def watch(
     after the other) is a layer for each time: "0", "0#2", "0#3". Compiled models run uncompiled inside the block.
     Attention that ran without going through the interface is not seen: the model's numbers are right all the same,
     `seen.unseen` lists it, and a UserWarning says so when the block ends.
-    Raises MissingExtraError, UnknownNameError for an unknown option, SelectionError for layers or heads that are none,
-    DtypeError for what is no such model or tokenizer, RuleError where its attention cannot be watched.
+    Raises MissingExtraError, SelectionError for layers or heads that are none, DtypeError for what is no such model or
+    tokenizer, RuleError where its attention cannot be watched.
 
     >>> import torch, transformers, clearhead as ch
     >>> config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, eos_token_id=0, bos_token_id=0, vocab_size=9)
@@ -73,13 +72,8 @@ def watch(
     >>> seen.tokens, round(float(seen[0].received.sum()))
     ([[1, 2, 3, 4]], 8)
     """
-    if more:
-        raise unknown("option", next(iter(more)), list(signature(watch).parameters)[1:-1])
     try:
-        import torch
-
         from clearhead.watching import switching
-        from clearhead.watching.attending import watchers
     except ImportError as error:
         raise MissingExtraError(
             f"watch needs PyTorch and Transformers: {error}.", "pip install 'clearhead[hf]'"
@@ -96,6 +90,20 @@ def watch(
     chosen = None if heads is None else _heads(heads)
     switching.check(model)
     watching = _Watching(model, asked, layers, chosen, keep=keep, values=values, tokenizer=tokenizer)
+    with _looking_on(model, watching):
+        yield watching.seen
+    if watching.seen.unseen:
+        warnings.warn(watching.seen.told_unseen(), stacklevel=3)
+
+
+@contextmanager
+def _looking_on(model: Any, watching: "_Watching") -> Iterator[None]:
+    """Inside, every attention of the model is ours and tells `watching`; afterwards all is as it was."""
+    import torch
+
+    from clearhead.watching import switching
+    from clearhead.watching.attending import watchers
+
     before = switching.switch(model)
     with ExitStack() as after:
         after.callback(watching.finish)
@@ -106,10 +114,8 @@ def watch(
         for module in model.modules():
             watchers[module] = watching.attention
             after.callback(watchers.pop, module, None)
-        yield watching.seen
-        watching.check_chosen(switching.attentions(model))
-    if watching.seen.unseen:
-        warnings.warn(watching.seen.told_unseen(), stacklevel=3)
+        yield
+        watching.check_chosen()
 
 
 class _Watching:
@@ -245,24 +251,26 @@ class _Watching:
         for row, more in zip(rows, ids.tolist(), strict=True):
             row += more if self.tokenizer is None else [self.tokenizer.decode([token]) for token in more]
 
-    def check_chosen(self, attentions: str) -> None:
+    def check_chosen(self) -> None:
         """At the block's end: was anything seen, and all that was chosen?"""
         if self.entered and not self.went_through:
-            raise RuleError(
-                f"{self.seen.model} ran, but no attention was seen: its classes ({attentions}) do not go through "
-                "Transformers' AttentionInterface."
-            )
+            kinds = ", ".join(dict.fromkeys(kind for _, kind in self._unseen()))
+            why = f"{kinds} does not go through Transformers' AttentionInterface" if kinds else "it has none"
+            raise RuleError(f"{self.seen.model} ran, but no attention was seen: {why}.")
         missing = [one for one in self.layers or () if one not in self.met]
         if self.went_through and missing:
             raise SelectionError(f"layers: there is no {missing[0]!r} in {self.seen.model}.")
 
     def finish(self) -> None:
         """Each layer's pieces joined, the pieces let go."""
+        self.seen.parts = {name: part.finished() for name, part in self.parts.items() if part.calls}
+        self.seen.unseen = self._unseen()
+        self.recordings.clear()
+
+    def _unseen(self) -> tuple[tuple[str, str], ...]:
         from clearhead.watching.unseen import unseen
 
-        self.seen.parts = {name: part.finished() for name, part in self.parts.items() if part.calls}
-        self.seen.unseen = unseen(self.paths, self.ran, self.went_through)
-        self.recordings.clear()
+        return unseen(self.paths, self.ran, self.went_through)
 
 
 def _check_options(layers: Any, *, keep: Any, values: Any, tokenizer: Any) -> None:
