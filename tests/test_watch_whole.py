@@ -114,7 +114,7 @@ def test_pooling_heads_and_linear_attention_are_named(model: Any, config: Any, k
     with torch.no_grad():
         before = made(**given).last_hidden_state
         if not kind:  # nothing goes through the interface: refused, before or after it ran, by name
-            with pytest.raises(RuleError, match=r"SamVisionAttention.*AttentionInterface"), ch.watch(made):
+            with pytest.raises(RuleError, match=r"SamVision\w*Attention.*AttentionInterface"), ch.watch(made):
                 made(**given)
             return
         with pytest.warns(UserWarning, match=kind), ch.watch(made) as seen:
@@ -212,6 +212,36 @@ def test_a_mask_of_the_wrong_length_is_refused():
         llama(given["input_ids"], attention_mask=long)
 
 
+class Unmasked(hf.LlamaModel):
+    """A model whose attention gets no mask: eager attention then sees everything, sdpa what is_causal says."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        for layer in self.layers:
+            layer.self_attn.register_forward_pre_hook(
+                lambda _, args, named: (args, {**named, "attention_mask": None}), with_kwargs=True
+            )
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_without_a_mask_the_model_does_what_its_own_attention_did(implementation: str):
+    model = shaken(Unmasked(hf.LlamaConfig(**GROUPED)))
+    model.set_attn_implementation(implementation)
+    ids = inputs(FAMILY["llama"])["input_ids"]
+    with torch.no_grad():
+        before = model(ids).last_hidden_state
+        with ch.watch(model) as seen:
+            watched = model(ids).last_hidden_state
+    same(watched, before)
+    assert bool(seen.matrix(0)[0, 0, 0, 10] > 0) == (implementation == "eager")
+
+
+def test_a_mask_of_whole_numbers_is_refused():
+    model, given = build(FAMILY["llama"]), inputs(FAMILY["llama"])
+    with pytest.raises(DtypeError, match=r"mask is torch\.int64"), torch.no_grad(), ch.watch(model):
+        model(given["input_ids"], attention_mask=torch.ones(2, 1, 11, 11, dtype=torch.int64))
+
+
 def albert(**more: Any) -> Any:
     return shaken(hf.AlbertModel(hf.AlbertConfig(embedding_size=16, **{**SMALL, "num_hidden_layers": 3}, **more)))
 
@@ -263,6 +293,43 @@ def test_several_attentions_in_one_layer_are_joined_over_the_steps_of_generate()
     for name in seen.layers:
         np.testing.assert_allclose(seen.matrix(name)[...], once.matrix(name)[...], atol=2e-5, err_msg=name)
         np.testing.assert_allclose(seen[name].received, once[name].received, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["boolean", "added"])
+def test_a_mask_of_the_users_own_in_every_step_is_joined(kind: str):
+    model, given = build(FAMILY["llama"]), inputs(FAMILY["llama"])
+    ids = given["input_ids"]
+    soft = torch.randn(2, 1, 11, 11, generator=torch.manual_seed(4))
+    mask = torch.where(torch.ones(11, 11, dtype=torch.bool).tril(), soft, torch.finfo(torch.float32).min)
+    if kind == "boolean":
+        mask = (mask > -0.5) | torch.eye(11, dtype=torch.bool)
+        mask = mask & torch.ones(11, 11, dtype=torch.bool).tril()
+    with torch.no_grad():
+        with ch.watch(model, received=True) as once:
+            model(ids, attention_mask=mask, use_cache=False)
+        with ch.watch(model, received=True) as seen:
+            first = model(ids[:, :8], attention_mask=mask[:, :, :8, :8], use_cache=True)
+            for at in range(8, 11):
+                model(ids[:, at : at + 1], attention_mask=mask[:, :, at : at + 1, : at + 1],
+                      past_key_values=first.past_key_values)  # fmt: skip
+    for name in seen.layers:
+        np.testing.assert_allclose(seen.matrix(name)[...], once.matrix(name)[...], atol=2e-5)
+        np.testing.assert_allclose(seen[name].received, once[name].received, atol=1e-4)
+
+
+def test_steps_with_and_without_a_mask_are_joined():
+    model, given = build(FAMILY["llama"]), inputs(FAMILY["llama"])
+    ids = given["input_ids"]
+    mask = torch.rand(2, 1, 8, 8, generator=torch.manual_seed(4)).lt(0.7).tril() | torch.eye(8, dtype=torch.bool)
+    whole = torch.ones(2, 1, 11, 11, dtype=torch.bool).tril()
+    whole[:, :, :8, :8] = mask
+    with torch.no_grad():
+        with ch.watch(model) as once:
+            model(ids, attention_mask=whole, use_cache=False)
+        with ch.watch(model) as seen:
+            first = model(ids[:, :8], attention_mask=mask, use_cache=True)
+            model(ids[:, 8:], past_key_values=first.past_key_values)
+    np.testing.assert_allclose(seen.matrix(1)[...], once.matrix(1)[...], atol=2e-5)
 
 
 def test_beams_of_a_layer_that_runs_several_times_are_still_refused():

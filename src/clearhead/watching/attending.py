@@ -11,7 +11,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from clearhead.arrays import graphed
 from clearhead.axes import WEIGHTS, named
-from clearhead.errors import ClearheadError, RuleError, ShapeError
+from clearhead.errors import ClearheadError, DtypeError, RuleError, ShapeError
 from clearhead.functional import attention
 from clearhead.matrix import AttentionMatrix
 from clearhead.observations import Observation
@@ -26,7 +26,7 @@ output_hidden_states output_router_logits position_embeddings position_ids retur
 """
 HARMLESS = frozenset(_WORDS.split())  # models hand these to every attention; no score depends on them beside the mask
 
-Watcher = Callable[[nn.Module], tuple[Recording | None, dict[str, Any]]]
+Watcher = Callable[[nn.Module], tuple[Recording | None, dict[str, Any], bool]]
 watchers: WeakKeyDictionary[nn.Module, Watcher] = WeakKeyDictionary()  # by attention module, while it is watched
 
 
@@ -52,11 +52,12 @@ def attend(
 ) -> tuple[Tensor, None]:
     """What Transformers calls: query (batch, heads, queries, d_k); gives (batch, queries, heads, d_v), no weights."""
     watcher = watchers.get(module)
-    recording, asked = watcher(module) if watcher else (None, {})
+    recording, asked, was_eager = watcher(module) if watcher else (None, {}, False)
     where = type(module).__name__ if recording is None else f"layer {recording.name}"
     try:
         _check(more)
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        causal = causal and not was_eager  # eager attention without a mask lets everyone see everything
         call = _read(query, key, value, attention_mask, position_bias, causal=causal, recording=recording)
         call.scores.update(
             {name: x for name, x in (("scale", scaling), ("softcap", softcap), ("sinks", s_aux)) if x is not None}
@@ -122,6 +123,8 @@ def _check_mask(mask: Tensor | None, expected: tuple[int, ...]) -> None:
     """Does the mask broadcast to (batch, heads, queries, keys)? One of ours, which holds rules, has all the keys."""
     if mask is None:
         return
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise DtypeError(f"the attention mask is {mask.dtype}: expected bool (True = may attend) or what is added.")
     found = tuple(mask.shape)
     ones = () if isinstance(mask, RuledMask) else (1,)
     broadcasts = all(size in (1, full) for size, full in zip(found[-4:-1][::-1], expected[:-1][::-1], strict=False))

@@ -105,6 +105,7 @@ def _looking_on(model: Any, watching: "_Watching") -> Iterator[None]:
     from clearhead.watching.attending import watchers
 
     before = switching.switch(model)
+    watching.implementations = {id(config): implementation for config, implementation in before}
     with ExitStack() as after:
         after.callback(watching.finish)
         after.callback(switching.restore, before)
@@ -140,6 +141,7 @@ class _Watching:
         inner = [path for path in self.paths.values() if re.search(r"\.\d+\.", path)]
         self.stacked = len({_stack(path) for path in inner}) > 1
         self.crossed = any(CROSS.search(path.split(".")[-1]) for path in inner)
+        self.implementations: dict[int, Any] = {}  # what each config's attention was before, by id(config)
         self.names: dict[Any, str] = {}
         self.recordings: dict[tuple[Any, int], Recording | None] = {}
         self.met: set[int | str] = set()
@@ -174,13 +176,17 @@ class _Watching:
         while self.running and self.running.pop() is not module:
             pass
 
-    def attention(self, module: Any) -> "tuple[Recording | None, dict[str, Any]]":
-        """The recording of the layer that `module` is now, and what to ask of it; None where it was not chosen."""
+    def attention(self, module: Any) -> "tuple[Recording | None, dict[str, Any], bool]":
+        """The recording of the layer that `module` is now, what to ask of it, and whether it was eager before.
+
+        None instead of a recording where the layer was not chosen.
+        """
         import torch
 
         self.went_through.add(module)
+        was_eager = self.implementations.get(id(getattr(module, "config", None))) == "eager"
         if torch._C._current_graph_task_id() != -1:  # in a backward pass, checkpointing computes a layer again
-            return None, {}
+            return None, {}, was_eager
         if not self.running:
             self.calls.clear()
         self.calls[module] += 1
@@ -189,9 +195,9 @@ class _Watching:
             self.recordings[place] = self._recording(*place)
         recording = self.recordings[place]
         if recording is None:
-            return None, {}
+            return None, {}, was_eager
         self.parts[recording.name] = recording
-        return recording, self.asked if not recording.calls else {**self.asked, "image": None}
+        return recording, self.asked if not recording.calls else {**self.asked, "image": None}, was_eager
 
     def _recording(self, module: Any, call: int) -> "Recording | None":
         from clearhead.watching.recording import Recording

@@ -75,9 +75,16 @@ class Pattern:
             right=_least(self.right, other.right),
         )
 
-    def full(self) -> Tensor | None:
-        """The mask in full, (batch, heads or 1, queries, keys)."""
-        return self.make() if self.dense is None and self.make is not None else self.dense
+    def full(self, queries: range, keys: range) -> Tensor | None:
+        """The mask in full, (batch, heads or 1, queries, keys); None where these queries see all of these keys."""
+        if self.dense is not None:
+            return self.dense
+        if self.make is not None:
+            return self.make()[..., : len(keys)]
+        if not self.causal:
+            return None
+        rows, columns = (torch.arange(side.start, side.stop) for side in (queries, keys))
+        return (columns <= rows[:, None])[None, None]
 
     @property
     def segmented(self) -> bool:
@@ -118,8 +125,8 @@ def _made(value: Any) -> Any:
     """The same arguments with additive masks."""
     if isinstance(value, RuledMask):
         if value.whole is None:
-            allowed = value.pattern.full()
-            assert allowed is not None
+            assert value.pattern.make is not None
+            allowed = value.pattern.make()
             least = torch.finfo(value.dtype).min
             value.whole = torch.where(allowed, torch.zeros((), dtype=value.dtype, device=allowed.device), least)
         return value.whole

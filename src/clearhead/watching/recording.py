@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -152,24 +153,28 @@ class Recording:
         patterns = [call.pattern for call in self.calls]
         if len(patterns) == 1:
             return patterns[0]
-        bias = self._whole([p.bias for p in patterns], queries, keys, 0.0)
+        bias = None
+        if any(p.bias is not None for p in patterns):
+            bias = self._whole([p.bias for p in patterns], queries, keys, 0.0, -torch.inf)
         if all(p.dense is None for p in patterns):
             return replace(patterns[-1], bias=bias)
-        dense = self._whole([p.full() for p in patterns], queries, keys, rest=False)
+        blocks = [call.pattern.full(call.queries, call.keys) for call in self.calls]
+        dense = self._whole(blocks, queries, keys, True, False)
         note = next(p.note for p in patterns if p.note)
         return Pattern(dense=dense, bias=bias, padding=patterns[-1].padding, note=note)
 
-    def _whole(self, blocks: list[Tensor | None], queries: range, keys: range, rest: Any) -> Tensor | None:
-        """Blocks of each call's queries and keys, (batch or 1, heads or 1, queries, keys), as one tensor."""
+    def _whole(self, blocks: list[Tensor | None], queries: range, keys: range, without: Any, rest: Any) -> Tensor:
+        """Blocks of each call's queries and keys, (batch or 1, heads or 1, queries, keys), as one tensor.
+
+        A call without a block has `without` everywhere; keys that were not there in a call have `rest`.
+        """
         there = [block for block in blocks if block is not None]
-        if not there:
-            return None
         lead = [max(block.shape[axis] for block in there) for axis in (0, 1)]
         whole = torch.full((*lead, len(queries), len(keys)), rest, dtype=there[0].dtype)
         for block, call in zip(blocks, self.calls, strict=True):
             row, col = call.queries.start - queries.start, call.keys.start - keys.start
-            if block is not None:
-                whole[:, :, row : row + len(call.queries), col : col + len(call.keys)] = block
+            place = np.s_[:, :, row : row + len(call.queries), col : col + len(call.keys)]
+            whole[place] = without if block is None else block
         return whole
 
 

@@ -7,6 +7,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from clearhead.errors import DtypeError, RuleError
 from clearhead.watching.attending import NAME, register, watchers
+from clearhead.watching.unseen import mixes_tokens
 
 Implementations = list[tuple[PretrainedConfig, Any]]
 
@@ -43,7 +44,7 @@ def switch(model: nn.Module) -> Implementations:
         for part in models(model):
             if part.config._attn_implementation != NAME:
                 raise RuleError(
-                    f"{type(part).__name__} cannot be watched: its attention ({attentions(part)}) does not go through "
+                    f"{type(part).__name__} cannot be watched: its attention ({_attentions(part)}) does not go through "
                     "Transformers' AttentionInterface.",
                     "ch.AttentionMatrix(q, k, …) observes q and k that you take from the model yourself.",
                 )
@@ -59,10 +60,11 @@ def restore(before: Implementations) -> None:
         config._attn_implementation = implementation
 
 
-def attentions(model: nn.Module) -> str:
-    """The names of the model's attention classes."""
-    names = dict.fromkeys(type(m).__name__ for m in model.modules() if "Attention" in type(m).__name__)
-    return ", ".join(names) or "no class called so"
+def _attentions(model: nn.Module) -> str:
+    """The model's attention classes, those of its own file where it has any."""
+    classes = dict.fromkeys(type(m) for m in model.modules() if mixes_tokens(m))
+    own = [kind for kind in classes if kind.__module__ == type(model).__module__]
+    return ", ".join(kind.__name__ for kind in own or classes) or "no class called so"
 
 
 def models(model: nn.Module) -> list[PreTrainedModel]:
