@@ -332,6 +332,31 @@ def test_steps_with_and_without_a_mask_are_joined():
     np.testing.assert_allclose(seen.matrix(1)[...], once.matrix(1)[...], atol=2e-5)
 
 
+def test_keys_that_the_cache_let_go_of_are_not_seen_by_later_steps():
+    """A cache with a window under a model whose mask has none: later queries see what the cache still has."""
+    model = build(FAMILY["llama"])
+    ids = inputs(FAMILY["llama"])["input_ids"]
+    pieces = ids[:, :6], ids[:, 6:7], ids[:, 7:8]
+    windowed = hf.Gemma3TextConfig(**{**GROUPED, "sliding_window": 4, "layer_types": ["sliding_attention"] * 2})
+    cache = hf.DynamicCache(config=windowed)
+    with torch.no_grad(), ch.watch(model) as seen:
+        for piece in pieces:
+            model(piece, past_key_values=cache)
+    model.set_attn_implementation("eager")
+    cache = hf.DynamicCache(config=windowed)
+    with torch.no_grad():
+        steps = [model(piece, past_key_values=cache, output_attentions=True).attentions for piece in pieces]
+    for layer in (0, 1):
+        truth = np.zeros((2, 4, 8, 8), np.float32)
+        for row, step in zip((0, 6, 7), steps, strict=True):
+            weights = step[layer].numpy()
+            stop = row + weights.shape[2]
+            truth[:, :, row:stop, stop - weights.shape[3] : stop] = weights
+        assert truth[0, 0, 7, 0] == 0
+        np.testing.assert_allclose(seen.matrix(layer)[...], truth, atol=2e-5)
+        assert "let go" in seen.layer(layer).note
+
+
 def test_beams_of_a_layer_that_runs_several_times_are_still_refused():
     model, given = difference_model(), inputs(FAMILY["llama"])
     with pytest.raises(RuleError, match="beam"), ch.watch(model):

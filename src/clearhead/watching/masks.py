@@ -53,6 +53,15 @@ class Pattern:
             found["bias"] = self.bias
         return found
 
+    def first_visible(self, query: int, least: int) -> int:
+        """The first key, from `least` on, that windows and chunks let queries from this position on see."""
+        if self.left is not None:
+            return max(least, query - self.left)
+        if self.chunk is not None and self.before is not None:
+            starts = (query - self.before) // self.chunk * self.chunk + self.before
+            return max(least, int(starts.min()))
+        return least
+
     def _segments(self, queries: range, keys: range) -> Rules:
         sides = []
         for positions in (queries, keys):

@@ -68,7 +68,9 @@ class Recording:
         same_batch = call.q.shape[0] == before.q.shape[0] and call.keys.stop >= before.keys.stop
         if not (follows and same_batch):
             raise RuleError(
-                f"layer {self.name}: a second sequence began, or the first was run again without its cache.", AGAIN
+                f"layer {self.name}: a second sequence began, or the first was run again without its cache, or its "
+                "cache holds other things than keys one after the other.",
+                AGAIN,
             )
         if self.cross and call.keys != before.keys:
             raise RuleError(f"layer {self.name}: the keys of cross-attention changed.", AGAIN)
@@ -112,7 +114,8 @@ class Recording:
         """Everything seen so far, as one layer."""
         first, last = self.calls[0], self.calls[-1]
         queries, keys = range(first.queries.start, last.queries.stop), range(first.keys.start, last.keys.stop)
-        rules = self._rules(queries, keys)
+        pattern = self._pattern(queries, keys)
+        rules = self._rules(pattern, queries, keys)
         seen = _joined([
             part.among(len(keys), call.keys.start - keys.start)
             for part, call in zip(self.parts, self.calls, strict=True)
@@ -133,12 +136,11 @@ class Recording:
         padding = None if real is None or self.cross or bool(real.all()) else ~real
         heads = range(first.q.shape[1]) if self.heads is None else self.heads
         return Layer(
-            self.name, self.path, self.call, self.cross, tuple(heads), seen, q, k, v, rules, padding, last.pattern.note
+            self.name, self.path, self.call, self.cross, tuple(heads), seen, q, k, v, rules, padding, pattern.note
         )  # fmt: skip
 
-    def _rules(self, queries: range, keys: range) -> Rules:
-        last = self.calls[-1]
-        rules = last.scores | self._pattern(queries, keys).rules(queries, keys)
+    def _rules(self, pattern: Pattern, queries: range, keys: range) -> Rules:
+        rules = self.calls[-1].scores | pattern.rules(queries, keys)
         if self.heads is not None:
             chosen = list(self.heads)
             for name in ("mask", "bias"):
@@ -156,11 +158,14 @@ class Recording:
         bias = None
         if any(p.bias is not None for p in patterns):
             bias = self._whole([p.bias for p in patterns], queries, keys, 0.0, -torch.inf)
-        if all(p.dense is None for p in patterns):
+        let_go = any(
+            call.keys.start > call.pattern.first_visible(call.queries.start, keys.start) for call in self.calls
+        )
+        if all(p.dense is None for p in patterns) and not let_go:
             return replace(patterns[-1], bias=bias)
         blocks = [call.pattern.full(call.queries, call.keys) for call in self.calls]
         dense = self._whole(blocks, queries, keys, True, False)
-        note = next(p.note for p in patterns if p.note)
+        note = next((p.note for p in patterns if p.note), "the cache let go of keys that the model's mask allows.")
         return Pattern(dense=dense, bias=bias, padding=patterns[-1].padding, note=note)
 
     def _whole(self, blocks: list[Tensor | None], queries: range, keys: range, without: Any, rest: Any) -> Tensor:
