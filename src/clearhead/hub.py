@@ -67,7 +67,7 @@ class HubModel:
         import torch
 
         paths = dict(self.inner.named_modules())
-        caught: dict[str, tuple[Array, Array]] = {}
+        caught: dict[str, list[tuple[Array, Array]]] = {}
         options = {"use_cache": False} if self.inner.can_generate() else {}
         progress = iter(each(range(self.config.layers)))
         catching = _attention_caught(paths, caught, progress)
@@ -76,7 +76,12 @@ class HubModel:
         layers = []
         for name in seen.layers:
             layer = seen.layer(name)
-            x, output = caught[layer.path]
+            if len(caught[layer.path]) < layer.call:
+                raise ShapeError(
+                    f"layer {name}: {layer.path} computes several attentions in one call, and explain shows one.",
+                    "ch.watch shows each of them.",
+                )
+            x, output = caught[layer.path][layer.call - 1]
             q, k, v = (part[0].numpy() for part in (layer.q, layer.k, layer.v))
             rules = {key: value for key, value in layer.rules.items() if key != "query_offset"}
             attended = np.asarray((layer.matrix() @ layer.v)[0])
@@ -138,9 +143,9 @@ def _check(name: str, config: Any) -> None:
 
 @contextmanager
 def _attention_caught(
-    paths: dict[str, Any], caught: dict[str, tuple[Array, Array]], progress: Iterator[int]
+    paths: dict[str, Any], caught: dict[str, list[tuple[Array, Array]]], progress: Iterator[int]
 ) -> Iterator[None]:
-    """Inside, what each attention module is given and says after W^O lands in `caught`, by the module's path."""
+    """Inside, what each attention module is given and says after W^O lands in `caught`, by its path, call by call."""
     hooks = []
     given: dict[str, Array] = {}
     for path, module in paths.items():
@@ -155,7 +160,7 @@ def _attention_caught(
 
         def behind(_: Any, _args: Any, out: Any, path: str = path) -> None:
             found = out[0] if isinstance(out, tuple) else out
-            caught[path] = given[path], found.reshape(-1, found.shape[-1]).float().numpy()
+            caught.setdefault(path, []).append((given[path], found.reshape(-1, found.shape[-1]).float().numpy()))
 
         hooks += [module.register_forward_pre_hook(before, with_kwargs=True), after.register_forward_hook(behind)]
     try:

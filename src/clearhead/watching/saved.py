@@ -19,7 +19,9 @@ from clearhead.problem import describe
 from clearhead.watching.layers import Layer
 
 FORMAT = 1
-STATISTICS = ("logsumexp", "max_logit", "entropy", "received", "peak", "distance", "image")
+BY_QUERY = ("logsumexp", "max_logit", "entropy", "distance")  # (batch, heads, queries)
+BY_KEY = ("received", "peak")  # (batch, heads, keys)
+STATISTICS = (*BY_QUERY, *BY_KEY, "image")
 _DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": bfloat16,
     "I64": np.dtype("<i8"), "I32": np.dtype("<i4"), "BOOL": np.dtype(bool),
@@ -68,8 +70,8 @@ def _put(arrays: dict[str, Array], number: str, layer: Layer) -> dict[str, Any]:
     for name, value in given.items():
         if value is not None:
             arrays[f"{number} {name}"] = np.ascontiguousarray(near(value, name))
-    words = {"name": layer.name, "path": layer.path, "cross": layer.cross, "heads": list(layer.heads)}
-    return words | {"queries": seen.queries, "keys": seen.keys, "note": layer.note, "rules": plain}
+    words = {"name": layer.name, "path": layer.path, "call": layer.call, "cross": layer.cross, "note": layer.note}
+    return words | {"heads": list(layer.heads), "queries": seen.queries, "keys": seen.keys, "rules": plain}
 
 
 def _read(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
@@ -105,7 +107,8 @@ def _record(arrays: dict[str, Array], words: dict[str, Any]) -> tuple[list[Layer
     if len({layer.name for layer in layers}) != len(layers):
         raise ValueError("two layers have one name")
     rows = {name: [list(row) for row in words[name]] for name in ("tokens", "source_tokens")}
-    return layers, {**rows, "model": str(words["model"])}
+    unseen = tuple((str(path), str(kind)) for path, kind in words.get("unseen", ()))
+    return layers, {**rows, "model": str(words["model"]), "unseen": unseen}
 
 
 def _layer(own: dict[str, Array], words: dict[str, Any]) -> Layer:
@@ -121,8 +124,8 @@ def _layer(own: dict[str, Array], words: dict[str, Any]) -> Layer:
         if problem.shape[1:] != (len(heads), queries, keys):
             raise ValueError(f"layer {words['name']} has a matrix of shape {problem.shape}")
     lead = (own["logsumexp"].shape[0], len(heads))
-    for name, last in (("received", keys), ("peak", keys), *((row, queries) for row in (*STATISTICS[:3], "distance"))):
-        if name in own and own[name].shape != (*lead, last):
+    for name in (*BY_QUERY, *BY_KEY):
+        if name in own and own[name].shape != (*lead, queries if name in BY_QUERY else keys):
             raise ValueError(f"layer {words['name']} has {name} of shape {own[name].shape}")
     top = Top(own["top_weights"], own["top_indices"]) if "top_weights" in own else None
     found = {name: own.get(name) for name in STATISTICS}
@@ -131,6 +134,7 @@ def _layer(own: dict[str, Array], words: dict[str, Any]) -> Layer:
     return Layer(
         name=str(words["name"]),
         path=str(words["path"]),
+        call=int(words.get("call", 1)),
         cross=bool(words["cross"]),
         heads=heads,
         observation=seen,
