@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from clearhead import __version__
 from clearhead.errors import ClearheadError, FileError, MissingExtraError
-from clearhead.files import read_text, write_whole
+from clearhead.files import check_writable, read_text, write_whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -83,6 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     run: Callable[[argparse.Namespace], int] = given.run
     try:
+        _check_targets(given)
         return run(given)
     except ClearheadError as error:
         print(f"clearhead {given.command}: {error.one_line()}", file=sys.stderr)
@@ -155,7 +156,9 @@ def _parser() -> argparse.ArgumentParser:
     for command in (explain, trace, diagnose):
         command.add_argument("--json", metavar="FILE", help="write every number to FILE as JSON; - is standard output")
     for command in (explain, trace):
-        command.add_argument("--html", metavar="FILE", help="write the page that shows it, one self-contained file")
+        command.add_argument(
+            "--html", metavar="FILE", help="write the page that shows it, one self-contained file; - is standard output"
+        )
     return parser
 
 
@@ -171,6 +174,16 @@ def _command(
     )
     parser.set_defaults(run=run)
     return parser
+
+
+def _check_targets(given: argparse.Namespace) -> None:
+    """Refuse before the work what could not be written after it."""
+    targets = [getattr(given, name, None) for name in ("json", "html")]
+    if targets == ["-", "-"]:
+        raise FileError("only one of --json and --html can be standard output.", "--html page.html")
+    for target in targets:
+        if isinstance(target, str):
+            check_writable(target)
 
 
 def _explain(given: argparse.Namespace) -> int:
@@ -194,7 +207,7 @@ def _explain(given: argparse.Namespace) -> int:
         _write_json(given.json, seen.to_json())
     if given.html is not None:
         seen.save(given.html, given.lang)
-    if given.json != "-":
+    if "-" not in (given.json, given.html):
         from clearhead.report import explained
 
         explained.show(_console(), seen, given.lang)
@@ -216,7 +229,8 @@ def _long_page(given: argparse.Namespace) -> int:
     write_whole(given.html, data)
     heads = sum(len(sight.heads) for sight in run.sights)
     said = f"{len(run.sights)} layers, {heads} heads, {len(run.tokens or ())} tokens, {len(data) / 1e6:.1f} MB"
-    _console().print(f"{given.html}: {said}", highlight=False, markup=False, soft_wrap=True)
+    if given.html != "-":
+        _console().print(f"{given.html}: {said}", highlight=False, markup=False, soft_wrap=True)
     return 0
 
 
@@ -277,7 +291,7 @@ def _trace(given: argparse.Namespace) -> int:
         _write_json(given.json, case.to_json())
     if given.html is not None:
         case.save(given.html, given.lang)
-    if given.json != "-":
+    if "-" not in (given.json, given.html):
         from clearhead.report import traced
 
         traced.show(_console(), case, given.lang)
@@ -347,10 +361,7 @@ def _console() -> "Console":
 
 def _write_json(target: str, data: dict[str, Any]) -> None:
     text = json.dumps(data, ensure_ascii=False, allow_nan=False) + "\n"
-    if target == "-":
-        sys.stdout.write(text)
-    else:
-        write_whole(target, text.encode("utf-8"))
+    write_whole(target, text.encode("utf-8"))
 
 
 if __name__ == "__main__":
