@@ -116,23 +116,36 @@ def test_a_pipe_is_written_to_and_stays(saved: Callable[[Path], None], tmp_path:
     assert heard == [(tmp_path / "file").read_bytes()]
 
 
-def test_devices_stay_what_they_are(saved: Callable[[Path], None]):
-    for name in ("/dev/null", "/dev/full"):
-        before = os.stat(name)
-        try:
-            saved(Path(name))
-        except FileError:
-            assert name == "/dev/full"
+def device(place: Path, name: str) -> Path:
+    """A device like /dev/null that may be broken: where this process is root, a failing test would replace the real one."""
+    if os.geteuid():
+        return Path("/dev") / name
+    try:
+        os.mknod(place / name, stat.S_IFCHR | 0o666, os.makedev(1, {"null": 3, "full": 7}[name]))
+        with open(place / name, "rb"):
+            return place / name
+    except OSError as error:
+        pytest.skip(f"no device can be made here: {error}")
+
+
+def test_devices_stay_what_they_are(saved: Callable[[Path], None], tmp_path: Path):
+    for name in ("null", "full"):
+        place = device(tmp_path, name)
+        before = place.stat()
+        if name == "null":
+            saved(place)
         else:
-            assert name == "/dev/null"
-        after = os.stat(name)
+            with pytest.raises(FileError):
+                saved(place)
+        after = place.stat()
         assert stat.S_ISCHR(after.st_mode)
         assert (after.st_ino, after.st_rdev) == (before.st_ino, before.st_rdev)
 
 
-def test_a_full_device_is_said():
-    with pytest.raises(FileError, match=r"^/dev/full cannot be written: No space left on device\.$"):
-        write_whole("/dev/full", DATA)
+def test_a_full_device_is_said(tmp_path: Path):
+    place = device(tmp_path, "full")
+    with pytest.raises(FileError, match=rf"^{place} cannot be written: No space left on device\.$"):
+        write_whole(place, DATA)
 
 
 @pytest.mark.parametrize("name", ["/dev/fd/{}", "/proc/self/fd/{}"])
