@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
+from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import clearhead as ch
@@ -120,7 +121,7 @@ def test_a_pickle_is_not_opened(tmp_path: Path):
     place, model = saved(tmp_path, FAMILY["llama"])
     (tmp_path / "model.safetensors").unlink()
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
-    with pytest.raises(ch.errors.FileError, match="Transformers cannot load it"):
+    with pytest.raises(ch.errors.FileError, match=r"no model.safetensors\.\n\nhint: pytorch_model.bin is a pickle"):
         hub.find(place)
 
 
@@ -128,6 +129,9 @@ def test_what_is_no_model_directory(tmp_path: Path):
     with pytest.raises(ch.errors.FileError, match="not a directory"):
         hub.find(str(tmp_path / "nowhere"))
     (tmp_path / "config.json").write_text('{"model_type": "no-such-type"}')
+    with pytest.raises(ch.errors.FileError, match=r"has no model\.safetensors"):
+        hub.find(str(tmp_path))
+    save_file({"x": np.zeros(3)}, tmp_path / "model.safetensors")
     with pytest.raises(ch.errors.FileError, match="Transformers cannot load it"):
         hub.find(str(tmp_path))
 

@@ -62,8 +62,8 @@ def make_folder(path: str | os.PathLike[str]) -> Path:
     return folder
 
 
-def read_bytes(path: str | os.PathLike[str], most: int | None = None) -> bytes:
-    """All of a file, at most `most` bytes; - is standard input. Raises FileError.
+def read_bytes(path: str | os.PathLike[str], most: int | None = None, *, first: int | None = None) -> bytes:
+    """All of a file, at most `most` bytes, or its `first` bytes; - is standard input. Raises FileError.
 
     None allows half of the memory that is free, since what is read is needed a second time when it is made into arrays.
     """
@@ -74,6 +74,8 @@ def read_bytes(path: str | os.PathLike[str], most: int | None = None) -> bytes:
             data = _limited(sys.stdin.buffer, allowed)
         else:
             with open(name, "rb") as file:
+                if first is not None:
+                    return file.read(first)
                 fits = os.fstat(file.fileno()).st_size <= allowed
                 data = _limited(file, allowed) if fits else None
         if data is None:
@@ -143,9 +145,12 @@ def _said(path: object, done: str) -> Iterator[None]:
         yield
     except (BrokenPipeError, FileError):
         raise
+    except FileNotFoundError:
+        if done == "read":
+            raise FileError(f"{path} does not exist.") from None
+        raise FileError(f"{path} cannot be written: its folder does not exist.") from None
     except OSError as error:
-        hint = "its folder does not exist." if done == "written" and error.errno == errno.ENOENT else ""
-        raise FileError(f"{path} cannot be {done}: {error.strerror or error}.", hint) from None
+        raise FileError(f"{path} cannot be {done}: {error.strerror or error}.") from None
     except (TypeError, ValueError) as error:  # no name at all, or one with a null character
         raise FileError(f"{path!r} cannot be {done}: {error}.", "expected a file's name.") from None
 
