@@ -7,8 +7,9 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 import pytest
+
+from seeds import fresh
 
 SCRIPT = Path(__file__).with_name("sharded.py")
 FAULTS = (  # what goes wrong on which of three ranks, during which method
@@ -47,7 +48,7 @@ def all_well(directory: Path, jobs: list[tuple[str, ...]]) -> None:
 
 
 def test_every_rule_and_method(tmp_path: Path):
-    seed = str(np.random.default_rng().integers(2**31))
+    seed = str(fresh().integers(2**31))
     all_well(tmp_path, [("rules,graph", world, seed) for world in "1234"])
 
 
