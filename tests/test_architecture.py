@@ -22,7 +22,20 @@ FLOORS = (  # from the ground up; a folder is one entry
     ("engines",),
     ("glance", "view", "functional", "matrix", "flow", "backward", "torch_op", "torch_graph", "cache", "torch"),
     ("nn", "watching", "distributed"),
-    ("casefile", "steps", "story", "tracing", "layer", "claims", "diagnosing", "diagnosis", "model", "checkpoint", "hub", "explain"),
+    (
+        "casefile",
+        "steps",
+        "story",
+        "tracing",
+        "layer",
+        "claims",
+        "diagnosing",
+        "diagnosis",
+        "model",
+        "checkpoint",
+        "hub",
+        "explain",
+    ),
     ("cli", "__main__", "report", "bench"),
 )
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
