@@ -19,6 +19,7 @@ import pytest
 from safetensors.numpy import save, save_file
 
 import clearhead as ch
+import seeds
 from clearhead import files
 from clearhead.casefile import numbers, precision, read, value_of
 from clearhead.claims import check_file
@@ -334,7 +335,7 @@ def test_a_gpt2_config_that_lies(tmp_path: Path, changes: dict[str, object], wor
 
 
 def hostile(count: int) -> None:
-    seed = int(np.random.default_rng().integers(2**31))
+    seed = int(seeds.fresh().integers(2**31))
     command = [sys.executable, str(Path(__file__).parent / "hostile.py"), str(seed), str(count)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
     lines = done.stdout.splitlines()
