@@ -16,15 +16,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save, save_file
+from safetensors.numpy import load_file, save, save_file
 
 import clearhead as ch
 import seeds
 from clearhead import files
 from clearhead.casefile import numbers, precision, read, value_of
 from clearhead.claims import check_file
+from clearhead.cli import main
 from clearhead.diagnosis import diagnose_file
 from clearhead.errors import ClearheadError, FileError
+from clearhead.explain import explain
 from clearhead.hub import find
 from clearhead.model import load
 from test_saving import somebody_else
@@ -56,6 +58,7 @@ def case(**values: object) -> str:
         (case(window='["a", 1]'), "window is"),
         (case(window="[2.5, 0]"), "window is (2.5, 0)"),
         (case(scale="{}"), "scale is {}"),
+        (case(scale="9" * 400), "scale is too large for a float"),
         (case(num_heads="2"), "num_heads"),
         (case(convention="[1]"), "convention"),
         (case(causal="[true]"), "causal"),
@@ -63,7 +66,7 @@ def case(**values: object) -> str:
         ("{}" * 3, "is not valid JSON"),
         ("null", "expected a JSON object"),
     ],
-    ids=range(18),
+    ids=range(19),
 )
 def test_json_that_lies(tmp_path: Path, text: str, words: str):
     place = tmp_path / "case.json"
@@ -303,6 +306,26 @@ def test_what_may_not_be_read(tmp_path: Path):
             with pytest.raises(FileError, match="Permission denied"):
                 check_file(tmp_path / "case.json")
         folder.chmod(0o700)
+
+
+def test_json_of_what_is_not_finite_is_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "case.json").write_text(case(q="[[NaN, 1], [1, 2]]", scores="[[Infinity, 1], [0, 2]]"))
+    assert main(["trace", str(tmp_path / "case.json"), "--json", "-"]) == 1
+    said = json.loads(capsys.readouterr().out, parse_constant=lambda word: pytest.fail(word))
+    assert said["claims"][0]["largest_difference"] is None
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
+def test_damaged_weights_are_said(tmp_path: Path, value: float):
+    """Three of the bytes of a download are enough for this: what would be shown is NaN."""
+    place = Path(shutil.copytree(SHIPPED, tmp_path / "model"))
+    weights = load_file(place / "model.safetensors")
+    name = next(name for name in weights if name.endswith("h.1.mlp.c_fc.weight"))
+    weights[name] = weights[name].astype(np.float32)
+    weights[name][:, 3] = value
+    save_file(weights, place / "model.safetensors")
+    with pytest.raises(FileError, match=r"(NaN or infin).*: its weights are damaged, or too large"):
+        explain(load(place), "humpty dumpty")
 
 
 def rewritten(place: Path, **changes: object) -> Path:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -120,11 +121,12 @@ def test_a_pipe_is_written_to_and_stays(saved: Callable[[Path], None], tmp_path:
 def replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failing test must not replace this machine's /dev/null."""
 
-    def forbidden(*names: object) -> None:
-        raise AssertionError(f"{names} would be replaced")
+    def guarded(call: Callable[..., None], *names: object, **options: object) -> None:
+        assert not {"/dev/null", "/dev/full"} & set(map(str, names)), f"{call}{names} would take a device away"
+        call(*names, **options)
 
-    for call in ("replace", "rename", "unlink", "remove"):
-        monkeypatch.setattr(os, call, forbidden)
+    for name in ("replace", "rename", "unlink", "remove"):
+        monkeypatch.setattr(os, name, partial(guarded, getattr(os, name)))
 
 
 @pytest.mark.usefixtures("replaced")
@@ -333,6 +335,22 @@ def test_a_place_is_looked_at_before_the_work(case: str, tmp_path: Path, capsys:
             assert err == (
                 f"clearhead {command[0]}: {tmp_path}/no/such cannot be written: its folder does not exist.\n"
             )
+
+
+def test_a_benchs_folder_is_made_before_the_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from clearhead.bench import command, run
+    from clearhead.bench.limits import Limits
+
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(FileError, match=r"cannot be written: (Not a directory|File exists)"):
+        command.bench(quick=True, chosen=None, only=None, save=str(tmp_path / "file"), threads=1)
+    report = run.Report([], [], {}, Limits(*(1.0 for _ in Limits._fields)))
+    folder = files.make_folder(tmp_path / "some" / "where")
+    (folder / "bench.md").write_text("old")
+    (folder / "bench.md").chmod(0o600)
+    command._save(folder, report)
+    assert sorted(os.listdir(folder)) == ["bench.csv", "bench.json", "bench.md"]
+    assert stat.S_IMODE((folder / "bench.md").stat().st_mode) == 0o600
 
 
 def test_nothing_else_writes_files():

@@ -97,7 +97,10 @@ class Case:
         judged = [
             {"name": v.name, "right": v.right, "largest_difference": listed(v.difference), "mistake": v.mistake}
             | {"claimed": listed(v.claimed), "truth": listed(v.truth), "source": v.source}
-            | {"from_source": None if v.follows is None else listed(v.follows), "difference_from_source": listed(v.off_source)}
+            | {
+                "from_source": None if v.follows is None else listed(v.follows),
+                "difference_from_source": listed(v.off_source),
+            }
             for v in self.verdicts
         ]
         first = None if self.first_wrong is None else self.first_wrong.name

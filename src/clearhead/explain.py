@@ -15,10 +15,10 @@ import numpy as np
 
 from clearhead import notebook, picture
 from clearhead.axes import Array
-from clearhead.errors import SelectionError
+from clearhead.errors import FileError, SelectionError
 from clearhead.files import write_whole
 from clearhead.matrix import AttentionMatrix
-from clearhead.model import SHIPPED, LayerRun, Model, Token
+from clearhead.model import SHIPPED, LayerRun, Model, Run, Token
 from clearhead.problem import Rules, describe
 from clearhead.steps import Sizes, Steps, layer_steps
 from clearhead.story import Layer, Scene, both, story
@@ -252,7 +252,7 @@ def _explained(
     layer, head, at = chosen
     _check_index("layer", layer, model.config.layers)
     _check_index("head", head, model.config.heads)
-    run = model.run([t.id for t in tokens], each)
+    run = _run(model, tokens, each)
     entropy = np.stack([_row_entropy(part, at) for part in run.layers])
     picked_layer, picked_head = _sharpest(entropy, layer, head)
     ran = run.layers[picked_layer]
@@ -291,12 +291,26 @@ def seen_windows(model: "Model | HubModel", text: str, each: Callable[[range], I
 
 
 def _seen(model: "Model | HubModel", tokens: list[Token], name: str, each: Callable[[range], Iterable[int]]) -> LongRun:
-    run = model.run([t.id for t in tokens], each)
+    run = _run(model, tokens, each)
     sights = [
         Sight(str(number), range(len(part.q)), AttentionMatrix(part.q, part.k, **part.rules).sequence(0))
         for number, part in enumerate(run.layers)
     ]
     return LongRun(name, sights, [token.text for token in tokens])
+
+
+def _run(model: "Model | HubModel", tokens: list[Token], each: Callable[[range], Iterable[int]]) -> Run:
+    """The forward pass. Raises FileError where its numbers are none: nothing that is shown of it would be true."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        run = model.run([t.id for t in tokens], each)
+    for number, layer in enumerate(run.layers):
+        if not all(np.isfinite(array).all() for array in (layer.x, layer.q, layer.k, layer.v, layer.output)):
+            raise FileError(
+                f"{model.name}: layer {number} gives NaN or infinity: its weights are damaged, or too large."
+            )
+    if run.logits is not None and not np.isfinite(run.logits).all():
+        raise FileError(f"{model.name}: its logits are NaN or infinite: its weights are damaged, or too large.")
+    return run
 
 
 def find_token(tokens: list[Token], text: str, wanted: str | None) -> int:

@@ -17,10 +17,11 @@ import numpy as np
 from clearhead.arrayfiles import safetensors
 from clearhead.axes import Array
 from clearhead.errors import FileError, ShapeError
-from clearhead.files import check_room, json_of
+from clearhead.files import check_room, json_of, read_bytes
 from clearhead.functional import attention
 
 SHIPPED = "rhymes"
+_MOST_TOKENIZER = 2**28  # bytes; the largest vocabularies take some 40 million
 
 
 class Config(NamedTuple):
@@ -293,7 +294,7 @@ def _tokenizer(place: Path) -> Any:
     whole, vocabulary, merges = place / "tokenizer.json", place / "vocab.json", place / "merges.txt"
     try:
         if os.path.isfile(whole):
-            found = Tokenizer.from_file(str(whole))
+            found = Tokenizer.from_buffer(read_bytes(whole, _MOST_TOKENIZER))
         elif os.path.isfile(vocabulary) and os.path.isfile(merges):
             found = ByteLevelBPETokenizer(str(vocabulary), str(merges))
         else:

@@ -20,6 +20,8 @@ def read_number(name: str, value: Any, default: float) -> float:
         return default
     try:
         number = float(value)
+    except OverflowError:
+        raise RuleError(f"{name} is too large for a float: the largest is 1.8e308.") from None
     except (TypeError, ValueError):
         raise RuleError(f"{name} is {value!r}: expected a number.") from None
     if not isfinite(number):
