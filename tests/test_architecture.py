@@ -16,7 +16,8 @@ from clearhead.problem import Rules
 
 PACKAGE = Path(clearhead.__file__).parent
 FLOORS = (  # from the ground up; a folder is one entry
-    ("errors", "axes", "device", "arrays", "values", "room", "threads", "files", "words", "picture", "notebook"),
+    ("errors", "axes", "device", "arrays", "values", "room", "threads", "files", "arrayfiles", "words", "picture")
+    + ("notebook",),
     ("problem", "visibility", "merging", "observations", "operands"),
     ("reference",),
     ("engines",),
@@ -35,7 +36,20 @@ FLOORS = (  # from the ground up; a folder is one entry
         "torch",
     ),
     ("nn", "watching", "distributed"),
-    ("casefile", "steps", "story", "tracing", "layer", "claims", "diagnosing", "diagnosis", "model", "hub", "explain"),
+    (
+        "casefile",
+        "steps",
+        "story",
+        "tracing",
+        "layer",
+        "claims",
+        "diagnosing",
+        "diagnosis",
+        "model",
+        "checkpoint",
+        "hub",
+        "explain",
+    ),
     ("cli", "__main__", "report", "bench"),
 )
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}

@@ -256,7 +256,7 @@ def test_missing_and_broken_files(tmp_path):
         with pytest.raises(FileError, match="does not exist"):
             diagnose_file(tmp_path / name)
     (tmp_path / "b.safetensors").write_bytes(b"no safetensors at all")
-    with pytest.raises(FileError, match=r"not a readable \.safetensors file"):
+    with pytest.raises(FileError, match=r"not a whole safetensors file"):
         diagnose_file(tmp_path / "b.safetensors")
 
 

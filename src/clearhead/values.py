@@ -71,6 +71,8 @@ def read_number(name: str, value: Any, default: float) -> float:
         if isinstance(value, (bool, np.bool_, str, bytes)) or getattr(value, "requires_grad", False):
             raise TypeError
         number = float(value)
+    except OverflowError:
+        raise RuleError(f"{name} is too large for a float: the largest is 1.8e308.") from None
     except Exception:  # what a stranger's __float__ raises is its own
         raise RuleError(f"{name} is {shown(value)}: expected a number.") from None
     if not isfinite(number):

@@ -222,7 +222,7 @@ def load(path: str | os.PathLike[str]) -> Seen:
     >>> import clearhead as ch
     >>> ch.load("nowhere.safetensors")
     Traceback (most recent call last):
-    clearhead.errors.FileError: nowhere.safetensors cannot be read: No such file or directory.
+    clearhead.errors.FileError: nowhere.safetensors does not exist.
     """
     layers, words = read(read_path(path))
     return Seen({layer.name: layer for layer in layers}, **words)
