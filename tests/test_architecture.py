@@ -15,42 +15,18 @@ from clearhead import engines
 from clearhead.problem import Rules
 
 PACKAGE = Path(clearhead.__file__).parent
-FLOORS = (  # from the ground up; a folder is one entry
-    ("errors", "axes", "device", "arrays", "values", "room", "threads", "files", "arrayfiles", "words", "picture")
-    + ("notebook",),
-    ("problem", "visibility", "merging", "observations", "operands"),
-    ("reference",),
-    ("engines",),
-    (
-        "glance",
-        "view",
-        "functional",
-        "indexing",
-        "matrix",
-        "flow",
-        "backward",
-        "torch_autograd",
-        "torch_op",
-        "torch_graph",
-        "cache",
-        "torch",
-    ),
-    ("nn", "watching", "distributed"),
-    (
-        "casefile",
-        "steps",
-        "story",
-        "tracing",
-        "layer",
-        "claims",
-        "diagnosing",
-        "diagnosis",
-        "model",
-        "checkpoint",
-        "hub",
-        "explain",
-    ),
-    ("cli", "__main__", "report", "bench"),
+FLOORS = tuple(
+    floor.split()
+    for floor in (  # from the ground up; a folder is one entry
+        "errors axes device arrays values room threads files arrayfiles words picture notebook",
+        "problem visibility merging observations operands",
+        "reference",
+        "engines",
+        "glance view functional indexing matrix flow backward torch_autograd torch_op torch_graph cache torch",
+        "nn watching distributed",
+        "casefile steps story tracing layer claims diagnosing diagnosis model checkpoint hub explain",
+        "cli __main__ report bench",
+    )
 )
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
