@@ -14,6 +14,7 @@ from select import select
 from typing import Any
 
 from clearhead.errors import FileError
+from clearhead.room import free_bytes
 
 STANDARD = "-"  # standard input or output, as on the command line
 _MOST_TEXT = 2**30  # bytes of a text or of JSON
@@ -69,7 +70,7 @@ def read_bytes(path: str | os.PathLike[str], most: int | None = None, *, first: 
     """
     with _said(path, "read"):
         name = _name(path)
-        allowed = (free_memory() or sys.maxsize) // 2 if most is None else most
+        allowed = free_bytes() // 2 if most is None else most
         if name == STANDARD:
             data = _limited(sys.stdin.buffer, allowed)
         else:
@@ -91,7 +92,7 @@ def read_text(path: str) -> str:
 
 def json_of(path: str | os.PathLike[str], *, number: Callable[[str], Any] | None = None) -> dict[str, Any]:
     """A JSON object from a file; see `object_of`. Raises FileError."""
-    most = min(_MOST_TEXT, (free_memory() or sys.maxsize) // _JSON_COST)
+    most = min(_MOST_TEXT, free_bytes() // _JSON_COST)
     return object_of(_decoded(path, read_bytes(path, most)), str(path), number=number)
 
 
@@ -125,15 +126,9 @@ def object_of(text: str, name: str, *, number: Callable[[str], Any] | None = Non
 
 def check_room(name: object, needed: int, what: str) -> None:
     """Raise FileError where so many bytes do not fit into the memory that is free."""
-    free = free_memory()
-    if free is not None and needed > free:
+    free = free_bytes()
+    if needed > free:
         raise FileError(f"{name}: {what} would take {_bytes(needed)} of memory, and {_bytes(free)} are free.")
-
-
-def free_memory() -> int | None:
-    """Bytes that this process can still have: of the machine, of its control group, of its own limit; None: unknown."""
-    found = (_machine_memory(), _group_memory(), _own_limit())
-    return min((each for each in found if each is not None), default=None)
 
 
 @contextmanager
@@ -297,30 +292,3 @@ def _too_deep(name: str) -> FileError:
 def _bytes(count: int) -> str:
     """A count of bytes as people say it."""
     return f"{count / 1e9:,.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
-
-
-def _machine_memory() -> int | None:
-    with suppress(OSError, ValueError, IndexError):
-        return int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]) * 1024
-    with suppress(AttributeError, OSError, ValueError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return None
-
-
-def _group_memory() -> int | None:
-    """What the control group of this process, as a container has one, leaves beside its programs' own memory."""
-    group = Path("/sys/fs/cgroup")
-    with suppress(OSError, ValueError):  # "max" is no limit
-        used = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        return max(0, int((group / "memory.max").read_text()) - int(used.get("anon", 0)))
-    return None
-
-
-def _own_limit() -> int | None:
-    with suppress(ImportError, OSError, ValueError, AttributeError):
-        import resource
-
-        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        return None if limit == resource.RLIM_INFINITY else max(0, limit - pages * resource.getpagesize())
-    return None

@@ -30,10 +30,10 @@ def array_bytes(shape: Sequence[int], itemsize: int) -> int:
 
 
 def free_bytes(device: str = "cpu") -> int:
-    """What this process may still take: the system's free memory and swap, within its control group's limits."""
+    """What this process may still take: the system's free memory and swap, within its group's and its own limits."""
     if device not in ("cpu", "interpreter"):
         return _on_gpu(device)
-    return max(0, min([_of_system(), *_of_groups()]))
+    return max(0, min([_of_system(), *_of_groups(), *_of_process()]))
 
 
 def _of_system() -> int:
@@ -63,6 +63,18 @@ def _of_groups() -> list[int]:
         except (OSError, ValueError):
             continue  # no such group, or its limit is "max"
     return found
+
+
+def _of_process() -> list[int]:
+    """What this process's own limit of addresses (ulimit -v) leaves; nothing where it has none."""
+    try:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    except (ImportError, OSError, ValueError, AttributeError):
+        return []
+    return [] if limit == resource.RLIM_INFINITY else [limit - taken]
 
 
 def _on_gpu(device: str) -> int:
