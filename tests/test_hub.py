@@ -151,6 +151,19 @@ def test_gpt2_needs_no_pytorch(tmp_path: Path):
     np.testing.assert_allclose(seen.trace.weights, out.attentions[0][0, 1], atol=2e-5)
 
 
+def test_positions_that_are_for_padding_hold_no_token(tmp_path: Path):
+    """RoBERTa's 514 positions hold 512 tokens: one more was an IndexError inside PyTorch."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = hf.RobertaConfig(vocab_size=50, max_position_embeddings=22, pad_token_id=1, **sizes)
+    place, _ = saved(tmp_path, FAMILY["bert"])
+    hf.RobertaModel(config).eval().save_pretrained(place)
+    found = hub.find(place)
+    assert len(explain(found, " ".join(["humpty"] * 20)).tokens) == 20
+    with pytest.raises(ch.errors.ShapeError, match="the text has 21 tokens but the model has 20 positions"):
+        explain(found, " ".join(["humpty"] * 21))
+    assert [len(part.tokens) for part in explain_windows(found, " ".join(["humpty"] * 45))] == [20, 20, 5]
+
+
 def changed(place: str, **changes: Any) -> str:
     config = Path(place) / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | changes))

@@ -72,6 +72,8 @@ def read_bytes(path: str | os.PathLike[str], most: int | None = None, *, first: 
         name = _name(path)
         allowed = free_bytes() // 2 if most is None else most
         if name == STANDARD:
+            if sys.stdin is None:
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
             data = _limited(sys.stdin.buffer, allowed)
         else:
             with open(name, "rb") as file:

@@ -62,7 +62,12 @@ class HubModel:
         return self._tokens(text) if most is None else self._tokens(text, truncation=True, max_length=most)
 
     def _positions(self) -> int | None:
-        return getattr(self.inner.config, "max_position_embeddings", None)
+        """How many tokens the model takes; RoBERTa counts positions from behind the one that is for padding."""
+        found = [getattr(self.inner.config, "max_position_embeddings", None)]
+        for path, module in self.inner.named_modules():
+            if path.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+                found.append(module.num_embeddings - module.padding_idx - 1)
+        return min((count for count in found if count is not None), default=None)
 
     def _tokens(self, text: str, **cut: Any) -> list[list[Token]]:
         given = {"truncation": False, "padding": False, "verbose": False, **cut}
