@@ -235,8 +235,8 @@ def test_a_name_that_is_nowhere_is_refused_soon(cache: Path, monkeypatch: pytest
     with pytest.raises(ch.errors.FileError) as caught:
         hub.find("no-such-model")
     assert caught.value.what == (
-        f"no-such-model is no directory here and is not in the cache {cache}, and 192.0.2.1 cannot be reached to "
-        "download it."
+        f"no-such-model is no directory here, the cache {cache} has no config.json with safetensors of it, "
+        "and 192.0.2.1 cannot be reached to download it."
     )
     assert waited == [2.0]
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -266,6 +266,10 @@ def test_a_cached_model_needs_no_network(cache: Path, monkeypatch: pytest.Monkey
     found = hub.find("owner/small")
     assert (found.name, found.config.layers) == ("owner/small", 2)
     assert [token.text for token in found.tokens(TEXT)] == TEXT.split()
+    (kept / "snapshots" / ("0" * 40) / "model.safetensors").unlink()  # a download that was cut off
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ch.errors.FileError, match=r"has no config\.json with safetensors of it, and HF_HUB_OFFLINE"):
+        hub.find("owner/small")
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])

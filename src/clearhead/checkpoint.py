@@ -35,12 +35,12 @@ def folder(name: str) -> Path:
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
-    tried = f"{name} is no directory here and is not in the cache {constants.HF_HUB_CACHE}"
+    tried = f"{name} is no directory here, the cache {constants.HF_HUB_CACHE} has no config.json with safetensors of it"
     hint = "give --model the directory of a model, or owner/name as on huggingface.co."
     try:
         with suppress(OSError):  # which is what not being in the cache is
             cached = Path(snapshot_download(name, local_files_only=True))
-            if (cached / "config.json").is_file() and any(cached.glob("model*.safetensors")):
+            if _is_whole(cached):
                 return cached
         offline = [key for key in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if _is_on(os.environ.get(key, ""))]
         if offline:
@@ -96,6 +96,13 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def _is_whole(place: Path) -> bool:
+    """Are the config and every file of weights there? A download that was cut off leaves some."""
+    with suppress(FileError):
+        return all(map(os.path.isfile, (place / "config.json", *weight_files(place))))
+    return False
+
+
 def _integers(config: Any, depth: int = 0) -> Iterator[tuple[str, int]]:
     for key, value in config.items():
         if isinstance(value, dict) and depth < 8:
@@ -110,12 +117,12 @@ def _is_on(value: str) -> bool:
 
 def _reachable(address: str) -> bool:
     """Does a server answer there soon? In a thread, since looking up a name can take longer than any timeout."""
-    place = urlsplit(address)
+    place = urlsplit(address if "//" in address else f"//{address}")
     answered = threading.Event()
 
     def connect() -> None:
         with suppress(OSError):
-            port = place.port or (443 if place.scheme == "https" else 80)
+            port = place.port or {"https": 443, "http": 80}.get(place.scheme, 3128)
             socket.create_connection((place.hostname or "", port), _SECONDS).close()
             answered.set()
 
