@@ -19,6 +19,8 @@ from clearhead import hub
 from clearhead.cli import main
 from clearhead.explain import explain, explain_windows, windows
 from watched import FAMILIES, Family, build
+from clearhead.explain import explain
+from watched import FAMILIES, SMALL, Family, build
 
 FAMILY = {family.name: family for family in FAMILIES}
 WORDS = [
@@ -87,6 +89,22 @@ def test_what_goes_into_attention_and_comes_out_of_it(tmp_path: Path):
     formulas = {step.name: step.formula for step in seen.steps}
     assert formulas["q"] == "Q = RoPE(X·W^Q)"
     assert formulas["v"] == "V = X·W^V"
+
+
+def test_a_layer_that_runs_several_times_is_explained_each_time(tmp_path: Path):
+    shared = Family("albert", hf.AlbertModel, hf.AlbertConfig, "encoder", {**SMALL, "embedding_size": 16})
+    place, model = saved(tmp_path, shared)
+    model.set_attn_implementation("eager")
+    attention = model.encoder.albert_layer_groups[0].albert_layers[0].attention
+    for layer in (0, 1):
+        seen = explain(hub.find(place), TEXT, layer=layer, head=2)
+        with torch.no_grad():
+            out = model(torch.tensor([[token.id for token in seen.tokens]]), output_attentions=True)
+            np.testing.assert_allclose(seen.trace.weights, out.attentions[layer][0, 2], atol=2e-5)
+            values = attention.value(torch.from_numpy(seen.run.x)).view(-1, 4, 8).transpose(0, 1)
+            np.testing.assert_allclose(seen.run.v, values, atol=1e-5)
+            joined = torch.from_numpy(np.array(seen.run.heads)).transpose(0, 1).reshape(len(seen.tokens), -1)
+            np.testing.assert_allclose(seen.run.output, attention.dense(joined), atol=1e-5)
 
 
 def test_w_o_beside_the_attention_module_is_found(tmp_path: Path):

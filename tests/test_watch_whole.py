@@ -357,6 +357,18 @@ def test_keys_that_the_cache_let_go_of_are_not_seen_by_later_steps():
         assert "let go" in seen.layer(layer).note
 
 
+def test_a_static_cache_whose_mask_is_no_rule_is_refused():
+    """Its room is filled later, and the mask in full does not say up to where it is used."""
+    model = build(FAMILY["llama"])
+    ids = inputs(FAMILY["llama"])["input_ids"]
+    cache = hf.StaticCache(config=model.config, max_cache_len=12)
+    mask = torch.ones(2, 1, 12, 12, dtype=torch.bool).tril()
+    mask[:, :, 5, 2] = False
+    pieces = slice(0, 8), slice(8, 9)
+    with torch.no_grad(), pytest.raises(RuleError, match=r"room to spare|second sequence"), ch.watch(model):
+        [model(ids[:, part], attention_mask=mask[:, :, part], past_key_values=cache) for part in pieces]
+
+
 def test_beams_of_a_layer_that_runs_several_times_are_still_refused():
     model, given = difference_model(), inputs(FAMILY["llama"])
     with pytest.raises(RuleError, match="beam"), ch.watch(model):

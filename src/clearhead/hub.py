@@ -213,11 +213,10 @@ def _attention_caught(
 
 def _output(paths: dict[str, Any], path: str) -> Any:
     """The module whose output is U: W^O inside the attention module, or beside it as in BERT; else the module."""
-    own = [name for name, _ in paths[path].named_children()]
+    children = dict(paths[path].named_children())
+    inside = next((children[name] for name in _OUTPUTS if name in children), None)
     beside = paths.get(path.rpartition(".")[0] + ".output.dense")
-    if beside is not None and not any(name in _OUTPUTS for name in own):
-        return beside
-    return paths[path]
+    return inside if inside is not None else beside if beside is not None else paths[path]
 
 
 def _words(paths: dict[str, Any], path: str) -> tuple[frozenset[str], str]:

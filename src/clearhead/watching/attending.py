@@ -84,7 +84,7 @@ def _check(more: dict[str, Any]) -> None:
         raise RuleError(
             "the model chooses by itself which keys each query attends to (sparse attention with `indices`), and no "
             "rule here says that.",
-            "leave these layers out: they cannot be watched.",
+            "ch.AttentionMatrix(q, k, mask=…) observes q and k that you take from the model yourself.",
         )
     if unknown:
         raise RuleError(f"the model passes `{unknown[0]}` to its attention, and nothing here knows what it means.")

@@ -48,6 +48,7 @@ class Recording:
     calls: list[Call] = field(default_factory=list)
     parts: list[Observation] = field(default_factory=list)
     last_key: Tensor | None = None
+    first_sums: Tensor | None = None  # (batch, kv_heads, keys): each key's sum, while no keys were added
 
     @property
     def length(self) -> int:
@@ -74,7 +75,7 @@ class Recording:
             )
         if self.cross and call.keys != before.keys:
             raise RuleError(f"layer {self.name}: the keys of cross-attention changed.", AGAIN)
-        if not self.cross and call.keys.stop == before.keys.stop:
+        if not self.cross and call.keys.stop == before.keys.stop and not self._same_keys(call.k):
             raise RuleError(
                 f"layer {self.name}: queries were added and no keys: the cache has room to spare, and the mask does "
                 "not say which of it is used.",
@@ -87,6 +88,11 @@ class Recording:
                 "generate with num_beams=1; watch one sequence in a block.",
             )
 
+    def _same_keys(self, k: Tensor) -> bool:
+        """Are these the keys of the first call, as in cross-attention?"""
+        first = self.first_sums
+        return first is not None and first.shape == k.shape[:3] and torch.allclose(k.detach().sum(-1), first)
+
     def add(self, call: Call, seen: Observation) -> None:
         """Keep what this call brings: its observation, its queries, and the keys that were not there before."""
         known = self.calls[-1].keys.stop if self.calls else call.keys.start
@@ -97,6 +103,7 @@ class Recording:
         new = slice(max(known - call.keys.start, 0), None)
         q, k, v = call.q, call.k[:, :, new], call.v[:, :, new] if self.values and call.v is not None else None
         if k.shape[2]:
+            self.first_sums = None if self.calls else k.detach().sum(-1)
             self.last_key = k[:, :, -1].detach().clone()
         if not self.keep:
             q, k = q[:, :, :0], k[:, :, :0]
