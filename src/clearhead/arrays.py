@@ -220,11 +220,13 @@ def _from_torch(torch: Any, x: Any, name: str) -> Array:
         return cast("Array", DeviceArray(x.detach())) if x.device.type == "cuda" else _read(torch, x.detach())
     except TypeError:
         raise DtypeError(f"{name} is {x.dtype}, which NumPy does not have.", f"{name}.float() converts it.") from None
-    except RuntimeError as error:  # a tensor of a kind of its own, as autograd's is_grads_batched makes them
-        raise DtypeError(
-            f"{name} is a {type(x).__name__} whose numbers cannot be read: {str(error).splitlines()[0]}",
-            "torch.func.vmap and torch.func.jacrev take the place of is_grads_batched=True and vectorize=True.",
-        ) from None
+    except RuntimeError as error:  # a tensor of a kind of its own
+        if "Batching rule" in str(error):  # nothing else tells these tensors from others
+            raise DtypeError(
+                f"{name} holds many gradients at once (is_grads_batched=True, vectorize=True): one is expected.",
+                "torch.func.vjp with torch.func.vmap, and torch.func.jacrev, compute many at once.",
+            ) from None
+        raise DtypeError(f"{name} is a {type(x).__name__} whose numbers cannot be read: {error}") from None
 
 
 def _read(torch: Any, x: Any) -> Array:

@@ -1,7 +1,7 @@
 """Reading the value of one score rule: what it may be, and what to say when it is something else."""
 
 from collections.abc import Sequence
-from math import isfinite, prod
+from math import inf, prod
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ def read_number(name: str, value: Any, default: float) -> float:
         number = float(value)
     except (TypeError, ValueError):
         raise RuleError(f"{name} is {value!r}: expected a number.") from None
-    if not isfinite(number):
+    if not -inf < number < inf:
         raise RuleError(f"{name} is {number}: expected a finite number.", f"leave {name} out for its default.")
     return number
 
