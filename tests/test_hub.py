@@ -18,8 +18,6 @@ import clearhead as ch
 from clearhead import hub
 from clearhead.cli import main
 from clearhead.explain import explain, explain_windows, windows
-from watched import FAMILIES, Family, build
-from clearhead.explain import explain
 from watched import FAMILIES, SMALL, Family, build
 
 FAMILY = {family.name: family for family in FAMILIES}

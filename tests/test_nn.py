@@ -340,6 +340,24 @@ def test_names_of_pytorchs_layer_are_answered_with_what_to_write(given: dict[str
     assert refused.value.hint.startswith(instead)
 
 
+class LowRank(nn.Module):
+    """A projection of another kind, as adapters and quantisers put one in its place."""
+
+    def __init__(self, d_in: int, d_out: int) -> None:
+        super().__init__()
+        self.in_features = d_in
+        self.both = nn.Sequential(nn.Linear(d_in, 2), nn.Linear(2, d_out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.both(x.float()).double()
+
+
+def test_projections_of_other_kinds_may_take_their_place():
+    layer, x = made(), normal(2, 3, 12)
+    layer.q_proj = LowRank(12, 12)  # type: ignore[assignment]
+    assert layer(x.float(), x, x).dtype == F64
+
+
 def test_sizes_may_be_numpys_whole_numbers():
     layer = MultiHeadAttention(np.int64(12), np.int32(4), d_k=np.int64(2), rotary=10)
     assert layer(torch.ones(1, 3, 12)).shape == (1, 3, 12)

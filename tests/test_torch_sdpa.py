@@ -287,3 +287,13 @@ def test_what_is_forbidden_reaches_nothing():
     value[..., 2, :] = torch.nan
     mask = torch.tensor([True, True, False])
     assert ours(X, X, value, mask.expand(3, 3)).isfinite().all()
+
+
+def test_compiled_with_numbers_that_follow_from_the_shape():
+    def scaled(function: Any, x: Tensor) -> Tensor:
+        return function(x, x, x, is_causal=True, scale=x.shape[-2] ** -0.5)
+
+    compiled = torch.compile(scaled, fullgraph=True, dynamic=True, backend="aot_eager")
+    for length in (4, 7, 9):
+        x = torch.randn(2, length, 4)
+        torch.testing.assert_close(compiled(ours, x), scaled(theirs, x))

@@ -70,11 +70,11 @@ def graphed(q: Any, *others: Any) -> bool:
         return False
     if torch.compiler.is_compiling() or type(q) not in (torch.Tensor, torch.nn.Parameter) or q.is_meta:
         return True
-    tensors = [x for x in (q, *others) if isinstance(x, torch.Tensor)]
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    if torch._C._are_functorch_transforms_active() and any(map(wrapped, tensors)):
-        return True
-    return bool(torch.is_grad_enabled() and any(x.requires_grad for x in tensors))
+    if torch._C._are_functorch_transforms_active():
+        wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+        if any(isinstance(x, torch.Tensor) and wrapped(x) for x in (q, *others)):
+            return True
+    return bool(torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in (q, *others)))
 
 
 def autocast(x: Any) -> Any:
@@ -149,7 +149,8 @@ def check_tensor(x: Any, name: str) -> None:
     torch = sys.modules["torch"]
     if torch.compiler.is_compiling():
         return
-    if not isinstance(x, torch.Tensor):
+    usual = type(x) in (torch.Tensor, torch.nn.Parameter)
+    if not usual and not isinstance(x, torch.Tensor):
         raise DtypeError(f"{name} is a {type(x).__name__}: expected a PyTorch tensor.", f"torch.as_tensor({name})")
     if torch.jit.is_tracing():
         raise DtypeError(
@@ -162,11 +163,11 @@ def check_tensor(x: Any, name: str) -> None:
             "pad it (torch.nested.to_padded_tensor) and give kv_lengths and query_lengths, or join its parts and give "
             "query_segments and kv_segments.",
         )
-    transformed = torch._C._functorch.is_functorch_wrapped_tensor(x)  # those are refused where they are differentiated
     dual = torch.autograd.forward_ad
-    if dual._current_level >= 0 and not transformed and dual.unpack_dual(x).tangent is not None:
+    func = torch._C._functorch  # what is wrapped by torch.func is refused where it is differentiated
+    if dual._current_level >= 0 and not func.is_functorch_wrapped_tensor(x) and dual.unpack_dual(x).tangent is not None:
         raise no_forward_mode(name)
-    if type(x) in (torch.Tensor, torch.nn.Parameter):
+    if usual:
         return
     kinds = {"DTensor": "torch.distributed.tensor", "MaskedTensor": "torch.masked"}
     kind = next((one for one, home in kinds.items() if isinstance(x, getattr(sys.modules.get(home), one, ()))), "")
@@ -224,11 +225,13 @@ def _from_torch(torch: Any, x: Any, name: str) -> Array:
         return cast("Array", DeviceArray(x.detach())) if x.device.type == "cuda" else _read(torch, x.detach())
     except TypeError:
         raise DtypeError(f"{name} is {x.dtype}, which NumPy does not have.", f"{name}.float() converts it.") from None
-    except RuntimeError as error:  # a tensor of a kind of its own, as autograd's is_grads_batched makes them
-        raise DtypeError(
-            f"{name} is a {type(x).__name__} whose numbers cannot be read: {str(error).splitlines()[0]}",
-            "torch.func.vmap and torch.func.jacrev take the place of is_grads_batched=True and vectorize=True.",
-        ) from None
+    except RuntimeError as error:  # a tensor of a kind of its own
+        if "Batching rule" in str(error):  # nothing else tells these tensors from others
+            raise DtypeError(
+                f"{name} holds many gradients at once (is_grads_batched=True, vectorize=True): one is expected.",
+                "torch.func.vjp with torch.func.vmap, and torch.func.jacrev, compute many at once.",
+            ) from None
+        raise DtypeError(f"{name} is a {type(x).__name__} whose numbers cannot be read: {error}") from None
 
 
 def _read(torch: Any, x: Any) -> Array:

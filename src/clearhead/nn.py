@@ -216,7 +216,7 @@ class MultiHeadAttention(nn.Module):
         names = ("x", self.q_proj), ("context", self.k_proj), ("value_context", self.v_proj)
         for one, (name, linear) in zip(given, names, strict=True):
             check_tensor(one, name)
-            if autocast(one).dtype != autocast(linear.weight).dtype:
+            if type(linear) is nn.Linear and autocast(one).dtype != autocast(linear.weight).dtype:
                 raise DtypeError(
                     f"{name} is {one.dtype} but the layer is {linear.weight.dtype}: they must have one dtype.",
                     f"layer({name}.to({linear.weight.dtype})), or layer.to({one.dtype}).",

@@ -73,6 +73,10 @@ def one_by_one(function: Callable[..., Sequence[Any]], count: int, dims: Sequenc
     return stacked, tuple(None if x is None else 0 for x in stacked)
 
 
+def _listed(found: tuple[tuple[Any, ...], tuple[Any, ...]]) -> tuple[list[Any], list[Any]]:
+    return list(found[0]), list(found[1])
+
+
 def operator(
     name: str,
     schema: str,
@@ -100,6 +104,7 @@ def operator(
         saves(ctx, inputs, output)
 
     whole.register_autograd(by_inputs, setup_context=operator_saves)
+    whole.register_vmap(lambda info, dims, *inputs: _listed(one_by_one(whole, info.batch_size, dims, inputs)))
 
     def plain_backward(*inputs: Any) -> Sequence[Tensor]:
         return once(backward, *inputs)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from math import isfinite, prod
+from math import inf, prod
 from typing import Any, cast
 
 import numpy as np
@@ -75,7 +75,7 @@ def read_number(name: str, value: Any, default: float) -> float:
         raise RuleError(f"{name} is too large for a float: the largest is 1.8e308.") from None
     except Exception:  # what a stranger's __float__ raises is its own
         raise RuleError(f"{name} is {shown(value)}: expected a number.") from None
-    if not isfinite(number):
+    if not -inf < number < inf:
         raise RuleError(f"{name} is {number}: expected a finite number.", f"leave {name} out for its default.")
     return number
 
