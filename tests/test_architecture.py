@@ -16,14 +16,14 @@ from clearhead.problem import Rules
 
 PACKAGE = Path(clearhead.__file__).parent
 FLOORS = (  # from the ground up; a folder is one entry
-    ("errors", "axes", "device", "arrays", "threads", "files", "words", "picture", "notebook"),
+    ("errors", "axes", "device", "arrays", "threads", "files", "digits", "words", "picture", "notebook"),
     ("values", "problem", "visibility", "observations", "operands"),
     ("reference",),
     ("engines",),
     ("glance", "view", "functional", "matrix", "flow", "backward", "torch_op", "torch_graph", "cache", "torch"),
     ("nn", "watching", "distributed"),
     ("casefile", "steps", "story", "tracing", "layer", "claims", "diagnosing", "diagnosis", "model", "hub", "explain"),
-    ("cli", "__main__", "report", "bench"),
+    ("cli", "arguments", "__main__", "report", "bench"),
 )
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}

@@ -51,7 +51,7 @@ def test_eighty_columns_hold_every_line(language, text, colour):
 
 def test_chinese_is_chinese_throughout():
     done = run("explain", "humpty dumpty sat on", "--lang", "zh")
-    for words in ("逐步计算", "M = S'，禁止处为 -∞ (causal)", "A = softmax(M)，逐行", "被遮蔽", "最大偏差"):
+    for words in ("逐步计算", "M = S'，不可关注处为 -∞ (causal)", "A = softmax(M)，逐行", "被遮蔽", "最大偏差"):
         assert words in done.stdout
     for english in ("forbidden", "each row", "largest", "chosen"):
         assert english not in done.stdout
@@ -126,8 +126,9 @@ def wrong(tmp_path):
 def test_trace_tells_the_wrong_example_from_the_truth(wrong):
     done = run("trace", wrong)
     assert done.returncode == 1
-    assert "the first wrong step is scores, by up to 3: it is Q·K, not Q·Kᵀ: K is not transposed" in done.stdout
-    assert "weights: wrong too, and off from its own scores by up to 0.0088" in done.stdout
+    said = " ".join(done.stdout.split())
+    assert "the first wrong step is scores, by up to 3: it is Q·K, not Q·Kᵀ: K is not transposed" in said
+    assert "weights: wrong too, and off by up to 0.008807 from what the claimed scores would give" in said
     for row in ("6.5000  10.0000", "2.0000   3.5000", "0.0050   0.9950", "0.0558   0.9442", "0.9224   2.1553"):
         assert row in done.stdout
     assert "K 没有转置" in run("trace", wrong, "--lang", "zh").stdout
@@ -153,7 +154,7 @@ def test_trace_of_a_layer_prints_every_step(tmp_path):
         (["explain", ""], "the text is empty"),
         (["explain", "  \n"], "the text is empty"),
         (["explain"], "expected TEXT or --file"),
-        (["explain", "a", "--layer", "two"], "invalid int value: 'two'"),
+        (["explain", "a", "--layer", "two"], "expected a whole number, not 'two'"),
         (["explain", "a", "--layer", "2"], "layer 2 is outside 0..1"),
         (["explain", "a", "--head", "8"], "head 8 is outside 0..7"),
         (["explain", "a", "--token", "zebra"], "'zebra' is neither a position"),

@@ -116,11 +116,11 @@ def _said(verdict: Verdict) -> Words:
     if verdict.source is None or verdict.follows is None:
         return wrong
     more = both("follows" if follows(verdict) else "also off", source=verdict.source, difference=verdict.off_source)
-    return {"en": f"{wrong['en']};{more['en']}", "zh": f"{wrong['zh']}；{more['zh'].strip()}"}
+    return {language: f"{wrong[language]}{say(language, 'also')}{more[language]}" for language in LANGUAGES}
 
 
 def _did(verdict: Verdict) -> Words | None:
-    found = {language: say(language, "both").join(verdict.did(language)) for language in LANGUAGES}
+    found = {language: say(language, "and").join(verdict.did(language)) for language in LANGUAGES}
     return found if verdict.did("en") else None
 
 

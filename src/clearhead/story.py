@@ -13,7 +13,7 @@ from clearhead.problem import Problem
 from clearhead.steps import Convention, Steps
 from clearhead.view.container import Document
 from clearhead.view.packing import packed
-from clearhead.words import IN_FORMULAS, Language, say
+from clearhead.words import IN_FORMULAS, Language, say, step_key
 
 _STEPS = ("x", "context", "q", "k", "v", "scores", "scaled", "capped", "biased", "masked", "weights", "heads", "concat")
 Words = dict[Language, str]
@@ -55,7 +55,7 @@ def story(layers: Sequence[Layer], scene: Scene) -> Document:
         "language": scene.language,
         "convention": scene.convention,
         "tokens": None if scene.tokens is None else list(scene.tokens),
-        "words": {language: _words(language) for language in ("en", "zh")},
+        "words": {language: _words(language, layers) for language in ("en", "zh")},
         "layers": told,
         "chosen": {"layer": 0, "head": 0, "query": -1} | dict(scene.chosen),
         "facts": dict(scene.facts),
@@ -69,9 +69,13 @@ def both(key: str, **values: object) -> Words:
     return {"en": say("en", key, **values), "zh": say("zh", key, **values)}
 
 
-def _words(language: Language) -> dict[str, Any]:
+def _words(language: Language, layers: Sequence[Layer]) -> dict[str, Any]:
     """The reports' own sentences, and what replaces the few words in a formula."""
-    said = {name: say(language, name) for name in (*_STEPS, "output", "layer output", "illustration")}
+    keys = {name: name for name in (*_STEPS, "output", "layer output", "illustration")}
+    for step in (step for layer in layers for step in layer.steps):
+        whole = "layer output" if step.name == "output" else step.name  # of attention alone it is not asked for
+        keys[whole] = step_key(step.name, step.formula, layer=True)
+    said = {name: say(language, key) for name, key in keys.items()}
     return {**said, "formulas": IN_FORMULAS if language == "zh" else {}}
 
 

@@ -13,12 +13,15 @@ from rich.style import Style
 from rich.text import Text
 
 from clearhead.axes import Array
+from clearhead.digits import fixed
 from clearhead.observations import areas
+from clearhead.report.streams import printable, shown
 
 RAMP = " .:-=+*#%@"
 MASK = "·"
 MOST_NUMBERS = 12
-_LEAD = 9  # the width of a row's token
+_LEAD = 9  # the width of a row's token beside pixels
+_LEAST_LEAD = 4  # and beside numbers
 _STOPS = np.array([[26, 20, 40], [72, 44, 118], [128, 80, 182], [190, 140, 226], [248, 226, 255]], dtype=np.float64)
 _MASKED = (58, 58, 62)
 
@@ -30,24 +33,23 @@ def colourful(console: Console) -> bool:
 
 def label(text: str, width: int) -> str:
     """A token's text cut or filled to `width` cells; spaces, newlines and control characters stay visible."""
-    shown = printable(text.strip(" ")) or "␣"
-    if cell_len(shown) > width:
-        shown = set_cell_size(shown, max(0, width - 1)) + "…"
-    return set_cell_size(shown, width)
+    name = printable(text.strip(" ")) or shown("␣")
+    if cell_len(name) > width:
+        name = set_cell_size(name, max(0, width - 1)) + "…"
+    return set_cell_size(name, width)
 
 
-def printable(text: str) -> str:
-    """`text` without anything that could move the cursor: newlines as ⏎, other control characters escaped."""
-    return "".join("⏎" if c == "\n" else c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+def cell_width(console: Console, columns: int) -> int:
+    """How wide the cells of a table of numbers may be, a space included; 0 where so many columns do not fit."""
+    widths = (7, 6) if columns <= MOST_NUMBERS else ()
+    return next((width for width in widths if _LEAST_LEAD + 1 + width * columns <= console.width), 0)
 
 
 def numbers(console: Console, cells: Array, masked: Array, rows: Sequence[str], cols: Sequence[str]) -> list[Text]:
     """A table with a number in every cell, coloured by the square root of the weight; masked cells marked."""
-    width = 7 if cells.size and np.abs(cells).max(initial=0) < 10 else 9
-    lead = max(
-        4,
-        min(12, console.width - width * len(cols) - 1, max((cell_len(printable(r.strip())) for r in rows), default=4)),
-    )
+    width = cell_width(console, len(cols))
+    longest = max((cell_len(printable(row.strip())) for row in rows), default=_LEAST_LEAD)
+    lead = max(_LEAST_LEAD, min(12, console.width - width * len(cols) - 1, longest))
     heads = [label(name, width - 2).strip() for name in cols]
     lines = [
         Text(" " * (lead + 1) + "".join(" " * (width - 1 - cell_len(name)) + name + " " for name in heads).rstrip())
@@ -59,7 +61,8 @@ def numbers(console: Console, cells: Array, masked: Array, rows: Sequence[str], 
             if masked[i, j]:
                 line.append(MASK.rjust(width - 1) + " ")
             else:
-                line.append(f"{cells[i, j]:{width - 1}.3f} ", _ink(shades[i, j]) if colourful(console) else None)
+                text = fixed(float(cells[i, j]), 3, width - 1)
+                line.append(f"{text:>{width - 1}} ", _ink(shades[i, j]) if colourful(console) else None)
         lines.append(line)
     return lines
 
