@@ -86,6 +86,10 @@ class _Parser(argparse.ArgumentParser):
         complain(self.prog, f"{message}. hint: {self.prog} --help shows examples.")
         sys.exit(2)
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Help that cannot be written is an error, where argparse says nothing."""
+        (file or sys.stdout).write(message)
+
 
 def given(arguments: list[str]) -> argparse.Namespace:
     """The arguments as values; exits with code 2 and one line about what is wrong."""

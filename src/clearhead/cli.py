@@ -249,10 +249,10 @@ def _one_output(given: argparse.Namespace) -> None:
 
 
 def _console(given: argparse.Namespace) -> "Console | None":
-    """Where the report goes; None where JSON or a page goes to standard output. Raises RuleError as check_language."""
+    """Where the report goes; None where JSON or a page goes to standard output. Raises RuleError as check_encoding."""
     if "-" in (given.json, getattr(given, "html", None)):
         return None
-    streams.check_language(given.lang)
+    streams.check_encoding(given.lang)
     from clearhead.report.console import console
 
     return console()

@@ -43,7 +43,7 @@ def shown(text: str) -> str:
         return "".join(c if _known(c, encoding) else _instead(c) for c in text)
 
 
-def check_language(language: Language) -> None:
+def check_encoding(language: Language) -> None:
     """Can standard output show Chinese, where it is asked for? Raises RuleError."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
