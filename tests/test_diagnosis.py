@@ -115,7 +115,7 @@ def test_what_these_inputs_cannot_show_is_said():
     one = ch.diagnose(q, k, v, v, causal=True)
     assert one.verdict == "right"
     assert "causal mask missing" in [e.mistakes[0] for e in one.unseen]
-    assert "these inputs could not show it if: the causal mask is missing" in one.told()
+    assert "with these inputs this mistake would not show: the causal mask is missing" in one.told()
     assert "more than one token" in one.told()
     assert not ch.diagnose(q, k, v, v).unseen
     q, k, v = np.random.default_rng().standard_normal((3, 9, 8))
@@ -132,7 +132,7 @@ def test_two_that_fit_equally_are_both_named():
     twice = ch.diagnose(q, k, v, softmax(q @ k.T / 4) @ v)
     assert twice.verdict == "ambiguous"
     assert "2 explanations fit them equally well" in twice.told()
-    assert "有 2 种解释同样吻合" in twice.told("zh")
+    assert "有 2 种解释都同样吻合" in twice.told("zh")
 
 
 def test_none_of_the_known_mistakes():
@@ -289,3 +289,13 @@ def test_other_bad_input():
         ch.diagnose_layer(x, np.eye(4), np.eye(4), np.eye(4), None, x, b_o=np.ones(4))
     with pytest.raises(ShapeError, match=r"b_q has shape \(3,\)"):
         ch.diagnose_layer(x, np.eye(4), np.eye(4), np.eye(4), None, x, b_q=np.ones(3))
+
+
+def test_nonfinite_inputs_are_named_where_nothing_explains_the_numbers():
+    q, k, v = np.random.default_rng(0).standard_normal((3, 6, 4))
+    theirs = ch.trace(q, k, v).output
+    q[2, 1] = np.nan
+    told = ch.diagnose(q, k, v, theirs)
+    assert told.nonfinite == ("q",)
+    assert "NaN or infinite numbers in the inputs: q;" in str(told)
+    assert "输入中有 NaN 或无穷大：q；" in told.told("zh")
