@@ -9,7 +9,7 @@ from clearhead.report.streams import complain
 
 _ABOUT = """Exact attention, with weights that stay visible."""
 _EXTRAS = """install more:
-  pip install "clearhead[hf]"      explain and view with any model of Transformers
+  pip install "clearhead[hf]"      explain and view with models of Transformers
   pip install "clearhead[view]"    clearhead view
   pip install "clearhead[bench]"   the plot of clearhead bench --save
 
@@ -17,13 +17,14 @@ clearhead COMMAND --help shows a command's options and examples
 """
 _EXPLAIN_EXAMPLES = """examples:
   clearhead explain "humpty dumpty sat on"
-  clearhead explain "twinkle twinkle little star" --layer 0 --head 3 --token little
+  clearhead explain "twinkle twinkle little star" --layer 0 --token little
   clearhead explain "jack and jill" --lang zh
   clearhead explain "humpty dumpty sat on" --html page.html
   clearhead explain "Attention is all" --model ./gpt2 --json attention.json
   clearhead explain "Attention is all" --model Qwen/Qwen3-0.6B
   clearhead explain --file book.txt --html book.html --model ./gpt2
-  clearhead explain --file book.txt --html book.html --exact 3.5,7.0 --dtype bfloat16
+  clearhead explain --file book.txt --html book.html \\
+      --exact 3.5,7.0 --dtype bfloat16
 
 models other than GPT-2 directories need PyTorch and Transformers:
   pip install "clearhead[hf]"
@@ -32,8 +33,8 @@ _VIEW_EXAMPLES = """examples:
   clearhead view seen.safetensors
   clearhead view ./gpt2 --text-file book.txt
 
-a file is what seen.save("seen.safetensors") wrote in Python; the address is for this machine
-alone, and works until Ctrl-C
+a file is what seen.save("seen.safetensors") wrote in Python; the address is for
+this machine alone, and works until Ctrl-C
 
 the server needs Starlette and Uvicorn:
   pip install "clearhead[view]"
@@ -43,9 +44,10 @@ _TRACE_EXAMPLES = """examples:
   clearhead trace layer.npz --head 3
   clearhead trace layer.npz --json steps.json --html page.html
 
-a file holds q, k, v (or x, w_q, w_k, w_v, w_o, num_heads), any score rules, and, if you want
-them checked, values that you claim for scores, scaled, weights or output:
-  {"q": [[1, 3], [2, 0.5]], "k": [[0.5, 2], [1, 3]], "v": [[0, 4], [1, 2]], "causal": true,
+a file holds q, k, v (or x, w_q, w_k, w_v, w_o, num_heads), any score rules,
+and, if you want them checked, values that you claim for scores, scaled, weights
+or output:
+  {"q": [[1, 3], [2, 0.5]], "k": [[0.5, 2], [1, 3]], "v": [[0, 4], [1, 2]],
    "scores": [[6.5, 10], [2, 3.5]]}
 
 exit code: 0 every claim is right, 1 a claim is wrong, 2 bad input
@@ -55,14 +57,16 @@ _DIAGNOSE_EXAMPLES = """examples:
   clearhead diagnose case.safetensors --lang zh
   clearhead diagnose case.json --json -
 
-a file holds q, k, v (or x, w_q, w_k, w_v, w_o, num_heads), any score rules, and as theirs what
-your code gave for them; if that is not the output, its stage says which step it is: weights,
-scores, scaled or masked:
-  {"q": [[1, 3], [2, 0.5]], "k": [[0.5, 2], [1, 3]], "v": [[0, 4], [1, 2]], "causal": true,
+a file holds q, k, v (or x, w_q, w_k, w_v, w_o, num_heads), any score rules, and
+as theirs what your code gave for them; if that is not the output, its stage
+says which step it is: weights, scores, scaled or masked:
+  {"q": [[1, 3], [2, 0.5]], "k": [[0.5, 2], [1, 3]], "v": [[0, 4], [1, 2]],
    "theirs": [[3.5, 11], [1.5, 5.5]], "stage": "scores"}
-np.savez("case.npz", q=q, k=k, v=v, theirs=out, causal=True) writes one from Python.
+np.savez("case.npz", q=q, k=k, v=v, theirs=out, causal=True) writes one from
+Python
 
-exit code: 0 yours is right, 1 a mistake was found, 2 bad input, 3 no known mistake explains it
+exit code: 0 yours is right, 1 a mistake was found, 2 bad input, 3 no known
+mistake explains it
 """
 _BENCH_EXAMPLES = """examples:
   clearhead bench --quick
@@ -122,7 +126,7 @@ def _command(commands: Any, name: str, about: str, examples: str) -> argparse.Ar
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=about,
-        description=about[0].upper() + about[1:] + ".",
+        description=f"{about[0].upper()}{about[1:]}.",
         epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -179,7 +183,7 @@ def _diagnose(commands: Any) -> None:
 
 
 def _view(commands: Any) -> None:
-    about = 'look at every head of a long text in the browser; needs pip install "clearhead[view]"'
+    about = "look at every head of a long text in the browser (needs an extra, see below)"
     view = _command(commands, "view", about, _VIEW_EXAMPLES)
     view.add_argument(
         "source",
@@ -197,7 +201,7 @@ def _view(commands: Any) -> None:
 
 
 def _bench(commands: Any) -> None:
-    bench = _command(commands, "bench", "time the engine beside its peers, in turn, as ratios", _BENCH_EXAMPLES)
+    bench = _command(commands, "bench", "time clearhead against its peers, taking turns", _BENCH_EXAMPLES)
     bench.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the Triton engine on a GPU")
     bench.add_argument("--quick", action="store_true", help="fewer cases and rounds: about a minute")
     bench.add_argument("--peers", type=_name, metavar="A,B", help="only these peers; default: all that are installed")

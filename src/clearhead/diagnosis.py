@@ -154,7 +154,7 @@ def judged(given: Inputs, slack: float = 0.0) -> Diagnosis:
 
 def _nonfinite(given: Inputs) -> tuple[str, ...]:
     """The inputs that hold NaN or infinite numbers, by name."""
-    arrays = {"q": given.q, "k": given.k, "v": given.v}
+    arrays: dict[str, Any] = {"q": given.q, "k": given.k, "v": given.v}
     if (layer := given.layer) is not None:
         arrays = {"x": layer.x, **({} if layer.context is layer.x else {"context": layer.context})}
         arrays |= {f"w_{name}": w for name, w in layer.w.items()} | {f"b_{name}": b for name, b in layer.b.items()}
