@@ -1,12 +1,9 @@
 """Every command with arguments drawn from its own parser: an exit code that means something, never a traceback."""
 
 import argparse
-import io
 import json
 import os
-import sys
 import tempfile
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -19,9 +16,9 @@ from clearhead import hub, model, threads
 from clearhead.arguments import command_line
 from clearhead.bench import command as bench
 from clearhead.bench.limits import Limits
-from clearhead.cli import main
 from clearhead.errors import FileError
 from clearhead.view import server
+from terminal import Done, call
 
 (CHOICES,) = (a.choices for a in command_line()._actions if isinstance(a, argparse._SubParsersAction))
 ENCODINGS = ("utf-8", "ascii", "gbk", "cp1252", "latin-1")
@@ -77,21 +74,17 @@ def write_files(place: Path) -> None:
     (place / "list.json").write_text("[1, 2]")
 
 
-@contextmanager
-def streams(encoding: str):
-    """Standard streams of that encoding, in an empty folder with a few files."""
-    before, folder = (sys.stdin, sys.stdout, sys.stderr), Path.cwd()
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True) for _ in range(2))
+def called(arguments: list[str], encoding: str) -> Done:
+    """The command in an empty folder with a few files."""
+    folder = Path.cwd()
     with tempfile.TemporaryDirectory() as place:
         inner = Path(place) / "inner"
         inner.mkdir()
         write_files(inner)
         os.chdir(inner)
-        sys.stdin, sys.stdout, sys.stderr = io.TextIOWrapper(io.BytesIO(b"la la")), out, err
         try:
-            yield out, err
+            return call(*arguments, encoding=encoding, given=b"la la")
         finally:
-            sys.stdin, sys.stdout, sys.stderr = before
             os.chdir(folder)
 
 
@@ -110,7 +103,6 @@ def quick():
         patch.setattr(bench, "_measured", lambda *_, **__: [])
         patch.setattr(bench, "_watched", lambda *_, **__: [])
         patch.setattr(threads, "_chosen", None)
-        patch.setenv("COLUMNS", "80")
         yield
 
 
@@ -125,12 +117,7 @@ def test_any_arguments_get_an_answer_or_one_line(name: str):
 
 
 def check(arguments: list[str], encoding: str) -> None:
-    with streams(encoding) as (out, err):
-        try:
-            code = main(arguments)
-        except SystemExit as end:
-            code = end.code
-        said, complained = (stream.buffer.getvalue().decode(encoding, "replace") for stream in (out, err))
+    code, said, complained = called(arguments, encoding)
     assert code in (0, 1, 2, 3)
     assert "Traceback" not in complained
     assert "\x1b" not in complained

@@ -201,14 +201,14 @@ def _bench(given: argparse.Namespace) -> int:
     if given.threads is not None:
         set_num_threads(given.threads)  # says what is wrong with the number
     if given.device == "cuda":
+        for name in ("peers", "only", "threads"):
+            if getattr(given, name) is not None:
+                raise FileError(f"--{name} is for --device cpu.")
         try:
             from clearhead.bench import gpu
         except ImportError as error:
             words = f"--device cuda needs PyTorch and Triton, which are not installed ({error})."
             raise MissingExtraError(words, 'pip install "clearhead[gpu]"') from None
-        for name in ("peers", "only", "threads"):
-            if getattr(given, name) is not None:
-                raise FileError(f"--{name} is for --device cpu.")
         gpu.bench(quick=given.quick, save=given.save)
         return 0
     from clearhead.bench.command import bench

@@ -24,10 +24,11 @@ def fixed(number: float, decimals: int, width: int) -> str:
     """
     if plain := _plain(number):
         return plain
-    least = max(0, 1 - Decimal(number).adjusted())  # decimals that show two digits
-    forms = [f"{number:.{max(least, decimals)}f}"] if least < 40 else []  # longer ones fit no column
-    forms += [f"{number:.{fewer}f}" for fewer in range(decimals - 1, least - 1, -1)]
-    forms += [_short(f"{number:.{more}e}") for more in (3, 2, 1, 0)]
+    least = max(0, 1 - Decimal(number).adjusted())  # decimals that surely show two digits
+    more = range(decimals, max(decimals, min(least, 40)) + 1)  # longer ones fit no column
+    forms = [f"{number:.{places}f}" for places in (*more, *range(decimals - 1, least - 1, -1))]
+    forms = [form for form in forms if len(Decimal(form).as_tuple().digits) > 1]
+    forms += [_short(f"{number:.{places}e}") for places in (3, 2, 1, 0)]
     return next((form for form in forms if len(form) <= width), forms[-1])
 
 

@@ -25,7 +25,7 @@ _WORDS: dict[str, tuple[str, str]] = {
         "缩放分数，避免 softmax 把权重全部压在一个键上",
     ),
     "capped": ("large scores limited by tanh", "用 tanh 限制过大的分数"),
-    "biased": ("what depends on position or other knowledge, added to the scores", "把与位置等有关的偏置加到分数上"),
+    "biased": ("a bias added to the scores, such as one for positions", "给分数加上偏置，例如位置偏置"),
     "masked": ("what a query may not attend to becomes -∞", "查询不可关注的位置变为 -∞"),
     "weights": ("no weight is negative, and each query's weights sum to 1", "每个查询的权重非负，总和为 1"),
     "weights sinks": (
@@ -112,16 +112,16 @@ _WORDS: dict[str, tuple[str, str]] = {
         "shape {shape}",
         "数组读作 q {q}、k {k}、v {v}；如果第一维是批次，请写成每项一个头，形状为 {shape}",
     ),
-    "batch of": ("batch {batch} of {batches}", "第 {batch} 个批次条目（共 {batches} 个）"),
-    "head of": ("head {head} of {heads}", "第 {head} 个头（共 {heads} 个）"),
-    "key head of": ("key head {head} of {heads}", "第 {head} 个键头（共 {heads} 个）"),
+    "batch of": ("batch {batch} of {batches}", "批次 {batch}（共 {batches} 个）"),
+    "head of": ("head {head} of {heads}", "头 {head}（共 {heads} 个）"),
+    "key head of": ("key head {head} of {heads}", "键头 {head}（共 {heads} 个）"),
     "others heads": (
-        "shown is head {head} of {heads}, counted from 0: --head N shows another, --json FILE writes all",
-        "这里显示第 {head} 个头（共 {heads} 个，从 0 数起）：用 --head N 看其他头，用 --json FILE 写出全部",
+        "this is head {head} of {heads}, counted from 0; --head N shows another, --json FILE writes all",
+        "以上是头 {head}（共 {heads} 个，编号从 0 起）；--head N 看其他头，--json FILE 写出全部",
     ),
     "others batches": (
-        "shown is batch entry {batch} of {batches}, counted from 0: --batch N shows another",
-        "这里显示第 {batch} 个批次条目（共 {batches} 个，从 0 数起）：用 --batch N 看其他条目",
+        "this is batch entry {batch} of {batches}, counted from 0; --batch N shows another",
+        "以上是批次 {batch}（共 {batches} 个，编号从 0 起）；--batch N 看其他批次",
     ),
     "cut": (
         "the first {rows} × {cols} of {all_rows} × {all_cols}",

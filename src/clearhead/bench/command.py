@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from clearhead.bench import peers, run, watching
 from clearhead.bench.cases import Case, cases
 from clearhead.bench.limits import Limits, limits, machine
+from clearhead.digits import fixed, significant
 from clearhead.errors import FileError, unknown
 
 if TYPE_CHECKING:
@@ -47,7 +48,9 @@ def show(console: "Console", report: run.Report) -> None:
         console.print(_table(report.rows))
         console.print("\ntimes as fast: geometric mean / worst")
         for line in run.summary(report.rows):
-            console.print(f"  {line['group']:<26} {line['peer']:<13} {line['mean']:6.2f} / {line['worst']:.2f}")
+            console.print(
+                f"  {line['group']:<26} {line['peer']:<13} {fixed(line['mean'], 2, 6):>6} / {fixed(line['worst'], 2, 6)}"
+            )
     if report.watching:
         console.print("\nwatching a model of 12 layers, 12 heads, width 768")
         lines = watching.lines(report.watching)
@@ -68,8 +71,9 @@ def _table(rows: list[run.Row]) -> str:
         if row.case.group != group:
             group = row.case.group
             lines.append(f"[{group}]")
-        ratios = [f"{row.ratios[name]:.2f}" if name in row.ratios else "-" for name in names]
-        figures = [f"{row.seconds['clearhead'] * 1e3:.3f}", f"{row.share:.0%}", *ratios]
+        ratios = [fixed(row.ratios[name], 2, 6) if name in row.ratios else "-" for name in names]
+        share = f"{significant(100 * row.share, 2)}%"
+        figures = [fixed(row.seconds["clearhead"] * 1e3, 3, 10), share, *ratios]
         lines.append(row.case.name)
         lines.append("  ".join(f"{figure:>{len(head)}}" for figure, head in zip(figures, heads, strict=True)))
     return "\n".join(lines)

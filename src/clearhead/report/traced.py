@@ -19,7 +19,7 @@ from clearhead.steps import Step
 from clearhead.words import Language, formula, say, step_key
 
 _ROWS, _COLS = 8, 8
-_SEPARATOR = {"en": ", ", "zh": "、"}
+_SEPARATOR = {"en": ", ", "zh": "，"}
 
 
 class Place(NamedTuple):
