@@ -1,20 +1,26 @@
 """Explanations: every number is the run's own."""
 
 import json
+from functools import cache
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from clearhead.errors import SelectionError
-from clearhead.explain import explain
+from clearhead.explain import explain, parts_of
 from clearhead.model import load
 
 TEXT = "humpty dumpty sat on a wall"
 
 
+shipped = cache(load)
+
+
 @pytest.fixture(scope="module")
 def model():
-    return load()
+    return shipped()
 
 
 def test_the_numbers_are_the_models_own(model):
@@ -79,3 +85,22 @@ def test_json_holds_all_of_it(model):
     assert np.array(data["token_arithmetic"]["contributions"]).shape == (6, 64)
     assert np.array(data["layer_output"]).shape == (6, 512)
     assert sum(data["token_arithmetic"]["weights"]) == pytest.approx(1)
+
+
+def test_bytes_of_a_character_are_named_after_it(model):
+    names, split = parts_of(model.tokens("猫 sat, né"), "猫 sat, né")
+    assert names == ["猫1/3", "猫2/3", "猫3/3", " sat", ",", " n", "é1/2", "é2/2"]
+    assert (split.first, split.character, split.parts, split.characters) == ("猫1/3", "猫", 3, 2)
+    assert parts_of(model.tokens("a cat"), "a cat").split is None
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12))
+def test_the_parts_of_a_character_are_counted_whole(text):
+    tokens = shipped().tokens(text)
+    names = parts_of(tokens, text).names
+    for at, (token, name) in enumerate(zip(tokens, names, strict=True)):
+        if name != token.text:
+            place, of = map(int, name[1:].split("/"))
+            whole = names[at - place + 1 : at - place + 1 + of]
+            assert whole == [f"{name[0]}{part + 1}/{of}" for part in range(of)]
+            assert 2 <= of <= len(name[0].encode())

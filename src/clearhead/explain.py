@@ -249,7 +249,7 @@ def find_token(tokens: list[Token], text: str, wanted: str | None) -> int:
         places = [place for place, token in enumerate(tokens) if ends and token.start < ends[-1] <= token.stop]
         if places:
             return places[-1]
-    said = " ".join(token.text.strip() for token in tokens)
+    said = " ".join(name.strip() for name in parts_of(tokens, text).names)
     raise SelectionError(
         f"token {wanted!r} is neither a position 0..{len(tokens) - 1} nor a word of the text.",
         f"the tokens are: {said}",

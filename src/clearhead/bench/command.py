@@ -20,7 +20,7 @@ WATCH = "watch"  # a group of its own: whole models instead of cases
 
 def bench(*, quick: bool, chosen: str | None, only: str | None, save: str | None, threads: int) -> None:
     """Measure and report; words and bars go to standard error, the table to standard output."""
-    from rich.console import Console
+    from clearhead.report.console import console
 
     installed = peers.available()
     names = installed if chosen is None else [name for name in chosen.split(",") if name]
@@ -37,20 +37,23 @@ def bench(*, quick: bool, chosen: str | None, only: str | None, save: str | None
     limit = limits(threads)
     rows = _measured([case for case in every if case.group in wanted], names, limit, threads, quick=quick)
     report = run.Report(rows, _watched(threads, quick=quick) if WATCH in wanted else [], found, limit)
-    show(Console(highlight=False, markup=False), report)
+    show(console(), report)
     if save is not None:
         _save(Path(save), report)
 
 
 def show(console: "Console", report: run.Report) -> None:
     """The table: milliseconds, share of the limit, and how many times as fast as each peer; and watching's cost."""
+    from rich.text import Text
+
+    from clearhead.report.console import put
+
     if report.rows:
         console.print(_table(report.rows))
         console.print("\ntimes as fast: geometric mean / worst")
         for line in run.summary(report.rows):
-            console.print(
-                f"  {line['group']:<26} {line['peer']:<13} {fixed(line['mean'], 2, 6):>6} / {fixed(line['worst'], 2, 6)}"
-            )
+            mean, worst = fixed(line["mean"], 2, 6), fixed(line["worst"], 2, 6)
+            console.print(f"  {line['group']:<26} {line['peer']:<13} {mean:>6} / {worst}")
     if report.watching:
         console.print("\nwatching a model of 12 layers, 12 heads, width 768")
         lines = watching.lines(report.watching)
@@ -59,7 +62,7 @@ def show(console: "Console", report: run.Report) -> None:
             console.print("  ".join(f"{word:>{width}}" for word, width in zip(words, wide, strict=True)))
     peak, read = report.limits.multiply_adds / 1e9, report.limits.bytes_read / 1e9
     console.print(f"\nlimits: {peak:.0f} G multiply-adds/s (float32), {read:.0f} GB/s read")
-    console.print("; ".join(f"{name} {value}" for name, value in report.machine.items()), soft_wrap=True)
+    put(console, Text("; ".join(f"{name} {value}" for name, value in report.machine.items())))
 
 
 def _table(rows: list[run.Row]) -> str:
