@@ -149,16 +149,7 @@ def judged(given: Inputs, slack: float = 0.0) -> Diagnosis:
     known = {mistake for explanation in explanations for mistake in explanation.found.mistakes}
     hidden = [] if verdict == "unexplained" else search.unseen()
     unseen = tuple(Explanation(f, "ambiguous") for f in hidden if f.mistakes[0] not in known)
-    return Diagnosis(verdict, explanations, difference, tolerance, first, search.looked, unseen, _nonfinite(given))
-
-
-def _nonfinite(given: Inputs) -> tuple[str, ...]:
-    """The inputs that hold NaN or infinite numbers, by name."""
-    arrays: dict[str, Any] = {"q": given.q, "k": given.k, "v": given.v}
-    if (layer := given.layer) is not None:
-        arrays = {"x": layer.x, **({} if layer.context is layer.x else {"context": layer.context})}
-        arrays |= {f"w_{name}": w for name, w in layer.w.items()} | {f"b_{name}": b for name, b in layer.b.items()}
-    return tuple(name for name, x in arrays.items() if not np.isfinite(x.astype(np.float64)).all())
+    return Diagnosis(verdict, explanations, difference, tolerance, first, search.looked, unseen)
 
 
 def explained(search: Search, difference: float, tolerance: float) -> tuple[Outcome, tuple[Explanation, ...]]:

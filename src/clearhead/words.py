@@ -21,6 +21,10 @@ _WORDS: dict[str, tuple[str, str]] = {
     "v": ("values: what each token passes on", "值：每个词元传递什么"),
     "scores": ("how well each query matches each key: their dot product", "查询与键有多匹配：两者的点积"),
     "scaled": (
+        "divided by √d_k, so that the softmax does not put everything on one key",
+        "除以 √d_k，避免 softmax 把权重全部压在一个键上",
+    ),
+    "scaled by": (
         "scaled, so that the softmax does not put everything on one key",
         "缩放分数，避免 softmax 把权重全部压在一个键上",
     ),
@@ -28,7 +32,7 @@ _WORDS: dict[str, tuple[str, str]] = {
     "biased": ("a bias added to the scores, such as one for positions", "给分数加上偏置，例如位置偏置"),
     "masked": ("what a query may not attend to becomes -∞", "查询不可关注的位置变为 -∞"),
     "weights": ("no weight is negative, and each query's weights sum to 1", "每个查询的权重非负，总和为 1"),
-    "weights sinks": (
+    "weights with sink": (
         "no weight is negative; each query's weights and its sink's share sum to 1",
         "权重非负；每个查询的权重与汇点所占份额之和为 1",
     ),
@@ -179,7 +183,9 @@ def formula(language: Language, text: str) -> str:
 def step_key(name: str, formula: str, *, layer: bool) -> str:
     """Which sentence says what a step does, in a whole layer or in attention alone."""
     if name == "weights" and "sink" in formula:
-        return "weights sinks"
+        return "weights with sink"
+    if name == "scaled" and "√" not in formula:
+        return "scaled by"
     if name == "output" and layer:
         return "layer output" if "W^O" in formula else "layer output joined"
     return name

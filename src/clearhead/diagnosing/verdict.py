@@ -103,7 +103,6 @@ class Diagnosis:
     first_difference: Place | None
     looked: Looked
     unseen: tuple[Explanation, ...]  # mistakes that these inputs cannot show
-    nonfinite: tuple[str, ...] = ()  # the inputs that hold NaN or infinite numbers
 
     def __str__(self) -> str:
         return self.told()
@@ -141,7 +140,6 @@ class Diagnosis:
             "first_difference": first and {k: _plain(v) for k, v in first._asdict().items()},
             "looked_at": self.looked._asdict(),
             "unseen": [e.mistakes[0] for e in self.unseen],
-            "nonfinite": self.nonfinite,
         }
 
 
@@ -194,10 +192,6 @@ _SAID: dict[str, tuple[str, str]] = {
     "sampled": (
         "looked at {batches} batch entries and {queries} queries, not at everything",
         "只检查了 {batches} 个批次条目和 {queries} 个查询，并非全部",
-    ),
-    "nonfinite": (
-        "NaN or infinite numbers in the inputs: {names}; find where they come from first",
-        "输入中有 NaN 或无穷大：{names}；请先查清它们的来源",
     ),
     "unseen": (
         "with these inputs this mistake would not show: {did}; to show it takes {needs}",
@@ -269,8 +263,6 @@ def _lines(told: Diagnosis, language: Language) -> Iterator[Line]:
     if told.first_difference is not None:
         key = "first" if told.first_difference.head is not None else "first joined"
         yield Line("note", _say(language, key, **told.first_difference._asdict()))
-    if told.nonfinite and told.verdict != "right":
-        yield Line("note", _say(language, "nonfinite", names=_say(language, "between").join(told.nonfinite)))
     for unseen in told.unseen:
         yield Line("note", _say(language, "unseen", did=unseen.did(language)[0], needs=unseen.needs(language)[0]))
     if not told.looked.everything:

@@ -109,9 +109,9 @@ def _worst(case: Case) -> Place:
 
 def _opening(case: Case, language: Language) -> Iterator[Text]:
     """How three axes were read, which is not how everybody means them."""
-    trace = case.trace
-    if hasattr(trace, "concat") or np.ndim(trace.q) != 3:
-        return
+    trace, problem = case.trace, case.trace.problem
+    if hasattr(trace, "concat") or np.ndim(trace.q) != 3 or not problem.heads == problem.kv_heads > 1:
+        return  # grouped heads, or one, are no batch
     steps = {step.name: step for step in trace.steps}
     read = {name: named(steps[name].shape, steps[name].axes) for name in ("q", "k", "v")}
     heads, *rest = steps["q"].shape
