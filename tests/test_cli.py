@@ -183,6 +183,16 @@ def test_trace_shows_the_head_whose_claim_is_wrong(batches):
     assert "batch 2 of 3, head 1 of 4" in call("trace", place).stdout
 
 
+def test_trace_says_where_a_large_claim_is_furthest_off(tmp_path):
+    q, k, v = np.random.default_rng(0).standard_normal((3, 20, 4)).round(3)
+    scores = q @ k.T
+    right = scores[17, 11]
+    scores[17, 11] += 2
+    np.savez(tmp_path / "large.npz", q=q, k=k, v=v, scores=scores)
+    said = call("trace", tmp_path / "large.npz").stdout
+    assert f"furthest off at row 17, column 11: claimed {right + 2:.6g}, right {right:.6g}" in " ".join(said.split())
+
+
 def test_three_axes_are_told_as_they_were_read(tmp_path):
     x = np.ones((2, 3, 4))
     np.savez(tmp_path / "three.npz", q=x, k=x, v=x)

@@ -136,6 +136,10 @@ _WORDS: dict[str, tuple[str, str]] = {
         "✗ claimed {name}: wrong, by up to {difference:.4g}",
         "✗ 文件给出的 {name}：有误，最多相差 {difference:.4g}",
     ),
+    "worst": (
+        "furthest off at row {row}, column {column}: claimed {claimed:.6g}, right {right:.6g}",
+        "相差最大处在第 {row} 行第 {column} 列：文件给出 {claimed:.6g}，应为 {right:.6g}",
+    ),
     "claimed": ("claimed:", "文件给出的："),
     "right": ("right:", "正确的："),
     "from own": ("from its own {source}:", "由文件自己的 {source} 应得："),

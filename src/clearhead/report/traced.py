@@ -99,11 +99,9 @@ def _worst(case: Case) -> Place:
     problem = case.trace.problem
     if wrong is None or not wrong.truth.size:
         return Place(0, 0)
-    with np.errstate(invalid="ignore"):
-        gap = np.where(wrong.claimed == wrong.truth, 0.0, np.abs(wrong.claimed - wrong.truth))
-    per_head = hasattr(case.trace, "concat") is False or wrong.name != "output"
+    per_head = not hasattr(case.trace, "concat") or wrong.name != "output"
     heads = problem.heads if per_head else 1
-    at = int(np.nan_to_num(gap, nan=np.inf).reshape(problem.batch * heads, -1).max(axis=1).argmax())
+    at = int(_gaps(wrong.claimed, wrong.truth).reshape(problem.batch * heads, -1).max(axis=1).argmax())
     return Place(at // heads, at % heads)
 
 
@@ -164,9 +162,21 @@ def _verdict(picture: _Picture, verdict: Verdict, language: Language) -> Iterato
         if key == "also off":
             yield Text("  " + say(language, "from own", source=verdict.source))
             yield from _table(picture.matrix(verdict.follows), language)
-    for key, array in (("claimed", verdict.claimed), ("right", verdict.truth)):
+    claimed, right = picture.matrix(verdict.claimed), picture.matrix(verdict.truth)
+    if right.shape[0] > _ROWS or right.shape[1] > _COLS:
+        row, column = (int(at) for at in np.unravel_index(_gaps(claimed, right).argmax(), right.shape))
+        worst = {"claimed": float(claimed[row, column]), "right": float(right[row, column])}
+        yield Text("    " + say(language, "worst", row=row, column=column, **worst))
+    for key, array in (("claimed", claimed), ("right", right)):
         yield Text("  " + say(language, key))
-        yield from _table(picture.matrix(array), language)
+        yield from _table(array, language)
+
+
+def _gaps(claimed: Array, right: Array) -> Array:
+    """How far apart two arrays are, cell by cell; ∞ where one is NaN."""
+    with np.errstate(invalid="ignore"):
+        gaps = np.where(claimed == right, 0.0, np.abs(claimed - right))
+    return np.nan_to_num(gaps, nan=np.inf)
 
 
 def _closing(case: Case, language: Language, place: Place) -> Iterator[Text]:
