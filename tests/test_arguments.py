@@ -108,7 +108,7 @@ def quick():
 
 @pytest.mark.parametrize("name", sorted(CHOICES))
 def test_any_arguments_get_an_answer_or_one_line(name: str):
-    @settings(print_blob=True, max_examples=60)
+    @settings(print_blob=True)
     @given(lines_of(name), st.sampled_from(ENCODINGS))
     def holds(arguments: list[str], encoding: str):
         check(arguments, encoding)

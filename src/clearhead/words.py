@@ -112,9 +112,9 @@ _WORDS: dict[str, tuple[str, str]] = {
     ),
     # trace
     "read as": (
-        "the arrays were read as q {q}, k {k}, v {v}; if the first axis is the batch, give one head in each: "
-        "shape {shape}",
-        "数组读作 q {q}、k {k}、v {v}；如果第一维是批次，请写成每项一个头，形状为 {shape}",
+        "the arrays were read as q {q}, k {k}, v {v}; if the first axis is meant as the batch, write shape {shape}: "
+        "batch, heads, queries, d_k",
+        "数组读作 q {q}、k {k}、v {v}；如果第一维其实是批次，请把形状写成 {shape}，即批次、头、查询、d_k",
     ),
     "batch of": ("batch {batch} of {batches}", "批次 {batch}（共 {batches} 个）"),
     "head of": ("head {head} of {heads}", "头 {head}（共 {heads} 个）"),
@@ -138,11 +138,11 @@ _WORDS: dict[str, tuple[str, str]] = {
     ),
     "worst": (
         "furthest off at row {row}, column {column}: claimed {claimed:.6g}, right {right:.6g}",
-        "相差最大处在第 {row} 行第 {column} 列：文件给出 {claimed:.6g}，应为 {right:.6g}",
+        "行 {row}，列 {column} 处相差最大：文件给出 {claimed:.6g}，应为 {right:.6g}",
     ),
     "claimed": ("claimed:", "文件给出的："),
     "right": ("right:", "正确的："),
-    "from own": ("from its own {source}:", "由文件自己的 {source} 应得："),
+    "from own": ("what the claimed {source} would give:", "由文件给出的 {source} 应得到："),
     "follows": (
         "it does follow from the claimed {source}: the mistake was made there",
         "它确实由文件给出的 {source} 得出，错误出在那一步",
