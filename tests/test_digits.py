@@ -3,10 +3,13 @@
 from decimal import Decimal
 from math import inf, nan
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead.digits import fixed, percent, significant
+from clearhead.tracing import TokenTrace
+from clearhead.watching.summary import Head, Summary
 from clearhead.words import say
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False) | st.floats(1e-9, 1) | st.floats(-1e5, 1e5)
@@ -54,3 +57,14 @@ def test_what_is_no_finite_number():
 def test_sentences_print_numbers_the_same_way(weight):
     low = say("en", "legend plain", low=weight, high=1.0).split()[1]
     assert_says(low, weight)
+
+
+@given(st.floats(1e-12, 1e-3))
+def test_reports_of_heads_and_tokens_print_small_weights(weight):
+    said = str(Summary([Head("0", 0, weight, weight, weight, 1.0, weight)]))
+    sink, previous, own, _, entropy = said.splitlines()[1].split()[2:]
+    for text in (sink, previous, own, entropy):
+        assert_says(text, weight)
+    row = np.array([1 - weight, weight])
+    token = TokenTrace(0, row, row, row, row[:, None], np.array([weight]), 0.0)
+    assert_says(token.written_out().split(" + ")[1].split("·")[0], weight)
