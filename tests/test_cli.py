@@ -239,6 +239,7 @@ def test_twelve_columns_fit_eighty(tmp_path):
         (["explain", "a", "--model", ""], "--model: it is empty"),
         (["explain", "a", "--json", "-", "--html", "-"], "standard output"),
         (["bench", "--threads", "0"], "number of threads is 0"),
+        (["bench", "--quick", "--only", "full", "--save", "README.md/x"], "README.md/x cannot be"),
         (["bench", "--device", "cuda", "--only", "full"], "--only is for --device cpu"),
         (["explain", "--file", "README.md", "--html", "-", "--head", "1"], "--head is for one token"),
         (["explain", ""], "the text is empty"),

@@ -33,13 +33,14 @@ def bench(*, quick: bool, chosen: str | None, only: str | None, save: str | None
     for group in wanted:
         if group not in (*groups, WATCH):
             raise unknown("group", group, (*groups, WATCH))
+    folder = None if save is None else _made(Path(save))
     found = machine(threads)
     limit = limits(threads)
     rows = _measured([case for case in every if case.group in wanted], names, limit, threads, quick=quick)
     report = run.Report(rows, _watched(threads, quick=quick) if WATCH in wanted else [], found, limit)
     show(console(), report)
-    if save is not None:
-        _save(Path(save), report)
+    if folder is not None:
+        _save(folder, report)
 
 
 def show(console: "Console", report: run.Report) -> None:
@@ -106,9 +107,17 @@ def _measured(chosen: list[Case], names: list[str], limit: Limits, threads: int,
     return rows
 
 
-def _save(folder: Path, report: run.Report) -> None:
+def _made(folder: Path) -> Path:
+    """The folder to save in, made before the work so that nobody waits for nothing. Raises FileError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"{folder} cannot be made: {error.strerror}.") from None
+    return folder
+
+
+def _save(folder: Path, report: run.Report) -> None:
+    try:
         (folder / "bench.json").write_text(run.as_json(report), encoding="utf-8")
         (folder / "bench.csv").write_text(run.as_csv(report.rows), encoding="utf-8")
         (folder / "bench.md").write_text(run.as_markdown(report), encoding="utf-8")
