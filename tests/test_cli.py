@@ -193,6 +193,19 @@ def test_trace_says_where_a_large_claim_is_furthest_off(tmp_path):
     assert f"furthest off at row 17, column 11: claimed {right + 2:.6g}, right {right:.6g}" in " ".join(said.split())
 
 
+@pytest.mark.parametrize("size", [6, 40, 200])
+def test_nan_is_shown_and_spoils_no_other_row(tmp_path, size):
+    q, k, v = np.random.default_rng(0).standard_normal((3, size, 4))
+    q[2, 1] = np.nan
+    np.savez(tmp_path / "nan.npz", q=q, k=k, v=v, causal=True, scores=q @ k.T)
+    done = call("trace", tmp_path / "nan.npz")
+    assert done.returncode == 0
+    assert "min NaN" not in done.stdout
+    assert "? NaN" in " ".join(done.stdout.split()) or size == 6
+    assert size == 200 or re.search(r"^q_2 .*(NaN|\?)", done.stdout, re.MULTILINE)
+    assert re.search(r"^q_0 .*(@@|1\.000|@)", done.stdout, re.MULTILINE)
+
+
 def test_three_axes_are_told_as_they_were_read(tmp_path):
     x = np.ones((2, 3, 4))
     np.savez(tmp_path / "three.npz", q=x, k=x, v=x)
@@ -331,7 +344,7 @@ def test_bytes_that_are_no_text_are_refused():
     command = [sys.executable.encode(), b"-m", b"clearhead", b"explain", b"caf\xe9 sat"]
     done = subprocess.run(command, capture_output=True, env=PLAIN, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (2, b"")
-    assert b"TEXT is no UTF-8: character 3 is e9." in done.stderr
+    assert b"TEXT is no UTF-8: character 3 is byte 0xe9." in done.stderr
     assert done.stderr.count(b"\n") == 1
 
 

@@ -214,10 +214,15 @@ def _shaped(name: str, claimed: Array, truth: Array) -> Array:
     raise FileError(f"the claimed {name} has shape {claimed.shape}, but this step has shape {truth.shape}.")
 
 
-def _largest(a: Array, b: Array) -> float:
+def gaps(a: Array, b: Array) -> Array:
+    """How far apart two arrays are, cell by cell: none where both are NaN, ∞ where one is."""
     with np.errstate(invalid="ignore"):
-        gap = np.where(a == b, 0.0, np.abs(a - b))
-    return float(np.where(np.isnan(gap), np.inf, gap).max(initial=0.0))
+        gap = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
+    return np.where(np.isnan(gap), np.inf, gap)
+
+
+def _largest(a: Array, b: Array) -> float:
+    return float(gaps(a, b).max(initial=0.0))
 
 
 def _claim(name: str, value: Any) -> Claim:

@@ -263,7 +263,8 @@ def _encodable(name: str, text: str) -> None:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        byte = os.fsencode(text[error.start])[:1].hex() if text[error.start] >= "\udc80" else "a lone surrogate"
+        odd = text[error.start]
+        byte = f"byte {ord(odd) - 0xDC00:#04x}" if "\udc80" <= odd <= "\udcff" else "a lone surrogate"
         raise FileError(f"{name} is no UTF-8: character {error.start} is {byte}.", "save it as UTF-8.") from None
 
 

@@ -89,6 +89,8 @@ _WORDS: dict[str, tuple[str, str]] = {
     ),
     "masked cell": ("· masked", "· 被遮蔽"),
     "masked pixel": ("grey: masked", "灰色：被遮蔽"),
+    "nan cell": ("? NaN", "? NaN"),
+    "nan pixel": ("red: NaN", "红色：NaN"),
     "rows sum": ("rows sum to 1 (largest deviation {deviation:.1g})", "每行之和为 1（最大偏差 {deviation:.1g}）"),
     "rows sum sinks": (
         "rows sum to {low:.3g} … {high:.3g}, their sinks take the rest",

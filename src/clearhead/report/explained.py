@@ -57,12 +57,14 @@ def matrix_lines(
         yield from lines
         drawn = colourful(console)
         ramp = "" if drawn else RAMP
-    visible = weights[~masked]
+    visible = weights[~masked & np.isfinite(weights)]
     low, high = (float(visible.min()), float(visible.max())) if visible.size else (0.0, 0.0)
     kind = "legend ramp" if ramp else "legend" if colourful(console) else "legend plain"
     legend = [say(language, kind, low=low, high=high, ramp=ramp)]
     if masked.any():
         legend.append(say(language, "masked pixel" if drawn else "masked cell"))
+    if np.isnan(weights[~masked]).any() and (drawn or ramp):
+        legend.append(say(language, "nan pixel" if drawn else "nan cell"))
     yield Text("  ".join(legend), style="dim")
     if pooled.shape != weights.shape:
         ratio = {"rows": weights.shape[0] / pooled.shape[0], "cols": weights.shape[1] / pooled.shape[1]}
@@ -123,8 +125,8 @@ def _sums(seen: Explanation, language: Language) -> str:
     attending = ~np.isneginf(seen.trace.masked).all(axis=-1)
     sums = seen.trace.weights.sum(axis=-1)[attending]
     if "sinks" in seen.run.rules:
-        return say(language, "rows sum sinks", low=float(sums.min()), high=float(sums.max()))
-    return say(language, "rows sum", deviation=float(np.abs(sums - 1).max()))
+        return say(language, "rows sum sinks", low=float(sums.min(initial=1)), high=float(sums.max(initial=0)))
+    return say(language, "rows sum", deviation=float(np.abs(sums - 1).max(initial=0)))
 
 
 def _arithmetic(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:

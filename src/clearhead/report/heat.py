@@ -24,6 +24,7 @@ _LEAD = 9  # the width of a row's token beside pixels
 _LEAST_LEAD = 4  # and beside numbers
 _STOPS = np.array([[26, 20, 40], [72, 44, 118], [128, 80, 182], [190, 140, 226], [248, 226, 255]], dtype=np.float64)
 _MASKED = (58, 58, 62)
+_NAN = (220, 60, 50)
 
 
 def colourful(console: Console) -> bool:
@@ -102,16 +103,18 @@ def pixels(
 
 
 def pool(cells: Array, height: int, width: int) -> Array:
-    """The mean of the cells over each pixel's area."""
+    """The mean of the cells over each pixel's area; NaN in the pixels that hold one, and in no other."""
     _, tall = areas(height, cells.shape[0], slice(0, cells.shape[0]))
     _, broad = areas(width, cells.shape[1], slice(0, cells.shape[1]))
-    return np.asarray(tall @ cells @ broad.T)
+    odd = np.isnan(cells)
+    pooled = np.asarray(tall @ np.where(odd, 0.0, cells) @ broad.T)
+    return np.where(tall @ odd.astype(np.float64) @ broad.T > 0, np.nan, pooled) if odd.any() else pooled
 
 
 def shade(cells: Array) -> Array:
     """0 to 1 by the square root of the weight: attention is heavy-tailed, and a linear scale shows one cell."""
-    high = float(cells.max(initial=0.0))
-    return np.sqrt(np.clip(cells, 0.0, None) / high) if high > 0 else np.zeros_like(cells)
+    high = float(cells.max(initial=0.0, where=np.isfinite(cells)))
+    return np.sqrt(np.clip(cells, 0.0, None) / (high or 1.0))  # NaN stays NaN
 
 
 def bar(share: float, width: int) -> str:
@@ -121,6 +124,8 @@ def bar(share: float, width: int) -> str:
 
 
 def _rgb(value: float) -> tuple[int, int, int]:
+    if value != value:
+        return _NAN
     at = value * (len(_STOPS) - 1)
     low = min(int(at), len(_STOPS) - 2)
     red, green, blue = _STOPS[low] + (_STOPS[low + 1] - _STOPS[low]) * (at - low)
@@ -137,7 +142,7 @@ def _ink(value: float) -> Style:
 
 
 def _ramp(value: float) -> str:
-    return RAMP[round(value * (len(RAMP) - 1))]
+    return "?" if value != value else RAMP[round(value * (len(RAMP) - 1))]
 
 
 def _cell(console: Console, value: float, *, hidden: bool) -> tuple[str, Style | None]:

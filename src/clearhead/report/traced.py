@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from clearhead.axes import Array, named
-from clearhead.claims import Case, Verdict, follows
+from clearhead.claims import Case, Verdict, follows, gaps
 from clearhead.digits import fixed
 from clearhead.errors import SelectionError
 from clearhead.report.console import put
@@ -101,7 +101,7 @@ def _worst(case: Case) -> Place:
         return Place(0, 0)
     per_head = not hasattr(case.trace, "concat") or wrong.name != "output"
     heads = problem.heads if per_head else 1
-    at = int(_gaps(wrong.claimed, wrong.truth).reshape(problem.batch * heads, -1).max(axis=1).argmax())
+    at = int(gaps(wrong.claimed, wrong.truth).reshape(problem.batch * heads, -1).max(axis=1).argmax())
     return Place(at // heads, at % heads)
 
 
@@ -164,19 +164,12 @@ def _verdict(picture: _Picture, verdict: Verdict, language: Language) -> Iterato
             yield from _table(picture.matrix(verdict.follows), language)
     claimed, right = picture.matrix(verdict.claimed), picture.matrix(verdict.truth)
     if right.shape[0] > _ROWS or right.shape[1] > _COLS:
-        row, column = (int(at) for at in np.unravel_index(_gaps(claimed, right).argmax(), right.shape))
+        row, column = (int(at) for at in np.unravel_index(gaps(claimed, right).argmax(), right.shape))
         worst = {"claimed": float(claimed[row, column]), "right": float(right[row, column])}
         yield Text("    " + say(language, "worst", row=row, column=column, **worst))
     for key, array in (("claimed", claimed), ("right", right)):
         yield Text("  " + say(language, key))
         yield from _table(array, language)
-
-
-def _gaps(claimed: Array, right: Array) -> Array:
-    """How far apart two arrays are, cell by cell; ∞ where one is NaN."""
-    with np.errstate(invalid="ignore"):
-        gaps = np.where(claimed == right, 0.0, np.abs(claimed - right))
-    return np.nan_to_num(gaps, nan=np.inf)
 
 
 def _closing(case: Case, language: Language, place: Place) -> Iterator[Text]:
