@@ -203,7 +203,7 @@ def test_nan_is_shown_and_spoils_no_other_row(tmp_path, size):
     assert "min NaN" not in done.stdout
     assert "? NaN" in " ".join(done.stdout.split()) or size == 6
     assert size == 200 or re.search(r"^q_2 .*(NaN|\?)", done.stdout, re.MULTILINE)
-    assert re.search(r"^q_0 .*(@@|1\.000|@)", done.stdout, re.MULTILINE)
+    assert re.search(r"^q_[05] .*(@|1\.000)", done.stdout, re.MULTILINE)  # of 200, three rows make one line
 
 
 def test_three_axes_are_told_as_they_were_read(tmp_path):
