@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from clearhead.cli import main
 from clearhead.errors import SelectionError
-from clearhead.explain import explain, explain_windows, parts_of
+from clearhead.explain import explain, explain_windows
 from clearhead.model import load
+from clearhead.texts import parts_of
 
 TEXT = "humpty dumpty sat on a wall"
 

@@ -153,19 +153,19 @@ def test_a_layer_file_of_the_users_own_x_is_not_called_normalised():
     header = mine.document(Scene("")).header
     assert "normalised" not in header["words"]["en"]["x"]
     model = explain(load(), "humpty dumpty")
-    assert "layer-normalised" in say("en", model.steps[0].words)
-    assert "layer-normalised" in document(model).header["words"]["en"]["x"]
+    assert "after layer normalisation" in say("en", model.steps[0].words)
+    assert "after layer normalisation" in document(model).header["words"]["en"]["x"]
 
 
 def test_without_w_o_nothing_is_said_to_mix_the_heads():
     x, w = normal(3, 4), normal(4, 4)
     alone, mixed = ch.trace_layer(x, w, w, w, num_heads=2), ch.trace_layer(x, w, w, w, w, num_heads=2)
-    assert says(alone, "output") == "the heads side by side are the output: no W^O mixes them"
-    assert says(mixed, "output") == "W^O mixes the heads: what the layer gives each token"
+    assert says(alone, "output") == "the heads side by side (concatenated): there is no W^O to mix them"
+    assert says(mixed, "output") == "the heads mixed by W^O: the layer's output"
     words = alone.document(Scene("")).header["words"]
     assert [words[language]["layer output"] for language in ("en", "zh")] == [
         says(alone, "output"),
-        "各头并排即为本层的输出：没有 W^O 来混合",
+        "各个头并排拼接即为输出：没有 W^O 来混合它们",
     ]
     assert mixed.document(Scene("")).header["words"]["en"]["layer output"] == says(mixed, "output")
 

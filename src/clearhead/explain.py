@@ -4,7 +4,6 @@ Everything here is data; `report` draws it. Every number comes from the run.
 """
 
 import os
-import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from clearhead.model import SHIPPED, LayerRun, Model, Run, Token
 from clearhead.problem import Rules, describe
 from clearhead.steps import Sizes, Steps, layer_steps
 from clearhead.story import Layer, Scene, both, story
+from clearhead.texts import find_token, parts_of
 from clearhead.tracing import TokenTrace, Trace, listed, trace, used_rules
 from clearhead.view import page
 from clearhead.view.container import Document, narrowed
@@ -311,61 +311,6 @@ def _run(model: "Model | HubModel", tokens: list[Token], each: Callable[[range],
     if run.logits is not None and not np.isfinite(run.logits).all():
         raise FileError(f"{model.name}: its logits are NaN or infinite: its weights are damaged, or too large.")
     return run
-
-
-class Parts(NamedTuple):
-    """The tokens' names, and the characters that the tokenizer has split into their bytes."""
-
-    names: list[str]
-    split: "Split | None"
-
-
-class Split(NamedTuple):
-    """The first of the characters that are split into bytes, and how many characters there are."""
-
-    first: str  # the name of its first part, such as 猫1/3
-    character: str
-    parts: int
-    characters: int
-
-
-def parts_of(tokens: list[Token], text: str) -> Parts:
-    """Every token's text; a token that is some bytes of one character is named after it, as 猫1/3."""
-    names, firsts = [token.text for token in tokens], []
-    at = 0
-    while at < len(tokens):
-        span = tokens[at].start, tokens[at].stop
-        after = next((j for j in range(at, len(tokens)) if (tokens[j].start, tokens[j].stop) != span), len(tokens))
-        character, whole = text[slice(*span)], not names[at].startswith(("⟨", "<0x"))
-        if len(character) == 1 and after - at > 1 and not whole:
-            names[at:after] = [f"{character}{part + 1}/{after - at}" for part in range(after - at)]
-            firsts.append(Split(names[at], character, after - at, 0))
-        at = after
-    count = len({found.character for found in firsts})
-    return Parts(names, firsts[0]._replace(characters=count) if firsts else None)
-
-
-def find_token(tokens: list[Token], text: str, wanted: str | None) -> int:
-    """The place of a token given as a number or as a word of the text; a word's last token, its last occurrence."""
-    if wanted is None:
-        return len(tokens) - 1
-    try:
-        number = int(wanted)
-    except ValueError:
-        number = None
-    if number is not None and -len(tokens) <= number < len(tokens):
-        return number % len(tokens)
-    word = re.escape(wanted.strip())
-    for pattern in (rf"(?<!\w){word}(?!\w)", word):  # a whole word first, then any part of the text
-        ends = [found.end() for found in re.finditer(pattern, text, re.IGNORECASE)] if word else []
-        places = [place for place, token in enumerate(tokens) if ends and token.start < ends[-1] <= token.stop]
-        if places:
-            return places[-1]
-    said = " ".join(name.strip() for name in parts_of(tokens, text).names)
-    raise SelectionError(
-        f"token {wanted!r} is neither a position 0..{len(tokens) - 1} nor a word of the text.",
-        f"the tokens are: {said}",
-    )
 
 
 def _row_entropy(run: LayerRun, token: int) -> Array:

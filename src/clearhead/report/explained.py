@@ -9,11 +9,12 @@ from rich.text import Text
 
 from clearhead.axes import Array, named
 from clearhead.digits import fixed, percent
-from clearhead.explain import Explanation, parts_of
+from clearhead.explain import Explanation
 from clearhead.model import SHIPPED
 from clearhead.report.console import put
 from clearhead.report.heat import MOST_NUMBERS, RAMP, bar, cell_width, colourful, label, numbers, pixels
 from clearhead.report.streams import printable, shown
+from clearhead.texts import parts_of
 from clearhead.words import Language, formula, say
 
 _SHOWN_VALUES = 4
