@@ -51,7 +51,8 @@ def taken(model: Any) -> dict[str, torch.Tensor]:
             torch.randn(2, bins, 128) if "Whisper" in type(model).__name__ else torch.randn(2, 40, bins)
         )
     if model.main_input_name == "input_values":
-        found["input_values"] = torch.randn(2, 4000)
+        spectrum = hasattr(config, "num_mel_bins")
+        found["input_values"] = torch.randn((2, config.max_length, config.num_mel_bins) if spectrum else (2, 4000))
     return found
 
 
