@@ -30,8 +30,8 @@ def attention(q: Any, k: Any, v: Any, *, engine: str | None = None, **rules: Unp
     query_offset  int or (batch,): the first query's position among the keys; 0 when queries = keys
 
     Returns (…, heads, queries, d_v) in q's dtype and kind. A row with nothing to attend to gives 0.
-    Raises ShapeError, DtypeError, RuleError, UnknownNameError, EngineError, or SizeError where the output is larger than
-    memory, before any work.
+    Raises ShapeError, DtypeError, RuleError, UnknownNameError, EngineError, or SizeError where the output is larger
+    than memory, before any work.
     O(queries·keys·(d_k + d_v)) time, O(queries + keys) memory; forbidden blocks cost nothing.
 
     How exact: nothing is left out or approximated at any length; what remains is rounding. The root mean square error
