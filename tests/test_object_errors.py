@@ -269,7 +269,7 @@ REST: dict[str, Wrong] = {
     "a matrix alone": (
         lambda: ch.rollout(matrix(), query=0),  # type: ignore[arg-type]
         TypeError,
-        "matrices is a AttentionMatrix of shape (3, 3): expected a list of AttentionMatrix, one per layer.\n\n"
+        "matrices is an AttentionMatrix of shape (3, 3): expected a list of AttentionMatrix, one per layer.\n\n"
         "hint: ch.rollout([A0, A1], query=-1)",
     ),
     "a share in words": (
@@ -311,7 +311,8 @@ REST: dict[str, Wrong] = {
     "an option of no page": (
         lambda: matrix().save("page.html", exakt=[]),  # type: ignore[call-arg]
         TypeError,
-        "unknown option `exakt`.\n\nhint: did you mean `exact`? Known: batch, beside, dtype, each, exact, language, title.",
+        "unknown option `exakt`.\n\n"
+        "hint: did you mean `exact`? Known: batch, beside, dtype, each, exact, language, title.",
     ),
     "pairs that are none": (
         lambda: matrix().save("page.html", exact=5),  # type: ignore[arg-type]
