@@ -119,7 +119,7 @@ template <class M> struct Answers {
 template <class M> int64_t part_bytes(const Job& job) {
     Arena arena{nullptr};
     Found<typename M::T>::in(arena, job, job.rows.output ? value_columns<M>(job.problem) : 0);
-    return arena.at - static_cast<char*>(nullptr);
+    return arena.bytes;
 }
 
 template <class M> Found<typename M::T> part_of(const Job& job, int64_t run, int64_t block, int64_t span, int64_t columns) {
@@ -129,16 +129,12 @@ template <class M> Found<typename M::T> part_of(const Job& job, int64_t run, int
 }
 
 template <class M> int64_t row_scratch_bytes(const Job& job) {
-    using T = typename M::T;
-    const int64_t n = job.block_rows, depth = up_to_multiple(depth_of<M>(job.problem.d_k), kLanes<T>);
-    const int64_t columns = job.rows.output ? value_columns<M>(job.problem) : 0;
-    return 2 * part_bytes<M>(job) + n * int64_t(sizeof(Row) + sizeof(Strip) + 3 * sizeof(Vec<T>)) +
-           (n + 2 * kStrip + 1 + kBlock + kPanel<T>) * depth * 8 + kLanes<T> * 8 + kStrip * kPitch<T> * 8 + kStrip * kBlock * 16 +
-           kBlock * columns * 24 + 64 * 64 + (job.segment_sums ? RowTask<M>::kept_numbers(job) * int64_t(sizeof(T)) : 0);
+    return RowTask<M>(job, 0, 0, nullptr).arena.bytes + 2 * part_bytes<M>(job);  // Answers::run has two parts
 }
 
 template <class M> void rows(const Job& job, int64_t run, int64_t block, int64_t span, void* scratch) {
     RowTask<M> task(job, run, block, scratch);
+    task.open();
     if (!job.split) return Answers<M>{task}.run();
     Found<typename M::T> part = part_of<M>(job, run, block, span, task.columns);
     part.clear(job, task.count, task.columns);
@@ -147,6 +143,7 @@ template <class M> void rows(const Job& job, int64_t run, int64_t block, int64_t
 
 template <class M> void merge(const Job& job, int64_t run, int64_t block, void* scratch) {
     RowTask<M> task(job, run, block, scratch);
+    task.open();
     Answers<M> answers{task};
     Arena arena = task.arena;
     Found<typename M::T> total = Found<typename M::T>::in(arena, job, task.columns);

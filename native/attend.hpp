@@ -90,6 +90,7 @@ struct Job {
     RowAnswers rows;
     ColumnAnswers columns;
     GradientAnswers gradients;
+    int threads = 1;         // read once by the caller: another thread may change the setting while this call runs
     int64_t group = 1;       // heads in a run
     int64_t runs = 0;        // over all batches
     int64_t run_rows = 0;    // group · queries

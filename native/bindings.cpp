@@ -5,8 +5,10 @@
 #include <nanobind/stl/optional.h>
 
 #include <chrono>
+#include <numeric>
 #include <optional>
 #include <stdexcept>
+#include <vector>
 
 #include "dispatch.hpp"
 #include "threads.hpp"
@@ -100,7 +102,9 @@ bool interrupted() {
     return PyErr_CheckSignals() != 0;
 }
 
-void work(bool (*how)(Job, bool (*)()), const Job& job) {
+void work(bool (*how)(Job, bool (*)()), Job& job, int threads) {
+    check(threads > 0, "threads");
+    job.threads = threads;
     bool done;
     last_look = std::chrono::steady_clock::now();
     {
@@ -110,7 +114,7 @@ void work(bool (*how)(Job, bool (*)()), const Job& job) {
     if (!done) throw nb::python_error();
 }
 
-void rows(const Described& d, const Given& q, const Given& k, std::optional<Given> v, std::optional<Taken> output, std::optional<Taken> logsumexp,
+void rows(int threads, const Described& d, const Given& q, const Given& k, std::optional<Given> v, std::optional<Taken> output, std::optional<Taken> logsumexp,
           std::optional<Taken> max_logit, std::optional<Taken> entropy, std::optional<Taken> distance,
           std::optional<Taken> top_weights, std::optional<Taken> top_indices, int64_t top, std::optional<Taken> received) {
     Job job;
@@ -137,10 +141,10 @@ void rows(const Described& d, const Given& q, const Given& k, std::optional<Give
                 static_cast<double*>(room(received, p.batch * p.heads * p.keys, 8, "received")),
                 unrounded};
     check(!received || logsumexp, "received needs logsumexp");
-    work(attend, job);
+    work(attend, job, threads);
 }
 
-void columns(const Described& d, const Given& q, const Given& k, const Given& logsumexp, std::optional<Taken> received, std::optional<Taken> peak,
+void columns(int threads, const Described& d, const Given& q, const Given& k, const Given& logsumexp, std::optional<Taken> received, std::optional<Taken> peak,
              std::optional<Taken> image, int64_t height, int64_t width, std::optional<Taken> groups,
              std::optional<Given> query_labels, std::optional<Given> key_labels, int64_t query_groups, int64_t key_groups,
              std::optional<Taken> weights, std::optional<Taken> transposed, std::optional<Given> g, int g_type) {
@@ -178,10 +182,10 @@ void columns(const Described& d, const Given& q, const Given& k, const Given& lo
         if (g_heads == 1) want.g.head = 0;
         want.transposed = room(transposed, heads * p.keys * want.g_columns, wide, "transposed");
     }
-    work(observe, job);
+    work(observe, job, threads);
 }
 
-void gradients(const Described& d, const Given& q, const Given& k, std::optional<Given> v, std::optional<Given> output, const Given& logsumexp,
+void gradients(int threads, const Described& d, const Given& q, const Given& k, std::optional<Given> v, std::optional<Given> output, const Given& logsumexp,
                const Given& rows, std::optional<Given> keys, std::optional<Given> entropy,
                std::optional<Given> distance, const Taken& by_q, const Taken& by_k, std::optional<Taken> by_v,
                std::optional<Taken> by_bias) {
@@ -221,29 +225,28 @@ void gradients(const Described& d, const Given& q, const Given& k, std::optional
         }
         want.bias = room(by_bias, int64_t(by_bias->size()), wide, "bias's derivative");
     }
-    work(differentiate, job);
+    work(differentiate, job, threads);
 }
 
-// Float multiply-adds on every thread at once, `rounds` of them; returns how many were done.
-int64_t exercise(int64_t rounds) {
+// Float multiply-adds on so many threads at once, `rounds` on each; returns how many were done.
+int64_t exercise(int threads, int64_t rounds) {
+    check(level() && threads > 0 && rounds > 0, "rounds");
     struct Context {
-        int64_t rounds, done[64];
-    } context{rounds, {}};
-    check(level() && threads() <= 64 && rounds > 0, "rounds");
+        int64_t rounds;
+        std::vector<int64_t> done;
+    } context{rounds, std::vector<int64_t>(threads)};
     const auto body = [](const void* given, int64_t task, void*) {
         Context& c = *static_cast<Context*>(const_cast<void*>(given));
         float seed = 0.5f;
         c.done[task] = level()->exercise(c.rounds, &seed);
     };
     nb::gil_scoped_release released;
-    run({threads(), body, &context, 0, nullptr});
-    int64_t total = 0;
-    for (int i = 0; i < threads(); ++i) total += context.done[i];
-    return total;
+    run({threads, threads, body, &context, 0, nullptr});
+    return std::accumulate(context.done.begin(), context.done.end(), int64_t{0});
 }
 
-// Reads all of an array of floats with every thread, a mebibyte at a time; returns the largest.
-float read_all(const Given& x) {
+// Reads all of an array of floats with so many threads, a mebibyte at a time; returns the largest.
+float read_all(int threads, const Given& x) {
     constexpr int64_t piece = 1 << 18;
     struct Context {
         const float* from;
@@ -257,7 +260,7 @@ float read_all(const Given& x) {
     };
     {
         nb::gil_scoped_release released;
-        run({count, body, &context, 0, nullptr});
+        run({count, threads, body, &context, 0, nullptr});
     }
     float best = 0;
     for (int64_t i = 0; i < count; ++i) best = context.best[i] > best ? context.best[i] : best;
@@ -277,6 +280,4 @@ NB_MODULE(_native, m) {
     m.def("read", &read_all);
     m.def("level", [] { return level() ? level()->name : ""; });
     m.def("levels", &level_names);
-    m.def("set_threads", &set_threads);
-    m.def("threads", &threads);
 }

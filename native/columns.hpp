@@ -254,11 +254,7 @@ template <class M> struct ColumnTask {
 };
 
 template <class M> int64_t column_scratch_bytes(const Job& job) {
-    using T = typename M::T;
-    const int64_t depth = up_to_multiple(depth_of<M>(job.problem.d_k), kLanes<T>);
-    const int64_t g_columns = job.columns.transposed ? up_to_multiple(job.columns.g_columns, kLanes<T>) : 0;
-    return kTile * int64_t(sizeof(Row)) + (kStrip + job.key_chunk + kPanel<T>) * depth * 8 + kTile * kPitch<T> * 8 +
-           (2 * kTile + job.key_chunk + kStrip) * g_columns * 8 + kStrip * kBlock * 16 + kBlock * 8 + job.key_chunk * 8 + 64 * 64;
+    return ColumnTask<M>(job, 0, nullptr).arena.bytes;
 }
 
 // One chunk of keys of one head, or all chunks where pictures and groups are shared among them.

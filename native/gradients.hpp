@@ -303,8 +303,7 @@ void gradient_spans(const Job& job, int64_t batch) {
 }
 
 template <class M> int64_t gradient_scratch_bytes(const Job& job) {
-    // A task that starts at address 0 ends at its size.
-    return GradientTask<M>(job, 0, 0, 0, nullptr).arena.at - static_cast<char*>(nullptr);
+    return GradientTask<M>(job, 0, 0, 0, nullptr).arena.bytes;
 }
 
 template <class M> void gradients(const Job& job, int64_t batch, int64_t unit, int64_t block, void* scratch) {

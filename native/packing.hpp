@@ -13,12 +13,15 @@
 namespace clearhead {
 namespace {
 
-struct Arena {  // hands out pieces of one buffer, each on its own cache line
-    char* at;
+// Hands out pieces of one buffer, each on its own cache line. Without a buffer it only counts: a task that is made with
+// none says how many bytes it needs.
+struct Arena {
+    char* start;
+    int64_t bytes = 0;
     template <class U> U* take(int64_t count) {
-        U* piece = reinterpret_cast<U*>(at);
-        at += (count * int64_t(sizeof(U)) + 63) / 64 * 64;
-        return piece;
+        char* piece = start ? start + bytes : nullptr;
+        bytes += (count * int64_t(sizeof(U)) + 63) / 64 * 64;
+        return reinterpret_cast<U*>(piece);
     }
 };
 
@@ -291,7 +294,8 @@ template <class M> bool values_in_place(const Job& job) {
     return M::per_cell == 1 && in_cells<M>(p.v, p.type, p.d_v) && p.d_v == value_columns<M>(p);
 }
 
-// One block of keys of one head of the wave; heads count over batches.
+// One block of keys of one head of the wave; heads count over batches. `scratch` is that of a row task, whose first need
+// of it is larger.
 template <class M> void pack_keys(const Job& job, int64_t head, int64_t block, void* scratch) {
     using T = typename M::T;
     const Problem& p = job.problem;

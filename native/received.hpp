@@ -44,6 +44,7 @@ template <class M> void rows_and_received(const Job& job, int64_t head, int64_t 
     const int64_t stop = least(p.queries, (segment + 1) * job.segment_rows);
     for (int64_t i = segment * job.segment_rows; i < stop; i += job.block_rows) {
         RowTask<M> task(job, head, i / job.block_rows, scratch);
+        task.open();
         Answers<M>{task}.run();
         receive(task, received);
     }

@@ -24,7 +24,7 @@ template <class M> struct RowTask {
     const Job& job;
     const Problem& p;
     Arena arena;
-    int64_t batch, first_head, count, depth, columns;
+    int64_t batch, first_head, start, count, depth, columns;
     int64_t key_head, value_head;
     bool mixes, careful = false, direct_keys;
     Rules<T> rules;
@@ -51,7 +51,7 @@ template <class M> struct RowTask {
     RowTask(const Job& j, int64_t run, int64_t block, void* scratch)
         : job(j), p(j.problem), arena{static_cast<char*>(scratch)}, batch(run / (p.heads / j.group)), rules(p, batch, arena) {
         first_head = run % (p.heads / job.group) * job.group;
-        const int64_t start = block * job.block_rows;
+        start = block * job.block_rows;
         count = least(job.block_rows, job.run_rows - start);
         depth = depth_of<M>(p.d_k);
         mixes = job.rows.output != nullptr;
@@ -76,6 +76,10 @@ template <class M> struct RowTask {
         poison = arena.take<int64_t>(kBlock * columns);
         poison_value = arena.take<T>(kBlock * columns);
         visible = arena.take<uint8_t>(kStrip * kBlock);
+    }
+
+    // Finds the rows and what they may see, and packs the queries.
+    void open() {
         for (int r = 0; r < kStrip; ++r) shrink[r] = 1;
         for (int64_t r = 0; r < count; ++r)
             rows[r] = row_at(p, batch, first_head + (start + r) / p.queries, (start + r) % p.queries);

@@ -72,12 +72,12 @@ struct Phase {
 
 // All tasks of one kind; a small job stays on the calling thread.
 bool go(Phase phase, int64_t scratch, bool alone, bool (*stop)()) {
-    if (!alone) return run({phase.count, phase.body, &phase, scratch, stop});
+    if (!alone) return run({phase.count, phase.job.threads, phase.body, &phase, scratch, stop});
     const auto all = [](const void* context, int64_t, void* own) {
         const Phase& f = *static_cast<const Phase*>(context);
         for (int64_t i = 0; i < f.count; ++i) f.body(context, i, own);
     };
-    return run({1, all, &phase, scratch, stop});
+    return run({1, 1, all, &phase, scratch, stop});
 }
 
 void pack_keys(const void* context, int64_t task, void* scratch) {
@@ -99,7 +99,7 @@ struct Place {
 // A few runs at a time, so that their keys and values stay in the caches; of these the last rows first, since under a causal
 // rule they see the most.
 Place place_of(const Job& job, int64_t task, int64_t pieces) {
-    const int64_t together = threads(), band = task / (together * pieces), first = band * together;
+    const int64_t together = job.threads, band = task / (together * pieces), first = band * together;
     const int64_t here = job.wave_runs - first < together ? job.wave_runs - first : together, rest = task % (together * pieces);
     return {job.first_run + first + rest % here, pieces - 1 - rest / here};
 }
@@ -159,9 +159,9 @@ int64_t segment_rows(const Job& job, const Kernel& kernel) {
 // Rows of a task: as many as leave every thread several tasks.
 int64_t rows_of_task(const Job& job, const Kernel& kernel) {
     int64_t rows = 8 * kernel.strip_rows;
-    while (rows > 2 * kernel.strip_rows && job.runs * parts(job.run_rows, rows) < 6 * threads()) rows /= 2;
+    while (rows > 2 * kernel.strip_rows && job.runs * parts(job.run_rows, rows) < 6 * job.threads) rows /= 2;
     // A run that fits one task packs its own keys, just in time.
-    if (job.run_rows <= 2 * rows && job.runs >= 6 * threads()) rows = job.run_rows;
+    if (job.run_rows <= 2 * rows && job.runs >= 6 * job.threads) rows = job.run_rows;
     return job.run_rows < rows ? job.run_rows : rows;
 }
 
@@ -218,7 +218,7 @@ bool attend(Job job, bool (*stop)()) {
     job.spans = parts(p.keys, kernel.span_keys);
     job.direct_values = job.rows.output && kernel.values_in_place(job);
     job.packed = job.rows.received || job.blocks > 1 || job.group < p.heads / p.kv_heads;
-    job.split = !job.rows.received && job.blocks == 1 && job.spans > 1 && job.runs < 4 * threads();
+    job.split = !job.rows.received && job.blocks == 1 && job.spans > 1 && job.runs < 4 * job.threads;
     const bool alone = double(p.batch * p.heads) * double(p.queries) * double(p.keys) * double(p.d_k + p.d_v) < kAlone;
     // A wave holds whole key heads and whole value heads.
     const int64_t units = p.batch * std::gcd(p.kv_heads, p.v_heads), unit_runs = job.runs / units;
@@ -245,7 +245,7 @@ bool observe(Job job, bool (*stop)()) {
     if (heads * p.queries * p.keys == 0) return true;
     job.segment_rows = segment_rows(job, kernel);
     job.key_chunk = 4 * kernel.block_keys;
-    while (job.key_chunk > kernel.block_keys && heads * parts(p.keys, job.key_chunk) < 4 * threads()) job.key_chunk /= 2;
+    while (job.key_chunk > kernel.block_keys && heads * parts(p.keys, job.key_chunk) < 4 * job.threads) job.key_chunk /= 2;
     const bool together = job.columns.image || job.columns.groups;  // chunks share pixels and groups
     job.key_chunks = together ? 0 : parts(p.keys, job.key_chunk);
     const bool alone = double(heads) * double(p.queries) * double(p.keys) * double(p.d_k) < kAlone;

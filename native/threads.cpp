@@ -5,10 +5,12 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdlib>
+#include <exception>
+#include <memory>
 #include <mutex>
 #include <new>
-#include <system_error>
 #include <thread>
+#include <utility>
 
 namespace clearhead {
 namespace {
@@ -21,23 +23,36 @@ inline void pause() {
 #endif
 }
 
-// Memory that a thread keeps from call to call.
-struct Scratch {
-    void* data = nullptr;
-    int64_t bytes = 0;
-    ~Scratch() { std::free(data); }
-    void* at_least(int64_t wanted) {
-        if (wanted <= bytes) return data;
-        std::free(data);
-        bytes = 0;
-        data = std::aligned_alloc(4096, (wanted + 4095) / 4096 * 4096);
-        if (!data) throw std::bad_alloc();
-        bytes = wanted;
-        return data;
-    }
+struct Free {
+    void operator()(char* p) const { std::free(p); }
 };
 
-thread_local Scratch scratch;
+// Memory that a thread keeps from call to call. It belongs to the round that uses it: `stop` may run a signal's handler,
+// whose own call would otherwise free or overwrite it.
+class Scratch {
+public:
+    Scratch() : data(std::move(kept)), bytes(std::exchange(kept_bytes, 0)) {}
+    ~Scratch() {
+        if (bytes < kept_bytes) return;
+        kept = std::move(data);
+        kept_bytes = bytes;
+    }
+    void* at_least(int64_t wanted) {
+        if (wanted <= bytes) return data.get();
+        data.reset();
+        bytes = 0;
+        data.reset(static_cast<char*>(std::aligned_alloc(4096, (wanted + 4095) / 4096 * 4096)));
+        if (!data) throw std::bad_alloc();
+        bytes = wanted;
+        return data.get();
+    }
+
+private:
+    inline static thread_local std::unique_ptr<char, Free> kept;
+    inline static thread_local int64_t kept_bytes = 0;
+    std::unique_ptr<char, Free> data;
+    int64_t bytes;
+};
 
 struct Round {  // one call's tasks
     const Tasks& tasks;
@@ -45,6 +60,7 @@ struct Round {  // one call's tasks
     std::atomic<bool> stopped{false}, failed{false};
 
     void work(bool caller) {
+        Scratch scratch;
         void* own;
         try {
             own = scratch.at_least(tasks.scratch_bytes);
@@ -60,7 +76,7 @@ struct Round {  // one call's tasks
 };
 
 struct Pool {
-    std::mutex caller;  // held by the one caller that the workers serve
+    std::atomic<bool> busy{false};  // a caller has the workers
     std::mutex lock;
     std::condition_variable wake;
     std::atomic<uint64_t> generation{0};
@@ -72,7 +88,7 @@ struct Pool {
         while (workers < count) {
             try {
                 std::thread([this, number = workers] { serve(number); }).detach();
-            } catch (const std::system_error&) {
+            } catch (const std::exception&) {  // no more threads, or no memory for one: those that there are do the work
                 return;
             }
             ++workers;
@@ -122,7 +138,6 @@ struct Pool {
 
 // Never freed: threads may still sleep in it when the process ends. A child process starts without one.
 std::atomic<Pool*> pool{nullptr};
-std::atomic<int> wanted_threads{1};
 
 Pool& the_pool() {
     Pool* here = pool.load();
@@ -146,19 +161,16 @@ void await(const int32_t* turn, int32_t mine) {
     }
 }
 
-void set_threads(int count) { wanted_threads = count < 1 ? 1 : count; }
-int threads() { return wanted_threads; }
-
 bool run(const Tasks& tasks) {
     Round round{tasks};
-    const int64_t most = wanted_threads.load();
-    const int helpers = int(tasks.count < most ? tasks.count : most) - 1;
-    std::unique_lock<std::mutex> held;
-    if (helpers > 0) held = std::unique_lock<std::mutex>(the_pool().caller, std::try_to_lock);
-    if (held.owns_lock())
-        the_pool().share(round, helpers);
-    else
+    const int helpers = int(tasks.count < tasks.threads ? tasks.count : tasks.threads) - 1;
+    Pool* workers = helpers > 0 ? &the_pool() : nullptr;
+    if (workers && !workers->busy.exchange(true, std::memory_order_acquire)) {
+        workers->share(round, helpers);
+        workers->busy.store(false, std::memory_order_release);
+    } else {
         round.work(true);
+    }
     if (round.failed && round.next < tasks.count) throw std::bad_alloc();
     return !round.stopped;
 }

@@ -7,6 +7,7 @@ namespace clearhead {
 
 struct Tasks {
     int64_t count;
+    int threads;  // at most, the calling one included
     void (*body)(const void* context, int64_t task, void* scratch);
     const void* context;
     int64_t scratch_bytes;  // for each thread, on its own cache line
@@ -19,8 +20,5 @@ bool run(const Tasks& tasks);
 
 // Returns once *turn is `mine`. The tasks that bring it there must have started earlier, so that some thread has them.
 void await(const int32_t* turn, int32_t mine);
-
-void set_threads(int count);
-int threads();
 
 }  // namespace clearhead

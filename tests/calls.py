@@ -183,7 +183,7 @@ def public() -> dict[str, Call]:
 
 def seen() -> Seen:
     found = ch.AttentionMatrix(Q, K).observe(V, logsumexp=True, entropy=True)
-    layer = Layer("0", "h.0", False, (0, 1), found, Q, K, V, {}, None, "")
+    layer = Layer("0", "h.0", 1, False, (0, 1), found, Q, K, V, {}, None, "")
     return Seen({"0": layer}, [["a", "b", "c"]], model="none")
 
 

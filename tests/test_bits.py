@@ -50,6 +50,19 @@ def test_a_second_run_gives_the_same(case: Case):
         np.testing.assert_array_equal(getattr(first, name), getattr(again, name), strict=True)
 
 
+@given(case=cases(), data=st.data())
+def test_a_used_matrix_answers_as_a_fresh_one(case: Case, data: st.DataObject):
+    names = data.draw(st.sets(st.sampled_from((*ROWS, *COLUMNS)), min_size=1))
+    asked = {name: {**ROWS, **COLUMNS}[name] for name in names}
+    v = case.v if data.draw(st.booleans()) else None
+    matrix = case.matrix()
+    fresh = matrix.observe(v, **asked)
+    matrix.logsumexp()  # known from here on
+    used = matrix.observe(v, **asked)
+    for name in (*names, *(["output"] if v is not None else [])):
+        np.testing.assert_array_equal(getattr(used, name), getattr(fresh, name), err_msg=name, strict=True)
+
+
 @given(case=cases())
 def test_strides_do_not_matter(case: Case):
     plain = Case(*(np.ascontiguousarray(x) for x in (case.q, case.k, case.v)), case.rules, case.seed)

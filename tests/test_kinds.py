@@ -160,6 +160,45 @@ def test_nothing_is_copied_on_the_way_in(x: Any):
     assert type(restore(array)) is type(x)
 
 
+X = normal(4, 3)
+HIDDEN = np.ma.masked_array(X, X > 0)
+HIDDEN_MASK = np.ma.masked_array(X[:, :1] > 0, X[:, :1] > 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("q", lambda: ch.attention(HIDDEN, X, X)),
+        ("k", lambda: ch.AttentionMatrix(X, HIDDEN)),
+        ("v", lambda: ch.attention(X, X, HIDDEN)),
+        ("v", lambda: ch.AttentionMatrix(X, X) @ HIDDEN),
+        ("v", lambda: ch.AttentionMatrix(X, X).observe(HIDDEN)),
+        ("g", lambda: ch.AttentionMatrix(X, X).T @ HIDDEN),
+        ("mask", lambda: ch.attention(X, X, X, mask=HIDDEN_MASK)),
+        ("bias", lambda: ch.attention(X, X, X, bias=HIDDEN[:, :1])),
+        ("bias", lambda: ch.attention(*(torch.from_numpy(X).requires_grad_() for _ in "qkv"), bias=HIDDEN[:, :1])),
+        ("kv_lengths", lambda: ch.attention(X, X, X, kv_lengths=np.ma.masked_array(3, mask=True))),
+        ("query_groups", lambda: ch.AttentionMatrix(X, X).groups(np.ma.zeros(4, int), [0, 0, 0, 0])),
+        ("q", lambda: ch.trace(HIDDEN, X, X)),
+        ("q", lambda: ch.diagnose(HIDDEN, X, X, X)),
+        ("theirs", lambda: ch.diagnose(X, X, X, HIDDEN)),
+        ("x", lambda: ch.trace_layer(HIDDEN, X.T @ X, X.T @ X, X.T @ X)),
+        ("w_q", lambda: ch.trace_layer(X, np.ma.masked_array(X.T @ X), X.T @ X, X.T @ X)),
+    ],
+)
+def test_masked_arrays_are_refused_by_name(name: str, call: Any):
+    """Their own mask says what is no number: read as plain numbers it would be forgotten."""
+    with pytest.raises(DtypeError, match=rf"^{name} is a masked array, and a mask of its own is not read here"):
+        call()
+
+
+def test_other_kinds_of_numpys_arrays_are_read_as_arrays():
+    expected = ch.attention(X, X, X)
+    for kind in (np.matrix, np.memmap):
+        x = X.view(kind)
+        np.testing.assert_array_equal(np.asarray(ch.attention(x, x, x)), expected)
+
+
 def test_read_only_arrays_are_read():
     q, k, v, mask = normal(3, 4), normal(5, 4), normal(5, 2), normal(3, 5) < 1
     expected = ch.attention(q, k, v, mask=mask)

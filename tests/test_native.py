@@ -1,6 +1,7 @@
 """The native engine: parity at every level this machine can run, the same bits always, threads, fork, no compiler."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,8 +13,11 @@ import numpy as np
 import pytest
 
 import clearhead as ch
+import native_threads
+from clearhead import cli
 from clearhead.arrays import bfloat16
 from clearhead.engines import native
+from clearhead.errors import RuleError
 
 HERE = Path(__file__).parent
 
@@ -222,6 +226,37 @@ def test_many_python_threads_at_once() -> None:
         same(one, truth)
 
 
+def test_the_number_of_threads_may_change_while_other_threads_compute() -> None:
+    assert native_threads.stress(1000) == 0  # .ci/sanitize runs 20,000 calls under the thread sanitizer
+
+
+@pytest.mark.parametrize("count", [0, -1, 1025, 2**31, 2**63, True, 2.0, "2", None])
+def test_a_number_of_threads_that_makes_no_sense_is_refused(count: Any) -> None:
+    before = ch.get_num_threads()
+    with pytest.raises(RuleError, match=re.escape(f"{count!r}: expected a whole number from 1 to 1,024.")):
+        ch.set_num_threads(count)
+    assert ch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("count", ["0", "99999", "-3"])
+def test_bench_refuses_a_number_of_threads_that_makes_no_sense(count: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "--quick", "--only", "tiny", "--peers", "numpy", "--threads", count]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "expected a whole number from 1 to 1,024" in said.err
+    assert len(said.err.splitlines()) == 1
+
+
+def test_numpys_whole_numbers_are_numbers_of_threads() -> None:
+    before = ch.get_num_threads()
+    try:
+        ch.set_num_threads(np.int64(3))
+        assert ch.get_num_threads() == 3
+        assert type(ch.get_num_threads()) is int
+    finally:
+        ch.set_num_threads(before)
+
+
 FORK = """
 import os, sys, warnings
 warnings.simplefilter("ignore")
@@ -251,10 +286,38 @@ except KeyboardInterrupt:
 """
 
 
+# A signal's handler that computes, in the middle of a call and with more scratch memory than it.
+HANDLER = """
+import signal, threading
+import numpy as np, clearhead as ch
+ch.set_num_threads(1)
+rng = np.random.default_rng(0)
+outer, inner = (rng.standard_normal((1, 2, n, d)).astype(np.float32) for n, d in ((4000, 32), (300, 500)))
+truths = []
+def compute():
+    truths.extend(ch.attention(x, x, x, engine="native") for x in (outer, inner))
+elsewhere = threading.Thread(target=compute)  # so that this thread has no memory that is large enough for `inner`
+elsewhere.start()
+elsewhere.join()
+handled = []
+def handle(*_):
+    handled.append((ch.attention(inner, inner, inner, engine="native") == truths[1]).all())
+signal.signal(signal.SIGALRM, handle)
+signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+fine = [(ch.attention(outer, outer, outer, engine="native") == truths[0]).all() for _ in range(4)]
+signal.setitimer(signal.ITIMER_REAL, 0)
+print(bool(handled), all(handled), all(fine))
+"""
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-@pytest.mark.parametrize(("code", "said"), [(FORK, ""), (INTERRUPT, "stopped\nand goes on\n")])
+@pytest.mark.parametrize(
+    ("code", "said"), [(FORK, ""), (INTERRUPT, "stopped\nand goes on\n"), (HANDLER, "True True True\n")]
+)
 def test_a_process_of_its_own(code: str, said: str) -> None:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}  # so that reading freed memory ends the process
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == said
 

@@ -15,6 +15,7 @@ from clearhead.model import load
 from clearhead.story import Scene
 from clearhead.tracing import Trace
 from clearhead.words import say
+from seeds import fresh
 
 sizes = st.integers(1, 6)
 
@@ -44,7 +45,7 @@ def test_every_intermediate_is_there_and_follows_from_the_one_before(n, m, d_k, 
 
 
 def test_unused_rules_leave_an_intermediate_as_it_was():
-    x = np.random.default_rng().standard_normal((4, 3))
+    x = fresh().standard_normal((4, 3))
     t = ch.trace(x, x, x)
     assert t.masked is not None
     for later in (t.capped, t.biased, t.masked):
@@ -53,7 +54,7 @@ def test_unused_rules_leave_an_intermediate_as_it_was():
 
 
 def test_shapes_are_known_before_computing_and_agree_with_the_trace():
-    rng = np.random.default_rng()
+    rng = fresh()
     x, context = rng.standard_normal((2, 5, 8)), rng.standard_normal((2, 7, 6))
     w_q, w_k, w_v = rng.standard_normal((8, 8)), rng.standard_normal((6, 4)), rng.standard_normal((6, 4))
     w_o = rng.standard_normal((8, 3))
@@ -121,7 +122,7 @@ def test_rollout_is_a_row_of_the_product_of_layers(n, heads, layers, seed):
     ],
 )
 def test_errors_say_what_is_wrong(call, error, words):
-    x = np.random.default_rng().standard_normal((4, 3))
+    x = fresh().standard_normal((4, 3))
     with pytest.raises(error) as caught:
         call(x)
     assert words in str(caught.value)

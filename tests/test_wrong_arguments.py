@@ -21,7 +21,6 @@ CALLS = {**calls.public(), **calls.in_frameworks()}
 
 # What still raises exceptions of others: to be switched on one by one, by taking its line away.
 TO_BE_SWITCHED_ON = {
-    "set_num_threads",
     "watch",
     "nn.MultiHeadAttention",
     "nn.MultiHeadAttention.forward",
@@ -29,13 +28,8 @@ TO_BE_SWITCHED_ON = {
     "nn.KVCache",
     "torch.scaled_dot_product_attention",
     "distributed.plan",
-    "Seen.head",
-    "Seen.layer",
-    "Seen.matrix",
     "Seen.plot",
     "Seen.rollout",
-    "Seen.save",
-    "Seen.__getitem__",
 }
 NOT_DRAWN = {
     ("Trace.document", "scene"): "made by the program itself, as are its fields",

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "../dispatch.hpp"
-#include "../threads.hpp"
 
 using namespace clearhead;
 
@@ -16,6 +15,7 @@ int main() {
         for (float& number : *x) number = float(int32_t(state = state * 1664525u + 1013904223u)) / 2147483648.0f;
     const int64_t offset = m - n;
     Job job;
+    job.threads = 2;
     Problem& p = job.problem;
     p = Problem{};
     p.type = p.bias_type = Type::f32;
@@ -30,7 +30,6 @@ int main() {
     p.v = {v.data(), m * d, m * d, d, 1};
     job.rows.output = output.data();
     job.rows.logsumexp = logsumexp.data();
-    set_threads(2);
     if (!level() || !attend(job, nullptr)) return std::puts("nothing ran"), 2;
     double worst = 0;
     for (int64_t i = 0; i < n; ++i) {

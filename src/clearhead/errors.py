@@ -8,6 +8,7 @@ ClearheadError
 ├── SelectionError    (IndexError)    an index outside the matrix
 ├── SizeError         (MemoryError)   what was asked is larger than the machine's memory
 ├── EngineError       (RuntimeError)  the engine asked for cannot run this problem
+├── DerivativeError   (RuntimeError)  a derivative that is not there: of second order, or in forward mode
 ├── DistributedError  (RuntimeError)  a rank is missing, or ranks were called with different things
 ├── FileError         (ValueError)    a file or checkpoint is missing or malformed
 └── MissingExtraError (ImportError)   an optional package is not installed
@@ -56,6 +57,10 @@ class SizeError(ClearheadError, MemoryError):
 
 class EngineError(ClearheadError, RuntimeError):
     """The engine asked for cannot run this problem."""
+
+
+class DerivativeError(ClearheadError, RuntimeError):
+    """A derivative that is not there: of second order, or in forward mode."""
 
 
 class DistributedError(ClearheadError, RuntimeError):

@@ -31,7 +31,8 @@ def attention(q: Any, k: Any, v: Any, *, engine: str | None = None, **rules: Unp
 
     Returns (…, heads, queries, d_v) in q's dtype and kind. A row with nothing to attend to gives 0.
     Raises ShapeError, DtypeError, RuleError, UnknownNameError, EngineError, or SizeError where the output is larger
-    than memory, before any work.
+    than memory, before any work. PyTorch's tensors have derivatives of first order in reverse mode, by torch.func's
+    grad, vjp, jacrev and vmap (a call for each place) too; a second one and forward mode raise DerivativeError.
     O(queries·keys·(d_k + d_v)) time, O(queries + keys) memory; forbidden blocks cost nothing.
 
     How exact: nothing is left out or approximated at any length; what remains is rounding. The root mean square error

@@ -2,24 +2,30 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
-from clearhead.errors import RuleError
+from clearhead.values import whole_number
 
+MOST = 1024  # more would only take memory: each thread has a stack and a scratch of its own
 _chosen: int | None = None
 
 
 def set_num_threads(count: int) -> None:
     """Use `count` threads from now on, the calling one included; the results' bits do not depend on it.
 
-    Raises RuleError unless count is a whole number from 1 up.
+    A call reads the number once, when it starts: setting it while other threads compute changes their next calls.
+    Raises RuleError unless count is a whole number from 1 to 1,024.
 
     >>> import clearhead as ch
     >>> ch.set_num_threads(ch.get_num_threads())
     """
     global _chosen
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise RuleError(f"the number of threads is {count!r}: expected a whole number from 1 up.", "set_num_threads(2)")
-    _chosen = count
+    _chosen = read_threads(count)
+
+
+def read_threads(count: Any) -> int:
+    """Read a number of threads from 1 to 1,024."""
+    return whole_number("the number of threads", count, 1, MOST)
 
 
 def get_num_threads() -> int:
@@ -39,7 +45,7 @@ def _given() -> int:
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     limits = [affinity, *([int(asked)] if asked.isdigit() and int(asked) > 0 else []), *_cgroup()]
-    return max(1, min(limits))
+    return max(1, min(*limits, MOST))
 
 
 def _cgroup() -> list[int]:

@@ -17,11 +17,11 @@ Window = tuple[int | None, int | None]
 FAR = 2**53  # positions beyond this are no use to anybody, and would overflow
 
 
-def whole_number(name: str, value: Any, least: int, most: int | None = None, hint: str = "") -> int:
+def whole_number(name: str, value: Any, least: int = 1, most: int | None = None, hint: str = "") -> int:
     """Read a whole number from `least` to `most`; a bool is none. Raises RuleError."""
     whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not whole or value < least or (most is not None and value > most):
-        reach = f"from {least} up" if most is None else f"from {least} to {most}"
+        reach = f"from {least:,} up" if most is None else f"from {least:,} to {most:,}"
         raise RuleError(f"{name} is {shown(value)}: expected a whole number {reach}.", hint)
     return int(value)
 
@@ -71,6 +71,8 @@ def read_number(name: str, value: Any, default: float) -> float:
         if isinstance(value, (bool, np.bool_, str, bytes)) or getattr(value, "requires_grad", False):
             raise TypeError
         number = float(value)
+    except OverflowError:
+        raise RuleError(f"{name} is too large for a float: the largest is 1.8e308.") from None
     except Exception:  # what a stranger's __float__ raises is its own
         raise RuleError(f"{name} is {shown(value)}: expected a number.") from None
     if not isfinite(number):
@@ -85,6 +87,16 @@ def read_numbers(name: str, value: Any) -> Array:
         raise DtypeError(f"{name} is {array.dtype}: expected numbers.", f"{name}.astype(np.float32)")
     check_room(f"{name} in float64", array_bytes(array.shape, 8), "give fewer tokens or columns.")
     return array
+
+
+def check_probability(name: str, value: Any) -> None:
+    """Raise unless value is a number between 0 and 1."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float, np.integer, np.floating))
+        or not 0.0 <= value <= 1.0
+    ):
+        raise RuleError(f"{name} is {value!r}: expected a probability, 0 to 1.")
 
 
 def read_softcap(value: Any) -> float | None:

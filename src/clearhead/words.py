@@ -39,6 +39,10 @@ _WORDS: dict[str, tuple[str, str]] = {
         "a tiny model trained on nursery rhymes, for illustration",
         "用英语童谣训练的小模型，仅供演示",
     ),
+    "window": (
+        "window {number} of {windows}: tokens {first} to {last} of {tokens}, counted from 0",
+        "第 {number} 个窗口，共 {windows} 个：全文 {tokens} 个词元中的第 {first} 至 {last} 个（从 0 数起）",
+    ),
     "tokens": ("tokens", "词元"),
     "next": ("most likely next", "最可能的下一个词元"),
     "layer": ("layer {layer}, step by step (all {heads} heads)", "第 {layer} 层，逐步计算（共 {heads} 个头）"),

@@ -5,7 +5,6 @@ import io
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
@@ -52,7 +51,9 @@ def measure(
     given = peers.inputs(case)
     calls = {"clearhead": peers.ours(case, given, threads)}
     missing: dict[str, str] = {}
-    names = [*chosen, *(["materialised"] if case.kind == "observe" and "torch" in chosen else [])]
+    names = list(chosen)
+    if case.kind == "observe":
+        names += ["used matrix", *(["materialised"] if "torch" in names else [])]
     for name in names:
         try:
             made = peers.setup(name)(case, given, threads)
@@ -145,8 +146,8 @@ def _line(words: Iterable[str]) -> str:
     return f"| {' | '.join(words)} |"
 
 
-def plot(rows: list[Row], place: Path) -> None:
-    """Ratios to each peer as dots over the cases, one line at 1; SVG or PNG by the file's ending."""
+def plot(rows: list[Row]) -> bytes:
+    """Ratios to each peer as dots over the cases, one line at 1; an SVG."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -162,4 +163,6 @@ def plot(rows: list[Row], place: Path) -> None:
     axes.invert_yaxis()
     axes.legend()
     axes.grid(axis="x", alpha=0.3)
-    figure.savefig(place)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="svg")
+    return drawn.getvalue()

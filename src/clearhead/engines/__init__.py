@@ -69,12 +69,12 @@ def answer(
 ) -> dict[str, Array]:
     """Everything wanted, by name, in the fewest passes; the log-sum-exp too where it was computed and not known.
 
+    A known one has the bits that this engine's row pass gives: a row pass that is needed anyway answers `received` too.
     Raises SizeError where the answers are larger than memory.
     """
     check_room(problem, replace(want, output=v is not None), 0 if v is None else v.shape[-1])
-    known = logsumexp is not None
     needed = want.logsumexp or want.columns()
-    first = replace(want, output=v is not None, logsumexp=needed and not known, received=want.received and not known)
+    first = replace(want, output=v is not None, logsumexp=needed and logsumexp is None)
     found: dict[str, Array] = {}
     if first.rows():
         found.update(engine.rows(problem, q, k, v, first))

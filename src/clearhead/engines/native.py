@@ -43,22 +43,20 @@ def levels() -> list[str]:
 
 def peak_multiply_adds(threads: int) -> float:
     """Float32 multiply-adds a second that the processor can do at best, on so many threads; about half a second."""
-    _native.set_threads(threads)
     rates = []
     for rounds in (1_000_000, *[4_000_000] * 6):
         start = perf_counter()
-        rates.append(_native.exercise(rounds) / (perf_counter() - start))
+        rates.append(_native.exercise(threads, rounds) / (perf_counter() - start))
     return float(max(rates))
 
 
 def bytes_read(threads: int) -> float:
     """Bytes a second that so many threads can read: 512 MiB, more than any cache holds, the best of several times."""
-    _native.set_threads(threads)
     data = np.ones(1 << 27, np.float32)
     times = []
     for _ in range(7):
         start = perf_counter()
-        _native.read(data)
+        _native.read(threads, data)
         times.append(perf_counter() - start)
     return float(data.nbytes / min(times))
 
@@ -91,8 +89,8 @@ def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) ->
     if _receives(problem, want):
         received = np.zeros((problem.batch, problem.heads, problem.keys))
         logsumexp = np.empty(shape, dtype) if logsumexp is None else logsumexp
-    _native.set_threads(get_num_threads())
     _native.rows(
+        get_num_threads(),
         _rules(problem),
         _bits(q),
         _bits(k),
@@ -174,8 +172,8 @@ def gradients(
     if upstream.bias is not None:  # where it is broadcast over keys, the kernel sums over them only
         full = (problem.batch, problem.heads, problem.queries, 1)
         bias = np.zeros(full if upstream.bias[3] == 1 else upstream.bias, dtype)
-    _native.set_threads(get_num_threads())
     _native.gradients(
+        get_num_threads(),
         _rules(problem),
         _bits(q),
         _bits(k),
@@ -223,8 +221,8 @@ def _columns(
     get = found.get
     height, width = found["image"].shape[-2:] if "image" in found else (0, 0)
     high, wide = found["groups"].shape[-2:] if "groups" in found else (0, 0)
-    _native.set_threads(get_num_threads())
     _native.columns(
+        get_num_threads(),
         _rules(problem),
         _bits(q),
         _bits(k),

@@ -67,6 +67,9 @@ def matrix_lines(
 
 
 def _opening(console: Console, seen: Explanation, language: Language) -> Iterator[Text]:
+    if seen.window is not None:
+        last = seen.window.stop - 1
+        yield title(say(language, "window", **seen.window._asdict(), last=last))
     config = seen.model.config
     about = say(
         language, "model", name=seen.model.name, layers=config.layers, heads=config.heads, d_model=config.d_model

@@ -1,0 +1,102 @@
+"""Callers in several threads while the number of threads changes: `python native_threads.py calls`.
+
+Every answer must have the bits that one thread gives.
+"""
+
+import sys
+import threading
+from collections.abc import Callable
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+
+import clearhead as ch
+from clearhead.axes import Array
+from clearhead.engines import native
+from clearhead.engines.base import Upstream
+from clearhead.observations import Wanted
+from clearhead.problem import describe
+
+Ask = Callable[[], list[Array]]
+
+
+def questions() -> list[Ask]:
+    """Calls that the kernel cuts into tasks in each of its ways, large enough to be shared among threads."""
+    rng = np.random.default_rng(0)
+    make = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
+    many, few, keys = make(1, 3, 150, 16), make(1, 3, 2, 16), make(1, 3, 2500, 16)
+    want = Wanted(output=True, entropy=True, received=True, top=3)
+    return [
+        ask_rows(many, many, Wanted(output=True, logsumexp=True), {"causal": True}),  # whole rows
+        ask_rows(few, keys, want, {}),  # spans of keys, merged
+        ask_rows(many, many, want, {}),  # rows and what the keys receive
+        ask_rest(many, many[:, :, :140]),
+    ]
+
+
+def ask_rows(q: Array, k: Array, want: Wanted, rules: dict[str, Any]) -> Ask:
+    given = describe(q, k, k, rules)
+
+    def ask() -> list[Array]:
+        return list(native.rows(given.problem, given.q, given.k, given.v, want).values())
+
+    return ask
+
+
+def ask_rest(q: Array, k: Array) -> Ask:
+    """Column statistics, weights, a product from the keys' side, gradients."""
+    given = describe(q, k, k, {})
+    arrays = given.problem, given.q, given.k
+    logsumexp = native.rows(*arrays, None, Wanted(logsumexp=True))["logsumexp"]
+
+    def ask() -> list[Array]:
+        columns = native.columns(*arrays, logsumexp, Wanted(received=True, peak=True))
+        slopes = native.gradients(*arrays, given.v, logsumexp, Upstream(logsumexp, given.q))
+        return [*columns.values(), *slopes.values(), native.transposed(*arrays, logsumexp, given.q)]
+
+    return ask
+
+
+def stress(calls: int, callers: int = 4) -> int:
+    """How many of so many calls answered other bits while another thread set 1, 2 and 64 threads in turn."""
+    before = ch.get_num_threads()
+    ch.set_num_threads(1)
+    asked = [(ask, ask()) for ask in questions()]
+    wrong, errors, done = [0] * callers, [], threading.Event()
+
+    def call(caller: int) -> None:
+        try:
+            for i in range(caller, calls, callers):
+                ask, truth = asked[i // callers % len(asked)]
+                same = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(ask(), truth, strict=True))
+                wrong[caller] += not same
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    def change() -> None:
+        for count in cycle((1, 2, 64)):
+            ch.set_num_threads(count)
+            if done.wait(0.0001):
+                return
+
+    crowd = [threading.Thread(target=call, args=(caller,)) for caller in range(callers)]
+    changer = threading.Thread(target=change)
+    for one in (*crowd, changer):
+        one.start()
+    for one in crowd:
+        one.join()
+    done.set()
+    changer.join()
+    ch.set_num_threads(before)
+    if errors:
+        raise errors[0]
+    return sum(wrong)
+
+
+if __name__ == "__main__":
+    asked_for = int(sys.argv[1])
+    if wrong := stress(asked_for):
+        sys.exit(f"{wrong} of {asked_for} calls were wrong")
+    print(f"{asked_for} calls with the right bits at {native.level()}")
