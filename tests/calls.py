@@ -11,11 +11,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
+import torch.distributed as dist
 
 import clearhead as ch
+from clearhead import nn
 from clearhead.matrix import TransposedMatrix
 from clearhead.problem import Rules
 from clearhead.tracing import TokenTrace, Trace
+from clearhead.watching.layers import Layer
+from clearhead.watching.seen import Seen
 
 RNG = np.random.default_rng(5)
 FLAT = RNG.standard_normal((3, 4))
@@ -173,5 +177,71 @@ def public() -> dict[str, Call]:
         ),
         **methods(lambda: trace, Trace, {"token": {"query": 0}, "save": PATH, "document": {"scene": None}}),
         **methods(lambda: trace.token(0), TokenTrace, {}),
+    }
+    # fmt: on
+
+
+def seen() -> Seen:
+    found = ch.AttentionMatrix(Q, K).observe(V, logsumexp=True, entropy=True)
+    layer = Layer("0", "h.0", 1, False, (0, 1), found, Q, K, V, {}, None, "")
+    return Seen({"0": layer}, [["a", "b", "c"]], model="none")
+
+
+def threads(count: Any) -> None:
+    before = ch.get_num_threads()
+    try:
+        ch.set_num_threads(count)
+        ch.attention(FLAT, FLAT, FLAT)
+    finally:
+        ch.set_num_threads(before)
+
+
+def watched(**given: Any) -> None:
+    with ch.watch(**given):
+        pass
+
+
+def alone(**given: Any) -> Any:
+    """A group of one process."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        return ch.distributed.plan(**given)
+    finally:
+        dist.destroy_process_group()
+
+
+def made(kind: type, given: dict[str, Any]) -> None:
+    """A layer, run once where it is small."""
+    layer = kind(**given)
+    weights = list(layer.parameters())
+    if sum(p.numel() for p in weights) < 10**6 and all(p.device.type == "cpu" for p in weights):
+        layer(torch.ones(1, 3, layer.d_model))
+
+
+@cache
+def in_frameworks() -> dict[str, Call]:
+    """What is public in PyTorch's and Transformers' homes."""
+    x = torch.ones(1, 2, 3, 4)
+    layer = nn.MultiHeadAttention(8, 2)
+    # fmt: off
+    return {
+        "set_num_threads": Call(threads, {"count": 1}),
+        "watch": Call(watched, {"model": torch.nn.Linear(2, 2)},
+                      tuple(signature(ch.watch).parameters)),
+        "nn.MultiHeadAttention": Call(
+            lambda **given: made(nn.MultiHeadAttention, given), {"d_model": 8, "num_heads": 2},
+                                      tuple(signature(nn.MultiHeadAttention).parameters)),
+        "nn.SingleHeadAttention": Call(
+            lambda **given: made(nn.SingleHeadAttention, given), {"d_model": 8}, ("d_model",)),
+        "nn.MultiHeadAttention.forward": Call(layer.forward, {"x": torch.ones(1, 3, 8)}),
+        "nn.KVCache": Call(nn.KVCache, {"batch": 1, "kv_heads": 2, "d_k": 4, "d_v": 4}),
+        "torch.scaled_dot_product_attention": Call(
+            ch.torch.scaled_dot_product_attention, {"query": x, "key": x, "value": x}),
+        "distributed.plan": Call(
+            alone, {"q": x, "k": x}, (*tuple(signature(ch.distributed.plan).parameters)[:-1], *RULES)),
+        **methods(seen, Seen, {
+            "head": {"layer": 0, "head": 0}, "layer": {"layer": 0}, "matrix": {"layer": 0}, "rollout": {"token": 0},
+            "save": PATH, "__getitem__": {"layer": 0}}, **LOOKS),
     }
     # fmt: on

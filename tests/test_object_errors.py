@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import clearhead as ch
-from clearhead.errors import RuleError
+from clearhead.errors import ClearheadError, RuleError
 from words import Wrong, assert_words
 
 Q, K, FLAT = np.ones((2, 4, 6, 8)), np.ones((2, 2, 5, 8)), np.ones((3, 4))
@@ -250,3 +250,87 @@ def test_the_words_about_parts(name: str):
     with pytest.raises(kind) as error:
         call()
     assert str(error.value) == words
+
+
+def matrix() -> ch.AttentionMatrix:
+    return ch.AttentionMatrix(FLAT, FLAT)
+
+
+def trace() -> Any:
+    return ch.trace(FLAT, FLAT, FLAT)
+
+
+REST: dict[str, Wrong] = {
+    "half a query": (
+        lambda: ch.rollout([matrix()], query=1.5),  # type: ignore[arg-type]
+        IndexError,
+        "query is 1.5: expected a whole number.",
+    ),
+    "a matrix alone": (
+        lambda: ch.rollout(matrix(), query=0),  # type: ignore[arg-type]
+        TypeError,
+        "matrices is an AttentionMatrix of shape (3, 3): expected a list of AttentionMatrix, one per layer.\n\n"
+        "hint: ch.rollout([A0, A1], query=-1)",
+    ),
+    "a share in words": (
+        lambda: ch.rollout([matrix()], query=0, residual="x"),  # type: ignore[arg-type]
+        ValueError,
+        "residual is 'x': expected a number.",
+    ),
+    "a size in letters": (
+        lambda: ch.shapes(("n", 3), (3, 2), (3, 2)),
+        ValueError,
+        "q is ('n', 3): expected an array, or its shape in whole numbers.\n\nhint: q=(3, 4)",
+    ),
+    "a size below 0": (
+        lambda: ch.shapes((3, 2), (-2, 2), (3, 2)),
+        ValueError,
+        "k is (-2, 2): expected an array, or its shape in whole numbers.\n\nhint: k=(3, 4)",
+    ),
+    "a size that is a truth": (
+        lambda: ch.shapes((3, 2), (3, 2), (True, 2)),
+        ValueError,
+        "v is (True, 2): expected an array, or its shape in whole numbers.\n\nhint: v=(3, 4)",
+    ),
+    "a token in words": (lambda: trace().token("a"), IndexError, "token is 'a': expected a whole number."),
+    "cells of no pixels": (
+        lambda: trace().to_png(cell=0),
+        ValueError,
+        "cell is 0: expected a whole number from 1 up.\n\nhint: cell=8",
+    ),
+    "a language that is not spoken": (
+        lambda: matrix().to_html(language="fr"),  # type: ignore[arg-type]
+        ValueError,
+        "language is 'fr': expected 'en' or 'zh'.\n\nhint: language=\"zh\"",
+    ),
+    "a diagnosis in it": (
+        lambda: ch.diagnose(FLAT, FLAT, FLAT, FLAT).told("fr"),  # type: ignore[arg-type]
+        ValueError,
+        "language is 'fr': expected 'en' or 'zh'.\n\nhint: language=\"zh\"",
+    ),
+    "an option of no page": (
+        lambda: matrix().save("page.html", exakt=[]),  # type: ignore[call-arg]
+        TypeError,
+        "unknown option `exakt`.\n\n"
+        "hint: did you mean `exact`? Known: batch, beside, dtype, each, exact, language, title.",
+    ),
+    "pairs that are none": (
+        lambda: matrix().save("page.html", exact=5),  # type: ignore[arg-type]
+        IndexError,
+        "exact is 5: expected a list of (layer, head) pairs.\n\nhint: exact=[(0, 3)]",
+    ),
+    "no name of a file": (
+        lambda: matrix().save(3),  # type: ignore[arg-type]
+        TypeError,
+        'path is 3: expected the name of a file, as text.\n\nhint: path="page.html"',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REST)
+def test_the_words_about_the_rest(name: str):
+    call, kind, words = REST[name]
+    with pytest.raises(kind) as error:
+        call()
+    assert str(error.value) == words
+    assert isinstance(error.value, ClearheadError)

@@ -16,9 +16,8 @@ from clearhead.diagnosing.search import Found, Search
 from clearhead.diagnosing.verdict import Confidence, Diagnosis, Explanation, Nonfinite, Outcome, Place
 from clearhead.errors import DtypeError, FileError, RuleError, ShapeError, shown, unknown
 from clearhead.problem import Problem, Rules, check_names, describe, describe_whole
-from clearhead.room import array_bytes, check_room
 from clearhead.steps import Convention, check_convention, layer_sizes, turned
-from clearhead.values import read_flag
+from clearhead.values import read_flag, read_number, read_numbers
 
 _OPTIONS = ("stage", "rotary", "rotary_interleaved")
 _KNOWN = (*INPUTS, *LAYER, "num_heads", "convention", "theirs", *_OPTIONS, *Rules.__annotations__)
@@ -214,7 +213,7 @@ def _layer(
     check_names(rules)
     arrays = arrays | {"context": arrays["x"] if arrays["context"] is None else arrays["context"]}
     needed = ("x", "w_q", "w_k", "w_v")
-    ready = {name: _numbers(a, name) for name, a in arrays.items() if a is not None or name in needed}
+    ready = {name: read_numbers(name, a) for name, a in arrays.items() if a is not None or name in needed}
     for name in ("x", "context", "w_q", "w_k", "w_v", "w_o"):
         if name in ready and ready[name].ndim < 2:
             raise ShapeError(f"{name} has {ready[name].ndim} axes: expected at least two.")
@@ -249,23 +248,15 @@ def _layer(
     return Inputs(given.problem, given.q, given.k, given.v, numbers_, stage, layer, rotary)
 
 
-def _numbers(x: Any, name: str) -> Array:
-    array: Array = adopt(x, name)[0]
-    if array.dtype.kind not in "iuf" and array.dtype not in FLOATS:
-        raise DtypeError(f"{name} is {array.dtype}: expected numbers.", f"{name}.astype(np.float32)")
-    check_room(f"{name} in float64", array_bytes(array.shape, 8), "give fewer tokens or columns.")
-    return array
-
-
 def _rotary(base: Any, *, interleaved: Any) -> Rotary | None:
     if base is None:
         return None
-    number = base if isinstance(base, (int, float, np.integer, np.floating)) and not isinstance(base, bool) else 0.0
-    if not 0 < number < inf:
+    number = read_number("rotary", base, 0.0)
+    if number <= 0:
         raise RuleError(
             f"rotary is {shown(base)}: expected the base of the angles, a positive number.", "rotary=10000.0"
         )
-    return Rotary(float(number), read_flag("rotary_interleaved", interleaved))
+    return Rotary(number, read_flag("rotary_interleaved", interleaved))
 
 
 def _theirs(theirs: Any, output: tuple[int, ...], problem: Problem, stage: Stage) -> Array:

@@ -87,7 +87,8 @@ def shown(value: object, most: int = 80) -> str:
     """A wrong value as errors show it: an array by its shape, anything else on one line and cut where it is long."""
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple) and shape:
-        return f"a {type(value).__name__} of shape {tuple(shape)}"
+        kind = type(value).__name__
+        return f"{'an' if kind[0] in 'AEIO' else 'a'} {kind} of shape {tuple(shape)}"
     try:
         text = " ".join(repr(value).split())
     except Exception:  # what a stranger's __repr__ raises is its own

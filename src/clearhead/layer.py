@@ -6,13 +6,13 @@ from typing import Any, Unpack
 import numpy as np
 
 from clearhead import reference
-from clearhead.arrays import FLOATS, adopt
+from clearhead.arrays import adopt
 from clearhead.axes import Array
-from clearhead.errors import DtypeError, RuleError, ShapeError
+from clearhead.errors import RuleError, ShapeError
 from clearhead.problem import Rules, check_names, describe
-from clearhead.room import array_bytes, check_room
 from clearhead.steps import Convention, check_convention, layer_sizes, layer_steps, turned
 from clearhead.tracing import Trace, intermediates, used_rules
+from clearhead.values import read_numbers
 
 
 def trace_layer(
@@ -57,7 +57,7 @@ def trace_layer(
         raise RuleError("b_o is given but w_o is not: a bias of the output projection needs one.")
     parts = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v} | _given(w_o=w_o, context=context)
     read = {name: turned(_matrix(value, name), convention) for name, value in parts.items()}
-    biases = {name: _numbers(value, name) for name, value in _given(b_q=b_q, b_k=b_k, b_v=b_v, b_o=b_o).items()}
+    biases = {name: read_numbers(name, value) for name, value in _given(b_q=b_q, b_k=b_k, b_v=b_v, b_o=b_o).items()}
     own, out = read["x"], read.get("w_o")
     source = read.get("context", own)
     out_shape = None if out is None else out.shape
@@ -80,17 +80,9 @@ def trace_layer(
 
 
 def _matrix(x: Any, name: str) -> Array:
-    array = _numbers(x, name)
+    array = read_numbers(name, x)
     if array.ndim < 2:
         raise ShapeError(f"{name} has {array.ndim} axes: expected at least two.")
-    check_room(f"{name} in float64", array_bytes(array.shape, 8), "give fewer tokens or columns.")
-    return array
-
-
-def _numbers(x: Any, name: str) -> Array:
-    array: Array = adopt(x, name)[0]
-    if array.dtype.kind not in "iuf" and array.dtype not in FLOATS:
-        raise DtypeError(f"{name} is {array.dtype}: expected numbers.", f"{name}.astype(np.float32)")
     return array
 
 

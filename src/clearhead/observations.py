@@ -254,26 +254,24 @@ def check_room(problem: Problem, want: Wanted, width: int = 0) -> None:
 
     Nothing else that grows with the input is kept, so this is said before any work.
     """
-    cells, itemsize = problem.batch * problem.heads, statistics_dtype(problem.dtype).itemsize
+    cells, pixels = problem.batch * problem.heads, (0 if want.image is None else prod(want.image))
+    labels, top = 0 if want.groups is None else prod(want.groups.counts), want.top or 0
+    if 16 * cells * (problem.queries * (width + 4 + top) + 2 * problem.keys + pixels + labels) <= room.SMALL:
+        return  # a short call spends no time here
+    itemsize = statistics_dtype(problem.dtype).itemsize
     rows, summed = cells * problem.queries, itemsize + 8  # sums are float64 until they are whole
-    size = {"the output": rows * width * (itemsize if want.unrounded else problem.dtype.itemsize) * want.output}
-    size["statistics per query"] = rows * itemsize * 4
-    size["statistics per key"] = cells * problem.keys * summed * (want.received + want.peak)
-    hints = {}
-    if want.top is not None:
-        name = f"top={want.top:,}"
-        size[name], hints[name] = rows * want.top * (itemsize + 8), "top=8"
-    if want.image is not None:
-        name = f"image={want.image}"
-        size[name], hints[name] = cells * prod(want.image) * summed, "image=(256, 256)"
-    if want.groups is not None:
-        name = f"groups of {want.groups.counts[0]:,} by {want.groups.counts[1]:,} labels"
-        size[name], hints[name] = cells * prod(want.groups.counts) * summed, "labels are 0, 1, 2, …, one per group."
-    total = sum(size.values())
-    if total > room.SMALL:
-        most = max(size, key=lambda name: size[name])
-        what = f"{most} of {named(problem.shape, WEIGHTS)}"
-        room.check_room(what, total, hints.get(most, "observe(queries=slice(0, 4096)) takes a part."), problem.device)
+    counts = "" if want.groups is None else " by ".join(f"{count:,}" for count in want.groups.counts)
+    fewer = "fewer queries at a time: q[..., :4096, :]."
+    size = {
+        ("the output", fewer): rows * width * (itemsize if want.unrounded else problem.dtype.itemsize) * want.output,
+        ("statistics per query", fewer): rows * itemsize * 4,
+        ("statistics per key", "fewer keys."): cells * problem.keys * summed * (want.received + want.peak),
+        (f"top={top:,}", "top=8"): rows * top * (itemsize + 8),
+        (f"image={want.image}", "image=(256, 256)"): cells * pixels * summed,
+        (f"groups of {counts} labels", "labels are 0, 1, 2, …, one per group."): cells * labels * summed,
+    }
+    what, hint = max(size, key=lambda name: size[name])
+    room.check_room(f"{what} of {named(problem.shape, WEIGHTS)}", sum(size.values()), hint, problem.device)
 
 
 def areas(pixels: int, size: int, chosen: slice) -> tuple[slice, Array]:

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from clearhead.arrays import FLOATS, broadcast, plain
+from clearhead.arrays import FLOATS, adopt, broadcast, plain
 from clearhead.axes import WEIGHTS, Array, heads_first, named
 from clearhead.errors import DtypeError, FileError, RuleError, SelectionError, ShapeError, shown
 from clearhead.room import array_bytes, check_room
@@ -78,6 +78,15 @@ def read_number(name: str, value: Any, default: float) -> float:
     if not -inf < number < inf:
         raise RuleError(f"{name} is {number}: expected a finite number.", f"leave {name} out for its default.")
     return number
+
+
+def read_numbers(name: str, value: Any) -> Array:
+    """Read an array of real numbers of any dtype, to be computed with in float64. Raises DtypeError or SizeError."""
+    array: Array = adopt(value, name)[0]
+    if array.dtype.kind not in "iuf" and array.dtype not in FLOATS:
+        raise DtypeError(f"{name} is {array.dtype}: expected numbers.", f"{name}.astype(np.float32)")
+    check_room(f"{name} in float64", array_bytes(array.shape, 8), "give fewer tokens or columns.")
+    return array
 
 
 def check_probability(name: str, value: Any) -> None:

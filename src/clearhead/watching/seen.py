@@ -12,7 +12,7 @@ import numpy as np
 
 from clearhead.arrays import adopt
 from clearhead.axes import WEIGHTS, named
-from clearhead.errors import RuleError, SelectionError, unknown
+from clearhead.errors import RuleError, SelectionError, shown, unknown
 from clearhead.flow import rollout
 from clearhead.matrix import AttentionMatrix
 from clearhead.observations import Observation
@@ -114,7 +114,7 @@ class Seen(Pictured):
         """On matplotlib axes (extra `plot`): layers × heads by a statistic of `summary`, or one head's weights."""
         if layer is not None and head is not None:
             return self._plot(head, layer, batch, ax)
-        if statistic not in Head._fields[2:]:
+        if not isinstance(statistic, str) or statistic not in Head._fields[2:]:
             raise unknown("statistic", statistic, Head._fields[2:])
         lines = [heads_of(self.layer(name)) for name in self.layers]
         values = np.full((len(lines), 1 + max((line.head for part in lines for line in part), default=0)), np.nan)
@@ -132,7 +132,7 @@ class Seen(Pictured):
         batch, beside (a second run to compare with), language ("en", "zh"), title
         Raises SelectionError for a page above 64 MB, with what would fit; RuleError where keep=False let q and k go.
         """
-        if Path(path).suffix.lower() in (".html", ".htm"):
+        if Path(read_path(path)).suffix.lower() in (".html", ".htm"):
             super().save(path, **options)
             return
         for name in options:
@@ -187,6 +187,8 @@ class Seen(Pictured):
 
     def _name(self, layer: int | str) -> str:
         names = self.layers
+        if isinstance(layer, bool) or not isinstance(layer, (int, np.integer, str)):
+            raise SelectionError(f"layer is {shown(layer)}: expected its number or its name.", "layer=0")
         if str(layer) in self.parts:
             return str(layer)
         if isinstance(layer, (int, np.integer)) and not isinstance(layer, bool) and -len(names) <= layer < len(names):
@@ -203,7 +205,7 @@ class Seen(Pictured):
         if isinstance(head, (int, np.integer)) and not isinstance(head, bool) and head in layer.heads:
             return layer.heads.index(int(head))
         kept = ", ".join(map(str, layer.heads))
-        raise SelectionError(f"layer {layer.name} has no head {head!r}: kept are {kept}.")
+        raise SelectionError(f"layer {layer.name} has no head {shown(head)}: kept are {kept}.")
 
 
 def _few(names: list[str]) -> str:
