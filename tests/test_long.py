@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import clearhead as ch
 from browser import browser, opened, until
-from clearhead import glance
+from clearhead import glance, picture
 from clearhead.arrays import bfloat16
 from clearhead.errors import DtypeError, FileError, RuleError, SelectionError
 from clearhead.view import long
@@ -197,6 +197,93 @@ def test_rounded_queries_and_keys_state_a_wider_bound_that_holds(tmp_path):
     assert np.allclose(page.sum(1), 1, atol=1e-5)  # L is that of the rounded ones
 
 
+def in_node(wanted):
+    if shutil.which("node") is None:
+        pytest.skip("node is not installed")
+    script = SCRIPT.with_name("numbers.js")
+    done = subprocess.run(["node", script, json.dumps(wanted)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_page_and_pictures_end_their_colours_at_the_same_weight(small):
+    rng = np.random.default_rng(4)
+    peaks = [rng.random(size).astype(np.float32) for size in (0, 1, 2, 9, 10, 11, 20, 21, 99, 500) for _ in range(9)]
+    for row in peaks:
+        row[rng.random(len(row)) < 0.1] = 0
+        row[rng.random(len(row)) < 0.1] = np.nan
+    asked = [[str(x) for x in row.astype(np.float64)] for row in peaks]
+    assert in_node({"reach": asked})["reach"] == [picture.reach(row) for row in peaks]
+    weights = np.asarray(small[0][0], np.float64)
+    assert picture.reach(weights[1].max(1)) == pytest.approx(end_of(weights[1]))
+    assert picture.reach(np.array([1.0, 0.2])) == 0.2
+    assert picture.reach(np.array([0.7])) == 0.7
+    assert picture.reach(np.array([np.nan])) == 1.0
+    layer = document_of(small[0], TOKENS).header["runs"][0]["layers"][0]
+    aside = weights.copy()
+    aside[:, :, 0] = 0
+    for name, of in (("whole", weights), ("aside", aside)):
+        assert layer["reach"][name] == pytest.approx([end_of(head) for head in of], rel=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("dtype", [None, "bfloat16"], ids=str)
+def test_the_true_weight_lies_inside_what_is_printed(seed, dtype, tmp_path):
+    """Against float64 from the inputs as they were given."""
+    part = matrix(N, M, seed=seed, d=16)
+    q, k = np.asarray(part._q[0, 1], np.float64), np.asarray(part._k[0, 0], np.float64)
+    logits = q @ k.T / 4
+    true = np.exp(logits - logits.max(1, keepdims=True))
+    true /= true.sum(1, keepdims=True)
+    wanted = {"layer": 0, "head": 1, "level": 0, "row": 0, "col": 0, "rule": "most", "words": False}
+    (found,) = computed(document_of(part, dtype=dtype), tmp_path, [wanted])
+    tiled = np.array(found["tile"]).reshape(256, 256)[:N, :M]
+    pairs = [[tiled[i, j], tiled[i, j] * found["bounds"][i]] for i in range(N) for j in range(M)]
+    outside = 0
+    for said, truth in zip(in_node({"within": pairs})["within"], true.ravel(), strict=True):
+        value, bound = map(float, said.split(" ± "))
+        outside += not abs(truth - value) <= bound * (1 + 1e-9)
+    assert outside == 0
+
+
+def test_what_is_not_finite_is_stored_as_such():
+    for bad in (np.nan, np.inf):
+        q, k = np.random.default_rng(7).standard_normal((2, 1, 30, 4)).astype(np.float32)
+        q[0, 12, 1] = bad
+        part = ch.AttentionMatrix(q, k, causal=True)
+        made = document_of(part, exact=[])
+        layer = made.header["runs"][0]["layers"][0]
+        codes = made.arrays["0.most"][0]
+        wrong = ~np.isfinite(np.asarray(part[0], np.float64))
+        wrong[:, 0] = False  # the first key has a picture of its own
+        assert (codes == long.NONFINITE).tolist() == wrong.tolist()
+        finite = np.delete(np.asarray(part[0], np.float64), 12, 0)
+        assert layer["largest"]["most"][0] == pytest.approx(finite.max())
+        assert layer["reach"]["whole"][0] == pytest.approx(end_of(finite))
+        png = part.to_png()
+        assert png.startswith(b"\x89PNG")
+        assert "nan" in part.to_svg()
+
+
+@pytest.mark.parametrize(
+    ("rules", "masked"),
+    [
+        ({}, False),
+        ({"causal": True}, True),
+        ({"mask": np.ones((1, 1, 9, 9), bool)}, False),
+        ({"mask": np.arange(81).reshape(1, 1, 9, 9) != 80}, True),
+        ({"kv_lengths": np.array([9])}, False),
+        ({"kv_lengths": np.array([8])}, True),
+        ({"window": (8, 8)}, False),
+        ({"bias": np.zeros((H, 9, 9))}, False),
+    ],
+    ids=str,
+)
+def test_masked_is_said_where_something_is(rules, masked):
+    made = document_of(matrix(9, **rules))
+    assert made.header["runs"][0]["layers"][0]["masked"] is masked
+
+
 # the file
 
 
@@ -305,6 +392,12 @@ def bar_below(page):
     )
 
 
+def end_of(weights):
+    """Where the colours end: of ten rows' largest weights the second largest, row 0 left out."""
+    peaks = sorted(float(row.max()) for row in weights[1:] if np.isfinite(row).all() and row.max() > 0)
+    return peaks[len(peaks) - 1 - len(peaks) // 10]
+
+
 def unit_of(token):
     return sum(text.startswith(" ") for text in TOKENS[1 : token + 1])
 
@@ -377,7 +470,7 @@ def test_tables_lists_words_and_differences_say_the_same_numbers(running, writte
         ends = [*starts[1:], len(TOKENS)]
         expected = weights[starts[word] : ends[word], 3:6].sum() / (ends[word] - starts[word])
         assert value_of(text) == pytest.approx(expected, rel=2e-3)
-        assert bar_below(page) == pytest.approx(44 * (expected / weights.max()) ** 0.5, abs=1)
+        assert bar_below(page) == pytest.approx(44 * (expected / end_of(weights)) ** 0.5, abs=1)
         page.select_option("#other", "0 1 2")
         page.wait_for_timeout(400)
         ready(page)

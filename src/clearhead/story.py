@@ -13,7 +13,7 @@ from clearhead.problem import Problem
 from clearhead.steps import Convention, Steps
 from clearhead.view.container import Document
 from clearhead.view.packing import packed
-from clearhead.words import IN_FORMULAS, Language, say
+from clearhead.words import IN_FORMULAS, Language, check_language, say
 
 _STEPS = ("x", "context", "q", "k", "v", "scores", "scaled", "capped", "biased", "masked", "weights", "heads", "concat")
 Words = dict[Language, str]
@@ -37,6 +37,7 @@ class Scene:
     language: Language = "en"
     convention: Convention = "rows"
     tokens: Sequence[str] | None = None
+    sources: Sequence[str] | None = None  # the keys' texts, where they are not the queries'
     chosen: Mapping[str, int] = field(default_factory=dict)  # layer, head, query
     facts: Mapping[str, Any] = field(default_factory=dict)
     claims: Sequence[Mapping[str, Any]] = ()
@@ -45,6 +46,7 @@ class Scene:
 
 def story(layers: Sequence[Layer], scene: Scene) -> Document:
     """The document of kind "trace"; docs/page-format.md says what is in it."""
+    check_language(scene.language)
     arrays: dict[str, Array] = {}
     told = [_layer(layer, place, arrays) for place, layer in enumerate(layers)]
     arrays |= {f"claimed.{name}": array for name, array in scene.claimed.items()}
@@ -55,6 +57,7 @@ def story(layers: Sequence[Layer], scene: Scene) -> Document:
         "language": scene.language,
         "convention": scene.convention,
         "tokens": None if scene.tokens is None else list(scene.tokens),
+        "sources": None if scene.sources is None else list(scene.sources),
         "words": {language: _words(language) for language in ("en", "zh")},
         "layers": told,
         "chosen": {"layer": 0, "head": 0, "query": -1} | dict(scene.chosen),

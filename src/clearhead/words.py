@@ -2,8 +2,17 @@
 
 from typing import Literal
 
+from clearhead.errors import RuleError
+
 Language = Literal["en", "zh"]
 LANGUAGES: tuple[Language, ...] = ("en", "zh")
+
+
+def check_language(language: object) -> None:
+    """Raise RuleError for a language in which nothing is said."""
+    if language not in LANGUAGES:
+        raise RuleError(f"language is {language!r}: expected 'en' or 'zh'.")
+
 
 _WORDS: dict[str, tuple[str, str]] = {
     # what each step does

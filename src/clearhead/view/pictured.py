@@ -7,11 +7,12 @@ from html import escape
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from clearhead import notebook
-from clearhead.errors import SelectionError
-from clearhead.files import write_whole
+from clearhead.errors import SelectionError, unknown
+from clearhead.picture import check_cell
 from clearhead.view import figure, page
 from clearhead.view.container import Document
 from clearhead.view.long import Run, Sight, Wish, document
+from clearhead.view.names import token_names
 from clearhead.words import Language
 
 _QUICK = 2**26  # weights of a page that a notebook makes unasked
@@ -26,6 +27,8 @@ class Page(TypedDict, total=False):
     beside    something of the same shape to compare with: a second run
     language  "en" or "zh": where the page begins
     title     its heading
+    tokens    (keys,) strings, what the tokens are called; with source_tokens (queries,)
+    source_tokens  (keys,) strings, the other text of cross-attention
     each      walks the layers; a progress bar goes there
     """
 
@@ -35,6 +38,8 @@ class Page(TypedDict, total=False):
     beside: Any
     language: Language
     title: str
+    tokens: Sequence[str] | None
+    source_tokens: Sequence[str] | None
     each: Callable[[Sequence[int]], Iterable[int]]
 
 
@@ -60,17 +65,29 @@ class Pictured:
         exact     (layer, head) pairs whose weights the page computes from q and k; None is all, [] is pictures only
         dtype     "float16" or "bfloat16" store q and k in less room; None is their own
         batch, beside (a second run to compare with), language ("en", "zh"), title
-        Raises SelectionError above 64 MB, with what would fit, FileError when it cannot be written. O(queries·keys).
+        tokens    (keys,) strings, what the tokens are called; with source_tokens, those of the keys, (queries,)
+        Raises SelectionError above 64 MB, with what would fit, FileError when it cannot be written or is no .html,
+        ShapeError for tokens of another length. O(queries·keys).
         """
-        write_whole(path, page.encoded(self.document(**options)))
+        page.write(path, lambda: self.document(**options))
 
-    def to_svg(self, head: int = 0, *, layer: int | str = 0, batch: int = 0) -> str:
+    def to_svg(
+        self,
+        head: int = 0,
+        *,
+        layer: int | str = 0,
+        batch: int = 0,
+        tokens: Sequence[str] | None = None,
+        source_tokens: Sequence[str] | None = None,
+    ) -> str:
         """One head's weights for papers, (queries, keys); above 64 a pixel has the largest of its weights."""
         shown, run, sight = self._cells(layer, head, batch, figure.SVG_SIDE)
-        return figure.svg(shown, *_names(run, sight))
+        run = _renamed(replace(run, sights=[sight]), tokens, source_tokens)
+        return figure.svg(shown, *_names(run, run.sights[0]))
 
     def to_png(self, head: int = 0, *, layer: int | str = 0, batch: int = 0, cell: int = 1) -> bytes:
         """One head's weights as PNG, cell × cell pixels for each; above 512 a pixel has the largest of its weights."""
+        check_cell(cell)
         shown, _, _ = self._cells(layer, head, batch, figure.PNG_SIDE)
         return figure.png(shown, cell)
 
@@ -85,9 +102,13 @@ class Pictured:
         return widget(document(runs, replace(wish, served="frame"), each), runs)
 
     def _wished(self, options: Page) -> tuple[list[Run], Wish, Callable[[Sequence[int]], Iterable[int]]]:
+        for name in options:
+            if name not in Page.__annotations__:
+                raise unknown("option", name, Page.__annotations__)
         given: Page = {**options}
+        names = given.pop("tokens", None), given.pop("source_tokens", None)
         batch, beside, each = given.pop("batch", 0), given.pop("beside", None), given.pop("each", iter)
-        runs = [part._run(batch) for part in (self, beside) if part is not None]
+        runs = [_renamed(part._run(batch), *names) for part in (self, beside) if part is not None]
         return runs, Wish(**{"title": runs[0].name, **given}), each  # type: ignore[arg-type]
 
     def _cells(self, layer: int | str, head: int, batch: int, side: int) -> tuple[figure.Cells, Run, Sight]:
@@ -114,8 +135,23 @@ class Pictured:
         cells = first.matrix.shape[-2] * first.matrix.shape[-1]
         head = first.heads[0]
         return notebook.bundle(
-            str(self), lambda: self.to_html(), lambda: self.to_svg(head, layer=first.name or 0), cells
+            str(self),
+            [self.to_html, lambda: self.to_html(exact=[])],
+            lambda: self.to_svg(head, layer=first.name or 0),
+            cells,
         )
+
+
+def _renamed(run: Run, tokens: Any, source_tokens: Any) -> Run:
+    """The run with the names that were given. Raises RuleError and ShapeError where they do not fit."""
+    if tokens is None and source_tokens is None:
+        return run
+    sights = list(run.sights)
+    if source_tokens is not None and not any(sight.cross for sight in sights):
+        sights = [replace(sight, cross=True) for sight in sights]
+    for sight in sights:
+        token_names(tokens, source_tokens if sight.cross else None, sight.matrix._problem)
+    return replace(run, sights=sights, tokens=tokens, sources=run.sources if source_tokens is None else source_tokens)
 
 
 def _size(sight: Sight) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 
 from clearhead.arrays import adopt
 from clearhead.axes import WEIGHTS, named
-from clearhead.errors import RuleError, SelectionError, unknown
+from clearhead.errors import FileError, RuleError, SelectionError, unknown
 from clearhead.flow import rollout
 from clearhead.matrix import AttentionMatrix
 from clearhead.observations import Observation
@@ -119,9 +119,15 @@ class Seen(Pictured):
         batch, beside (a second run to compare with), language ("en", "zh"), title
         Raises SelectionError for a page above 64 MB, with what would fit; RuleError where keep=False let q and k go.
         """
-        if Path(path).suffix.lower() in (".html", ".htm"):
+        suffix = Path(path).suffix.lower()
+        if suffix in (".html", ".htm"):
             super().save(path, **options)
             return
+        if suffix not in ("", ".safetensors"):
+            raise FileError(
+                f"{Path(path).name} is the name of neither a page nor a safetensors file.",
+                'seen.save("page.html") to look at, seen.save("seen.safetensors") for ch.load.',
+            )
         if options:
             raise RuleError(f"{next(iter(options))} is for a page.", 'seen.save("page.html", …)')
         layers = [self.layer(name) for name in self.layers]
