@@ -51,6 +51,7 @@ export const turn = (m) => ({
  * @param {() => Place} given.cursor      where the keyboard stands
  * @param {(place: Place | null) => void} given.move
  * @param {(place: Place) => void} given.pin
+ * @param {(block: number, by: number) => number | null} given.next      the matrix beside this one, past its edge
  */
 export function figure(layout, given) {
   const { blocks, width, height } = layout;
@@ -107,6 +108,13 @@ function listen(box, blocks, given) {
     const step = steps[event.key];
     if (step) {
       const [down, right] = m.flip ? [step[1], step[0]] : step;
+      const beyond = place.col + right;
+      const next = Math.abs(right) === 1 && !m.flip && (beyond < 0 || beyond >= m.cols) ? given.next(place.block, right) : null;
+      if (next !== null) {
+        const to = blocks[next].m;
+        given.move({ block: next, row: Math.min(place.row, to.rows - 1), col: right > 0 ? 0 : to.cols - 1 });
+        return event.preventDefault();
+      }
       const [rows, cols] = m.flip ? [m.cols, m.rows] : [m.rows, m.cols];
       place.row = Math.min(Math.max(place.row + down, 0), rows - 1);
       place.col = Math.min(Math.max(place.col + right, 0), cols - 1);

@@ -47,7 +47,7 @@ export function short(x, narrow) {
 }
 
 /** @param {number} share */
-export const percent = (share) => (share > 0.9995 && share < 1 ? ">99.9%" : `${fmt(100 * share, 3)}%`);
+export const percent = (share) => (share > 0.9995 && share < 1 ? ">99.9%" : `${fmt(100 * share, share < 0.01 ? 2 : 3)}%`);
 
 const HIDDEN = /[\p{Cc}\p{Cf}\p{Co}\p{Cs}\p{Zl}\p{Zp}]/u;
 

@@ -8,7 +8,7 @@ const WORDS = {
   "language": ["中文", "English"],
   "keys": ["shortcuts", "快捷键"],
   "keys heads": ["[ and ]: previous and next head; { and }: layer", "[ 与 ]：上一个、下一个头；{ 与 }：上一层、下一层"],
-  "masked cell": ["masked", "已屏蔽"],
+  "masked cell": ["masked", "被遮蔽"],
 };
 
 /**

@@ -16,6 +16,7 @@ from clearhead.view.packing import packed
 from clearhead.words import IN_FORMULAS, Language, check_language, say
 
 _STEPS = ("x", "context", "q", "k", "v", "scores", "scaled", "capped", "biased", "masked", "weights", "heads", "concat")
+_SENTENCES = (*_STEPS, "scaled by", "weights with sink", "output", "layer output", "illustration")
 Words = dict[Language, str]
 
 
@@ -74,7 +75,10 @@ def both(key: str, **values: object) -> Words:
 
 def _words(language: Language) -> dict[str, Any]:
     """The reports' own sentences, and what replaces the few words in a formula."""
-    said = {name: say(language, name) for name in (*_STEPS, "output", "layer output", "illustration")}
+    said = {
+        name: say(language, name)
+        for name in (*_STEPS, "scaled by", "weights with sink", "output", "layer output", "illustration")
+    }
     return {**said, "formulas": IN_FORMULAS if language == "zh" else {}}
 
 

@@ -21,19 +21,30 @@ _WORDS: dict[str, tuple[str, str]] = {
         "每个词元的向量（已做层归一化），即本层的输入",
     ),
     "context": ("the other sequence, which keys and values come from", "另一个序列，键和值由它而来"),
-    "q": ("queries: what each token looks for", "查询：每个词元在找什么"),
-    "k": ("keys: what each token can be found by", "键：每个词元凭什么被找到"),
-    "v": ("values: what each token hands on", "值：每个词元传递什么"),
-    "scores": ("how well each query matches each key: their dot product", "每个查询与每个键的匹配程度：点积"),
-    "scaled": ("kept small, so that the softmax stays soft", "缩小数值，使 softmax 不至于过尖"),
+    "q": ("queries: what each token looks for", "查询：每个词元要找什么"),
+    "k": ("keys: how each token can be found", "键：每个词元凭什么被找到"),
+    "v": ("values: what each token passes on", "值：每个词元传递什么"),
+    "scores": ("how well each query matches each key: their dot product", "每个查询与每个键的匹配程度：二者的点积"),
+    "scaled": (
+        "divided by √d_k, so that softmax does not put everything on one key",
+        "除以 √d_k，以免 softmax 把权重全部压到一个键上",
+    ),
+    "scaled by": (
+        "scaled, so that softmax does not put everything on one key",
+        "缩放，以免 softmax 把权重全部压到一个键上",
+    ),
     "capped": ("scores bent below a cap", "用双曲正切限制分数的大小"),
     "biased": ("position or other knowledge added to the scores", "把位置等信息加到分数上"),
-    "masked": ("what may not be seen becomes -∞", "不允许看到的位置变为 -∞"),
-    "weights": ("every query's weights are positive and sum to 1", "每个查询的权重为正且总和为 1"),
-    "heads": ("each head: a weighted mean of value rows", "每个头：值行的加权平均"),
+    "masked": ("where a query may not look, the score becomes -∞", "不可见的位置，得分变为 -∞"),
+    "weights": ("every query's weights are positive and sum to 1", "每个查询的权重为正，总和为 1"),
+    "weights with sink": (
+        "every query's weights are positive; together with the sink's share they sum to 1",
+        "每个查询的权重为正，与汇点所占的份额合计为 1",
+    ),
+    "heads": ("each head: a weighted mean of the values", "每个头：值的加权平均"),
     "concat": ("the heads side by side", "把各个头并排拼接"),
-    "output": ("a weighted mean of value rows", "值行的加权平均"),
-    "layer output": ("the heads mixed: what the layer adds to the token", "混合各头：本层加到词元上的内容"),
+    "output": ("a weighted mean of the values", "值的加权平均"),
+    "layer output": ("the heads mixed: what the layer adds to the token", "混合各头：这一层加到词元上的内容"),
     # explain
     "model": (
         "model {name}: {layers} layers, {heads} heads, d_model {d_model}",
@@ -87,7 +98,7 @@ _WORDS: dict[str, tuple[str, str]] = {
     ),
     "check": (
         "the textbook and the {engine} engine agree: largest difference {difference:.1g}",
-        "教科书算法与 {engine} 引擎一致：最大差 {difference:.1g}",
+        "教科书算法与 {engine} 引擎的结果一致：最大相差 {difference:.1g}",
     ),
     # trace
     "head of": (
@@ -141,6 +152,15 @@ def formula(language: Language, text: str) -> str:
         for english, chinese in IN_FORMULAS.items():
             text = text.replace(english, chinese)
     return text
+
+
+def step_key(name: str, formula: str, *, layer: bool = False) -> str:
+    """Which sentence a step gets: of one name there are several, by what the step does here."""
+    if name == "scaled" and "√" not in formula:
+        return "scaled by"
+    if name == "weights" and "sink" in formula:
+        return "weights with sink"
+    return "layer output" if layer and name == "output" else name
 
 
 def say(language: Language, key: str, **values: object) -> str:

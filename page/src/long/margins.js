@@ -14,7 +14,7 @@ import { axesOf, GAP, STRIP } from "./view.js";
 export function drawNames(pen, shown, f) {
   const { down, across } = axesOf(shown, f);
   const { step } = shown.view;
-  pen.font = "12px system-ui, sans-serif";
+  pen.font = "11px system-ui, sans-serif";
   pen.textBaseline = "middle";
   pen.textAlign = "right";
   eachName(down, step, f.left, (name, at, colour) => {

@@ -21,7 +21,9 @@ export function readout(shown, t) {
   if (!found.exact) parts.push(t("of pixel"));
   if (row) {
     const { rank, of, sum } = placeIn(row, keys, found.value);
-    parts.push(t("rank here", { rank, of }), t(shown.head.layer.sinks ? "sums with sink" : "sums to", { sum: fmt(sum, 6), sink: fmt(1 - sum, 4) }));
+    const { layer, rules, served } = shown.head;
+    const sink = layer.sinks && (served || rules.sink > -Infinity);
+    parts.push(t("rank here", { rank, of }), t(sink ? "sums with sink" : "sums to", { sum: fmt(sum, 6), sink: fmt(Math.max(0, 1 - sum), 4) }));
   }
   return parts.join(" · ");
 }

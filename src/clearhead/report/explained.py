@@ -11,7 +11,7 @@ from clearhead.axes import Array, named
 from clearhead.explain import Explanation
 from clearhead.model import SHIPPED
 from clearhead.report.heat import MOST_NUMBERS, RAMP, bar, colourful, label, numbers, pixels, printable
-from clearhead.words import Language, formula, say
+from clearhead.words import Language, formula, say, step_key
 
 _SHOWN_VALUES = 4
 _SHOWN_KEYS = 8
@@ -89,7 +89,7 @@ def _layer(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:
     for step in seen.steps:
         shape = named(step.shape, step.axes)
         yield Text(f"  {_fill(formula(language, step.formula), 38)}{shape}")
-        key = "layer output" if step.name == "output" else step.name
+        key = step_key(step.name, step.formula, layer=True)
         yield Text(f"      {say(language, key)}", style="dim")
 
 

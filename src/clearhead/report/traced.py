@@ -10,7 +10,7 @@ from clearhead.axes import Array, named
 from clearhead.claims import Case, Verdict, follows
 from clearhead.report.explained import matrix_lines, title
 from clearhead.steps import Step
-from clearhead.words import Language, formula, say
+from clearhead.words import Language, formula, say, step_key
 
 _ROWS, _COLS = 8, 8
 
@@ -29,7 +29,7 @@ def show(console: Console, case: Case, language: Language) -> None:
 def _step(console: Console, case: Case, step: Step, verdict: Verdict | None, language: Language) -> Iterator[Text]:
     yield title(f"{formula(language, step.formula)}   {named(step.shape, step.axes)}")
     layer = hasattr(case.trace, "concat")
-    yield Text(f"  {say(language, 'layer output' if layer and step.name == 'output' else step.name)}", style="dim")
+    yield Text(f"  {say(language, step_key(step.name, step.formula, layer=layer))}", style="dim")
     array = np.asarray(step.array, dtype=np.float64)
     if step.name == "weights" and array.ndim == 2 and array.size:
         rows, cols = (

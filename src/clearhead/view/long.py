@@ -247,7 +247,10 @@ def _reaches(seen: Observation, first: int) -> dict[str, list[float]]:
     strongest = weights[..., 0]
     others = weights[..., 1] if weights.shape[-1] > 1 else np.zeros_like(strongest)
     aside = np.where(keys[..., 0] == first, others, strongest)
-    return {name: [reach(rows) for rows in peaks] for name, peaks in (("whole", strongest), ("aside", aside))}
+    return {
+        name: [float(f"{reach(rows):.6g}") for rows in peaks]
+        for name, peaks in (("whole", strongest), ("aside", aside))
+    }
 
 
 def _put(arrays: dict[str, Array], found: Pictures, problem: Problem, prefix: str) -> dict[str, list[float]]:
