@@ -855,6 +855,11 @@ def test_pictures_and_plots_for_papers(small, tmp_path):
         assert np.isclose(ax.images[0].get_array().max(), part[...].max())
         assert np.isclose(ax.images[0].norm.vmax, end_of(np.asarray(part[...], np.float64)))
         assert "row 0 left out" in ax.figure.axes[1].get_ylabel()
+    assert len(small[0].plot().images) == 1
+    q = np.ones((5, 2))
+    q[3, 0] = np.nan
+    cells = ch.AttentionMatrix(q, np.ones((5, 2)), causal=True).plot().images[1].get_array()
+    assert (cells[..., 3] > 0).sum() == 4  # the four keys that query 3 sees
     with pytest.raises(SelectionError, match="no head 9"):
         small[0].plot(9)
 

@@ -75,10 +75,7 @@ def both(key: str, **values: object) -> Words:
 
 def _words(language: Language) -> dict[str, Any]:
     """The reports' own sentences, and what replaces the few words in a formula."""
-    said = {
-        name: say(language, name)
-        for name in (*_STEPS, "scaled by", "weights with sink", "output", "layer output", "illustration")
-    }
+    said = {name: say(language, name) for name in _SENTENCES}
     return {**said, "formulas": IN_FORMULAS if language == "zh" else {}}
 
 

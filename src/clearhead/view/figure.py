@@ -14,6 +14,8 @@ from clearhead.view.long import pictures
 
 SVG_SIDE, PNG_SIDE, PLOT_SIDE = 64, 512, 1024  # more queries or keys are pooled
 
+_YELLOW = np.array([0.82, 0.63, 0.0, 1.0])  # what is not finite, as in picture.py
+
 
 class Cells(NamedTuple):
     """One head as a picture: weights and masked (rows, columns), and how many weights are behind a pixel."""
@@ -69,6 +71,9 @@ def plot(shown: Cells, shape: tuple[int, int], rows: Sequence[str] | None, cols:
     norm = colors.PowerNorm(0.5, vmin=0.0, vmax=shown.high)
     extent = (-0.5, shape[1] - 0.5, shape[0] - 0.5, -0.5)
     image = ax.imshow(weights, cmap="Purples", norm=norm, extent=extent, interpolation="nearest")
+    wrong = ~np.isfinite(shown.weights) & ~shown.masked
+    if wrong.any():
+        ax.imshow(np.where(wrong[..., None], _YELLOW, 0.0), extent=extent, interpolation="nearest")
     ax.set_facecolor("0.9")
     ax.set(title=shown.name, xlabel="key", ylabel="query")
     for axis, names, size in ((ax.xaxis, cols, shape[1]), (ax.yaxis, rows, shape[0])):
