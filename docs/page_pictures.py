@@ -30,11 +30,9 @@ def main() -> None:
             path = Path(folder) / f"{name}.html"
             seen.save(path, language)
             options = {"color_scheme": theme, "device_scale_factor": 1.5, "reduced_motion": "reduce"}
-            with opened(running, path, width, height, **options) as (page, _):
-                for _ in range(3):  # what is drawn on the way moves what lies below
-                    page.evaluate(f"document.getElementById('step-{step}').scrollIntoView()")
-                    page.wait_for_timeout(300)
+            with opened(running, path, width, height, place=f"#step-{step}", **options) as (page, _):
                 until(page, f"document.querySelector('#step-{step} .figure') !== null")
+                page.wait_for_timeout(300)
                 page.screenshot(path=HERE / name)
         path = Path(folder) / "long.html"
         lines = (HERE.parent / "training/rhymes.txt").read_text(encoding="utf-8").splitlines()

@@ -1,5 +1,6 @@
 """The long view: its file, what it computes, and how it answers in a real browser."""
 
+import html
 import json
 import re
 import shutil
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 import clearhead as ch
 from browser import browser, opened, until
-from clearhead import glance
+from clearhead import glance, notebook, picture
 from clearhead.arrays import bfloat16
 from clearhead.errors import DtypeError, FileError, RuleError, SelectionError
 from clearhead.view import long
@@ -197,6 +198,93 @@ def test_rounded_queries_and_keys_state_a_wider_bound_that_holds(tmp_path):
     assert np.allclose(page.sum(1), 1, atol=1e-5)  # L is that of the rounded ones
 
 
+def in_node(wanted):
+    if shutil.which("node") is None:
+        pytest.skip("node is not installed")
+    script = SCRIPT.with_name("numbers.js")
+    done = subprocess.run(["node", script, json.dumps(wanted)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_page_and_pictures_end_their_colours_at_the_same_weight(small):
+    rng = np.random.default_rng(4)
+    peaks = [rng.random(size).astype(np.float32) for size in (0, 1, 2, 9, 10, 11, 20, 21, 99, 500) for _ in range(9)]
+    for row in peaks:
+        row[rng.random(len(row)) < 0.1] = 0
+        row[rng.random(len(row)) < 0.1] = np.nan
+    asked = [[str(x) for x in row.astype(np.float64)] for row in peaks]
+    assert in_node({"reach": asked})["reach"] == [picture.reach(row) for row in peaks]
+    weights = np.asarray(small[0][0], np.float64)
+    assert picture.reach(weights[1].max(1)) == pytest.approx(end_of(weights[1]))
+    assert picture.reach(np.array([1.0, 0.2])) == 0.2
+    assert picture.reach(np.array([0.7])) == 0.7
+    assert picture.reach(np.array([np.nan])) == 1.0
+    layer = document_of(small[0], TOKENS).header["runs"][0]["layers"][0]
+    aside = weights.copy()
+    aside[:, :, 0] = 0
+    for name, of in (("whole", weights), ("aside", aside)):
+        assert layer["reach"][name] == pytest.approx([end_of(head) for head in of], rel=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("dtype", [None, "bfloat16"], ids=str)
+def test_the_true_weight_lies_inside_what_is_printed(seed, dtype, tmp_path):
+    """Against float64 from the inputs as they were given."""
+    part = matrix(N, M, seed=seed, d=16)
+    q, k = np.asarray(part._q[0, 1], np.float64), np.asarray(part._k[0, 0], np.float64)
+    logits = q @ k.T / 4
+    true = np.exp(logits - logits.max(1, keepdims=True))
+    true /= true.sum(1, keepdims=True)
+    wanted = {"layer": 0, "head": 1, "level": 0, "row": 0, "col": 0, "rule": "most", "words": False}
+    (found,) = computed(document_of(part, dtype=dtype), tmp_path, [wanted])
+    tiled = np.array(found["tile"]).reshape(256, 256)[:N, :M]
+    pairs = [[tiled[i, j], tiled[i, j] * found["bounds"][i]] for i in range(N) for j in range(M)]
+    outside = 0
+    for said, truth in zip(in_node({"within": pairs})["within"], true.ravel(), strict=True):
+        value, bound = map(float, said.split(" ± "))
+        outside += not abs(truth - value) <= bound * (1 + 1e-9)
+    assert outside == 0
+
+
+def test_what_is_not_finite_is_stored_as_such():
+    for bad in (np.nan, np.inf):
+        q, k = np.random.default_rng(7).standard_normal((2, 1, 30, 4)).astype(np.float32)
+        q[0, 12, 1] = bad
+        part = ch.AttentionMatrix(q, k, causal=True)
+        made = document_of(part, exact=[])
+        layer = made.header["runs"][0]["layers"][0]
+        codes = made.arrays["0.most"][0]
+        wrong = ~np.isfinite(np.asarray(part[0], np.float64))
+        wrong[:, 0] = False  # the first key has a picture of its own
+        assert (codes == long.NONFINITE).tolist() == wrong.tolist()
+        finite = np.delete(np.asarray(part[0], np.float64), 12, 0)
+        assert layer["largest"]["most"][0] == pytest.approx(finite.max())
+        assert layer["reach"]["whole"][0] == pytest.approx(end_of(finite))
+        png = part.to_png()
+        assert png.startswith(b"\x89PNG")
+        assert "nan" in part.to_svg()
+
+
+@pytest.mark.parametrize(
+    ("rules", "masked"),
+    [
+        ({}, False),
+        ({"causal": True}, True),
+        ({"mask": np.ones((1, 1, 9, 9), bool)}, False),
+        ({"mask": np.arange(81).reshape(1, 1, 9, 9) != 80}, True),
+        ({"kv_lengths": np.array([9])}, False),
+        ({"kv_lengths": np.array([8])}, True),
+        ({"window": (8, 8)}, False),
+        ({"bias": np.zeros((H, 9, 9))}, False),
+    ],
+    ids=str,
+)
+def test_masked_is_said_where_something_is(rules, masked):
+    made = document_of(matrix(9, **rules))
+    assert made.header["runs"][0]["layers"][0]["masked"] is masked
+
+
 # the file
 
 
@@ -305,6 +393,12 @@ def bar_below(page):
     )
 
 
+def end_of(weights):
+    """Where the colours end: of ten rows' largest weights the second largest, row 0 left out."""
+    peaks = sorted(float(row.max()) for row in weights[1:] if np.isfinite(row).all() and row.max() > 0)
+    return peaks[len(peaks) - 1 - len(peaks) // 10]
+
+
 def unit_of(token):
     return sum(text.startswith(" ") for text in TOKENS[1 : token + 1])
 
@@ -377,7 +471,7 @@ def test_tables_lists_words_and_differences_say_the_same_numbers(running, writte
         ends = [*starts[1:], len(TOKENS)]
         expected = weights[starts[word] : ends[word], 3:6].sum() / (ends[word] - starts[word])
         assert value_of(text) == pytest.approx(expected, rel=2e-3)
-        assert bar_below(page) == pytest.approx(44 * (expected / weights.max()) ** 0.5, abs=1)
+        assert bar_below(page) == pytest.approx(44 * (expected / end_of(weights)) ** 0.5, abs=1)
         page.select_option("#other", "0 1 2")
         page.wait_for_timeout(400)
         ready(page)
@@ -404,6 +498,152 @@ def test_a_search_goes_on_after_a_match_within_a_word(running, written):
             for at in order:
                 page.press("#search", keys)
                 until(page, f"document.querySelector('.text').textContent.includes('{at} of {len(places)}')")
+
+
+def words_of(weights, starts):
+    """A word's weight on a word: the sum over its keys, the mean over its queries."""
+    ends = [*starts[1:], len(weights)]
+    return np.array([[weights[a:b, c:d].sum() / (b - a) for c, d in zip(starts, ends)] for a, b in zip(starts, ends)])  # noqa: B905
+
+
+def test_whole_words_are_listed_shaded_and_found(running, written, small):
+    starts = [0, *(at for at in range(1, len(TOKENS)) if TOKENS[at].startswith(" "))]
+    weights = words_of(small[0][0, 2].astype(np.float64), starts)
+    with opened(running, written, wait=".map-of", place="#at=0.0.2&cell=20.4&show=most.sqrt.0.1") as (page, unwanted):
+        ready(page)
+        i, j = unit_of(20), unit_of(4)
+        for role, line in (("query", weights[i]), ("key", weights[:, j])):
+            best = np.argsort(-line, kind="stable")[:10]
+            best = best[line[best] > 0]
+            places = page.locator(f".strongest.role-{role} .place").all_text_contents()
+            assert [int(place) for place in places] == list(best)
+            shares = page.locator(f".strongest.role-{role} .num").all_text_contents()
+            assert [float(share.strip("%")) / 100 for share in shares] == pytest.approx(line[best], rel=0.01)
+        assert page.locator(".strongest.role-query", has_text="unbelievably").count() == 1
+        page.select_option("#by", "query")
+        colours = page.locator(".token").evaluate_all("all => all.map(each => each.style.background)")
+        assert len({colours[at] for at in (3, 4, 5)}) == 1  # un, believ, ably
+        page.fill("#search", "t")
+        page.press("#search", "Enter")
+        found = sum("t" in "".join(TOKENS[a:b]) for a, b in zip(starts, [*starts[1:], len(TOKENS)], strict=True))
+        until(page, f"document.querySelector('.text').textContent.includes(' of {found}')")
+        assert unwanted == []
+
+
+def test_several_words_are_found_in_word_pieces(running, tmp_path):
+    tokens = ["[CLS]", "the", "cat", "sat", "un", "##believ", "##ably", "still", ",", "it", "rained", "[SEP]"]
+    place = tmp_path / "page.html"
+    matrix(len(tokens)).save(place, tokens=tokens)
+    with opened(running, place, wait=".map-of") as (page, _):
+        ready(page)
+        for words, token in (("the cat", 1), ("sat unbelievably", 3), ("believably still,", 5), ("it  rained", 9)):
+            page.fill("#search", words)
+            page.press("#search", "Enter")
+            until(page, f"document.querySelector('#readout').textContent.startsWith('query {token} ')")
+            assert "1 of 1" in page.locator(".text").text_content()
+
+
+def test_tokens_have_the_focus_and_shortcuts_outlive_a_checkbox(running, written):
+    with opened(running, written, wait=".map-of", place="#at=0.0.0&cell=20.4") as (page, _):
+        ready(page)
+        assert page.locator('.token[tabindex="0"]').count() == 1
+        page.locator('.token[tabindex="0"]').focus()
+        for key in ("ArrowLeft", "ArrowLeft", "ArrowRight", "ArrowLeft", "Enter"):
+            page.keyboard.press(key)
+        until(page, "location.hash.includes('cell=18.4')")
+        assert page.evaluate("document.activeElement.dataset.token") == "18"
+        page.check("#aside")
+        page.wait_for_timeout(300)
+        assert page.evaluate("document.activeElement.id") == "aside"
+        page.keyboard.press("ArrowUp")
+        until(page, "location.hash.includes('cell=17.4')")
+        page.locator("#scale").focus()
+        page.keyboard.press("]")
+        until(page, "location.hash.includes('at=0.0.1')")
+
+
+def test_the_legend_says_where_colours_end_and_what_is_there(running, written, small, tmp_path):
+    place = tmp_path / "page.html"
+    matrix(30).save(place)
+    with opened(running, written, wait=".map-of") as (page, _):
+        ready(page)
+        end = end_of(small[0][0, 0].astype(np.float64))
+        page.wait_for_timeout(300)
+        legend = page.locator(".here .legend").text_content()
+        assert float(re.search(r"≥ ([\d.]+)", legend)[1]) == pytest.approx(end, rel=6e-3)
+        assert "90th percentile" in legend
+        assert "row 0 left out" in legend
+        assert "masked" in legend
+        assert "NaN" not in legend
+        page.select_option("#scale", "log")
+        until(page, "document.querySelector('.here .legend').textContent.startsWith('≤ ')")
+        low = float(re.match(r"≤ ([\d.e-]+)", page.locator(".here .legend").text_content())[1])
+        assert low == pytest.approx(1e-4 * end, rel=0.1)
+    with opened(running, place, wait=".map-of") as (page, _):
+        ready(page)
+        assert "masked" not in page.locator(".here .legend").text_content()
+
+
+@pytest.mark.parametrize("exact", [None, []], ids=["computed", "pictured"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_is_drawn_and_said(running, tmp_path, bad, exact):
+    q, k = np.random.default_rng(7).standard_normal((2, 1, 40, 4)).astype(np.float32)
+    q[0, 12, 1] = bad
+    place = tmp_path / "page.html"
+    part = ch.AttentionMatrix(q, k, causal=True)
+    part.save(place, exact=exact, tokens=TOKENS + TOKENS[: 40 - len(TOKENS)])
+    wrong = int(np.argmax(np.isnan(np.asarray(part[0, 12]))))
+    with opened(running, place, wait=".map-of", place=f"#cell=12.{wrong}&at=0.0.0") as (page, unwanted):
+        ready(page)
+        until(page, "document.querySelector('.here .legend').textContent.includes('NaN or infinite')")
+        page.wait_for_timeout(200)
+        text = page.locator("#readout").text_content()
+        assert "NaN · not a finite number" in text
+        assert "sums to" not in text
+        assert "∞" not in page.locator("main").inner_text()
+        yellow = """() => {
+            const canvas = document.querySelector(".map-of canvas");
+            const bytes = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+            let count = 0;
+            for (let at = 0; at < bytes.length; at += 4)
+                count += bytes[at] === 208 && bytes[at + 1] === 160 && bytes[at + 2] === 0;
+            return count;
+        }"""
+        assert page.evaluate(yellow) > 20
+        assert unwanted == []
+
+
+def test_two_fingers_zoom_the_map(running, written):
+    with opened(running, written, 390, 800, wait=".map-of", has_touch=True, is_mobile=True) as (page, unwanted):
+        ready(page)
+        canvas = page.locator(".map-of canvas")
+        canvas.scroll_into_view_if_needed()
+        box = canvas.bounding_box()
+        x, y = box["x"] + 180, box["y"] + 180
+        before = float(state(page)["view"].split("_")[2])
+        fingers = page.context.new_cdp_session(page)
+        for kind, spread in (("touchStart", 30), ("touchMove", 45), ("touchMove", 90), ("touchEnd", None)):
+            points = [] if spread is None else [{"x": x - spread, "y": y, "id": 0}, {"x": x + spread, "y": y, "id": 1}]
+            fingers.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+            page.wait_for_timeout(50)
+        page.keyboard.press("Enter")  # writes the link
+        page.wait_for_timeout(200)
+        assert float(state(page)["view"].split("_")[2]) < before / 1.5
+        assert unwanted == []
+
+
+def test_a_sink_has_its_share_in_the_readout(running, tmp_path):
+    place = tmp_path / "page.html"
+    part = matrix(12, sinks=np.array([2.0, -np.inf, 0.0, 1.0]))
+    part.save(place)
+    with opened(running, place, wait=".map-of", place="#at=0.0.0&cell=5.3") as (page, _):
+        ready(page)
+        total = float(part[0, 0, 5].sum())
+        said = re.search(r"sums to ([\d.]+); the sink takes ([\d.]+)", page.locator("#readout").text_content())
+        assert [float(x) for x in said.groups()] == pytest.approx([total, 1 - total], rel=1e-3)
+        page.keyboard.press("]")
+        until(page, "document.querySelector('#readout').textContent.includes('sums to 1')")
+        assert "sink" not in page.locator("#readout").text_content()
 
 
 def test_a_word_is_searched_in_the_text_on_show(running, small, tmp_path):
@@ -465,7 +705,7 @@ def test_only_heads_with_the_same_means_are_subtracted(running, small, tmp_path)
         page.select_option("#other", "0 1 1")
         page.wait_for_timeout(300)
         page.locator(".heads .head").nth(H).click()
-        until(page, "document.querySelector('.here').textContent.includes('a picture only')")
+        until(page, "document.querySelector('.here').textContent.includes('stored as an image')")
         assert page.evaluate(choices) == ["", *(f"0 1 {head}" for head in range(H))]
         assert unwanted == []
 
@@ -487,7 +727,7 @@ def test_a_head_without_exact_weights_says_so_and_shows_its_picture(running, sma
     place.write_bytes(long_page(document_of(small[0], TOKENS, exact=[("0", 1)])))
     with opened(running, place, wait=".map-of", place="#at=0.0.0&cell=20.0") as (page, unwanted):
         ready(page)
-        assert "a picture only" in page.locator(".here").text_content()
+        assert "stored as an image" in page.locator(".here").text_content()
         found = re.search(r": ([\d.e-]+) ± ([\d.e-]+)", page.locator("#readout").text_content())
         assert abs(float(found[1]) - small[0][0, 0, 20, 0]) <= float(found[2]) * 1.1
         page.keyboard.press("]")
@@ -562,6 +802,33 @@ def test_the_tab_answers_at_a_hundred_thousand_tokens(running, tmp_path):
 # elsewhere
 
 
+def test_a_notebook_shows_pictures_where_the_page_would_be_too_large(monkeypatch):
+    part = matrix(300, heads=6, kv=6, d=64, causal=True)
+    monkeypatch.setattr(notebook, "MOST_BYTES", 400_000)
+    shown = part._repr_mimebundle_()["text/html"]
+    assert len(part.to_html()) > 400_000
+    assert "The page with every weight has" in shown
+    assert "<iframe" in shown
+    assert len(shown) < 500_000
+    header = json.loads(re.search(r'id="clearhead">(.*?)</script>', html.unescape(shown))[1])
+    assert header["runs"][0]["layers"][0]["exact"] == []
+
+
+def test_the_caption_of_a_picture_is_its_own(small):
+    for tokens in (None, TOKENS):
+        drawn = small[0].to_svg(1, tokens=tokens)
+        texts = re.findall(r"<text[^>]*>([^<]*)</text>", drawn)
+        end = end_of(small[0][0, 1].astype(np.float64))
+        assert texts[-3:] == [
+            "A, head 1",
+            f"0 to {end:.3g} by the square root;",
+            f"{end:.3g}: 90th percentile of the rows&#x27; largest weights, row 0 left out",
+        ]
+    hostile = matrix(len(HOSTILE)).to_svg(tokens=list(HOSTILE))
+    assert "<script" not in hostile
+    assert "<img" not in hostile
+
+
 def test_a_notebook_gets_text_a_picture_and_a_frame(small):
     bundle = small[0]._repr_mimebundle_()
     assert set(bundle) == {"text/plain", "image/svg+xml", "text/html"}
@@ -586,6 +853,13 @@ def test_pictures_and_plots_for_papers(small, tmp_path):
         ax = part.plot()
         assert ax.get_xlabel() == "key"
         assert np.isclose(ax.images[0].get_array().max(), part[...].max())
+        assert np.isclose(ax.images[0].norm.vmax, end_of(np.asarray(part[...], np.float64)))
+        assert "row 0 left out" in ax.figure.axes[1].get_ylabel()
+    assert len(small[0].plot().images) == 1
+    q = np.ones((5, 2))
+    q[3, 0] = np.nan
+    cells = ch.AttentionMatrix(q, np.ones((5, 2)), causal=True).plot().images[1].get_array()
+    assert (cells[..., 3] > 0).sum() == 4  # the four keys that query 3 sees
     with pytest.raises(SelectionError, match="no head 9"):
         small[0].plot(9)
 

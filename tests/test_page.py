@@ -1,7 +1,9 @@
 """The page in a real browser, and the file it comes in."""
 
+import dataclasses
 import json
 import re
+import types
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -11,12 +13,13 @@ import pytest
 import clearhead as ch
 from browser import browser, opened, until
 from clearhead import explain as explaining
-from clearhead import model
+from clearhead import model, notebook
 from clearhead.arrays import bfloat16
-from clearhead.errors import FileError
+from clearhead.errors import FileError, RuleError, ShapeError, UnknownNameError
 from clearhead.story import Scene
 from clearhead.view import page as writing
 from clearhead.view.container import DIGITS, Document, parts
+from clearhead.words import say, step_key
 
 TEXT = "humpty dumpty sat on"
 HOSTILE = (
@@ -135,7 +138,7 @@ def test_hostile_tokens_end_no_element():
 def test_the_page_stays_small():
     folder = Path(writing.__file__).parent
     for program in folder.glob("*.js"):
-        assert program.stat().st_size + program.with_suffix(".css").stat().st_size <= 60_000, program.name
+        assert program.stat().st_size + program.with_suffix(".css").stat().st_size <= 66_000, program.name
 
 
 def _page_with(tokens):
@@ -285,11 +288,221 @@ def test_each_language_is_whole(running, tmp_path, language):
     ch.trace_layer(*np.random.default_rng(2).standard_normal((5, 4, 4)), num_heads=2).save(place, language)
     with opened(running, place) as (page, _):
         _all_of(page)
-        words = page.locator("main").inner_text()
-        assert ("查询" in words) == (language == "zh")
-        assert ("query" in words.lower()) == (language == "en")
+        text = page.locator("main").inner_text()
+        assert ("查询" in text) == (language == "zh")
+        assert ("query" in text.lower()) == (language == "en")
         page.locator("#language").click()
         assert ("查询" in page.locator("main").inner_text()) == (language == "en")
+
+
+# the step bar
+
+STEPS = ["weights", "output"]
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "motion"),
+    [
+        pytest.param(1280, 900, "no-preference"),
+        pytest.param(1280, 900, "reduce", marks=pytest.mark.slow),
+        pytest.param(390, 700, "no-preference", marks=pytest.mark.slow),
+        pytest.param(390, 700, "reduce"),
+    ],
+)
+def test_the_step_bar_leads_to_its_step_on_a_fresh_page(running, explained, width, height, motion):
+    for step in STEPS:
+        with opened(running, explained, width, height, reduced_motion=motion) as (page, unwanted):
+            page.locator(f".map a[data-step={step}]").evaluate("link => link.click()")
+            assert _lands(page, step)
+            assert page.evaluate("document.activeElement.id") == f"step-{step}-title"
+            assert page.evaluate("location.hash") == f"#step-{step}"
+            assert unwanted == []
+
+
+def test_a_link_to_a_step_and_a_frame_lead_there_too(running, explained, tmp_path):
+    with opened(running, explained, place="#step-output") as (page, _):
+        assert _lands(page, "output")
+        page.evaluate("location.hash = '#step-scores'")
+        assert _lands(page, "scores")
+    frame = tmp_path / "frame.html"
+    framed = notebook.framed(explained.read_text(encoding="utf-8"))
+    frame.write_text(f'<!doctype html><meta charset="utf-8">{framed}', encoding="utf-8")
+    with opened(running, frame, wait="iframe") as (page, _):
+        page.frame_locator("iframe").locator(".step").first.wait_for()
+        inside = page.frames[1]
+        inside.evaluate("document.querySelector('.map a[data-step=output]').click()")
+        assert _lands(inside, "output")
+
+
+def _lands(page, step):
+    """The step's heading comes to rest right below the bar, or the page cannot scroll further."""
+    gap = f"""(() => {{
+        const top = document.querySelector("#step-{step}").getBoundingClientRect().top;
+        const below = top - document.querySelector(".map").getBoundingClientRect().bottom;
+        const end = scrollY + innerHeight >= document.documentElement.scrollHeight - 2;
+        return Math.abs(below) < 8 || (end && top > 0 && top < innerHeight);
+    }})()"""
+    until(page, gap)
+    page.wait_for_timeout(400)
+    return page.evaluate(gap)
+
+
+def test_a_pinned_cell_stays_under_the_pointer_and_the_rest_is_not_drawn_again(running, tmp_path):
+    place = tmp_path / "page.html"
+    ch.trace(*np.random.default_rng(2).standard_normal((3, 24, 6)), causal=True).save(place)
+    with opened(running, place) as (page, unwanted):
+        _all_of(page)
+        figure = page.locator("#step-weights .figure")
+        figure.scroll_into_view_if_needed()
+        page.evaluate("window.kept = [...document.querySelectorAll('.figure')]")
+        box = figure.bounding_box()
+        for dx, dy in ((620, 200), (700, 330), (640, 140)):
+            page.mouse.click(box["x"] + dx, box["y"] + dy)
+            page.wait_for_timeout(100)
+            now = figure.bounding_box()
+            assert abs(now["y"] - box["y"]) < 1
+        assert page.evaluate("window.kept.every(each => each.isConnected)")
+        assert page.locator("#pick-query").input_value() != "23"
+        assert unwanted == []
+
+
+def test_the_slider_computes_while_it_moves_and_the_formulas_follow(running, traced):
+    with opened(running, traced) as (page, _):
+        _all_of(page)
+        slider = page.locator("#if-temperature")
+        slider.focus()
+        slider.evaluate("each => { each.value = 1; each.dispatchEvent(new Event('input')) }")
+        weights = np.exp(np.array([2, 3.5]) / 2**0.5 / 2)
+        until(page, f"document.querySelector('#step-one').textContent.includes('{(weights / weights.sum())[1]:.4f}')")
+        assert page.evaluate("document.activeElement.id") == "if-temperature"
+        assert page.locator("#step-weights mfrac").count() == 1
+        page.check("#if-scale")
+        assert page.locator("#step-scaled mfrac").count() == 0
+        page.locator(".ribbon button").click()
+        assert page.locator("#step-scaled mfrac").count() == 1
+        assert slider.input_value() == "0"
+
+
+def test_shortcuts_work_after_a_checkbox_or_a_choice_was_used(running, explained, seen):
+    with opened(running, explained) as (page, _):
+        _all_of(page)
+        page.check("#if-scale")
+        page.keyboard.press("]")
+        assert page.locator("#pick-head").input_value() == str((seen.head + 1) % 8)
+        page.locator("#pick-head").focus()
+        page.keyboard.press("[")
+        assert page.locator("#pick-head").input_value() == str(seen.head)
+
+
+def test_the_keyboard_goes_from_queries_to_keys_and_values(running, tmp_path):
+    place = tmp_path / "page.html"
+    x, w_q, w_k, w_v = np.random.default_rng(2).standard_normal((4, 4, 4))
+    ch.trace_layer(x, w_q, w_k, w_v).save(place)
+    with opened(running, place) as (page, _):
+        _all_of(page)
+        page.locator("#step-qkv .figure").first.focus()
+        written = page.locator("#step-qkv .written").first
+        for key, start in (
+            ("ArrowUp", "q2,0"),
+            ("ArrowLeft", "q2,0"),
+            *[("ArrowRight", "q2,")] * 3,
+            ("ArrowRight", "k2,0"),
+        ):
+            page.keyboard.press(key)
+            assert written.text_content().startswith(start)
+        for _ in range(4):
+            page.keyboard.press("ArrowRight")
+        assert written.text_content().startswith("v2,0")
+        page.keyboard.press("ArrowLeft")
+        assert written.text_content().startswith("k2,3")
+
+
+def test_with_a_sink_nobody_says_that_rows_sum_to_one(running, tmp_path):
+    place = tmp_path / "page.html"
+    trace = ch.trace(Q, K, V, sinks=np.array([3.0]))
+    trace.save(place)
+    with opened(running, place) as (page, _):
+        _all_of(page)
+        text = page.locator("#step-weights").text_content()
+        assert "together with the sink's share they sum to 1" in text
+        share = 1 - trace.weights[1].sum()
+        assert f"{share:.4f}" in text
+
+
+def test_a_scale_of_one_s_own_is_not_called_the_root():
+    scaled = next(step for step in ch.trace(Q, K, V, scale=0.3).steps if step.name == "scaled")
+    said = step_key("scaled", scaled.formula)
+    assert "√" not in say("en", said) + say("zh", said)
+    assert "√d_k" in say("en", step_key("scaled", "S' = S/√d_k"))
+
+
+def test_one_s_own_tokens_name_rows_and_columns(running, tmp_path):
+    place = tmp_path / "page.html"
+    trace = ch.trace(*np.random.default_rng(2).standard_normal((3, 4, 2)), causal=True)
+    tokens = ["</script><b>", " one", " two", "x" * 999]
+    trace.save(place, tokens=tokens)
+    with opened(running, place) as (page, unwanted):
+        _all_of(page)
+        assert "1 ␣one" in page.locator("#pick-query").text_content()
+        assert page.locator("main b b").count() == 0
+        assert unwanted == []
+    assert "&lt;/script" in trace.to_svg(tokens=tokens)
+    cross = ch.trace(np.eye(2, 3), np.eye(4, 3), np.eye(4, 2))
+    cross.save(place, tokens=["a", "b"], source_tokens=list("wxyz"))
+    header = json.loads(scripts(place.read_text(encoding="utf-8"))["clearhead"])
+    assert (header["tokens"], header["sources"]) == (["a", "b"], ["w", "x", "y", "z"])
+    later = ch.trace(np.eye(2, 3), np.eye(4, 3), np.eye(4, 2), causal=True, query_offset=2)
+    later.save(place, tokens=list("wxyz"))
+    header = json.loads(scripts(place.read_text(encoding="utf-8"))["clearhead"])
+    assert (header["tokens"], header["sources"]) == (["y", "z"], ["w", "x", "y", "z"])
+    for given, error, words in (
+        ({"tokens": list("abc")}, ShapeError, "3 strings for 4 keys"),
+        ({"tokens": "abcd"}, RuleError, "expected a list of strings"),
+        ({"tokens": [1, 2, 3, 4]}, RuleError, "expected a list of strings"),
+        ({"source_tokens": list("wxyz")}, RuleError, "tokens, which name the queries"),
+        ({"tokens": list("ab"), "source_tokens": list("xyz")}, ShapeError, "3 strings for 4 keys"),
+    ):
+        with pytest.raises(error, match=words):
+            later.to_html(**given)
+    with pytest.raises(ShapeError, match="they are not one text"):
+        cross.to_html(tokens=list("wxyz"))
+
+
+def test_a_page_is_written_under_the_name_of_a_page(seen, tmp_path):
+    matrix = ch.AttentionMatrix(Q, K)
+    for thing in (ch.trace(Q, K, V), matrix, seen):
+        with pytest.raises(FileError, match=r"x.npz is no name for a page"):
+            thing.save(tmp_path / "x.npz")
+        with pytest.raises(RuleError, match="language is 'fr'"):
+            thing.to_html(language="fr")
+    for wrong, error, words in (
+        ({"exact": 5}, RuleError, "expected pairs"),
+        ({"exact": [5]}, RuleError, "expected pairs"),
+        ({"foo": 1}, UnknownNameError, "unknown option `foo`"),
+        ({"title": 3}, RuleError, "title is 3"),
+        ({"tokens": ["a"]}, ShapeError, "1 strings for 2 keys"),
+    ):
+        with pytest.raises(error, match=words):
+            matrix.save(tmp_path / "x.html", **wrong)
+    for cell in (0, -1, 1.5, True, "2"):
+        with pytest.raises(RuleError, match="cell is "):
+            matrix.to_png(cell=cell)
+        with pytest.raises(RuleError, match="cell is "):
+            ch.trace(Q, K, V).to_png(cell=cell)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_page_says_the_model_s_name_and_not_where_it_lies(seen, tmp_path):
+    (tmp_path / "my-gpt2").mkdir()
+    local = dataclasses.replace(
+        seen,
+        model=types.SimpleNamespace(
+            name=str(tmp_path / "my-gpt2"), config=seen.model.config, projections=seen.model.projections
+        ),
+    )
+    text = local.to_html()
+    assert "model my-gpt2: " in text
+    assert str(tmp_path) not in text
 
 
 ODD = {
@@ -322,6 +535,16 @@ def test_columns_convention_is_drawn_so(running, tmp_path):
     trace.save(place)
     with opened(running, place) as (page, unwanted):
         _all_of(page)
+        page.locator("#step-scores .figure").focus()
+        for key in ("ArrowUp", "ArrowUp", "ArrowUp", "ArrowLeft", "ArrowLeft", "ArrowDown"):
+            page.keyboard.press(key)
+        written = page.locator("#step-scores .written").text_content()
+        s = trace.scores[1, 0]
+        assert written.startswith("s1,0 = k1·q0 = ")
+        assert f"= {s:.5g}".replace("-", "−") in written
+        assert page.locator(".live").count() == 1
+        assert "the query's weights sum to 1" in page.locator("#step-weights").text_content()
+        assert "row" not in page.locator("main").inner_text().replace("arrow", "")
         shown = page.locator("#step-output .figure text.number").all_text_contents()
         assert [float(x.replace("−", "-")) for x in shown[-15:]] == pytest.approx(trace.output.ravel().round(2))
         assert unwanted == []

@@ -118,6 +118,7 @@ def test_only_this_machine_and_this_page_are_answered(port):
     policy = {name.lower(): value for name, value in headers.items()}["content-security-policy"]
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
     assert "connect-src 'self'" in policy
+    assert policy.endswith("frame-ancestors 'none'")
 
 
 def test_the_same_page_opens_and_its_numbers_come_from_the_server(port, matrix):
@@ -136,6 +137,29 @@ def test_the_same_page_opens_and_its_numbers_come_from_the_server(port, matrix):
         page.wait_for_timeout(300)
         until(page, "document.querySelector('.map-of').dataset.missing === '0'")
         assert unwanted == []
+
+
+def test_a_page_whose_server_has_ended_says_so(matrix):
+    run = long.Run("run", [long.Sight("0", range(4), matrix.sequence(1))], [f" w{at}" for at in range(M)])
+    document = long.document([run], long.Wish(title="served", served=True))
+    listening = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(server.application(document, [run], TOKEN), log_level="error", lifespan="off")
+    serving = uvicorn.Server(config)
+    thread = threading.Thread(target=serving.run, kwargs={"sockets": [listening]})
+    thread.start()
+    with browser() as running:
+        page = running.new_context().new_page()
+        page.goto(f"http://127.0.0.1:{listening.getsockname()[1]}/{TOKEN}/#at=0.0.2&cell=15.6")
+        page.wait_for_selector(".map-of")
+        until(page, "document.querySelector('.map-of').dataset.missing === '0'")
+        serving.should_exit = True
+        thread.join()
+        listening.close()
+        page.locator(".map-of").focus()
+        page.keyboard.press("ArrowUp")
+        until(page, "document.querySelector('.warn')")
+        words = "clearhead view has stopped. Start it again and reload."
+        assert page.locator(".warn").text_content() == words
 
 
 def test_a_notebook_s_kernel_answers_its_frame(matrix):

@@ -50,6 +50,12 @@ def test_a_model_in_bfloat16(tmp_path: Path):
     np.testing.assert_array_equal(again.matrix(0)[...], seen.matrix(0)[...].numpy())
 
 
+def test_another_suffix_is_refused(tmp_path: Path):
+    with pytest.raises(ch.errors.FileError, match=r"seen.npz is the name of neither a page nor a safetensors file"):
+        watched("gpt2").save(tmp_path / "seen.npz")
+    assert list(tmp_path.iterdir()) == []
+
+
 def header(data: bytes) -> dict[str, Any]:
     return json.loads(data[8 : 8 + struct.unpack("<Q", data[:8])[0]])
 

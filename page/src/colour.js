@@ -66,7 +66,24 @@ export function weighed(most = 1, kind = "sqrt") {
     log: (/** @type {number} */ t) => 1 - Math.log(Math.max(t, floor)) / Math.log(floor),
   };
   const shade = (/** @type {number} */ x) => shapes[kind](x / (most || 1));
-  return { low: 0, high: most, shade, at: (x) => along(stops, shade(x)), along: (t) => along(stops, t), kind };
+  return { low: kind === "log" ? floor * most : 0, high: most, shade, at: (x) => along(stops, shade(x)), along: (t) => along(stops, t), kind };
+}
+
+/** Diagonal lines: masked, which is not zero. @param {CanvasRenderingContext2D} pen @returns {CanvasPattern} */
+export function hatching(pen) {
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = 6;
+  const ink = /** @type {CanvasRenderingContext2D} */ (tile.getContext("2d"));
+  ink.fillStyle = css(rgb("hatch-ground"));
+  ink.fillRect(0, 0, 6, 6);
+  ink.strokeStyle = css(rgb("hatch"));
+  ink.beginPath();
+  for (const at of [-6, 0, 6]) {
+    ink.moveTo(at, 6);
+    ink.lineTo(at + 6, 0);
+  }
+  ink.stroke();
+  return /** @type {CanvasPattern} */ (pen.createPattern(tile, "repeat"));
 }
 
 /** @param {number[]} c */

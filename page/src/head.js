@@ -28,8 +28,9 @@ function changed(r, w) {
  * @param {number} batch
  * @param {number} number
  * @param {WhatIf} whatIf
+ * @param {Float64Array} [known]      the raw scores: they do not depend on what is supposed
  */
-export function headOf(page, layer, batch, number, whatIf) {
+export function headOf(page, layer, batch, number, whatIf, known) {
   const rules = changed(rulesOf(page, layer, batch, number), whatIf);
   const n = layer.queries;
   const m = layer.keys;
@@ -42,8 +43,8 @@ export function headOf(page, layer, batch, number, whatIf) {
   const q = rows("q", number, n);
   const k = rows("k", shared, m);
   const v = rows("v", shared, m);
-  const S = new Float64Array(n * m);
-  for (let i = 0; i < n; i++) for (let j = 0; j < m; j++) S[i * m + j] = dot(q, i, k, j);
+  const S = known ?? new Float64Array(n * m);
+  if (!known) for (let i = 0; i < n; i++) for (let j = 0; j < m; j++) S[i * m + j] = dot(q, i, k, j);
   const L = new Float64Array(n);
   const masked = (/** @type {number} */ i, /** @type {number} */ j) => logit(rules, S[i * m + j], i, j);
   for (let i = 0; i < n; i++) L[i] = logsumexp(m, (j) => masked(i, j), rules.sink);
@@ -75,6 +76,7 @@ export function headOf(page, layer, batch, number, whatIf) {
     q: (/** @type {number} */ i, /** @type {number} */ c) => q.data[q.at + i * q.width + c],
     k: (/** @type {number} */ j, /** @type {number} */ c) => k.data[k.at + j * k.width + c],
     v: (/** @type {number} */ j, /** @type {number} */ c) => v.data[v.at + j * v.width + c],
+    raw: S,
     scores: (/** @type {number} */ i, /** @type {number} */ j) => S[i * m + j],
     scaled,
     capped: (/** @type {number} */ i, /** @type {number} */ j) => capped(rules, scaled(i, j)),

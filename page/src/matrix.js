@@ -1,6 +1,6 @@
 // Matrices drawn to scale: cells on a canvas; brackets, names, measures and marks in SVG above it; walked by keyboard.
 
-import { css, inkOn, rgb } from "./colour.js";
+import { css, hatching, inkOn, rgb } from "./colour.js";
 import { add, h, svg } from "./dom.js";
 import { short, spelled } from "./numbers.js";
 
@@ -51,6 +51,7 @@ export const turn = (m) => ({
  * @param {() => Place} given.cursor      where the keyboard stands
  * @param {(place: Place | null) => void} given.move
  * @param {(place: Place) => void} given.pin
+ * @param {(block: number, by: number) => number | null} given.next      the matrix beside this one, past its edge
  */
 export function figure(layout, given) {
   const { blocks, width, height } = layout;
@@ -107,6 +108,13 @@ function listen(box, blocks, given) {
     const step = steps[event.key];
     if (step) {
       const [down, right] = m.flip ? [step[1], step[0]] : step;
+      const beyond = place.col + right;
+      const next = Math.abs(right) === 1 && !m.flip && (beyond < 0 || beyond >= m.cols) ? given.next(place.block, right) : null;
+      if (next !== null) {
+        const to = blocks[next].m;
+        given.move({ block: next, row: Math.min(place.row, to.rows - 1), col: right > 0 ? 0 : to.cols - 1 });
+        return event.preventDefault();
+      }
       const [rows, cols] = m.flip ? [m.cols, m.rows] : [m.rows, m.cols];
       place.row = Math.min(Math.max(place.row + down, 0), rows - 1);
       place.col = Math.min(Math.max(place.col + right, 0), cols - 1);
@@ -138,8 +146,8 @@ function paint(pen, block) {
   for (let i = 0; i < m.rows; i++)
     for (let j = 0; j < m.cols; j++) {
       const [left, top] = [Math.round(x + j * ux), Math.round(y + i * uy)];
-      const value = m.hidden?.(i, j) ? -Infinity : m.at(i, j);
-      pen.fillStyle = Number.isFinite(value) ? css(m.shade.at(value)) : value === -Infinity ? hatch : css(rgb("warn"));
+      const value = m.at(i, j);
+      pen.fillStyle = m.hidden?.(i, j) ? hatch : css(Number.isFinite(value) ? m.shade.at(value) : rgb("warn"));
       pen.fillRect(left, top, Math.round(x + (j + 1) * ux) - left - 1, Math.round(y + (i + 1) * uy) - top - 1);
     }
 }
@@ -160,7 +168,7 @@ function paintSmall(pen, { m, x, y, w, h: tall }, hatch) {
       const [row, col] = [i * stepY, j * stepX];
       if (m.hidden?.(row, col)) continue; // the hatched ground shows through
       const value = stepX * stepY === 1 ? m.at(row, col) : mean(m, row, col, stepY, stepX);
-      if (value !== -Infinity) pixels[i * wide + j] = Number.isNaN(value) ? warn : ramp[Math.round(255 * Math.min(Math.max(m.shade.shade(value), 0), 1))];
+      pixels[i * wide + j] = Number.isFinite(value) ? ramp[Math.round(255 * Math.min(Math.max(m.shade.shade(value), 0), 1))] : warn;
     }
   const whole = document.createElement("canvas");
   [whole.width, whole.height] = [wide, high];
@@ -176,23 +184,6 @@ function mean(m, i, j, tall, wide) {
   for (let a = i; a < Math.min(i + tall, m.rows); a++)
     for (let b = j; b < Math.min(j + wide, m.cols); b++, count++) sum += m.at(a, b);
   return sum / count;
-}
-
-/** Diagonal lines: masked, which is not zero. @param {CanvasRenderingContext2D} pen @returns {CanvasPattern} */
-function hatching(pen) {
-  const tile = document.createElement("canvas");
-  tile.width = tile.height = 6;
-  const ink = /** @type {CanvasRenderingContext2D} */ (tile.getContext("2d"));
-  ink.fillStyle = css(rgb("hatch-ground"));
-  ink.fillRect(0, 0, 6, 6);
-  ink.strokeStyle = css(rgb("hatch"));
-  ink.beginPath();
-  for (const at of [-6, 0, 6]) {
-    ink.moveTo(at, 6);
-    ink.lineTo(at + 6, 0);
-  }
-  ink.stroke();
-  return /** @type {CanvasPattern} */ (pen.createPattern(tile, "repeat"));
 }
 
 /** Brackets, names of rows and columns, measures, and numbers where they fit. @param {Block} block */

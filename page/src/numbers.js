@@ -1,44 +1,53 @@
 // Numbers and tokens as people read them.
 
 /**
- * A number in few characters; a true minus sign.
+ * A number by its significant digits, whole numbers in full; a true minus sign. What is not zero is never written as 0.
  * @param {number} x
  * @param {number} [digits] significant ones
  */
 export function fmt(x, digits = 4) {
   if (Number.isNaN(x)) return "NaN";
   if (!Number.isFinite(x)) return x > 0 ? "∞" : "−∞";
-  if (x === 0) return "0";
   const size = Math.abs(x);
-  const text = size < 1e-4 || size >= 1e6 ? x.toExponential(Math.min(2, digits - 1)) : fixed(x, digits);
-  return text.replace("-", "−").replace("e−", "e-").replace("e+", "e");
+  if (size && (size < 1e-4 || size >= 1e6)) return signs(x.toExponential(Math.min(2, digits - 1)));
+  return signs(String(size < 10 ** digits ? Number(x.toPrecision(digits)) : Math.round(x)));
 }
 
+/** @param {string} text */
+const signs = (text) => text.replace("-", "−").replace("e−", "e-").replace("e+", "e");
+
 /**
+ * A number and how far it may be off: `0.204473 ± 9e-6`. Digits go down to the bound; the bound grows by what is rounded
+ * away, so that the true value lies inside what is printed.
  * @param {number} x
- * @param {number} digits
+ * @param {number} off
  */
-function fixed(x, digits) {
-  const whole = Math.max(1, Math.floor(Math.log10(Math.abs(x))) + 1);
-  return String(Number(x.toFixed(Math.max(0, digits - whole))) || Number(x.toPrecision(2)));
+export function within(x, off) {
+  if (!(off > 0) || !Number.isFinite(x + off)) return fmt(x);
+  const lead = (/** @type {number} */ y) => Math.floor(Math.log10(Math.abs(y)));
+  const digits = x ? Math.max(1, lead(x) - lead(off) + 1) : 1;
+  const shown = !x ? "0" : Math.abs(x) < 1e-4 ? x.toExponential(digits - 1) : x.toFixed(Math.max(0, digits - 1 - lead(x)));
+  const wide = (off + Math.abs(Number(shown) - x)) * (1 + 1e-12);
+  const unit = 10 ** lead(wide);
+  return `${signs(shown)} ± ${fmt(Math.ceil(wide / unit) * unit, 1)}`;
 }
 
 /**
- * A number for a cell: five characters or so.
+ * A number for a cell: at most five characters or so.
  * @param {number} x
- * @param {boolean} [narrow]      three characters or so
+ * @param {boolean} [narrow]      four
  */
 export function short(x, narrow) {
-  if (!Number.isFinite(x)) return fmt(x);
   const size = Math.abs(x);
-  if (size >= 1e5) return x.toExponential(0).replace("+", "").replace("-", "−");
-  const places = size < 10 ? 2 : size < 100 ? 1 : 0;
-  const text = x.toFixed(narrow && (size >= 1 || x < 0) ? Math.max(0, places - 1) : places);
-  return Number(text) ? text.replace("-", "−") : "0";
+  if (!size || !Number.isFinite(x)) return fmt(x);
+  if (size >= 1e5) return signs(x.toExponential(0));
+  if (size >= 0.995) return signs(x.toFixed(Math.max(0, (size < 9.995 ? 2 : size < 99.95 ? 1 : 0) - Number(narrow ?? 0))));
+  const text = size < 0.0995 ? String(Number(x.toPrecision(1))) : x.toFixed(narrow && x < 0 ? 1 : 2);
+  return signs(text.length > 5 ? x.toExponential(0) : text);
 }
 
 /** @param {number} share */
-export const percent = (share) => (share >= 5e-5 ? `${(share * 100).toFixed(share < 0.0995 ? 2 : 1)}%` : "<0.01%");
+export const percent = (share) => (share > 0.9995 && share < 1 ? ">99.9%" : `${fmt(100 * share, share < 0.01 ? 2 : 3)}%`);
 
 const HIDDEN = /[\p{Cc}\p{Cf}\p{Co}\p{Cs}\p{Zl}\p{Zp}]/u;
 

@@ -41,15 +41,15 @@ export function oneQuery(s) {
       h("th", { scope: "row" }, h("button", { onclick: () => s.commit({ key: j }) }, s.page.header.tokens ? h("small", j) : null, h("bdi", spelled(s.keyName(j), 14)))),
       h("td", fmt(head.scores(i, j))),
       seen
-        ? [h("td", fmt(head.masked(i, j))), h("td.weight", h("span.figures", a.toFixed(4)), h("span.track", bar)), h("td.mix", strip((c) => a * head.v(j, c)))]
+        ? [h("td", fmt(head.masked(i, j))), h("td.weight", h("span.figures", fmt(a)), h("span.track", bar)), h("td.mix", strip((c) => a * head.v(j, c)))]
         : [h("td", "−∞"), h("td.weight", h("i.hatched"), t("masked cell")), h("td.mix", "")],
     );
   };
   const more = rest.length
-    ? h("tr", h("th", { scope: "row" }, t("more keys", { count: rest.length })), h("td"), h("td"), h("td.weight", h("span.figures", rest.reduce((sum, j) => sum + head.weights(i, j), 0).toFixed(4))), h("td.mix", strip((c) => rest.reduce((sum, j) => sum + head.weights(i, j) * head.v(j, c), 0))))
+    ? h("tr", h("th", { scope: "row" }, t("more keys", { count: rest.length })), h("td"), h("td"), h("td.weight", h("span.figures", fmt(rest.reduce((sum, j) => sum + head.weights(i, j), 0)))), h("td.mix", strip((c) => rest.reduce((sum, j) => sum + head.weights(i, j) * head.v(j, c), 0))))
     : null;
   const sum = order.reduce((total, j) => total + head.weights(i, j), 0);
-  const last = h("tr.total", h("th", { scope: "row" }, "Σ = o", h("sub", i)), h("td"), h("td"), h("td.weight", h("span.figures", sum.toFixed(4))), h("td.mix", strip((c) => head.output(i, c))));
+  const last = h("tr.total", h("th", { scope: "row" }, "Σ = o", h("sub", i)), h("td"), h("td"), h("td.weight", h("span.figures", fmt(sum))), h("td.mix", strip((c) => head.output(i, c))));
   const column = (/** @type {string} */ role, /** @type {any} */ ...parts) => h("th", { scope: "col", class: `role-${role}` }, parts);
   return h("div.pan",
     h("table.one",

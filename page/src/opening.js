@@ -1,6 +1,6 @@
 // How the page begins: the text and what the model says next, the axes by name, and the whole way drawn to one scale.
 
-import { byId, h, svg } from "./dom.js";
+import { h, svg } from "./dom.js";
 import { isAsRun } from "./head.js";
 import { fmt, percent, spelled } from "./numbers.js";
 import { dimension } from "./matrix.js";
@@ -25,10 +25,7 @@ export function opening(s) {
 /** @param {Story} s */
 function tokens(s) {
   const { tokens } = s.page.header;
-  const pick = (/** @type {number} */ query) => () => {
-    s.commit({ query, key: -1 });
-    byId(`token-${query}`)?.focus();
-  };
+  const pick = (/** @type {number} */ query) => () => s.commit({ query, key: -1 });
   return h("div.block",
     h("h2", { id: "text-title" }, s.t("text")),
     h("div.tokens", { role: "group", "aria-labelledby": "text-title" },

@@ -34,6 +34,7 @@ function productScene(s, a, parts) {
   let last = 0;
   const partOf = (/** @type {number} */ block) => parts[Math.max(0, Math.ceil(block / 2) - 1)];
   const blockOf = (/** @type {Part} */ part) => 2 + 2 * parts.indexOf(part);
+  const turned = (/** @type {any[]} */ list) => (s.columns ? list.reverse() : list); // kᵀ·q where tokens are columns
   const now = (/** @type {Own} */ own, /** @type {number} */ size) => Math.min(s.state[own], size - 1);
   const cursor = () => {
     const { r, own } = parts[last];
@@ -57,13 +58,13 @@ function productScene(s, a, parts) {
       const { b, r, bias, extra } = partOf(block);
       /** @type {[number, number][]} */
       const terms = [];
-      for (let x = 0; x < a.cols; x++) if (!a.hidden?.(row, x)) terms.push([a.at(row, x), b.at(x, col)]);
+      for (let x = 0; x < a.cols; x++) if (!a.hidden?.(row, x)) terms.push(/** @type {[number, number]} */ (turned([a.at(row, x), b.at(x, col)])));
       return [
         sumOfProducts({
-          name: sym(low(r), `${row},${col}`, r.role),
-          symbols: [sym(low(a), row, a.role), "·", sym(low(b), col, b.role), bias ? [" + ", sym("b", col, "plain")] : null],
+          name: sym(low(r), s.at(row, col), r.role),
+          symbols: [...turned([sym(low(a), row, a.role), "·", sym(low(b), col, b.role)]), bias ? [" + ", sym("b", col, "plain")] : null],
           terms,
-          roles: [a.role, b.role],
+          roles: /** @type {[string, string]} */ (turned([a.role, b.role])),
           plus: bias?.(row, col),
           total: r.at(row, col),
           more: (count, sum) => s.t("more", { count, sum }),
@@ -75,6 +76,7 @@ function productScene(s, a, parts) {
       const { own } = partOf(block);
       s.commit({ [own[0]]: row, [own[1]]: col });
     },
+    next: (block, by) => (block > 1 && parts[block / 2 - 1 + by] ? block + 2 * by : null),
   };
 }
 
@@ -95,7 +97,7 @@ const alone = (s, m, own, note) => ({
   cursor: () => ({ block: 0, row: s.state[own], col: Math.min(s.state.feature, m.cols - 1) }),
   locate: (place) => place,
   marks: ({ row, col }) => [{ block: 0, row, kind: m.role }, { block: 0, row, col, kind: "result" }],
-  written: ({ row, col }) => [sym(low(m), `${row},${col}`, m.role), " = ", h("b", fmt(m.at(row, col), 5))],
+  written: ({ row, col }) => [sym(low(m), s.at(row, col), m.role), " = ", h("b", fmt(m.at(row, col), 5))],
   pin: ({ row, col }) => s.commit({ [own]: row, feature: col }),
   notes: note ? [note] : [],
 });
@@ -191,7 +193,7 @@ export function bentScenes(s, name) {
   const done = name === "scaled" ? (root ? `÷ √${head.dk}` : `× ${fmt(scale)}`) : name === "capped" ? "tanh" : "+";
   const written = (/** @type {number} */ i, /** @type {number} */ j) => {
     const [x, y] = [from.at(i, j), to.at(i, j)];
-    return [sym(low(after), `${i},${j}`, "weights"), " = ", how[name](x, y), " = ", h("b", fmt(y, 5))];
+    return [sym(low(after), s.at(i, j), "weights"), " = ", how[name](x, y), " = ", h("b", fmt(y, 5))];
   };
   return change(s, before, after, done, written);
 }
@@ -203,9 +205,9 @@ export function maskedScenes(s) {
   const shade = signed("weights", most(head.n, head.m, at));
   const before = square(s, symbol, at, { shade });
   const written = (/** @type {number} */ i, /** @type {number} */ j) => [
-    sym("m", `${i},${j}`, "weights"),
+    sym("m", s.at(i, j), "weights"),
     " = ",
-    head.visible(i, j) ? [sym(low(before), `${i},${j}`, "weights"), " = ", h("b", fmt(at(i, j), 5))] : [h("b", "−∞"), ` (${s.t("masked cell")})`],
+    head.visible(i, j) ? [sym(low(before), s.at(i, j), "weights"), " = ", h("b", fmt(at(i, j), 5))] : [h("b", "−∞"), ` (${s.t("masked cell")})`],
   ];
   return change(s, before, { ...before, symbol: "M", hidden: s.hidden }, "", written);
 }
@@ -216,12 +218,17 @@ function inTheRun(s, name, i, j) {
   return own && h("span.aside.line", s.t("in the run", { x: fmt(own[name](i, j), 5) }));
 }
 
+/** What goes into the softmax. @param {Story} s */
+export const insideSoftmax = (s) => (s.hidden ? "M" : bends(s).slice(-1)[0].symbol) + (s.state.what.temperature === 1 ? "" : "/T");
+
+/** What is masked. @param {Story} s */
+export const beforeMask = (s) => bends(s).slice(-1)[0].symbol;
+
 /** A = softmax(M), row by row. @param {Story} s @returns {Scene[]} */
 export function weightScenes(s) {
   const { head } = s;
-  const symbol = s.hidden ? "M" : bends(s).slice(-1)[0].symbol;
-  const before = square(s, s.state.what.temperature === 1 ? symbol : `${symbol}/T`, head.masked, { hidden: s.hidden });
-  return change(s, before, weightMatrix(s), "softmax", (i, j) => [softmaxOf(head, i, j, s.t), inTheRun(s, "weights", i, j)], true);
+  const before = square(s, insideSoftmax(s), head.masked, { hidden: s.hidden });
+  return change(s, before, weightMatrix(s), "softmax", (i, j) => [softmaxOf(s, i, j), inTheRun(s, "weights", i, j)], true);
 }
 
 /** O = A·V. @param {Story} s @returns {Scene[]} */
@@ -246,7 +253,7 @@ export function concatScenes(s) {
       marks: ({ row, col }) => [...(Math.floor(col / dv) === number ? [{ block: 0, row, col: col % dv, kind: "value" }] : []), { block: 1, row, col, kind: "result" }],
       written: ({ row, col }) => {
         const [from, c] = [Math.floor(col / dv), col % dv];
-        return [sym("h", `${row},${col}`, "value"), " = ", sym("o", `${row},${c}`, "value"), ` (${s.t("head")} ${from}) = `, h("b", fmt(s.headAt(from).output(row, c), 5))];
+        return [sym("h", s.at(row, col), "value"), " = ", sym("o", s.at(row, c), "value"), ` (${s.t("head")} ${from}) = `, h("b", fmt(s.headAt(from).output(row, c), 5))];
       },
       pin: ({ row, col }) => s.commit({ query: row, feature: col % dv, head: Math.floor(col / dv) }),
     },

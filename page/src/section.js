@@ -1,10 +1,11 @@
 // One step of the story: a sentence, the formula, a figure whose cells explain themselves, and the product written out.
 
 import { css } from "./colour.js";
-import { h } from "./dom.js";
+import { add, h } from "./dom.js";
 import { formula } from "./mathml.js";
 import { figure } from "./matrix.js";
 import { fmt, listOf, spelled } from "./numbers.js";
+import { lettered } from "./written.js";
 
 /** @typedef {import("./dom.js").Child} Child */
 /** @typedef {import("./matrix.js").Place} Place */
@@ -17,9 +18,19 @@ import { fmt, listOf, spelled } from "./numbers.js";
  * @property {(place: Place) => import("./matrix.js").Mark[]} marks
  * @property {(place: Place) => Child} written
  * @property {(place: Place) => void} pin
+ * @property {(block: number, by: number) => number | null} [next]      the result beside this one
  * @property {string[]} [notes]
  */
-/** @typedef {{id: string, symbol: string, element: HTMLElement, update: () => void}} Section */
+/**
+ * @typedef {object} Section
+ * @property {string} id
+ * @property {string} symbol
+ * @property {HTMLElement} element
+ * @property {() => void} draw      unless what is drawn is as it should be
+ * @property {() => boolean} stale      drawn once, and not any more as it should be
+ * @property {() => void} outdate      the head's numbers have changed
+ * @property {() => void} update      another cell is chosen
+ */
 
 const TABLE = 12;
 
@@ -29,43 +40,60 @@ const TABLE = 12;
  * @param {string} given.id
  * @param {string} given.symbol
  * @param {string} given.title
- * @param {Child} given.says
- * @param {string[]} [given.formulas]
+ * @param {() => Child} given.says
+ * @param {() => string[]} [given.formulas]
  * @param {() => Scene[]} [given.scenes]
- * @param {Child} [given.before]      above the figures: controls
+ * @param {() => HTMLElement} [given.controls]      above the figures
  * @param {() => Child} [given.body]      in place of figures
+ * @param {boolean} [given.ofCell]      the body speaks of the chosen cell
  * @returns {Section}
  */
-export function section(story, { id, symbol, title, says, formulas = [], scenes, before, body }) {
+export function section(story, { id, symbol, title, says, formulas, scenes, controls, body, ofCell }) {
   const hold = h("div", { class: body ? null : "hold" });
   const heading = `step-${id}-title`;
-  const element = h(
-    "section",
-    { id: `step-${id}`, class: "step", "aria-labelledby": heading },
-    h("div.head", h("h2", { id: heading, tabindex: "-1" }, title), h("p.says", toned(says))),
-    formulas.length ? h("div.formulas", formulas.map((text) => h("div", formula(story.translated(text), true)))) : null,
-    before,
-    hold,
-    verdicts(story, id),
-  );
+  const [said, written, panel] = [h("p.says"), h("div.formulas"), h("div")];
+  const element = h("section", { id: `step-${id}`, class: "step", "aria-labelledby": heading }, h("div.head", h("h2", { id: heading, tabindex: "-1" }, title), said), written, panel, hold, verdicts(story, id));
   /** @type {(() => void)[]} */
   let updates = [];
-  let drawn = false;
+  let [drawn, fresh] = [false, false];
+  const tell = () => {
+    said.replaceChildren();
+    add(said, toned(says()));
+    written.replaceChildren(...(formulas?.() ?? []).map((text) => h("div", formula(story.translated(text), true))));
+    if (!panel.contains(document.activeElement)) panel.replaceChildren(...(controls ? [controls()] : [])); // what is being moved stays
+  };
+  const fillBody = () => body && hold.replaceChildren(h("div", body()));
   const draw = () => {
-    if (drawn) return;
-    drawn = true;
+    if (fresh) return;
+    drawn = fresh = true;
+    const focused = [...hold.querySelectorAll(".figure")].indexOf(/** @type {Element} */ (document.activeElement));
     const parts = (scenes?.() ?? []).map((scene) => acted(story, scene));
     updates = parts.map((part) => part.update);
     hold.replaceChildren(...parts.map((part) => part.element));
-    update();
-  };
-  const update = () => {
-    if (!drawn) return;
+    fillBody();
     for (const each of updates) each();
-    if (body) hold.replaceChildren(h("div", body()));
+    if (focused >= 0) /** @type {HTMLElement | undefined} */ (hold.querySelectorAll(".figure")[focused])?.focus({ preventScroll: true });
   };
+  tell();
   story.whenSeen(element, draw);
-  return { id, symbol, element, update };
+  return {
+    id,
+    symbol,
+    element,
+    draw,
+    stale: () => drawn && !fresh,
+    outdate() {
+      fresh = false;
+      tell();
+    },
+    update() {
+      if (!fresh) return;
+      for (const each of updates) each();
+      if (!ofCell) return;
+      tell();
+      fillBody();
+    },
+  };
 }
 
 const ROLE_WORDS = /(quer(?:y|ies)|查询)|(keys?(?![a-z])|键)|(values?|(?<!数)值)|(weights?(?!e)|权重)/i;
@@ -108,8 +136,8 @@ function acted(story, scene) {
     story.shell.say(`${t("pinned")}. ${written.textContent}`);
   };
   const { m } = scene.layout.blocks[now().block];
-  const label = t("figure", { name: m.symbol.replace("^", ""), rows: m.rows, cols: m.cols });
-  const drawing = figure(scene.layout, { label, cursor: now, move, pin });
+  const label = t("figure", { name: m.symbol, rows: m.rows, cols: m.cols });
+  const drawing = figure(scene.layout, { label, cursor: now, move, pin, next: scene.next ?? (() => null) });
   const hold = h("div.table");
   const fill = () => hold.replaceChildren(windowOf(story, matrixNow(), now()));
   const table = /** @type {HTMLDetailsElement} */ (h("details.numbers", { ontoggle: () => table.open && fill() }, h("summary", t("numbers")), hold));
@@ -143,9 +171,8 @@ function colourBar(story, m) {
   canvas.style.height = `${high}px`;
   const middle = (shade.low + shade.high) / 2;
   const ends = [shade.low, middle, shade.high].map((value) => h("span", fmt(value, 3)));
-  const name = m.symbol.replace("^", "");
   return h("span.colourbar",
-    h("var", { class: `role-${m.role}` }, name),
+    h("var", { class: `role-${m.role}` }, lettered(m.symbol)),
     h("span.scale", canvas, h("span.ends", ends)),
     shade.kind === "sqrt" ? h("span.note", story.t("by root")) : null,
     m.hidden ? h("span.note", h("i.hatched"), story.t("masked cell")) : null,
@@ -164,7 +191,7 @@ function windowOf(story, m, at) {
   return h(
     "table",
     h("caption", caption),
-    h("thead", h("tr", h("th", m.symbol.replace("^", "")), cols.map((j) => h("th", { scope: "col" }, h("bdi", name(m.colName, j)))))),
+    h("thead", h("tr", h("th", lettered(m.symbol)), cols.map((j) => h("th", { scope: "col" }, h("bdi", name(m.colName, j)))))),
     h("tbody", rows.map((i) => h("tr", h("th", { scope: "row" }, h("bdi", name(m.rowName, i))), cols.map((j) => h("td", m.hidden?.(i, j) ? story.t("masked cell") : fmt(m.at(i, j), 5)))))),
   );
 }

@@ -9,6 +9,14 @@ import { speaker } from "./words.js";
 
 const THEMES = ["auto", "light", "dark"];
 
+/** The keys that a control needs for itself. @param {HTMLElement} target */
+function ownKeys(target) {
+  if (target.tagName === "SELECT") return /^(Arrow|Enter|Escape|[\w ]$)/;
+  if (target.tagName !== "INPUT") return /^(BUTTON|SUMMARY)$/.test(target.tagName) ? /^(Enter| )$/ : /^$/;
+  const { type } = /** @type {HTMLInputElement} */ (target);
+  return type === "range" ? /^Arrow/ : type === "checkbox" ? /^ $/ : /^/;
+}
+
 /**
  * @param {any} header
  * @param {(shell: Shell) => void} draw      called again when language or theme change
@@ -41,11 +49,8 @@ export function openShell(header, draw) {
     redraw,
   };
   document.addEventListener("keydown", (event) => {
-    const target = /** @type {HTMLElement} */ (event.target);
-    if (event.metaKey || (event.ctrlKey && !event.altKey) || /^(INPUT|SELECT|TEXTAREA)$/.test(target.tagName)) return;
-    if (event.key === "Enter" && /^(BUTTON|SUMMARY)$/.test(target.tagName)) return;
     const act = keys.get(event.key);
-    if (!act) return;
+    if (!act || event.metaKey || (event.ctrlKey && !event.altKey) || ownKeys(/** @type {HTMLElement} */ (event.target)).test(event.key)) return;
     event.preventDefault();
     act(event);
   });
@@ -67,7 +72,7 @@ export function openShell(header, draw) {
     bar.replaceChildren(...buttons());
     main.replaceChildren();
     draw(shell);
-    window.scrollTo(0, place);
+    window.scrollTo({ top: place, behavior: "instant" });
   }
 
   function buttons() {

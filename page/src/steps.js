@@ -1,11 +1,10 @@
 // The explaining page: from X to the output, one idea at a time. One query first, then the matrices.
 
 import { byId, h } from "./dom.js";
-import { isAsRun } from "./head.js";
 import { listOf, spelled } from "./numbers.js";
 import { oneQuery } from "./onequery.js";
 import { closing, opening } from "./opening.js";
-import { bentScenes, concatScenes, inputScenes, maskedScenes, mixedScenes, outputScenes, scoreScenes, weightScenes } from "./scenes.js";
+import { beforeMask, bentScenes, concatScenes, inputScenes, insideSoftmax, maskedScenes, mixedScenes, outputScenes, scoreScenes, weightScenes } from "./scenes.js";
 import { section } from "./section.js";
 import { begin, makeStory } from "./story.js";
 import { maskControl, ribbon, scaleControl, temperatureControl } from "./whatif.js";
@@ -23,14 +22,25 @@ export function openStory(page) {
   let waiting = new Map();
   /** @type {Set<string>} what has been looked at stays drawn, so that nothing moves when the page is drawn anew */
   const looked = new Set();
+  /** @type {Set<Element>} */
+  const near = new Set();
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  let later;
+  let goToPlace = () => {};
+  let first = true;
+  addEventListener("hashchange", () => goToPlace());
   return (shell) => {
     watcher?.disconnect();
+    clearTimeout(later);
     waiting = new Map();
+    near.clear();
     const seen = (/** @type {IntersectionObserverEntry[]} */ entries) => {
-      for (const { isIntersecting, target } of entries) if (isIntersecting) {
-          looked.add(target.id);
-          waiting.get(target)?.();
-        }
+      for (const { isIntersecting, target } of entries) {
+        near[isIntersecting ? "add" : "delete"](target);
+        if (!isIntersecting) continue;
+        looked.add(target.id);
+        waiting.get(target)?.();
+      }
     };
     watcher = new IntersectionObserver(seen, { rootMargin: "600px" });
     const room = shell.main.clientWidth - 2 * (shell.main.clientWidth < 640 ? 14 : 32);
@@ -39,36 +49,85 @@ export function openStory(page) {
       watcher?.observe(element);
     }, commit);
     const sections = sectionsOf(story);
-    const map = stepMap(story, sections);
-    shell.main.append(map, opening(story), ...sections.map(({ element }) => element));
-    const band = ribbon(story);
-    if (band) shell.main.append(band);
+    const map = stepMap(story, sections, go);
+    const band = h("div.band");
+    shell.main.append(map, opening(story), ...sections.map(({ element }) => element), band);
+    const tellBand = () => band.replaceChildren(...[ribbon(story)].flatMap((made) => made ?? []));
+    tellBand();
     for (const [element, draw] of waiting) if (shell.printing() || looked.has(element.id)) draw();
     follow(map, sections);
     lightDimensions(shell.main);
     keys(story);
+    goToPlace = () => go(location.hash.replace("#step-", ""));
+    if (first && location.hash) goToPlace();
+    first = false;
+
+    /** To a step. Figures above it have no height until they are drawn, so all are drawn first. @param {string} id */
+    function go(id) {
+      const step = byId(`step-${id}`);
+      if (!step) return;
+      for (const { draw } of sections) draw();
+      document.documentElement.style.scrollPaddingTop = `${map.offsetHeight}px`;
+      step.scrollIntoView();
+      byId(`step-${id}-title`)?.focus({ preventScroll: true });
+      putHash(`#step-${id}`);
+    }
 
     /** @param {Partial<State>} change */
     function commit(change) {
-      const deep = ["layer", "batch", "head", "what"].some((name) => name in change && change[/** @type {keyof State} */ (name)] !== state[/** @type {keyof State} */ (name)]);
-      const query = change.query !== undefined && change.query !== state.query;
+      const differs = (/** @type {(keyof State)[]} */ ...names) => names.some((name) => name in change && change[name] !== state[name]);
+      if (differs("layer", "batch")) {
+        Object.assign(state, change);
+        return shell.redraw();
+      }
+      const [supposed, other] = [differs("what"), differs("head")];
+      const anchor = document.querySelector(".figure:hover") ?? document.activeElement;
+      const before = anchor?.getBoundingClientRect().top ?? 0;
       Object.assign(state, change);
-      if (deep || query) {
-        const focused = document.activeElement?.closest(".step")?.id;
-        const inFigure = document.activeElement?.classList.contains("figure");
-        shell.redraw();
-        if (focused && inFigure) /** @type {HTMLElement | null} */ (document.querySelector(`#${focused} .figure`))?.focus({ preventScroll: true });
-      } else for (const { update } of sections) update();
+      if (supposed || other) story.refresh(supposed);
+      story.aim();
+      if (supposed || other) for (const { outdate } of sections) outdate();
+      for (const { element, draw, update } of sections) {
+        update();
+        if (near.has(element)) draw();
+      }
+      tellBand();
+      for (const name of /** @type {const} */ (["head", "query"])) {
+        const pick = /** @type {HTMLSelectElement | null} */ (byId(`pick-${name}`));
+        if (pick) pick.value = String(state[name]);
+      }
+      for (const [i, token] of [...shell.main.querySelectorAll(".tokens button")].entries()) token.setAttribute("aria-pressed", String(i === state.query));
+      const now = (anchor?.isConnected ? anchor : document.querySelector(".figure:hover"))?.getBoundingClientRect().top ?? before;
+      if (now !== before) window.scrollBy({ top: now - before, behavior: "instant" }); // what is pointed at stays under the pointer
+      clearTimeout(later);
+      later = setTimeout(catchUp);
+    }
+
+    /** What is out of sight follows, one step at a time. */
+    function catchUp() {
+      const next = sections.find(({ stale }) => stale());
+      next?.draw();
+      if (next) later = setTimeout(catchUp);
     }
   };
+}
+
+/** The address of a step; a frame without an address has none. @param {string} hash */
+function putHash(hash) {
+  try {
+    history.replaceState(null, "", hash);
+  } catch {
+    // the page is shown all the same
+  }
 }
 
 /** @param {Story} s @returns {Section[]} */
 function sectionsOf(s) {
   const { t } = s;
   const formulaOf = (/** @type {string} */ name) => [s.step(name)?.formula].filter(Boolean);
+  const plainly = (/** @type {string} */ symbol) => symbol.replace("′", "'");
   const plain = (/** @type {string} */ id, /** @type {string} */ symbol, /** @type {() => import("./section.js").Scene[]} */ scenes, /** @type {any} */ more = {}) =>
-    section(s, { id, symbol, title: t(id), says: s.words(id), formulas: formulaOf(id), scenes, ...more });
+    section(s, { id, symbol, title: t(id), says: () => s.words(id), formulas: () => formulaOf(id), scenes, ...more });
   const whole = s.step("concat");
   const last = whole ? "heads" : "output";
   const projected = s.named("x");
@@ -77,42 +136,42 @@ function sectionsOf(s) {
       id: "qkv",
       symbol: projected ? "X→QKV" : "QKV",
       title: t("qkv"),
-      says: t(projected ? "project" : "given qkv"),
-      formulas: projected ? ["q", "k", "v"].flatMap(formulaOf) : [],
+      says: () => t(projected ? "project" : "given qkv"),
+      formulas: () => (projected ? ["q", "k", "v"].flatMap(formulaOf) : []),
       scenes: () => inputScenes(s),
     }),
-    section(s, { id: "one", symbol: `q → o`, title: t("one"), says: t("one says", { token: spelled(s.queryName(s.state.query)) }), body: () => oneQuery(s) }),
+    section(s, { id: "one", symbol: `q → o`, title: t("one"), says: () => t("one says", { token: spelled(s.queryName(s.state.query)) }), body: () => oneQuery(s), ofCell: true }),
     plain("scores", "S", () => scoreScenes(s)),
-    plain("scaled", "S′", () => bentScenes(s, "scaled"), { before: scaleControl(s) }),
+    plain("scaled", "S′", () => bentScenes(s, "scaled"), { controls: () => scaleControl(s), says: () => (s.state.what.scale ? s.words(formulaOf("scaled")[0].includes("√") ? "scaled" : "scaled by") : t("what if scale")), formulas: () => (s.state.what.scale ? formulaOf("scaled") : ["S' = S"]) }),
   ];
   for (const [name, symbol] of [["capped", "C"], ["biased", "B"]]) if (s.step(name)) found.push(plain(name, symbol, () => bentScenes(s, name)));
-  const masks = s.step("masked") || !isAsRun(s.state.what);
+  const masking = () => (s.hidden ? [s.state.what.causal === null && s.state.what.window === null && s.step("masked")?.formula || `M = ${plainly(beforeMask(s))}, -∞ where forbidden`] : []);
+  const softmax = () => formulaOf("weights").map((text) => text.replace(/(softmax\(\[?)[A-Z]'?/, (/** @type {string} */ _, /** @type {string} */ start) => start + plainly(insideSoftmax(s))));
   found.push(
-    plain("masked", "M", () => maskedScenes(s), { before: maskControl(s), says: masks ? s.words("masked") : t("nothing masked") }),
-    plain("weights", "A", () => weightScenes(s), { before: temperatureControl(s), title: t(s.columns ? "weights columns" : "weights") }),
+    plain("masked", "M", () => maskedScenes(s), { controls: () => maskControl(s), says: () => (s.hidden ? s.words("masked") : t("nothing masked")), formulas: masking }),
+    plain("weights", "A", () => weightScenes(s), { controls: () => temperatureControl(s), title: t(s.columns ? "weights columns" : "weights"), says: () => s.words(s.head.rules.sink === -Infinity ? "weights" : "weights with sink"), formulas: softmax }),
     plain(last, "O", () => outputScenes(s)),
   );
   if (whole) {
     found.push(plain("concat", "H", () => concatScenes(s)));
-    found.push(section(s, { id: "output", symbol: "U", title: t("layer output"), says: s.words("layer output"), formulas: formulaOf("output"), scenes: () => mixedScenes(s) }));
+    found.push(section(s, { id: "output", symbol: "U", title: t("layer output"), says: () => s.words("layer output"), formulas: () => formulaOf("output"), scenes: () => mixedScenes(s) }));
   }
-  found.push(section(s, { id: "checked", symbol: "✓", title: t("checked"), says: "", body: () => closing(s) }));
+  found.push(section(s, { id: "checked", symbol: "✓", title: t("checked"), says: () => "", body: () => closing(s) }));
   return found;
 }
 
-/** The small map that stays: every step, and whose attention is looked at. @param {Story} s @param {Section[]} sections */
-function stepMap(s, sections) {
+/** The small map that stays: every step, and whose attention is looked at. @param {Story} s @param {Section[]} sections @param {(id: string) => void} to */
+function stepMap(s, sections, to) {
   const { t, state, page } = s;
   const go = (/** @type {string} */ id) => (/** @type {Event} */ event) => {
     event.preventDefault();
-    byId(`step-${id}`)?.scrollIntoView();
-    byId(`step-${id}-title`)?.focus({ preventScroll: true });
+    to(id);
   };
   const links = sections.map(({ id, symbol }) => h("li", h("a", { href: `#step-${id}`, onclick: go(id), "data-step": id, title: t(id === "output" && s.step("concat") ? "layer output" : id) }, symbol)));
   const pick = (/** @type {string} */ name, /** @type {number} */ size, /** @type {number} */ now, /** @type {(i: number) => string} */ label) => {
     if (size < 2) return null;
     const set = (/** @type {number} */ value) => {
-      s.commit(name === "query" ? { query: value, key: -1 } : { [name]: value, key: -1 });
+      s.commit({ [name]: value, key: -1 });
       byId(`pick-${name}`)?.focus();
     };
     const options = listOf(size, (i) => h("option", { value: i, selected: i === now }, label(i)));

@@ -30,44 +30,58 @@ export function makeStory(page, shell, state, room, whenSeen, commit) {
   const { header } = page;
   const layer = header.layers[state.layer];
   const { t } = shell;
+  /** @type {Map<number, Float64Array>} */
+  const scores = new Map();
   /** @type {Map<number, import("./head.js").Head>} */
   const heads = new Map();
-  const headAt = (/** @type {number} */ number) => {
-    const known = heads.get(number);
-    if (known) return known;
-    const made = headOf(page, layer, state.batch, number, state.what);
-    heads.set(number, made);
+  const make = (/** @type {number} */ number, /** @type {import("./head.js").WhatIf} */ what) => {
+    const made = headOf(page, layer, state.batch, number, what, scores.get(number));
+    scores.set(number, made.raw);
     return made;
   };
-  const head = headAt(state.head);
-  if (state.key < 0 || state.key >= head.m) state.key = strongest(head, state.query);
-  const hidden = (/** @type {number} */ i, /** @type {number} */ j) => !head.visible(i, j);
+  const headAt = (/** @type {number} */ number) => {
+    const known = heads.get(number) ?? make(number, state.what);
+    heads.set(number, known);
+    return known;
+  };
   const named = (/** @type {string} */ name) => (layer.arrays[name] ? page.array(layer.arrays[name]) : null);
   const width = (/** @type {string} */ name) => named(name)?.shape.at(-1) ?? 0;
-  const sizes = { n: head.n, m: head.m, d_k: head.dk, d_v: head.dv, d_model: Math.max(width("x"), width("w_o")), "h·d_v": layer.heads * head.dv };
-  const { tokens } = header;
-  const name = (/** @type {string} */ letter, /** @type {number} */ i) => tokens?.[i] ?? `${letter}${subscript(i)}`;
+  const { tokens, sources } = header;
   const columns = header.convention === "columns";
-  /** @type {import("./head.js").Head | null} */
-  let asItWas = null;
-  /** @type {Float64Array | null} */
-  let final = null;
+  const { dk, dv, n, m } = headAt(state.head);
+  const sizes = { n, m, d_k: dk, d_v: dv, d_model: Math.max(width("x"), width("w_o")), "h·d_v": layer.heads * dv };
   /** U = H·W^O + b^O, from all heads. */
   const mix = () => {
     const w = /** @type {import("./container.js").NumberArray} */ (named("w_o"));
     const bias = named("b_o");
     const wide = w.shape[1];
-    const made = new Float64Array(head.n * wide);
-    for (let i = 0; i < head.n; i++) {
+    const made = new Float64Array(n * wide);
+    for (let i = 0; i < n; i++) {
       for (let x = 0; x < w.shape[0]; x++) {
-        const value = headAt(Math.floor(x / head.dv)).output(i, x % head.dv);
+        const value = headAt(Math.floor(x / dv)).output(i, x % dv);
         for (let c = 0; c < wide; c++) made[i * wide + c] += value * w.data[x * wide + c];
       }
       if (bias) for (let c = 0; c < wide; c++) made[i * wide + c] += bias.data[c];
     }
     return made;
   };
-  return {
+  /** What follows from the chosen head and from what is supposed. */
+  const followed = () => {
+    const head = headAt(state.head);
+    /** @type {import("./head.js").Head | null} */
+    let asItWas = null;
+    /** @type {Float64Array | null} */
+    let final = null;
+    const hidden = (/** @type {number} */ i, /** @type {number} */ j) => !head.visible(i, j);
+    return {
+      head,
+      hidden: someOf(n, m, hidden) ? hidden : null,
+      /** The head as the run had it, where something else is supposed. */
+      own: () => (isAsRun(state.what) ? null : (asItWas ??= make(state.head, asRun()))),
+      mixed: () => (final ??= mix()),
+    };
+  };
+  const story = Object.assign({
     page,
     shell,
     t,
@@ -75,21 +89,18 @@ export function makeStory(page, shell, state, room, whenSeen, commit) {
     commit,
     whenSeen,
     layer,
-    head,
     headAt,
     named,
-    /** The head as the run had it, where something else is supposed. */
-    own: () => (isAsRun(state.what) ? null : (asItWas ??= headOf(page, layer, state.batch, state.head, asRun()))),
-    mixed: () => (final ??= mix()),
-    hidden: someOf(head.n, head.m, hidden) ? hidden : null,
     sizes,
     room,
     columns,
     units: unitsFor(room, sizes),
-    queryName: (/** @type {number} */ i) => name("q", i),
-    keyName: (/** @type {number} */ j) => name("k", j),
+    queryName: (/** @type {number} */ i) => tokens?.[i] ?? `q${subscript(i)}`,
+    keyName: (/** @type {number} */ j) => (sources ?? tokens)?.[j] ?? `k${subscript(j)}`,
+    /** The indices of a cell as the convention writes them: its row first, and tokens are rows or columns. @param {number} token @param {number} other */
+    at: (token, other) => (columns ? `${other},${token}` : `${token},${other}`),
     /** @param {string} key */
-    words: (key) => header.words[shell.language()][key] ?? "",
+    words: (key) => (header.words[shell.language()][key] ?? "").replace("-∞", "−∞"),
     /** @param {string} key */
     step: (key) => layer.steps.find((/** @type {any} */ step) => step.name === key),
     /** @param {string} text */
@@ -99,7 +110,19 @@ export function makeStory(page, shell, state, room, whenSeen, commit) {
     },
     /** As the convention has it: tokens as rows or as columns. @param {Matrix} m */
     laid: (m) => (columns ? turn(m) : m),
+  }, followed());
+  const aim = () => {
+    if (state.key < 0 || state.key >= m) state.key = strongest(story.head, state.query);
   };
+  aim();
+  return Object.assign(story, {
+    /** After the state changed; all heads anew where something else is supposed. @param {boolean} supposed */
+    refresh(supposed) {
+      if (supposed) heads.clear();
+      Object.assign(story, followed());
+    },
+    aim,
+  });
 }
 
 /** The key with the largest weight. @param {import("./head.js").Head} head @param {number} query */

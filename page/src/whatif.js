@@ -1,16 +1,13 @@
 // What if: controls that recompute the page, and the ribbon that says so and leads back.
 
-import { byId, h } from "./dom.js";
+import { h } from "./dom.js";
 import { asRun, isAsRun } from "./head.js";
 import { fmt } from "./numbers.js";
 
 /** @typedef {import("./story.js").Story} Story */
 
-/** @param {Story} s @param {Partial<import("./head.js").WhatIf>} change @param {string} focus */
-function suppose(s, change, focus) {
-  s.commit({ what: { ...s.state.what, ...change } });
-  byId(focus)?.focus();
-}
+/** @param {Story} s @param {Partial<import("./head.js").WhatIf>} change */
+const suppose = (s, change) => s.commit({ what: { ...s.state.what, ...change } });
 
 const panel = (/** @type {Story} */ s, /** @type {any[]} */ ...parts) => h("div.whatif", { role: "group", "aria-label": s.t("what if") }, h("span.tag", s.t("what if")), ...parts);
 
@@ -18,7 +15,7 @@ const panel = (/** @type {Story} */ s, /** @type {any[]} */ ...parts) => h("div.
 const box = (id, words, on, act) => h("label", h("input", { type: "checkbox", id, checked: on, onchange: (/** @type {Event} */ event) => act(/** @type {HTMLInputElement} */ (event.target).checked) }), words);
 
 /** @param {Story} s */
-export const scaleControl = (s) => panel(s, box("if-scale", s.t("what if scale"), !s.state.what.scale, (on) => suppose(s, { scale: !on }, "if-scale")));
+export const scaleControl = (s) => panel(s, box("if-scale", s.t("what if scale"), !s.state.what.scale, (on) => suppose(s, { scale: !on })));
 
 /** @param {Story} s */
 export function maskControl(s) {
@@ -27,13 +24,13 @@ export function maskControl(s) {
   const sizes = [...new Set([1, 2, 4, 8, 16, 64, 256].filter((size) => size < s.head.m))];
   return panel(
     s,
-    box("if-causal", s.t(own ? "what if uncausal" : "what if causal"), causal !== null, (on) => suppose(s, { causal: on ? !own : null }, "if-causal")),
+    box("if-causal", s.t(own ? "what if uncausal" : "what if causal"), causal !== null, (on) => suppose(s, { causal: on ? !own : null })),
     h(
       "label",
       s.t("window control"),
       h(
         "select",
-        { id: "if-window", onchange: (/** @type {Event} */ event) => suppose(s, { window: /** @type {HTMLSelectElement} */ (event.target).value === "" ? null : Number(/** @type {HTMLSelectElement} */ (event.target).value) - 1 }, "if-window") },
+        { id: "if-window", onchange: (/** @type {Event} */ event) => suppose(s, { window: /** @type {HTMLSelectElement} */ (event.target).value === "" ? null : Number(/** @type {HTMLSelectElement} */ (event.target).value) - 1 }) },
         h("option", { value: "" }, "—"),
         sizes.map((size) => h("option", { value: size, selected: window === size - 1 }, s.t("what if window", { x: size }))),
       ),
@@ -44,6 +41,7 @@ export function maskControl(s) {
 /** @param {Story} s */
 export function temperatureControl(s) {
   const value = s.state.what.temperature;
+  let frame = 0;
   const shown = h("output", fmt(value, 3));
   const read = (/** @type {Event} */ event) => Number((2 ** Number(/** @type {HTMLInputElement} */ (event.target).value)).toPrecision(3));
   return panel(
@@ -51,7 +49,11 @@ export function temperatureControl(s) {
     h(
       "label",
       s.t("temperature"),
-      h("input", { type: "range", id: "if-temperature", min: -3, max: 3, step: 0.25, value: Math.log2(value), oninput: (/** @type {Event} */ event) => (shown.textContent = fmt(read(event), 3)), onchange: (/** @type {Event} */ event) => suppose(s, { temperature: read(event) }, "if-temperature") }),
+      h("input", { type: "range", id: "if-temperature", min: -3, max: 3, step: 0.25, value: Math.log2(value), oninput: (/** @type {Event} */ event) => {
+        shown.textContent = fmt(read(event), 3);
+        cancelAnimationFrame(frame);
+        frame = requestAnimationFrame(() => suppose(s, { temperature: read(event) }));
+      } }),
       shown,
     ),
   );

@@ -2,12 +2,12 @@
 
 /** @type {Record<string, [string, string]>} */
 const WORDS = {
-  "theme auto": ["theme: as the system", "主题：随系统"],
+  "theme auto": ["theme: same as the system", "主题：跟随系统"],
   "theme light": ["theme: light", "主题：浅色"],
   "theme dark": ["theme: dark", "主题：深色"],
   "language": ["中文", "English"],
-  "keys": ["keys", "按键"],
-  "keys heads": ["[ and ]: head; { and }: layer", "[ 与 ]：切换头；{ 与 }：切换层"],
+  "keys": ["shortcuts", "快捷键"],
+  "keys heads": ["[ and ]: previous and next head; { and }: layer", "[ 与 ]：上一个、下一个头；{ 与 }：上一层、下一层"],
   "masked cell": ["masked", "被遮蔽"],
 };
 

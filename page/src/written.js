@@ -15,6 +15,9 @@ const MOST = 6;
  */
 export const sym = (letter, index, role) => h("span", { class: `sym role-${role}` }, h("var", letter), index === "" ? null : h("sub", index));
 
+/** W^Q with its Q raised. @param {string} symbol @returns {Child} */
+export const lettered = (symbol) => symbol.split("^").map((part, place) => (place ? h("sup", part) : part));
+
 /** @param {number} x @param {string} [role] @param {number} [digits] */
 export const num = (x, role, digits) => h("span", { class: role ? `num role-${role}` : "num" }, fmt(x, digits));
 
@@ -49,27 +52,21 @@ export function sumOfProducts({ name, symbols, terms, roles, plus, total, more }
 
 /**
  * a = e^m / Σ e^m with its numbers.
- * @param {import("./head.js").Head} head
+ * @param {import("./story.js").Story} s
  * @param {number} i
  * @param {number} j
- * @param {(key: string, values?: Record<string, any>) => string} t
  */
-export function softmaxOf(head, i, j, t) {
-  const name = sym("a", `${i},${j}`, "weights");
+export function softmaxOf({ head, at, t }, i, j) {
+  const name = sym("a", at(i, j), "weights");
   if (!head.visible(i, j)) return [name, " = 0: ", t("masked cell")];
-  const m = head.masked(i, j);
   const seen = [];
-  for (let at = 0; at < head.m; at++) if (head.visible(i, at)) seen.push(at);
+  for (let key = 0; key < head.m; key++) if (head.visible(i, key)) seen.push(key);
   const power = (/** @type {number} */ x) => h("span.term", "e", h("sup", fmt(x)));
-  /** @type {Child[]} */
-  const parts = [name, " = "];
-  if (seen.length <= MOST && head.rules.sink === -Infinity) {
-    const below = seen.map((at, place) => [place ? " + " : "", power(head.masked(i, at))]);
-    parts.push(power(m), " / (", below, ")");
-  } else parts.push(power(m), " / ", power(head.logsumexp(i)));
-  parts.push(" = ", h("b", fmt(head.weights(i, j), 5)));
-  const rank = seen.filter((at) => head.weights(i, at) > head.weights(i, j)).length + 1;
-  let sum = 0;
-  for (const at of seen) sum += head.weights(i, at);
-  return [parts, h("br"), h("span.aside", t("rank", { rank, of: seen.length, sum: fmt(sum, 6) }))];
+  const { sink } = head.rules;
+  const below = seen.length <= MOST && sink === -Infinity ? ["(", seen.map((key, place) => [place ? " + " : "", power(head.masked(i, key))]), ")"] : power(head.logsumexp(i));
+  const parts = [name, " = ", power(head.masked(i, j)), " / ", below, " = ", h("b", fmt(head.weights(i, j), 5))];
+  const rank = seen.filter((key) => head.weights(i, key) > head.weights(i, j)).length + 1;
+  const sum = seen.reduce((total, key) => total + head.weights(i, key), 0);
+  const rest = sink === -Infinity ? "" : t("to the sink", { share: fmt(Math.exp(sink - head.logsumexp(i)), 4) });
+  return [parts, h("br"), h("span.aside", t("rank", { rank, of: seen.length, sum: fmt(sum, 6) }), rest)];
 }

@@ -19,13 +19,13 @@ from clearhead.casefile import INPUTS, LAYER, half_a_decimal, inputs_of, numbers
 from clearhead.diagnosing.verdict import Diagnosis
 from clearhead.diagnosis import examined
 from clearhead.errors import FileError, unknown
-from clearhead.files import write_whole
 from clearhead.layer import trace_layer
 from clearhead.problem import Rules
 from clearhead.steps import turned
 from clearhead.story import Scene, Words, both
 from clearhead.tracing import Trace, listed, trace
 from clearhead.view import page
+from clearhead.view.container import Document
 from clearhead.words import LANGUAGES, Language, say
 
 CLAIMABLE = ("scores", "scaled", "capped", "biased", "masked", "weights", "output")
@@ -78,14 +78,17 @@ class Case:
         return next((verdict for verdict in self.verdicts if not verdict.right), None)
 
     def save(self, path: str | os.PathLike[str], language: Language = "en") -> None:
-        """Write the explaining page, with a verdict on every claimed step, to a file."""
+        """Write the explaining page, with a verdict on every claimed step, to an .html file."""
+        page.write(path, lambda: self._page(language))
+
+    def _page(self, language: Language) -> Document:
         said = [
             {"name": v.name, "right": v.right, "difference": v.difference, "text": _said(v), "mistake": _did(v)}
             for v in self.verdicts
         ]
         claimed = {v.name: np.asarray(v.claimed, dtype=np.float64) for v in self.verdicts if not v.right}
         scene = Scene("attention, step by step", language, claims=said, claimed=claimed)
-        write_whole(path, page.encoded(self.trace.document(scene)))
+        return self.trace.document(scene)
 
     def to_json(self) -> dict[str, Any]:
         """Every step's numbers and every verdict, as plain lists and words; -∞ is null."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -15,7 +16,6 @@ import numpy as np
 from clearhead import notebook, picture
 from clearhead.axes import Array
 from clearhead.errors import FileError, SelectionError
-from clearhead.files import write_whole
 from clearhead.matrix import AttentionMatrix
 from clearhead.model import SHIPPED, LayerRun, Model, Run, Token
 from clearhead.problem import Rules, describe
@@ -83,11 +83,11 @@ class Explanation:
         name = f"layer {self.layer}, head {self.head}"
         said = f"{self.text}: {name}" + (f", next {self.next[0].text!r}" if self.next else "")
         draw = partial(picture.svg, self.trace.weights, masked, names, names, name=name)
-        return notebook.bundle(said, self.to_html, draw, masked.size)
+        return notebook.bundle(said, [self.to_html], draw, masked.size)
 
     def save(self, path: str | os.PathLike[str], language: Language = "en") -> None:
-        """Write the explaining page to a file, whole or not at all."""
-        write_whole(path, page.encoded(document(self, language)))
+        """Write the explaining page to an .html file, whole or not at all. Raises FileError."""
+        page.write(path, lambda: document(self, language))
 
     def to_json(self) -> dict[str, Any]:
         """All of it as plain numbers, lists and words; -∞ is null."""
@@ -127,7 +127,9 @@ def document(seen: Explanation, language: Language = "en") -> Document:
     config = seen.model.config
     chosen = {"layer": seen.layer, "head": seen.head, "query": seen.token}
     facts = {
-        "model": both("model", name=seen.model.name, layers=config.layers, heads=config.heads, d_model=config.d_model),
+        "model": both(
+            "model", name=_called(seen.model), layers=config.layers, heads=config.heads, d_model=config.d_model
+        ),
         "illustration": seen.model.name == SHIPPED,
         "text": seen.text,
         "next": [[choice.text, choice.probability] for choice in seen.next] or None,
@@ -297,6 +299,12 @@ def _seen(model: "Model | HubModel", tokens: list[Token], name: str, each: Calla
         for number, part in enumerate(run.layers)
     ]
     return LongRun(name, sights, [token.text for token in tokens])
+
+
+def _called(model: "Model | HubModel") -> str:
+    """A model's name as a page shows it: of a folder its own name, not the way to it."""
+    place = Path(model.name)
+    return place.resolve().name if place.is_dir() else model.name
 
 
 def _run(model: "Model | HubModel", tokens: list[Token], each: Callable[[range], Iterable[int]]) -> Run:

@@ -3,7 +3,7 @@
 No widget and no network: the frame is an `<iframe srcdoc>`, so neither its style nor its program touches the notebook.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
 import numpy as np
@@ -17,18 +17,21 @@ _BY_TOKEN = ("logsumexp", "max_logit", "entropy", "distance", "received", "peak"
 MOST_BYTES = 4 * 2**20  # an output is kept in the notebook's file
 
 
-def bundle(text: str, page: Callable[[], str], picture: Callable[[], str], cells: int) -> dict[str, str]:
-    """The MIME bundle: text, an SVG of so many cells where they are few, and the page where it is not too large."""
+def bundle(text: str, pages: Sequence[Callable[[], str]], picture: Callable[[], str], cells: int) -> dict[str, str]:
+    """The MIME bundle: text, an SVG of so many cells where they are few, and the first page that is not too large."""
     found = {"text/plain": text}
     if 0 < cells <= MOST_CELLS:
         found["image/svg+xml"] = picture()
-    whole = page()
-    if len(whole) <= MOST_BYTES:
-        found["text/html"] = framed(whole)
-    else:
+    said = ""
+    for page in pages:
+        whole = page()
+        if len(whole) <= MOST_BYTES:
+            return found | {"text/html": said + framed(whole)}
         size = len(whole) / 2**20
-        found["text/html"] = f"<p>The page has {size:.0f} MB: <code>.save(&quot;page.html&quot;)</code> writes it.</p>"
-    return found
+        said = said or (
+            f"<p>The page with every weight has {size:.0f} MB: <code>.save(&quot;page.html&quot;)</code> writes it.</p>"
+        )
+    return found | {"text/html": said}
 
 
 def observed(found: Mapping[str, Array]) -> dict[str, str]:

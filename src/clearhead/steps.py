@@ -255,7 +255,7 @@ def layer_steps(
         name = "heads" if step.name == "output" else step.name
         steps.append(Step(name, step.symbol, formula, step.axes, step.shape, work, step.bytes, name))
     wide = heads * sizes.d_v
-    together = f"concat(O_1 … O_{heads})" if heads > 1 else "O_1"
+    together = f"concat(O_0 … O_{heads - 1})" if heads > 1 else "O_0"
     steps.append(flat("concat", "H", f"H = {together}", ("queries", "heads·d_v"), (n, wide), 0))
     if w_o is None:
         said = "layer output joined"

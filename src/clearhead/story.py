@@ -17,6 +17,7 @@ from clearhead.view.packing import packed
 from clearhead.words import IN_FORMULAS, Language, say
 
 _STEPS = ("x", "context", "q", "k", "v", "scores", "scaled", "capped", "biased", "masked", "weights", "heads", "concat")
+_SENTENCES = (*_STEPS, "scaled by", "weights with sink", "output", "layer output", "illustration")
 Words = dict[Language, str]
 
 
@@ -38,6 +39,7 @@ class Scene:
     language: Language = "en"
     convention: Convention = "rows"
     tokens: Sequence[str] | None = None
+    sources: Sequence[str] | None = None  # the keys' texts, where they are not the queries'
     chosen: Mapping[str, int] = field(default_factory=dict)  # layer, head, query
     facts: Mapping[str, Any] = field(default_factory=dict)
     claims: Sequence[Mapping[str, Any]] = ()
@@ -59,6 +61,7 @@ def story(layers: Sequence[Layer], scene: Scene) -> Document:
         "language": scene.language,
         "convention": scene.convention,
         "tokens": None if scene.tokens is None else list(scene.tokens),
+        "sources": None if scene.sources is None else list(scene.sources),
         "words": {language: _words(language, layers) for language in ("en", "zh")},
         "layers": told,
         "chosen": {"layer": 0, "head": 0, "query": -1} | dict(scene.chosen),
@@ -75,9 +78,10 @@ def both(key: str, **values: object) -> Words:
 
 def _words(language: Language, layers: Sequence[Layer]) -> dict[str, Any]:
     """The reports' own sentences, and what replaces the few words in a formula."""
-    said = {name: say(language, name) for name in (*_STEPS, "output", "layer output", "illustration")}
+    said = {name: say(language, name) for name in _SENTENCES}
     for step in layers[0].steps if layers else ():
-        said["layer output" if step.words.startswith("layer output") else step.name] = say(language, step.words)
+        if step.name in ("x", "output"):  # the page chooses the others, as what-ifs may change them
+            said["layer output" if step.words.startswith("layer output") else step.name] = say(language, step.words)
     return {**said, "formulas": IN_FORMULAS if language == "zh" else {}}
 
 

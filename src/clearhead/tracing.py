@@ -10,7 +10,6 @@ from clearhead import engines, notebook, picture, reference
 from clearhead.arrays import adopt
 from clearhead.axes import Array, brief
 from clearhead.digits import fixed
-from clearhead.files import write_whole
 from clearhead.observations import Wanted
 from clearhead.problem import Described, Problem, Rules, describe_whole
 from clearhead.steps import (
@@ -23,9 +22,10 @@ from clearhead.steps import (
     turned,
 )
 from clearhead.story import Layer, Scene, both, story
-from clearhead.values import read_language, read_path, read_place, whole_number
+from clearhead.values import read_language, read_place, whole_number
 from clearhead.view import page
 from clearhead.view.container import Document
+from clearhead.view.names import token_names
 from clearhead.words import Language, say
 
 _INPUTS = ("x", "context", "w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o")
@@ -128,14 +128,29 @@ class Trace:
     def __repr__(self) -> str:
         return f"Trace({', '.join(step.name for step in self.steps)})"
 
-    def to_html(self, language: Language = "en") -> str:
+    def to_html(self, language: Language = "en", *, tokens: Any = None, source_tokens: Any = None) -> str:
         """The explaining page as one self-contained text: every matrix, every rule, every product to look at."""
-        return page.html(self.document(Scene("attention, step by step", language)))
+        return page.html(self._page(language, tokens, source_tokens))
 
-    def save(self, path: str | os.PathLike[str], language: Language = "en") -> None:
-        """Write the explaining page to a file, whole or not at all. Raises FileError when that cannot be done."""
-        place = read_path(path)
-        write_whole(place, page.encoded(self.document(Scene("attention, step by step", language))))
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        language: Language = "en",
+        *,
+        tokens: Any = None,
+        source_tokens: Any = None,
+    ) -> None:
+        """Write the explaining page to an .html file, whole or not at all.
+
+        tokens         (keys,) strings: what the tokens are called; with source_tokens, (queries,) strings
+        source_tokens  (keys,) strings: the other text of cross-attention
+        Raises FileError when it cannot be written, ShapeError for a list of another length.
+        """
+        page.write(path, lambda: self._page(language, tokens, source_tokens))
+
+    def _page(self, language: Language, tokens: Any, source_tokens: Any) -> Document:
+        rows, cols = token_names(tokens, source_tokens, self.problem)
+        return self.document(Scene("attention, step by step", language, tokens=rows, sources=cols))
 
     def document(self, scene: Scene) -> Document:
         """What the explaining page holds of this trace."""
@@ -153,12 +168,12 @@ class Trace:
         return Layer(self.problem, self.steps, arrays, number)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return notebook.bundle(str(self), self.to_html, self.to_svg, self.problem.queries * self.problem.keys)
+        return notebook.bundle(str(self), [self.to_html], self.to_svg, self.problem.queries * self.problem.keys)
 
-    def to_svg(self, head: int = 0) -> str:
+    def to_svg(self, head: int = 0, *, tokens: Any = None, source_tokens: Any = None) -> str:
         """One head's weights as a picture for papers, (queries, keys); of a batch, the heads count on."""
-        weights, masked = self._one(head)
-        return picture.svg(weights, masked, name=f"A, head {head}" if self.problem.heads > 1 else "A")
+        names = token_names(tokens, source_tokens, self.problem)
+        return picture.svg(*self._one(head), *names, name=f"A, head {head}" if self.problem.heads > 1 else "A")
 
     def to_png(self, head: int = 0, cell: int = 8) -> bytes:
         """One head's weights as PNG, cell × cell pixels for each."""

@@ -8,6 +8,7 @@ from clearhead.digits import significant
 Language = Literal["en", "zh"]
 LANGUAGES: tuple[Language, ...] = ("en", "zh")
 
+
 _WORDS: dict[str, tuple[str, str]] = {
     # what each step does
     "x": ("each token's vector: what enters the layer", "每个词元的向量，即本层的输入"),

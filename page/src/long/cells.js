@@ -1,7 +1,7 @@
-// Cells so large that each has its number, or its hatching where the query may not look.
+// Cells so large that each has its number.
 
 import { MASKED } from "../attention.js";
-import { css, inkOn, rgb } from "../colour.js";
+import { inkOn, rgb } from "../colour.js";
 import { short } from "../numbers.js";
 import { minus, shadeOf } from "./coloured.js";
 import { SIDE } from "./tiles.js";
@@ -19,28 +19,13 @@ export function drawNumbers(pen, shown, f, weights, other, top, left) {
   pen.font = "11px system-ui, sans-serif";
   pen.textAlign = "center";
   pen.textBaseline = "middle";
-  pen.strokeStyle = css(rgb("hatch"));
   for (let i = Math.max(top, Math.floor(view.y)); i < Math.min(top + SIDE, end.y); i++)
     for (let j = Math.max(left, Math.floor(view.x)); j < Math.min(left + SIDE, end.x); j++) {
       const at = (i - top) * SIDE + j - left;
+      if (weights[at] === MASKED) continue;
       const [x, y] = [(j - view.x) * size, (i - view.y) * size];
-      if (weights[at] === MASKED) {
-        hatch(pen, x, y, size);
-        continue;
-      }
       const value = minus(weights, other, at);
-      pen.fillStyle = inkOn(shade.at(value)) === "dark" ? "#000" : "#fff";
+      pen.fillStyle = inkOn(Number.isFinite(value) ? shade.at(value) : rgb("warn")) === "dark" ? "#000" : "#fff";
       pen.fillText(short(value), x + size / 2, y + size / 2);
     }
-}
-
-/** @param {CanvasRenderingContext2D} pen @param {number} x @param {number} y @param {number} size */
-function hatch(pen, x, y, size) {
-  pen.beginPath();
-  for (const part of [0.5, 1, 1.5]) {
-    const [from, to] = [Math.max(0, part - 1) * size, Math.min(1, part) * size];
-    pen.moveTo(x + from, y + to);
-    pen.lineTo(x + to, y + from);
-  }
-  pen.stroke();
 }

@@ -18,7 +18,8 @@ export const minus = (weights, other, at) => (other ? weights[at] - Math.max(0, 
 export function coloursOf(shown) {
   const shade = shadeOf(shown);
   const entries = Array.from({ length: 256 }, (_, at) => shade.along(at / 255).map(Math.round));
-  return { of: (/** @type {number} */ x) => entries[Math.max(0, Math.min(255, Math.round(shade.shade(x) * 255)))], masked: rgb("hatch-ground"), aside: rgb("ground") };
+  const [warn, aside] = [rgb("warn"), rgb("ground")];
+  return { of: (/** @type {number} */ x) => entries[Math.max(0, Math.min(255, Math.round(shade.shade(x) * 255)))] ?? warn, masked: [0, 0, 0, 0], aside, key: String([warn, aside, entries[0], entries[255]]) };
 }
 
 /** A sheet of pixels, each coloured by what is said of it. @param {HTMLCanvasElement} sheet @param {number} wide @param {number} high @param {(at: number) => number[]} colourAt */
@@ -33,7 +34,7 @@ export function fill(sheet, wide, high, colourAt) {
     bytes[4 * at] = c[0];
     bytes[4 * at + 1] = c[1];
     bytes[4 * at + 2] = c[2];
-    bytes[4 * at + 3] = 255;
+    bytes[4 * at + 3] = c[3] ?? 255; // what is masked lets the hatching through
   }
   pen.putImageData(image, 0, 0);
   return sheet;
@@ -45,7 +46,7 @@ const sheets = new WeakMap();
 /** A tile in colour; left: its first key. @param {Float32Array} weights @param {Float32Array | null} other @param {Shown} shown @param {Colours} colours @param {number} left @param {number} level */
 export function colouredTile(weights, other, shown, colours, left, level) {
   const { scale, high, aside, keys, head } = shown;
-  const how = `${scale} ${high} ${aside} ${colours.masked} ${other ? Object.values(/** @type {import("./source.js").Head} */ (shown.other).address) : ""}`;
+  const how = `${scale} ${high} ${aside} ${colours.key} ${other ? Object.values(/** @type {import("./source.js").Head} */ (shown.other).address) : ""}`;
   const known = sheets.get(weights);
   if (known?.how === how) return known.sheet;
   const sheet = known?.sheet ?? document.createElement("canvas");

@@ -25,7 +25,7 @@ export function controls(look) {
     h("span.zooms", near("nearer", "+", 0.5), near("farther", "−", 2), near("whole", "⤢", 0)),
     choice(t("pixel"), "rule", names("most", "mean"), state.rule, (rule) => set(look, { rule })),
     choice(t("scale"), "scale", names("sqrt", "linear", "log"), state.scale, (scale) => set(look, { scale })),
-    choice(t("up to"), "inView", [["", t("largest here")], ["1", t("largest in view")]], inView ? "1" : "", (value) => set(look, { inView: value === "1" })),
+    choice(t("up to"), "inView", [["", t("up to here")], ["1", t("up to view")]], inView ? "1" : "", (value) => set(look, { inView: value === "1" })),
     check("aside", t("first aside")),
     canWords && check("words", t("as words")),
     comparison(look),

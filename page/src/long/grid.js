@@ -16,7 +16,7 @@ export const STATISTICS = ["entropy", "sink", "previous", "own", "distance"];
 export function grid(run, statistic, chosen, choose, { t, say }) {
   const values = run.layers.flatMap((/** @type {any} */ layer) => layer.statistics[statistic]).filter((/** @type {any} */ x) => x !== null);
   const [least, most] = [Math.min(...values), Math.max(...values)];
-  const shade = weighed(most - least || 1, "linear");
+  const shade = weighed(values.length ? most - least || 1 : 1, "linear");
   const widest = Math.max(...run.layers.map((/** @type {any} */ layer) => layer.heads.length));
   const several = run.layers.length > 1 || run.layers[0].name !== "";
   const rows = run.layers.map((/** @type {any} */ layer, /** @type {number} */ at) => [
@@ -38,7 +38,7 @@ export function grid(run, statistic, chosen, choose, { t, say }) {
     }),
   ]);
   const box = h("div.heads", { style: { "--heads": widest }, role: "group", "aria-label": `${t("every head")}: ${t(statistic)}`, onkeydown: walk }, rows);
-  return h("div.hold", box, legend(shade, fmt(least, 3), fmt(most, 3)));
+  return h("div.hold", box, values.length ? legend(shade, fmt(least, 3), fmt(most, 3)) : h("p.note", t("unknown")));
 }
 
 /** Arrows go from head to head while one of them has the focus. @param {KeyboardEvent} event */

@@ -14,7 +14,7 @@ export const unitRow = async (head, queries, unit) => joined(await Promise.all(t
 export const unitColumn = async (head, keys, unit) => joined(await Promise.all(tokensOf(keys, unit).map((j) => columnOf(head, j))), false);
 
 /** @param {Units} units @param {number} unit */
-const tokensOf = (units, unit) => Array.from({ length: tokenAt(units, unit + 1) - tokenAt(units, unit) }, (_, at) => tokenAt(units, unit) + at);
+export const tokensOf = (units, unit) => Array.from({ length: tokenAt(units, unit + 1) - tokenAt(units, unit) }, (_, at) => tokenAt(units, unit) + at);
 
 /** The sum or mean of lines, MASKED where all are. @param {(Float32Array | null)[]} lines @param {boolean} mean */
 function joined(lines, mean) {
@@ -39,6 +39,9 @@ export function weightOn(row, keys, unit) {
 
 /** A column's weight from a unit of queries: the mean over them. @param {Float32Array} column @param {Units} queries @param {number} unit */
 export const weightFrom = (column, queries, unit) => weightOn(column, queries, unit) / (tokenAt(queries, unit + 1) - tokenAt(queries, unit));
+
+/** A line of tokens as its units have it: `weightOn` or `weightFrom` each. @param {Float32Array | null} line @param {Units} units @param {typeof weightOn} weightOf */
+export const inUnits = (line, units, weightOf) => (line && units.edges ? Float32Array.from({ length: units.count }, (_, unit) => weightOf(line, units, unit)) : line);
 
 /** The key that a query looks at most. @param {Head} head @param {number} query */
 export async function strongestKey(head, query) {

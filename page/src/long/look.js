@@ -1,6 +1,7 @@
 // A look at one head: its map, its numbers, the text beside it.
 
 import { h } from "../dom.js";
+import { fmt } from "../numbers.js";
 import { moved } from "./cell.js";
 import { controls } from "./controls.js";
 import { STATISTICS } from "./grid.js";
@@ -9,7 +10,6 @@ import { strongestKey } from "./lines.js";
 import { frameOf, refresh } from "./mapbox.js";
 import { listen } from "./pointer.js";
 import { shadeText } from "./reading.js";
-import { precise } from "./readout.js";
 import { lookAt, onPage } from "./shown.js";
 import { LEVELS } from "./source.js";
 import { surveyOf } from "./survey.js";
@@ -70,7 +70,7 @@ function facts({ head, state, shell: { t } }) {
   const known = STATISTICS.filter((name) => statistics[name][state.at.head] !== null);
   const nature = head.served ? t("served head") : head.exact ? t("exact head", { dtype: head.stored }) : t("pictured head", { levels: LEVELS });
   return [
-    h("p.says", known.map((name) => `${t(name)} ${precise(statistics[name][state.at.head], 3)}`).join(" · ")),
+    h("p.says", known.map((name) => `${t(name)} ${fmt(statistics[name][state.at.head], 3)}`).join(" · ")),
     h("p.note", nature, note && ` · ${note}`),
   ];
 }
@@ -82,7 +82,9 @@ function fetchMore(look) {
   surveyOf(head).then(async (found) => {
     const minus = other && (await surveyOf(other));
     look.received = found.received;
-    look.whole = (minus ? Math.max(found.largest, minus.largest) : aside ? found.aside : found.largest) || 1;
+    look.nonfinite = found.nonfinite || Boolean(minus && minus.nonfinite);
+    const [own, others] = [found, minus].map((each) => (each ? each[aside ? "aside" : "whole"] : 0));
+    look.whole = Math.max(own, others);
     draw();
     shadeText(look);
   });
@@ -91,5 +93,5 @@ function fetchMore(look) {
       look.wide = wide;
       draw();
     });
-  whenReady(() => requestAnimationFrame(draw));
+  whenReady(() => requestAnimationFrame(draw), look.failed);
 }

@@ -1,6 +1,7 @@
 // Around the weights: names of queries and keys, and the profiles of the chosen two.
 
 import { css, rgb, weighed } from "../colour.js";
+import { fmt } from "../numbers.js";
 import { weightFrom, weightOn } from "./lines.js";
 import { unitLabel, unitOf } from "./units.js";
 import { axesOf, GAP, STRIP } from "./view.js";
@@ -13,7 +14,7 @@ import { axesOf, GAP, STRIP } from "./view.js";
 export function drawNames(pen, shown, f) {
   const { down, across } = axesOf(shown, f);
   const { step } = shown.view;
-  pen.font = "12px system-ui, sans-serif";
+  pen.font = "11px system-ui, sans-serif";
   pen.textBaseline = "middle";
   pen.textAlign = "right";
   eachName(down, step, f.left, (name, at, colour) => {
@@ -54,6 +55,18 @@ export function drawProfiles(pen, shown, f) {
   const { down, across } = axesOf(shown, f);
   const bottom = f.top + f.high + GAP;
   const right = f.left + f.side + GAP;
+  pen.font = "11px system-ui, sans-serif";
+  pen.fillStyle = css(rgb("soft"));
+  pen.textBaseline = "bottom";
+  pen.textAlign = "right";
+  pen.fillText(fmt(shown.high, 2), f.left - 4, bottom + STRIP); // the strips' end is the colours' end
+  pen.textAlign = "left";
+  pen.textBaseline = "middle";
+  pen.save();
+  pen.translate(right + STRIP - 4, f.top - 4);
+  pen.rotate(-Math.PI / 2);
+  pen.fillText(fmt(shown.high, 2), 0, 0);
+  pen.restore();
   eachBar(shown, across, shown.row, weightOn, (at, size) => {
     pen.fillStyle = css(rgb("query"));
     pen.fillRect(at, bottom, 1, size);
@@ -74,7 +87,7 @@ function eachBar({ view, high, scale, aside, keys, head }, { units, start, from,
     if (first >= units.count) break;
     const last = Math.min(units.count, Math.max(first + 1, Math.floor(start + (at + 1) * view.step)));
     let most = 0;
-    for (let unit = first; unit < last; unit++) if (unit !== left) most = Math.max(most, weightOf(line, units, unit));
+    for (let unit = first; unit < last; unit++) if (unit !== left) most = Math.max(most, weightOf(line, units, unit) || 0);
     if (most > 0) draw(from + at, Math.max(1, Math.min(1, shade.shade(most)) * STRIP));
   }
 }

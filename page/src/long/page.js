@@ -88,7 +88,8 @@ export function openLong(page) {
 
       /** @param {unknown} why */
       function failed(why) {
-        here.replaceChildren(heading, h("p.warn", { role: "alert" }, t("lost", { why: String(why) })));
+        const reason = why instanceof Error ? why.message : String(why);
+        here.replaceChildren(heading, h("p.warn", { role: "alert" }, reason === "ended" ? t("ended") : t("lost", { why: reason })));
         return null;
       }
     }

@@ -1,4 +1,4 @@
-// The pointer on the map: resting on a cell chooses it, a click pins it, dragging and the wheel move the view.
+// The pointer on the map: resting on a cell chooses it, a click pins it, dragging, two fingers and the wheel move the view.
 
 import { moved } from "./cell.js";
 import { frameOf, nearer, refresh } from "./mapbox.js";
@@ -42,24 +42,41 @@ export function listen(look) {
   }, { passive: false });
 }
 
-/** Follows a drag; what is returned says whether an event belongs to one. @param {Look} look */
+/** Follows a drag, and two fingers; what is returned says whether an event belongs to one. @param {Look} look */
 function listenToDrag(look) {
   const { canvas } = look.parts;
-  /** @type {{x: number, y: number, moved: boolean} | null} */
-  let drag = null;
-  canvas.addEventListener("pointerdown", ({ clientX: x, clientY: y }) => {
-    drag = { x, y, moved: false };
-    addEventListener("pointerup", () => setTimeout(() => (drag = null)), { once: true });
+  /** @type {Map<number, {x: number, y: number}>} */
+  const down = new Map();
+  let dragging = false;
+  const middle = () => [...down.values()].reduce((sum, { x, y }) => ({ x: sum.x + x / down.size, y: sum.y + y / down.size }), { x: 0, y: 0 });
+  const spread = () => {
+    const [a, b] = down.values();
+    return b ? Math.hypot(a.x - b.x, a.y - b.y) : 0;
+  };
+  canvas.addEventListener("pointerdown", ({ pointerId, clientX: x, clientY: y }) => {
+    if (!down.size) dragging = false;
+    down.set(pointerId, { x, y });
+    canvas.setPointerCapture(pointerId);
   });
-  canvas.addEventListener("pointermove", ({ buttons, clientX: x, clientY: y }) => {
-    if (!drag || !buttons) return;
-    const [right, down] = [x - drag.x, y - drag.y];
-    if (!drag.moved && Math.hypot(right, down) < DRAGGED) return;
-    drag = { x, y, moved: true };
-    look.view.x -= right * look.view.step;
-    look.view.y -= down * look.view.step;
-    settle(look, frameOf(look));
+  const up = (/** @type {PointerEvent} */ { pointerId }) => void setTimeout(() => down.delete(pointerId));
+  canvas.addEventListener("pointerup", up);
+  canvas.addEventListener("pointercancel", up);
+  canvas.addEventListener("pointermove", ({ pointerId, buttons, clientX: x, clientY: y }) => {
+    const from = down.get(pointerId);
+    if (!from || !buttons) return;
+    if (!dragging && Math.hypot(x - from.x, y - from.y) < DRAGGED) return;
+    dragging = true;
+    const [before, wide] = [middle(), spread()];
+    down.set(pointerId, { x, y });
+    const after = middle();
+    const f = frameOf(look);
+    look.view.x -= (after.x - before.x) * look.view.step;
+    look.view.y -= (after.y - before.y) * look.view.step;
+    const { left, top } = canvas.getBoundingClientRect();
+    const found = wide && cellAt(look, f, after.x - left, after.y - top);
+    if (found) zoom(look, f, wide / Math.max(1, spread()), found.y, found.x);
+    else settle(look, f);
     requestAnimationFrame(() => refresh(look));
   });
-  return (/** @type {MouseEvent} */ { type, buttons }) => drag !== null && (type === "click" ? drag.moved : buttons > 0);
+  return (/** @type {MouseEvent} */ { type, buttons }) => down.size > 0 && (type === "click" ? dragging : buttons > 0);
 }

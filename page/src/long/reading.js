@@ -3,7 +3,8 @@
 import { css, inkOn, weighed } from "../colour.js";
 import { h } from "../dom.js";
 import { spelled } from "../numbers.js";
-import { alongKeys } from "./lines.js";
+import { alongKeys, inUnits, weightFrom, weightOn } from "./lines.js";
+import { gapsOf, unitOf } from "./units.js";
 
 const MOST = 1200; // tokens that are shown at once
 
@@ -25,21 +26,40 @@ export function passage(texts, reading, pick, again, t) {
   const stop = Math.min(texts.length, start + MOST);
   const turn = (/** @type {string} */ name, /** @type {number} */ to, /** @type {boolean} */ there) =>
     there && h("button", { onclick: () => ((reading.start = to), again()) }, t(name));
-  const glued = texts.length > 1 && !texts.some((text) => /^[ \n▁Ġ]/.test(text)); // ids, or word pieces: spaces are not in the tokens
+  const gap = gapsOf(texts);
   const spans = [];
   for (let at = start; at < stop; at++) {
-    if (glued && at > start && !texts[at].startsWith("##") && /^[\p{L}\p{N}]/u.test(texts[at])) spans.push(" ");
-    spans.push(h("span.token", { "data-token": at }, shown(texts[at].replace(/^##/, ""))));
+    if (gap(at) && at > start) spans.push(" ");
+    spans.push(h("span.token", { "data-token": at, role: "button", tabindex: -1 }, shown(texts[at].replace(/^##/, ""))));
   }
+  /** @param {EventTarget | null} target */
+  const act = (target) => {
+    const { token } = /** @type {HTMLElement} */ (target).dataset;
+    if (token !== undefined) pick(Number(token));
+  };
   const box = h(
     "div.passage",
-    { dir: "auto", onclick: (/** @type {Event} */ event) => {
-      const token = /** @type {HTMLElement} */ (event.target).dataset.token;
-      if (token !== undefined) pick(Number(token));
+    { dir: "auto", role: "group", "aria-label": t("the text"), onclick: (/** @type {Event} */ event) => act(event.target), onkeydown: (/** @type {KeyboardEvent} */ event) => {
+      if (event.key === "Enter" || event.key === " ") act(event.target);
+      else if (!walk(event)) return;
+      event.preventDefault();
+      event.stopPropagation();
     } },
     spans,
   );
   return h("div", h("div.turns", turn("earlier", start - MOST, start > 0), texts.length > MOST && h("small", `${start}–${stop - 1} / ${texts.length}`), turn("later", stop, stop < texts.length)), box);
+}
+
+/** Arrows go from token to token while one of them has the focus. @param {KeyboardEvent} event */
+function walk({ key, target }) {
+  const from = /** @type {HTMLElement} */ (target);
+  const to = { ArrowLeft: from.previousElementSibling, ArrowRight: from.nextElementSibling }[key];
+  if (to === undefined) return false;
+  const token = /** @type {HTMLElement | null} */ (to);
+  if (token) from.tabIndex = -1;
+  if (token) token.tabIndex = 0;
+  token?.focus();
+  return true;
 }
 
 /** A token as it stands in a text: with its spaces and line ends, what is invisible spelled out, cut when endless. @param {string} text */
@@ -51,28 +71,35 @@ function shown(text) {
 
 /** Colour the tokens on show by what the reader chose. @param {import("./shown.js").Look} look */
 export function shadeText(look) {
-  const { parts, head, offset, state, aside, received, row, column } = look;
+  const { parts, head, keys, offset, state, aside, received, row, column } = look;
   const { by } = state.reading;
   const cross = head.layer.cross;
   const values = by === "received" ? received : by === "query" ? row : column && !cross && alongKeys(column, offset, head.m);
-  shade(parts.text, values || null, { query: cross ? -1 : state.query + offset, key: state.key, aside: aside ? head.first : -1 });
+  const ofUnits = values ? inUnits(/** @type {Float32Array} */ (values), keys, by === "key" ? weightFrom : weightOn) : null;
+  shade(parts.text, ofUnits, (token) => unitOf(keys, token), { query: cross ? -1 : state.query + offset, key: state.key, aside: aside ? head.first : -1 });
 }
 
 /**
  * @param {HTMLElement} box
- * @param {ArrayLike<number> | null} values
+ * @param {ArrayLike<number> | null} values      of each unit
+ * @param {(token: number) => number} unitAt
  * @param {{query: number, key: number, aside: number}} marks      tokens; aside is left white
  */
-function shade(box, values, marks) {
+function shade(box, values, unitAt, marks) {
+  const aside = marks.aside < 0 ? -1 : unitAt(marks.aside);
   let most = 0;
-  if (values) for (let at = 0; at < values.length; at++) if (at !== marks.aside) most = Math.max(most, values[at]);
+  if (values) for (let at = 0; at < values.length; at++) if (at !== aside && values[at] > most) most = values[at];
   const scale = weighed(most || 1);
+  const focused = /** @type {HTMLElement | null} */ (box.querySelector('.token[tabindex="0"]'));
+  const first = Number(/** @type {HTMLElement | null} */ (box.querySelector(".token"))?.dataset.token);
+  const focusable = focused ? -1 : box.querySelector(`[data-token="${marks.query}"]`) ? marks.query : first;
   for (const span of /** @type {NodeListOf<HTMLElement>} */ (box.querySelectorAll(".token"))) {
     const token = Number(span.dataset.token);
-    const value = values && token !== marks.aside ? values[token] : 0;
-    const colour = scale.at(value);
-    span.style.background = value > 0 ? css(colour) : "";
-    span.style.color = value > 0 ? (inkOn(colour) === "dark" ? "#000" : "#fff") : "";
+    const value = values && unitAt(token) !== aside ? values[unitAt(token)] : 0;
+    const colour = scale.at(value); // NaN has its own
+    span.style.background = value <= 0 ? "" : css(colour);
+    span.style.color = value <= 0 ? "" : inkOn(colour) === "dark" ? "#000" : "#fff";
+    if (token === focusable) span.tabIndex = 0;
     span.classList.toggle("is-query", token === marks.query);
     span.classList.toggle("is-key", token === marks.key);
   }

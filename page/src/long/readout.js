@@ -1,8 +1,8 @@
 // The chosen cell in words: who looks at whom, how much, how sure that is, and what it is of its row.
 
 import { MASKED } from "../attention.js";
-import { fmt } from "../numbers.js";
-import { weightOn } from "./lines.js";
+import { fmt, within } from "../numbers.js";
+import { tokensOf, weightOn } from "./lines.js";
 import { firstPixel, pixel } from "./source.js";
 import { placed, tokenAt } from "./units.js";
 
@@ -16,23 +16,24 @@ export function readout(shown, t) {
   const read = (/** @type {string} */ value) => t("read", { ...names, value });
   if (!found) return read(t("computing"));
   if (found.value === MASKED) return read(t("masked cell"));
-  const parts = [read(`${precise(found.value, 4)}${found.off > 0 ? ` ± ${fmt(found.off, 1)}` : ""}`)];
+  const parts = [read(within(found.value, found.off))];
+  if (!Number.isFinite(found.value)) return [...parts, t("nonfinite cell")].join(" · ");
   if (!found.exact) parts.push(t("of pixel"));
   if (row) {
     const { rank, of, sum } = placeIn(row, keys, found.value);
-    parts.push(t("rank here", { rank, of }), t("sums to", { sum: fmt(sum, 6) }));
+    const { layer, rules, served } = shown.head;
+    const sink = layer.sinks && (served || rules.sink > -Infinity);
+    parts.push(t("rank here", { rank, of }), t(sink ? "sums with sink" : "sums to", { sum: fmt(sum, 6), sink: fmt(Math.max(0, 1 - sum), 4) }));
   }
   return parts.join(" · ");
 }
-
-/** So many digits that count. @param {number} x @param {number} digits */
-export const precise = (x, digits) => (Math.abs(x) >= 1e-4 ? String(Number(x.toPrecision(digits))) : fmt(x, digits));
 
 /** The chosen cell's weight, and how far off it may be. @param {Shown} shown */
 function cellValue({ head, cell, row, queries, keys }) {
   if (row) {
     const value = weightOn(row, keys, cell.j);
-    return { value, off: head.computing ? value * head.computing.bound(tokenAt(queries, cell.i)) : 0, exact: true };
+    const { computing } = head;
+    return { value, off: computing ? value * Math.max(...tokensOf(queries, cell.i).map(computing.bound)) : 0, exact: true };
   }
   const picture = head.small.most;
   if (!picture) return null;

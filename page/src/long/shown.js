@@ -21,14 +21,15 @@ import { tokens, unitOf, words } from "./units.js";
  * @property {"most" | "mean"} rule      of a pixel with many weights
  * @property {"sqrt" | "linear" | "log"} scale
  * @property {boolean} aside      the first key does not count
- * @property {number} whole      the head's largest weight
+ * @property {number} whole      where the head's colours end
  * @property {number} high      the scale's end
- * @property {boolean} inView      the scale ends at what is in view
+ * @property {boolean} inView      the scale's end is that of the rows in view
  * @property {View} view
  * @property {Cell} cell
  * @property {Float32Array | null} row      weights of the chosen query, by key token
  * @property {Float32Array | null} column      weights on the chosen key, by query token
  * @property {ArrayLike<number> | null} received      what each key token receives from all queries
+ * @property {boolean} nonfinite      NaN or infinity is among the weights
  */
 
 /**
@@ -102,5 +103,6 @@ export function lookAt(given, parts) {
     row: null,
     column: null,
     received: head.received,
+    nonfinite: false,
   };
 }

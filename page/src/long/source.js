@@ -9,6 +9,7 @@ import { load } from "../packed.js";
 /** @typedef {Awaited<ReturnType<typeof openHead>>} Head */
 
 export const LEVELS = 80; // of a pixel
+export const NONFINITE = 255; // a pixel with NaN or infinity in it
 const RULES = ["bias", "mask", "alibi_slopes", "sinks", "query_segments", "kv_segments"];
 
 /** @type {Map<string, Promise<Head>>} */
@@ -137,15 +138,14 @@ function bounds(q, k, L, r, rounded, m) {
  * @param {Picture} p @param {number} row @param {number} col
  */
 export function pixel(p, row, col) {
-  const code = p.data[p.at + row * p.pixels[1] + col];
-  return { value: (code / LEVELS) ** 2 * p.largest, off: ((code + 0.25) / LEVELS ** 2) * p.largest };
+  return decoded(p.data[p.at + row * p.pixels[1] + col], p.largest);
 }
 
 /** The same of the first key's own column. @param {Picture} p @param {number} row */
-export function firstPixel(p, row) {
-  const code = p.first[p.firstAt + row];
-  return { value: (code / LEVELS) ** 2 * p.largest, off: ((code + 0.25) / LEVELS ** 2) * p.largest };
-}
+export const firstPixel = (p, row) => decoded(p.first[p.firstAt + row], p.largest);
+
+/** @param {number} code @param {number} largest */
+const decoded = (code, largest) => (code === NONFINITE ? { value: NaN, off: 0 } : { value: (code / LEVELS) ** 2 * largest, off: ((code + 0.25) / LEVELS ** 2) * largest });
 
 /**
  * All weights of one query; null where this head is a picture only.
@@ -181,7 +181,7 @@ export async function columnOf(head, j) {
 export async function ask(head, what, values) {
   const wanted = { ...head.address, ...values };
   if (head.served === "frame") return askFrame(what, wanted);
-  const answer = await fetch(what, { method: "POST", body: JSON.stringify(wanted) });
+  const answer = await fetch(what, { method: "POST", body: JSON.stringify(wanted) }).catch(() => Promise.reject(new Error("ended")));
   if (!answer.ok) throw new Error(`${answer.status} ${await answer.text()}`);
   return new Float32Array(await answer.arrayBuffer());
 }

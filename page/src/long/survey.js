@@ -2,8 +2,21 @@
 
 import { MASKED, rowInto } from "../attention.js";
 import { breathe } from "../dom.js";
+import { NONFINITE } from "./source.js";
 
-/** @typedef {{largest: number, aside: number, received: Float32Array | null}} Survey      aside: the largest, the first key left out */
+/** @typedef {{whole: number, aside: number, nonfinite: boolean, received: Float32Array | null}} Survey      where the colours end: of all weights, and with the first key set aside */
+
+/**
+ * Where the scale of colour ends: the 90th percentile of the rows' largest weights, row 0 left out, as picture.py has it.
+ * @param {number[]} peaks      of each row its largest weight; rows that see nothing, or are not finite, do not count
+ */
+export function reachOf(peaks) {
+  for (const some of [peaks.slice(1), peaks.slice(0, 1)]) {
+    const counted = some.filter((peak) => peak > 0 && peak < Infinity).sort((a, b) => a - b);
+    if (counted.length) return counted[Math.ceil((9 * counted.length) / 10) - 1];
+  }
+  return 1;
+}
 
 /** @type {WeakMap<object, Promise<Survey>>} */
 const known = new WeakMap();
@@ -18,36 +31,35 @@ export function surveyOf(head) {
 }
 
 /** @param {import("./source.js").Head} head @returns {Survey} */
-function fromPicture(head) {
-  const p = head.small.most;
-  const [rows, cols] = p.pixels;
-  let [whole, first] = [0, 0];
-  for (let at = 0; at < rows * cols; at++) whole = Math.max(whole, p.data[p.at + at]);
-  for (let at = 0; at < rows; at++) first = Math.max(first, p.first[p.firstAt + at]);
-  const most = Math.max(whole, first, 1);
-  return { largest: p.largest, aside: p.largest * (whole / most) ** 2, received: head.received };
+function fromPicture({ small: { most: p }, layer, address, received }) {
+  const { whole, aside } = layer.reach;
+  const codes = p.data.subarray(p.at, p.at + p.pixels[0] * p.pixels[1]);
+  const nonfinite = codes.includes(NONFINITE) || p.first.subarray(p.firstAt, p.firstAt + p.pixels[0]).includes(NONFINITE);
+  return { whole: whole[address.head], aside: aside[address.head], nonfinite, received };
 }
 
 /** @param {import("./source.js").Head} head @returns {Promise<Survey>} */
 async function fromWeights(head) {
   const { computing: c, n, m, first } = head;
-  if (!c) return { largest: 1, aside: 1, received: head.received };
+  if (!c) return { whole: 1, aside: 1, nonfinite: false, received: head.received };
   const received = new Float32Array(m);
   const line = new Float32Array(m);
-  let [largest, aside] = [0, 0];
+  const [whole, aside] = [new Float32Array(n), new Float32Array(n)];
+  let nonfinite = false;
   let since = performance.now();
   for (let i = 0; i < n; i++) {
     rowInto(c.q, c.k, c.L, head.rules, i, 0, m, line, 0);
     for (let j = 0; j < m; j++) {
       if (line[j] === MASKED) continue;
       received[j] += line[j];
-      if (j === first) largest = Math.max(largest, line[j]);
-      else aside = Math.max(aside, line[j]);
+      nonfinite ||= !Number.isFinite(line[j]);
+      if (line[j] > whole[i]) whole[i] = line[j];
+      if (j !== first && line[j] > aside[i]) aside[i] = line[j];
     }
     if (performance.now() - since > 8) {
       await breathe();
       since = performance.now();
     }
   }
-  return { largest: Math.max(largest, aside), aside, received };
+  return { whole: reachOf([...whole]), aside: reachOf([...aside]), nonfinite, received };
 }

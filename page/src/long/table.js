@@ -2,8 +2,8 @@
 
 import { MASKED } from "../attention.js";
 import { h } from "../dom.js";
+import { fmt } from "../numbers.js";
 import { unitRow, weightOn } from "./lines.js";
-import { precise } from "./readout.js";
 import { stillAt } from "./shown.js";
 import { unitLabel } from "./units.js";
 
@@ -17,7 +17,7 @@ export async function fillTable(look) {
   const [rows, cols] = [around(cell.i, queries.count), around(cell.j, keys.count)];
   const lines = await Promise.all(rows.map((i) => unitRow(head, queries, i)));
   if (!still()) return;
-  const said = (/** @type {number} */ value) => (value === MASKED ? t("masked cell") : precise(value, 3));
+  const said = (/** @type {number} */ value) => (value === MASKED ? t("masked cell") : fmt(value, 3));
   const made = h(
     "table",
     h("caption", t("where", { i0: rows[0], i1: rows.at(-1), n: queries.count, j0: cols[0], j1: cols.at(-1), m: keys.count })),

@@ -53,7 +53,8 @@ function searchField(look, again) {
 /** Choose the next token where the word stands, or the one before. @param {Look} look @param {string} word @param {boolean} back */
 function find(look, word, back) {
   const { keyTexts, offset, cell, queries, keys, state: { reading }, shell: { t } } = look;
-  const found = search(/** @type {string[]} */ (keyTexts), word);
+  const tokens = search(/** @type {string[]} */ (keyTexts), word);
+  const found = tokens.filter((at, place) => !place || unitOf(keys, at) !== unitOf(keys, tokens[place - 1])); // a word counts once
   const ahead = (/** @type {number} */ token) => (picksQuery(look) ? unitOf(queries, token - offset) - cell.i : unitOf(keys, token) - cell.j);
   const next = back ? (found.findLast((at) => ahead(at) < 0) ?? found.at(-1)) : (found.find((at) => ahead(at) > 0) ?? found[0]);
   reading.word = word;

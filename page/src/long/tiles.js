@@ -19,9 +19,13 @@ const done = new Map();
 const wanted = new Map();
 let working = false;
 let ready = () => {};
+let lost = (/** @type {unknown} */ _) => {};
 
-/** Call this when a tile is there. @param {() => void} then */
-export const whenReady = (then) => void (ready = then);
+/** Call the first when a tile is there, the second when it cannot be had. @param {() => void} then @param {(why: unknown) => void} otherwise */
+export function whenReady(then, otherwise) {
+  ready = then;
+  lost = otherwise;
+}
 
 /** @param {Wanted} w */
 const keyOf = (w) => `${Object.values(w.head.address)} ${w.rows.edges ? "w" : "t"} ${w.level} ${w.row} ${w.col} ${w.level || w.rows.edges ? w.rule : ""}`;
@@ -52,7 +56,7 @@ async function work() {
     if (!first) break;
     const [key, w] = first;
     const start = performance.now();
-    const tile = await compute(w, () => wanted.has(key)).catch(() => null);
+    const tile = await compute(w, () => wanted.has(key)).catch((why) => (lost(why), null));
     wanted.delete(key);
     if (!tile) continue;
     if (!w.level) performance.measure("clearhead tile", { start });

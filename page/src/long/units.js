@@ -59,24 +59,34 @@ export function placed(u, name, at, most) {
   return label === String(at) ? label : `${at} “${label}”`;
 }
 
+/** Before which tokens a text has a space that the tokens lack: word pieces, and ids. @param {string[]} texts @returns {(at: number) => boolean} */
+export function gapsOf(texts) {
+  const glued = texts.length > 1 && !texts.some((text) => /^[ \n▁Ġ]/.test(text));
+  return (at) => glued && at > 0 && !texts[at].startsWith("##") && /^[\p{L}\p{N}]/u.test(texts[at]);
+}
+
 /**
- * Every place where the text holds a word: the tokens in which it begins.
+ * Every place where the text holds some words: the tokens in which they begin.
  * @param {string[]} texts
- * @param {string} word
+ * @param {string} wanted
  */
-export function search(texts, word) {
-  const wanted = word.toLowerCase();
-  if (!wanted) return [];
-  const starts = [0];
+export function search(texts, wanted) {
+  const plain = (/** @type {string} */ text) => text.toLowerCase().replace(/[\s▁Ġ]+/g, " ");
+  const sought = plain(wanted.trim());
+  if (!sought) return [];
+  const gap = gapsOf(texts);
+  const starts = [];
   let whole = "";
-  for (const text of texts) {
-    whole += text.replace(/^##/, "").toLowerCase();
+  for (const [at, text] of texts.entries()) {
+    if (gap(at)) whole += " ";
     starts.push(whole.length);
+    whole += plain(text.replace(/^##/, ""));
   }
+  starts.push(whole.length);
   /** @type {number[]} */
   const found = [];
   let token = 0;
-  for (let at = whole.indexOf(wanted); at >= 0; at = whole.indexOf(wanted, at + 1)) {
+  for (let at = whole.indexOf(sought); at >= 0; at = whole.indexOf(sought, at + 1)) {
     while (starts[token + 1] <= at) token++;
     if (found.at(-1) !== token) found.push(token);
   }

@@ -1,11 +1,14 @@
 // The weights in view: tiles that are computed where the map is near, the stored picture where it is far or tiles are missing.
 
+import { MASKED } from "../attention.js";
+import { hatching } from "../colour.js";
 import { drawNumbers } from "./cells.js";
 import { colouredTile, coloursOf, minus } from "./coloured.js";
 import { drawPicture, pictureOf } from "./picture.js";
+import { reachOf } from "./survey.js";
 import { forgetWanted, SIDE, tileOf } from "./tiles.js";
 import { unitOf } from "./units.js";
-import { endOf } from "./view.js";
+import { endOf, filled } from "./view.js";
 
 /** @typedef {import("./shown.js").Shown} Shown */
 /** @typedef {import("./view.js").Frame} Frame */
@@ -24,6 +27,9 @@ export function drawWeights(pen, shown, f) {
   const near = 2 ** level <= COMPUTED || !head.small.most;
   shown.high = shown.whole;
   forgetWanted();
+  const size = filled(shown, f);
+  const hatch = (pen.fillStyle = hatching(pen));
+  pen.fillRect(0, 0, size.wide, size.high);
   if (!near || !head.exact || (other && !other.exact)) {
     drawPicture(pen, shown, f, coloursOf(shown));
     const [high, wide] = pictureOf(shown)?.pixels ?? [1, 1];
@@ -32,10 +38,10 @@ export function drawWeights(pen, shown, f) {
   const tiles = tilesInView(shown, f, level);
   const there = tiles.filter((tile) => tile.weights && (tile.other || !other));
   const missing = tiles.length - there.length;
-  if (shown.inView && !missing) shown.high = Math.max(1e-12, ...there.map((tile) => largestOf(tile, shown, level)));
+  if (shown.inView && !missing) shown.high = reachOf(there.length ? peaksOf(there, shown, level) : []);
   const colours = coloursOf(shown);
   if (missing) drawPicture(pen, shown, f, colours);
-  for (const tile of there) drawTile(pen, shown, f, colours, tile, level);
+  for (const tile of there) drawTile(pen, shown, f, colours, tile, level, missing ? hatch : null);
   return { rows: 2 ** level, cols: 2 ** level, stretched: false, missing };
 }
 
@@ -53,19 +59,31 @@ function tilesInView(shown, f, level) {
   return tiles;
 }
 
-/** The largest of a tile, but for the first key's column where that is set aside. @param {Tile} tile @param {Shown} shown @param {number} level */
-function largestOf({ weights, other, left }, { aside, keys, head }, level) {
-  const first = aside ? Math.floor((unitOf(keys, head.first) - left) / 2 ** level) : -1;
-  let most = 0;
-  if (weights) for (let at = 0; at < weights.length; at++) if (at % SIDE !== first) most = Math.max(most, other ? Math.abs(minus(weights, other, at)) : weights[at]);
-  return most;
+/** The largest of each row of pixels in these tiles, but for the first key's column where that is set aside. @param {Tile[]} tiles @param {Shown} shown @param {number} level */
+function peaksOf(tiles, { aside, keys, head }, level) {
+  /** @type {Map<number, number>} */
+  const peaks = new Map([[0, 0]]); // row 0 is left out, in view or not
+  const step = 2 ** level;
+  for (const { weights, other, top, left } of tiles) {
+    const first = aside ? Math.floor((unitOf(keys, head.first) - left) / step) : -1;
+    if (weights)
+      for (let at = 0; at < weights.length; at++) {
+        const value = at % SIDE === first || weights[at] === MASKED ? 0 : Math.abs(minus(weights, other, at));
+        const row = top / step + Math.floor(at / SIDE);
+        if (value > (peaks.get(row) ?? 0)) peaks.set(row, value);
+      }
+  }
+  return [...peaks.values()];
 }
 
-/** @param {CanvasRenderingContext2D} pen @param {Shown} shown @param {Frame} f @param {import("./coloured.js").Colours} colours @param {Tile} tile @param {number} level */
-function drawTile(pen, shown, f, colours, { top, left, weights, other }, level) {
+/** @param {CanvasRenderingContext2D} pen @param {Shown} shown @param {Frame} f @param {import("./coloured.js").Colours} colours @param {Tile} tile @param {number} level @param {CanvasPattern | null} under      covers the picture, which stands in for missing tiles */
+function drawTile(pen, shown, f, colours, { top, left, weights, other }, level, under) {
   if (!weights) return;
   const { view } = shown;
   const size = (SIDE * 2 ** level) / view.step;
-  pen.drawImage(colouredTile(weights, other, shown, colours, left, level), (left - view.x) / view.step, (top - view.y) / view.step, size, size);
+  const [x, y] = [(left - view.x) / view.step, (top - view.y) / view.step];
+  if (under) pen.fillStyle = under;
+  if (under) pen.fillRect(x, y, size, size);
+  pen.drawImage(colouredTile(weights, other, shown, colours, left, level), x, y, size, size);
   if (1 / view.step >= NUMBERED) drawNumbers(pen, shown, f, weights, other, top, left);
 }

@@ -14,6 +14,8 @@ from clearhead.view.long import pictures
 
 SVG_SIDE, PNG_SIDE, PLOT_SIDE = 64, 512, 1024  # more queries or keys are pooled
 
+_YELLOW = np.array([0.82, 0.63, 0.0, 1.0])  # what is not finite, as in picture.py
+
 
 class Cells(NamedTuple):
     """One head as a picture: weights and masked (rows, columns), and how many weights are behind a pixel."""
@@ -22,6 +24,7 @@ class Cells(NamedTuple):
     masked: Array
     pooled: tuple[int, int]
     name: str
+    high: float  # where the colours end
 
 
 def cells(matrix: Any, head: int, side: int, name: str) -> Cells:
@@ -34,8 +37,8 @@ def cells(matrix: Any, head: int, side: int, name: str) -> Cells:
         raise SelectionError(f"head {head} is outside 0..{problem.heads - 1}.")
     n, m = problem.queries, problem.keys
     if max(n, m) <= side:
-        weights = read(matrix[0, head], "weights")[0]
-        return Cells(weights, ~visibility.dense(problem)[0, head], (1, 1), name)
+        weights, masked = read(matrix[0, head], "weights")[0], ~visibility.dense(problem)[0, head]
+        return Cells(weights, masked, (1, 1), name, picture.reach(picture.peaks_of(weights, masked)))
     alone = matrix.one(head)
     found = pictures(alone, side)
     most = found.most[0]
@@ -43,36 +46,41 @@ def cells(matrix: Any, head: int, side: int, name: str) -> Cells:
     first = int(np.searchsorted(edges, first_key(alone, 0), side="right")) - 1
     most[:, first] = np.maximum(most[:, first], found.first_most[0])
     pooled = -(-n // most.shape[0]), -(-m // most.shape[1])
-    return Cells(most, np.zeros(most.shape, bool), pooled, f"{name}, the largest of {pooled[0]}×{pooled[1]} in a pixel")
+    high = picture.reach(read(alone.top(1)[0], "weights")[0][0, 0, :, 0])
+    name = f"{name}, the largest of {pooled[0]}×{pooled[1]} in a pixel"
+    return Cells(most, np.zeros(most.shape, bool), pooled, name, high)
 
 
 def svg(shown: Cells, rows: Sequence[str] | None, cols: Sequence[str] | None) -> str:
     """As SVG; tokens name rows and columns where each pixel is one weight."""
     names = (rows, cols) if shown.pooled == (1, 1) else (None, None)
     size = 24 if len(shown.weights) <= 24 else 14
-    return picture.svg(shown.weights, shown.masked, *names, name=shown.name, cell=size)
+    return picture.svg(shown.weights, shown.masked, *names, name=shown.name, cell=size, high=shown.high)
 
 
 def png(shown: Cells, cell: int) -> bytes:
     """As PNG, cell × cell pixels for each weight."""
-    return picture.png(shown.weights, shown.masked, cell)
+    return picture.png(shown.weights, shown.masked, cell, shown.high)
 
 
 def plot(shown: Cells, shape: tuple[int, int], rows: Sequence[str] | None, cols: Sequence[str] | None, ax: Any) -> Any:
-    """On matplotlib axes: colour by the square root, axes in tokens. Raises MissingExtraError."""
+    """On matplotlib axes: colour by the square root up to `picture.reach`, axes in tokens. Raises MissingExtraError."""
     colors = _matplotlib()
     ax = _axes(ax)
-    high = float(shown.weights.max(initial=0.0)) or 1.0
     weights = np.ma.masked_array(shown.weights, shown.masked)
-    norm = colors.PowerNorm(0.5, vmin=0.0, vmax=high)
+    norm = colors.PowerNorm(0.5, vmin=0.0, vmax=shown.high)
     extent = (-0.5, shape[1] - 0.5, shape[0] - 0.5, -0.5)
     image = ax.imshow(weights, cmap="Purples", norm=norm, extent=extent, interpolation="nearest")
+    wrong = ~np.isfinite(shown.weights) & ~shown.masked
+    if wrong.any():
+        ax.imshow(np.where(wrong[..., None], _YELLOW, 0.0), extent=extent, interpolation="nearest")
     ax.set_facecolor("0.9")
     ax.set(title=shown.name, xlabel="key", ylabel="query")
     for axis, names, size in ((ax.xaxis, cols, shape[1]), (ax.yaxis, rows, shape[0])):
         if names is not None and size <= 40:
             axis.set_ticks(range(size), [_plain(name) for name in names[:size]], rotation=90 if axis is ax.xaxis else 0)
-    ax.figure.colorbar(image, ax=ax, label="weight")
+    label = f"weight; the colours end at {shown.high:.3g}:\n{picture.ENDS_AT}"
+    ax.figure.colorbar(image, ax=ax, label=label, extend="max")
     return ax
 
 

@@ -7,7 +7,7 @@ kept beside it: attention sinks would outshine everything else. See docs/page-fo
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import isnan
+from math import isfinite
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -17,15 +17,18 @@ from clearhead.arrays import FLOATS, beside, on_cpu, read
 from clearhead.axes import WEIGHTS, Array, named
 from clearhead.errors import DtypeError, RuleError, SelectionError, shown
 from clearhead.glance import first_key, glance
+from clearhead.observations import Observation
+from clearhead.picture import reach
 from clearhead.problem import Problem
 from clearhead.values import read_language
 from clearhead.view.container import Document, compressed, stored
-from clearhead.view.packing import packed
+from clearhead.view.packing import forbids, packed
 from clearhead.words import Language
 
 LIMIT = 64 * 10**6  # bytes of a page
 COMPUTED = 1024  # up to so many queries and keys the page computes the whole matrix, and needs no pictures
 LEVELS = 80  # of a pixel
+NONFINITE = 255  # a pixel with NaN or infinity in it
 _SMALL, _LARGE = (128, 96, 64, 48, 32), (1024, 512, 256)  # sides of the pictures of all heads, and of exact ones
 _SMALL_CELLS, _LARGE_CELLS = 3 * 2**20, 2**20  # in all pictures together
 _TEXT = 1.25  # characters for a byte
@@ -148,6 +151,8 @@ def pictures(matrix: Any, side: int) -> Pictures:
 
 
 def _choose(sights: list[Sight], wish: Wish) -> _Chosen:
+    if not isinstance(wish.title, str):
+        raise RuleError(f"title is {wish.title!r}: expected a string.")
     if not sights:
         raise SelectionError("no attention was seen: there is nothing to show.")
     for sight in sights:
@@ -194,7 +199,8 @@ def _layer(chosen: _Chosen, place: int) -> dict[str, Any]:
     sight, exact = chosen.sights[place], chosen.exact[place]
     matrix, problem = sight.matrix, sight.matrix._problem
     large = problem.queries * problem.keys > COMPUTED**2
-    seen = matrix.observe(entropy=True, distance=True, logsumexp=True)
+    seen = matrix.observe(entropy=True, distance=True, logsumexp=True, top=min(2, problem.keys))
+    first = first_key(matrix, 0)
     told: dict[str, Any] = {"pixels": None, "largest": None, "wide": None, "key_of": []}
     arrays: dict[str, Array] = {}
     found = None
@@ -227,11 +233,27 @@ def _layer(chosen: _Chosen, place: int) -> dict[str, Any]:
         "keys": problem.keys,
         "d_k": problem.d_k,
         "dtype": problem.dtype.name,
-        "first": first_key(matrix, 0),
+        "first": first,
+        "masked": forbids(problem),
+        "sinks": problem.sinks is not None,
+        "reach": _reaches(seen, first),
         "rules": plain,
-        "statistics": {name: [None if isnan(x) else float(f"{x:.4g}") for x in values] for name, values in means},
+        "statistics": {name: [float(f"{x:.4g}") if isfinite(x) else None for x in values] for name, values in means},
         "exact": exact,
         "arrays": {name: f"{place}.{name}" for name in arrays},
+    }
+
+
+def _reaches(seen: Observation, first: int) -> dict[str, list[float]]:
+    """Where each head's colours end: of all its weights, and with the first key set aside."""
+    assert seen.top is not None
+    weights, keys = (read(x, "weights")[0][0] for x in seen.top)
+    strongest = weights[..., 0]
+    others = weights[..., 1] if weights.shape[-1] > 1 else np.zeros_like(strongest)
+    aside = np.where(keys[..., 0] == first, others, strongest)
+    return {
+        name: [float(f"{reach(rows):.6g}") for rows in peaks]
+        for name, peaks in (("whole", strongest), ("aside", aside))
     }
 
 
@@ -274,11 +296,14 @@ def _rule_of(name: str, array: Array, exact: list[int]) -> Array:
 
 def _coded(pixels: Array, first: Array) -> tuple[Array, Array, list[float]]:
     """Both as bytes, by the square root, in shares of each head's largest; and the largest."""
-    largest = np.maximum(pixels.max((1, 2), initial=0.0), first.max(1, initial=0.0))
+    finite = [np.where(np.isfinite(x), x, 0.0) for x in (pixels, first)]
+    largest = np.maximum(finite[0].max((1, 2), initial=0.0), finite[1].max(1, initial=0.0))
     with np.errstate(invalid="ignore", divide="ignore"):
-        shares = [np.nan_to_num(x / largest.reshape(-1, *(1,) * (x.ndim - 1))) for x in (pixels, first)]
-    bytes_ = [np.rint(np.sqrt(np.clip(x, 0.0, 1.0)) * LEVELS).astype(np.uint8) for x in shares]
-    return bytes_[0], bytes_[1], [float(x) if np.isfinite(x) else 0.0 for x in largest]
+        shares = [np.nan_to_num(x / largest.reshape(-1, *(1,) * (x.ndim - 1))) for x in finite]
+    codes = [np.rint(np.sqrt(np.clip(x, 0.0, 1.0)) * LEVELS).astype(np.uint8) for x in shares]
+    for code, x in zip(codes, (pixels, first), strict=True):
+        code[~np.isfinite(x)] = NONFINITE
+    return codes[0], codes[1], [float(x) for x in largest]
 
 
 def _check_size(chosen: _Chosen) -> None:

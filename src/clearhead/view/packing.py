@@ -1,11 +1,15 @@
 """The score rules as a page carries them: plain numbers, and arrays."""
 
+from itertools import product
 from typing import Any
 
 import numpy as np
 
+from clearhead import visibility
 from clearhead.axes import Array
 from clearhead.problem import Problem
+
+_BLOCK = 1024
 
 
 def packed(problem: Problem) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -29,6 +33,17 @@ def packed(problem: Problem) -> tuple[dict[str, Any], dict[str, Array]]:
         "kv_segments": problem.kv_segments,
     }
     return plain, {name: _once(array) for name, array in found.items() if array is not None}
+
+
+def forbids(problem: Problem) -> bool:
+    """Do the rules forbid any weight of the first sequence? O(queries·keys) where a mask or a bias must be read."""
+    each_head = any(x is not None and _once(x).shape[1] > 1 for x in (problem.mask, problem.bias))
+    heads = problem.heads if each_head else 1
+    blocks = (range(0, size, _BLOCK) for size in (problem.queries, problem.keys))
+    return any(
+        visibility.tile(problem, 0, head, slice(i, i + _BLOCK), slice(j, j + _BLOCK)) is not True
+        for head, i, j in product(range(heads), *blocks)
+    )
 
 
 def _once(array: Array) -> Array:

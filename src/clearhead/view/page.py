@@ -1,11 +1,17 @@
 """The page's HTML: its program, its style and its document in one file that asks nobody for anything."""
 
+import os
 from base64 import b64encode
+from collections.abc import Callable
 from functools import cache
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
+from pathlib import Path
 
+from clearhead.errors import FileError
+from clearhead.files import write_whole
+from clearhead.values import read_path
 from clearhead.view.container import Document, parts
 
 _NOTE = {
@@ -52,6 +58,14 @@ def policy(document: Document) -> str:
 def encoded(document: Document) -> bytes:
     """The page as the bytes of a file."""
     return html(document).encode("utf-8", "xmlcharrefreplace")
+
+
+def write(path: str | os.PathLike[str], document: Callable[[], Document]) -> None:
+    """Write the page to a file, whole or not at all. Raises FileError, for the name of no page before any work."""
+    place = Path(read_path(path))
+    if place.suffix.lower() not in ("", ".html", ".htm"):
+        raise FileError(f"{place.name} is no name for a page, which is HTML.", f'save("{place.stem}.html")')
+    write_whole(path, encoded(document()))
 
 
 def _title(text: str) -> str:

@@ -10,11 +10,11 @@ import numpy as np
 
 from clearhead import notebook
 from clearhead.errors import DtypeError, RuleError, SelectionError, shown, unknown
-from clearhead.files import write_whole
-from clearhead.values import read_path, whole_number
+from clearhead.values import whole_number
 from clearhead.view import figure, page
 from clearhead.view.container import Document
 from clearhead.view.long import Run, Sight, Wish, document
+from clearhead.view.names import token_names
 from clearhead.words import Language
 
 _QUICK = 2**26  # weights of a page that a notebook makes unasked
@@ -29,6 +29,8 @@ class Page(TypedDict, total=False):
     beside    something of the same shape to compare with: a second run
     language  "en" or "zh": where the page begins
     title     its heading
+    tokens    (keys,) strings, what the tokens are called; with source_tokens (queries,)
+    source_tokens  (keys,) strings, the other text of cross-attention
     each      walks the layers; a progress bar goes there
     """
 
@@ -38,6 +40,8 @@ class Page(TypedDict, total=False):
     beside: Any
     language: Language
     title: str
+    tokens: Sequence[str] | None
+    source_tokens: Sequence[str] | None
     each: Callable[[Sequence[int]], Iterable[int]]
 
 
@@ -63,18 +67,29 @@ class Pictured:
         exact     (layer, head) pairs whose weights the page computes from q and k; None is all, [] is pictures only
         dtype     "float16" or "bfloat16" store q and k in less room; None is their own
         batch, beside (a second run to compare with), language ("en", "zh"), title
-        Raises SelectionError above 64 MB, with what would fit, FileError when it cannot be written. O(queries·keys).
+        tokens    (keys,) strings, what the tokens are called; with source_tokens, those of the keys, (queries,)
+        Raises SelectionError above 64 MB, with what would fit, FileError when it cannot be written or is no .html,
+        ShapeError for tokens of another length. O(queries·keys).
         """
-        place = read_path(path)
-        write_whole(place, page.encoded(self.document(**options)))
+        page.write(path, lambda: self.document(**options))
 
-    def to_svg(self, head: int = 0, *, layer: int | str = 0, batch: int = 0) -> str:
+    def to_svg(
+        self,
+        head: int = 0,
+        *,
+        layer: int | str = 0,
+        batch: int = 0,
+        tokens: Sequence[str] | None = None,
+        source_tokens: Sequence[str] | None = None,
+    ) -> str:
         """One head's weights for papers, (queries, keys); above 64 a pixel has the largest of its weights."""
         shown, run, sight = self._cells(layer, head, batch, figure.SVG_SIDE)
-        return figure.svg(shown, *_names(run, sight))
+        run = _renamed(replace(run, sights=[sight]), tokens, source_tokens)
+        return figure.svg(shown, *_names(run, run.sights[0]))
 
     def to_png(self, head: int = 0, *, layer: int | str = 0, batch: int = 0, cell: int = 1) -> bytes:
         """One head's weights as PNG, cell × cell pixels for each; above 512 a pixel has the largest of its weights."""
+        whole_number("cell", cell, 1, hint="cell=8")
         shown, _, _ = self._cells(layer, head, batch, figure.PNG_SIDE)
         return figure.png(shown, cell)
 
@@ -93,13 +108,14 @@ class Pictured:
             if name not in Page.__annotations__:
                 raise unknown("option", name, Page.__annotations__)
         given: Page = {**options}
+        names = given.pop("tokens", None), given.pop("source_tokens", None)
         batch, beside, each = given.pop("batch", 0), given.pop("beside", None), given.pop("each", iter)
         batch = whole_number("batch", batch, 0)
         if beside is not None and not isinstance(beside, Pictured):
             raise DtypeError(f"beside is {shown(beside)}: expected what was seen in a second run.", "beside=other")
         if not callable(each):
             raise RuleError(f"each is {shown(each)}: expected what walks the layers.", "each=tqdm")
-        runs = [part._run(batch) for part in (self, beside) if part is not None]
+        runs = [_renamed(part._run(batch), *names) for part in (self, beside) if part is not None]
         return runs, Wish(**{"title": runs[0].name, **given}), each  # type: ignore[arg-type]
 
     def _cells(self, layer: int | str, head: int, batch: int, side: int) -> tuple[figure.Cells, Run, Sight]:
@@ -127,8 +143,23 @@ class Pictured:
         cells = first.matrix.shape[-2] * first.matrix.shape[-1]
         head = first.heads[0]
         return notebook.bundle(
-            str(self), lambda: self.to_html(), lambda: self.to_svg(head, layer=first.name or 0), cells
+            str(self),
+            [self.to_html, lambda: self.to_html(exact=[])],
+            lambda: self.to_svg(head, layer=first.name or 0),
+            cells,
         )
+
+
+def _renamed(run: Run, tokens: Any, source_tokens: Any) -> Run:
+    """The run with the names that were given. Raises RuleError and ShapeError where they do not fit."""
+    if tokens is None and source_tokens is None:
+        return run
+    sights = list(run.sights)
+    if source_tokens is not None and not any(sight.cross for sight in sights):
+        sights = [replace(sight, cross=True) for sight in sights]
+    for sight in sights:
+        token_names(tokens, source_tokens if sight.cross else None, sight.matrix._problem)
+    return replace(run, sights=sights, tokens=tokens, sources=run.sources if source_tokens is None else source_tokens)
 
 
 def _size(sight: Sight) -> int:

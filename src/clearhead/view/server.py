@@ -29,7 +29,7 @@ _HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff", "r
 def application(document: Document, runs: Sequence[Run], token: str) -> Starlette:
     """The page at /token/, and weights as float32 at /token/tile, row and column."""
     text = page.html(document)
-    headers = {**_HEADERS, "content-security-policy": page.policy(document)}
+    headers = {**_HEADERS, "content-security-policy": f"{page.policy(document)}; frame-ancestors 'none'"}
 
     def refused(request: Request) -> Response | None:
         origin, host = request.headers.get("origin"), request.headers.get("host", "")

@@ -12,7 +12,7 @@ import numpy as np
 
 from clearhead.arrays import adopt
 from clearhead.axes import WEIGHTS, named
-from clearhead.errors import RuleError, SelectionError, shown, unknown
+from clearhead.errors import FileError, RuleError, SelectionError, shown, unknown
 from clearhead.flow import rollout
 from clearhead.matrix import AttentionMatrix
 from clearhead.observations import Observation
@@ -132,13 +132,19 @@ class Seen(Pictured):
         batch, beside (a second run to compare with), language ("en", "zh"), title
         Raises SelectionError for a page above 64 MB, with what would fit; RuleError where keep=False let q and k go.
         """
-        if Path(read_path(path)).suffix.lower() in (".html", ".htm"):
+        name, suffix = Path(read_path(path)).name, Path(path).suffix.lower()
+        if suffix in (".html", ".htm"):
             super().save(path, **options)
             return
-        for name in options:
-            if name not in Page.__annotations__:
-                raise unknown("option", name, Page.__annotations__)
-            raise RuleError(f"{name} is for a page.", 'seen.save("page.html", …)')
+        for option in options:
+            if option not in Page.__annotations__:
+                raise unknown("option", option, Page.__annotations__)
+            raise RuleError(f"{option} is for a page.", 'seen.save("page.html", …)')
+        if suffix not in ("", ".safetensors"):
+            raise FileError(
+                f"{name} is the name of neither a page nor a safetensors file.",
+                'seen.save("page.html") to look at, seen.save("seen.safetensors") for ch.load.',
+            )
         layers = [self.layer(name) for name in self.layers]
         words = {"model": self.model, "tokens": self.tokens, "source_tokens": self.source_tokens}
         write(path, layers, {**words, "unseen": self.unseen})

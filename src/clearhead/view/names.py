@@ -1,0 +1,52 @@
+"""What the tokens of somebody's own arrays are called: a list of strings for the text, another for what it looks at."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from clearhead.errors import RuleError, ShapeError
+from clearhead.problem import Problem
+
+Names = Sequence[str] | None
+
+
+def token_names(tokens: Any, source_tokens: Any, problem: Problem) -> tuple[Names, Names]:
+    """What rows and columns are called: (queries,) and (keys,) strings, or None where nothing was given.
+
+    tokens         (keys,) strings of the text; query i is tokens[i + query_offset]. With source_tokens, (queries,)
+    source_tokens  (keys,) strings of cross-attention's other text
+    Raises RuleError for what is no list of strings, ShapeError for a list of another length.
+    """
+    own, other = _strings("tokens", tokens), _strings("source_tokens", source_tokens)
+    n, m = problem.queries, problem.keys
+    if other is not None:
+        if own is None:
+            raise RuleError("source_tokens is given, but tokens, which name the queries, are not.", "tokens=[…]")
+        _check("tokens", own, n, "queries")
+        _check("source_tokens", other, m, "keys")
+        return own, other
+    if own is None:
+        return None, None
+    offsets = set(problem.query_offset.tolist()) or {0}
+    start = min(offsets)
+    inside = len(offsets) == 1 and start >= 0 and start + n <= m
+    if not inside or (n != m and not problem.causal and problem.window == (None, None)):
+        raise ShapeError(
+            f"tokens cannot name {n} queries and {m} keys at once: they are not one text.",
+            "tokens=[…] for the queries, source_tokens=[…] for the keys.",
+        )
+    _check("tokens", own, m, "keys")
+    return own[start : start + n], own
+
+
+def _strings(name: str, value: Any) -> list[str] | None:
+    if value is None:
+        return None
+    strings = None if isinstance(value, (str, bytes)) or not hasattr(value, "__iter__") else list(value)
+    if strings is None or not all(isinstance(each, str) for each in strings):
+        raise RuleError(f"{name} is {value!r:.60}: expected a list of strings.", f"{name}=['the', ' cat', ' sat']")
+    return strings
+
+
+def _check(name: str, strings: list[str], size: int, axis: str) -> None:
+    if len(strings) != size:
+        raise ShapeError(f"{name} has {len(strings)} strings for {size} {axis}: expected one for each.")
