@@ -6,6 +6,7 @@ ClearheadError
 ├── RuleError         (ValueError)    a score rule's value makes no sense
 ├── UnknownNameError  (TypeError)     a rule or option nobody knows
 ├── SelectionError    (IndexError)    an index outside the matrix
+├── SizeError         (MemoryError)   what was asked is larger than the machine's memory
 ├── EngineError       (RuntimeError)  the engine asked for cannot run this problem
 ├── DistributedError  (RuntimeError)  a rank is missing, or ranks were called with different things
 ├── FileError         (ValueError)    a file or checkpoint is missing or malformed
@@ -47,6 +48,10 @@ class UnknownNameError(ClearheadError, TypeError):
 
 class SelectionError(ClearheadError, IndexError):
     """An index outside the matrix, or one of a kind it does not take."""
+
+
+class SizeError(ClearheadError, MemoryError):
+    """What was asked is larger than the machine's memory."""
 
 
 class EngineError(ClearheadError, RuntimeError):

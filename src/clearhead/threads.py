@@ -25,7 +25,7 @@ def set_num_threads(count: int) -> None:
 
 def read_threads(count: Any) -> int:
     """Read a number of threads from 1 to 1,024."""
-    return whole_number("the number of threads", count, 1, MOST)
+    return whole_number("the number of threads", count, 1, MOST, "set_num_threads(2)")
 
 
 def get_num_threads() -> int:

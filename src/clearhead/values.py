@@ -27,14 +27,13 @@ def read_number(name: str, value: Any, default: float) -> float:
     return number
 
 
-def whole_number(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """Read a whole number, Python's or NumPy's, from `least` to `most`; True and False are none."""
-    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
-        number = int(value)
-        if least <= number and (most is None or number <= most):
-            return number
-    bounds = f"from {least:,} up" if most is None else f"from {least:,} to {most:,}"
-    raise RuleError(f"{name} is {value!r}: expected a whole number {bounds}.")
+def whole_number(name: str, value: Any, least: int, most: int | None = None, hint: str = "") -> int:
+    """Read a whole number, Python's or NumPy's, from `least` to `most`; True and False are none. Raises RuleError."""
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not whole or value < least or (most is not None and value > most):
+        bounds = f"from {least} up" if most is None else f"from {least} to {most}"
+        raise RuleError(f"{name} is {value!r}: expected a whole number {bounds}.", hint)
+    return int(value)
 
 
 def read_softcap(value: Any) -> float | None:
