@@ -16,8 +16,8 @@ from clearhead.problem import Rules
 
 PACKAGE = Path(clearhead.__file__).parent
 FLOORS = (  # from the ground up; a folder is one entry
-    ("errors", "axes", "device", "arrays", "threads", "files", "words", "picture", "notebook"),
-    ("values", "problem", "visibility", "observations", "operands"),
+    ("errors", "axes", "device", "arrays", "files", "words", "picture", "notebook"),
+    ("values", "threads", "problem", "visibility", "observations", "operands"),
     ("reference",),
     ("engines",),
     ("glance", "view", "functional", "matrix", "flow", "backward", "torch_op", "torch_graph", "cache", "torch"),
