@@ -306,7 +306,7 @@ def _bench(given: argparse.Namespace) -> int:
 
         gpu.bench(quick=given.quick, save=given.save)
         return 0
-    threads = get_num_threads() if given.threads is None else read_threads(given.threads)
+    threads = get_num_threads() if given.threads is None else read_threads(given.threads, "--threads 2")
     bench(quick=given.quick, chosen=given.peers, only=given.only, save=given.save, threads=threads)
     return 0
 

@@ -20,12 +20,12 @@ def set_num_threads(count: int) -> None:
     >>> ch.set_num_threads(ch.get_num_threads())
     """
     global _chosen
-    _chosen = read_threads(count)
+    _chosen = read_threads(count, "set_num_threads(2)")
 
 
-def read_threads(count: Any) -> int:
+def read_threads(count: Any, hint: str) -> int:
     """Read a number of threads from 1 to 1,024."""
-    return whole_number("the number of threads", count, 1, MOST, "set_num_threads(2)")
+    return whole_number("the number of threads", count, 1, MOST, hint)
 
 
 def get_num_threads() -> int:
