@@ -1,16 +1,18 @@
 """Whole attention problems, drawn by hypothesis: shapes, dtypes, strides, score rules; numbers from a drawn seed."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import Any
 
 import numpy as np
-from hypothesis import settings
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clearhead as ch
-from clearhead import reference
+from clearhead import engines, reference
 from clearhead.arrays import FLOATS
 from clearhead.axes import Array
 from clearhead.problem import Described, Problem, describe
@@ -36,13 +38,8 @@ SIZES = (  # queries and keys; the engine's blocks are 64 and 512
     st.tuples(st.integers(0, 8), st.sampled_from((511, 512, 513, 600, 1024, 1100))),
 )
 WIDTHS = st.sampled_from((1, 2, 3, 5, 8, 16, 33, 64, 70))
-INTERPRETED = 400  # weights
 MOST_WEIGHTS = 120_000  # of one problem: batch · heads · queries · keys
-
-
-def too_slow_here(engine: str, case: "Case") -> bool:
-    """Would Triton's interpreter take long? tests/test_triton.py has larger problems for it, chosen ones."""
-    return engine == "triton" and (prod(case.problem.shape) > INTERPRETED or prod(case.problem.prefix) > 6)
+INTERPRETED = {"most": 400, "most_heads": 6}  # Triton's interpreter is slow; test_triton.py has larger problems for it
 
 
 def examples(times: float) -> settings:
@@ -122,12 +119,14 @@ class Case:
 
 
 @st.composite
-def shapes(draw: st.DrawFn, axes: tuple[int, ...] = (2, 3, 4, 5), most: int = MOST_WEIGHTS) -> Shape:
+def shapes(
+    draw: st.DrawFn, axes: tuple[int, ...] = (2, 3, 4, 5), most: int = MOST_WEIGHTS, most_heads: int = MOST_WEIGHTS
+) -> Shape:
     ndim = draw(st.sampled_from(axes))
     queries, keys = draw(SIZES[0] if most < 10_000 else st.one_of(*SIZES))
     if queries * keys > most:
         queries = most // keys
-    room = max(1, most // max(1, queries * keys))
+    room = max(1, min(most_heads, most // max(1, queries * keys)))
     lead = tuple(draw(st.integers(0 if draw(st.integers(0, 19)) == 0 else 1, min(3, room))) for _ in range(ndim - 3))
     kv_heads = draw(st.integers(1, max(1, min(3, room // max(1, prod(lead))))))
     group = draw(st.integers(1, max(1, min(4, room // max(1, prod(lead) * kv_heads)))))
@@ -143,9 +142,10 @@ def cases(
     dtypes: tuple[np.dtype[Any], ...] = FLOATS,
     axes: tuple[int, ...] = (2, 3, 4, 5),
     most: int = MOST_WEIGHTS,
+    most_heads: int = MOST_WEIGHTS,
 ) -> Case:
     """A problem under any combination of `rules`."""
-    shape = draw(shapes(axes, most))
+    shape = draw(shapes(axes, most, most_heads))
     seed = draw(st.integers(0, 2**32 - 1))
     rng, dtype = np.random.default_rng(seed), draw(st.sampled_from(dtypes))
     size = draw(st.sampled_from((0.3, 1.0, 3.0)))
@@ -160,6 +160,27 @@ def cases(
     if positional and shape.queries != shape.keys and "query_offset" not in values:
         values.update(_offset(draw, rng, shape))
     return Case(q, k, v, values, seed)
+
+
+def on_every_engine(
+    names: Sequence[str] = engines.NAMES, *, times: float = 1.0, limits: dict[str, Any] | None = None, **drawn: Any
+) -> Callable[[Callable[..., None]], Callable[[str], None]]:
+    """Test `body(engine, case, …)` on random problems for each engine: small and fewer ones where it is interpreted."""
+
+    def wrap(body: Callable[..., None]) -> Callable[[str], None]:
+        def test(engine: str) -> None:
+            def on_this_engine(case: Case, **more: Any) -> None:
+                body(engine, case, **more)
+
+            slow = engine == "triton"
+            problems = cases(**{**(limits or {}), **(INTERPRETED if slow else {})})
+            on_this_engine.__name__ = f"{body.__name__}_{engine}"
+            examples(times * 0.15 if slow else times)(given(case=problems, **drawn)(on_this_engine))()
+
+        test.__name__, test.__doc__ = body.__name__, body.__doc__
+        return pytest.mark.parametrize("engine", names)(test)
+
+    return wrap
 
 
 def draw_layout(draw: st.DrawFn, x: Array) -> Array:

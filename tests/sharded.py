@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.autograd import forward_ad
 
 import clearhead as ch
 from clearhead import arrays, engines
@@ -207,7 +208,8 @@ def graph(rank: int, world: int, seed: int) -> None:
             loss.backward()
         for name, x in own.items():
             expected = leaves[name].grad
-            if x.grad is None or name == "sinks":
+            assert (x.grad is None) == (expected is None) == (name == "v" and not values), f"{what} d{name}"
+            if expected is None or x.grad is None or name == "sinks":
                 continue
             expected = cut(expected, 2, keys if name in "kv" else queries, rank, layout)
             np.testing.assert_allclose(x.grad, expected, rtol=1e-7, atol=1e-9, err_msg=f"{what} d{name}")
@@ -215,6 +217,57 @@ def graph(rank: int, world: int, seed: int) -> None:
             total = own["sinks"].grad.clone()
             dist.all_reduce(total)
             np.testing.assert_allclose(total, leaves["sinks"].grad, rtol=1e-7, atol=1e-9, err_msg=f"{what} dsinks")
+
+
+def refused(rank: int, world: int, _seed: int) -> None:
+    """Second derivatives, forward mode, and tensors that PyTorch splits itself: an error on every rank."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    x = torch.randn(1, world, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(rank))
+    labels = torch.zeros(4, dtype=torch.int64)
+
+    def matrix(x: torch.Tensor, method: Any) -> Any:
+        return ch.distributed.ShardedAttentionMatrix(x, x, method=method)
+
+    paths: list[Callable[[torch.Tensor, Any], Any]] = [
+        lambda x, method: ch.distributed.attention(x, x, x, causal=True, method=method),
+        lambda x, method: matrix(x, method) @ x,
+        lambda x, method: matrix(x, method).entropy(),
+        lambda x, method: matrix(x, method).received(),
+        lambda x, method: matrix(x, method).image(2, 2),
+        lambda x, method: matrix(x, method).groups(labels, labels),
+    ]
+    for at, path in enumerate(paths):
+        for method in METHODS[at % 4 :][:1]:
+            leaf = x.clone().requires_grad_()
+            answer = path(leaf, method)
+            (usual,) = torch.autograd.grad(answer.sum(), leaf, retain_graph=True)
+            (again,) = torch.autograd.grad(answer.sum(), leaf, create_graph=True)
+            assert torch.equal(usual, again)
+            must_raise(lambda: again.square().sum().backward(), "attention has no second derivative here")  # noqa: B023
+            with forward_ad.dual_level():
+                dual = forward_ad.make_dual(x, x)
+                must_raise(lambda: path(dual, method), "q carries a tangent")  # noqa: B023
+            dist.barrier()
+    whole = DTensor.from_local(x, init_device_mesh("cpu", (world,)), [Shard(2)], run_check=False)
+    for call in (ch.attention, ch.distributed.attention):
+        must_raise(lambda: call(whole, whole, whole), "q is a DTensor: expected a plain tensor")  # noqa: B023
+    must_raise(lambda: ch.attention(x, x, x, bias=whole), "bias is a DTensor: expected a plain tensor")
+    leaf = x.clone().requires_grad_()
+    changed = leaf * 1
+    output = ch.distributed.attention(changed, changed, changed)
+    changed.detach().mul_(2)
+    must_raise(lambda: output.sum().backward(), "modified by an inplace operation")
+
+
+def must_raise(call: Callable[[], Any], words: str) -> None:
+    told = ""
+    try:
+        call()
+    except (ch.errors.ClearheadError, RuntimeError) as error:
+        told = str(error)
+    assert words in told, (words, told)
 
 
 def passes(rank: int, world: int, _seed: int) -> None:

@@ -56,10 +56,14 @@ class Slack:
         return self.logit * reference.distance(self.case.problem, self.book) + self.tiny
 
     def image(self, weights: Array, height: int, width: int) -> Array:
-        """An image's edges are rounded too: by eps times where they lie."""
+        """A pixel's edges are rounded too: by eps times where they lie, which is eps · pixels of a pixel's width."""
         largest = weights.max(axis=(-1, -2), initial=0)[..., None, None]
         slack = reference.Textbook(**{**vars(self.book), "weights": self.logit.max(initial=0) * weights})
-        return reference.image(slack, height, width) + self.eps * sum(weights.shape[-2:]) * largest + self.tiny
+        return (
+            reference.image(slack, height, width)
+            + self.eps * (height + width + sum(weights.shape[-2:])) * largest
+            + self.tiny
+        )
 
 
 def rounding(x: Array, dtype: np.dtype[Any]) -> Array:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -165,6 +166,9 @@ ONE = torch.ones(2, 1, 1, 4), torch.ones(2, 1, 1, 3)
 WRONG: dict[str, tuple[Any, type[ClearheadError], str]] = {
     "k": (lambda c: c.append(torch.ones(2, 2, 1, 4), ONE[1]), ShapeError, "k has shape"),
     "v": (lambda c: c.append(ONE[0], torch.ones(2, 1, 2, 3)), ShapeError, "v has shape"),
+    "no tensor": (lambda c: c.append(None, ONE[1]), DtypeError, "k is a NoneType: expected a PyTorch tensor"),
+    "no number": (lambda c: c.crop("a"), RuleError, "length is 'a': expected a whole number"),
+    "no order": (lambda c: c.reorder(None), RuleError, "order is None: expected a whole number"),
     "axes": (lambda c: c.append(ONE[0][0], ONE[1]), ShapeError, "k has shape"),
     "dtype": (lambda c: c.append(ONE[0].double(), ONE[1]), DtypeError, "k is torch.float64 but the cache holds"),
     "counts": (lambda c: c.append(*ONE, torch.tensor([2, 0])), RuleError, r"counts is \[2, 0\]"),
@@ -202,7 +206,35 @@ def test_an_error_in_the_layer_leaves_the_cache_as_it_was():
     close(layer(x[:, 3:], cache=cache), layer(x)[:, 3:])
 
 
-@pytest.mark.parametrize("options", [{"capacity": 0}, {"window": 0}, {"capacity": 1.5}])
-def test_sizes_that_make_no_sense(options: dict[str, Any]):
-    with pytest.raises(RuleError, match=f"^{next(iter(options))} is "):
-        KVCache(1, 1, 1, 1, **options)
+SIZES: dict[str, Any] = {"batch": 1, "kv_heads": 2, "d_k": 3, "d_v": 4}
+
+
+@pytest.mark.parametrize("name", [*SIZES, "capacity", "window"])
+@pytest.mark.parametrize("value", [0, -2, 1.5, True, "a", torch.ones(1)])
+def test_sizes_that_make_no_sense(name: str, value: Any):
+    with pytest.raises(RuleError, match=f"^{name} is .*: expected a whole number from 1 up"):
+        KVCache(**{**SIZES, name: value})
+
+
+def test_sizes_may_be_numpys_whole_numbers():
+    cache = KVCache(**SIZES, capacity=np.int64(1), window=np.int32(2))
+    for _ in range(9):
+        k, _, rules = cache.append(torch.ones(1, 2, 1, 3), torch.ones(1, 2, 1, 4))
+    assert k.shape[2] <= 4
+    assert rules["window"] == (1, None)
+
+
+def test_a_dtype_that_attention_has_not():
+    with pytest.raises(DtypeError, match=r"^dtype is torch.int32: expected"):
+        KVCache(**SIZES, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_over_a_cache_has_the_bits_of_the_full_pass(dtype: torch.dtype):
+    q, k, v = (normal(2, 4, 40, 16, seed=seed).to(dtype) for seed in range(3))
+    cache, full = KVCache(2, 4, 16, 16, dtype=dtype), ch.attention(q, k, v, causal=True)
+    for at in range(40):
+        keys, values, rules = cache.append(k[:, :, at : at + 1], v[:, :, at : at + 1])
+        assert torch.equal(
+            ch.attention(q[:, :, at : at + 1], keys, values, causal=True, **rules)[:, :, 0], full[:, :, at]
+        )

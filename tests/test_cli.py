@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from rich.cells import cell_len
 
+from seeds import fresh
+
 PLAIN = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLORTERM", "TERM", "COLUMNS")}
 LONG = "there was an old woman who lived in a shoe she had so many children she didn't know what to do"
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
@@ -137,7 +139,7 @@ def test_trace_tells_the_wrong_example_from_the_truth(wrong):
 
 
 def test_trace_of_a_layer_prints_every_step(tmp_path):
-    rng = np.random.default_rng()
+    rng = fresh()
     w = {name: rng.standard_normal((6, 6)) for name in ("w_q", "w_k", "w_v", "w_o")}
     np.savez(tmp_path / "layer.npz", x=rng.standard_normal((20, 6)), **w, num_heads=2, causal=True)
     done = run("trace", tmp_path / "layer.npz")

@@ -17,6 +17,7 @@ from clearhead.diagnosing.search import BUDGET, Search
 from clearhead.diagnosis import diagnose_file
 from clearhead.errors import DtypeError, FileError, RuleError, ShapeError, UnknownNameError
 from clearhead.problem import describe
+from seeds import fresh
 
 RULES = (
     *("causal", "softcap", "bias", "alibi", "scale", "mask", "padding", "query_lengths", "segments", "window"),
@@ -64,7 +65,7 @@ def right_answer(way, q, k, v, rules):
 @pytest.mark.parametrize("part", range(8))
 def test_right_results_are_never_accused(part):
     """A thousand random problems in all dtypes."""
-    rng = np.random.default_rng()
+    rng = fresh()
     for at in range(125):
         q, k, v, rules = right_case(rng, DTYPES[at % 4])
         found = ch.diagnose(q, k, v, right_answer(at // 4 % 4, q, k, v, rules), **rules)
@@ -74,7 +75,7 @@ def test_right_results_are_never_accused(part):
 
 @pytest.mark.parametrize("stage", ["scores", "scaled", "capped", "biased", "masked", "weights", "output"])
 def test_the_right_recipe_is_the_reference(stage):
-    rng = np.random.default_rng()
+    rng = fresh()
     for _ in range(20):
         q, k, v, rules = right_case(rng, torch.float64)
         told = describe(q.numpy(), k.numpy(), v.numpy(), rules)
@@ -87,7 +88,7 @@ def test_the_right_recipe_is_the_reference(stage):
 
 
 def test_a_whole_layer_is_the_textbooks():
-    rng = np.random.default_rng()
+    rng = fresh()
     case = wrong.case(("projection bias left out", "causal mask missing"), rng, torch.float64)
     names = ("x", "w_q", "w_k", "w_v", "w_o")
     arrays = [case.inputs[name] for name in names]
@@ -100,7 +101,7 @@ def test_a_whole_layer_is_the_textbooks():
 
 
 def test_the_other_convention_and_other_kinds():
-    rng = np.random.default_rng()
+    rng = fresh()
     x, w_q, w_k, w_v, w_o = rng.standard_normal((5, 6, 6))
     theirs = ch.trace_layer(x, w_q, w_k, w_v, num_heads=2).output
     columns = [a.T for a in (x, w_q, w_k, w_v, w_o, theirs)]
@@ -111,20 +112,20 @@ def test_the_other_convention_and_other_kinds():
 
 
 def test_what_these_inputs_cannot_show_is_said():
-    q, k, v = np.random.default_rng().standard_normal((3, 1, 8))
+    q, k, v = fresh().standard_normal((3, 1, 8))
     one = ch.diagnose(q, k, v, v, causal=True)
     assert one.verdict == "right"
     assert "causal mask missing" in [e.mistakes[0] for e in one.unseen]
     assert "these inputs could not show it if: the causal mask is missing" in one.told()
     assert "more than one token" in one.told()
     assert not ch.diagnose(q, k, v, v).unseen
-    q, k, v = np.random.default_rng().standard_normal((3, 9, 8))
+    q, k, v = fresh().standard_normal((3, 9, 8))
     theirs = softmax(np.where(np.tri(9) > 0, q @ k.T / 8**0.5, -np.inf)) @ v
     assert not ch.diagnose(q, k, v, theirs, causal=True).unseen
 
 
 def test_two_that_fit_equally_are_both_named():
-    q, k, v = np.random.default_rng().standard_normal((3, 7, 4))
+    q, k, v = fresh().standard_normal((3, 7, 4))
     found = ch.diagnose(q, k, v, softmax(q @ k.T) @ v, scale=0.7, window=(100, None))
     assert found.explanations[0].mistakes == ("no scale",)
     found = ch.diagnose(q, q, v, softmax(q @ q.T / 2, 0) @ v)  # q = k: Aᵀ·V, a softmax over queries, …
@@ -136,7 +137,7 @@ def test_two_that_fit_equally_are_both_named():
 
 
 def test_none_of_the_known_mistakes():
-    q, k, v = np.random.default_rng().standard_normal((3, 2, 20, 8))
+    q, k, v = fresh().standard_normal((3, 2, 20, 8))
     found = ch.diagnose(q, k, v, v**3)
     assert (found.verdict, found.explanations) == ("unexplained", ())
     assert "none of the known mistakes" in str(found)
@@ -160,7 +161,7 @@ def test_nothing_to_look_at_is_right():
 
 
 def test_large_inputs_are_sampled_and_say_so():
-    rng = np.random.default_rng()
+    rng = fresh()
     q, k, v = rng.standard_normal((3, 3, 2, 1200, 8)).astype(np.float32)
     assert q.shape[0] * 2 * 1200**2 > BUDGET
     right = np.asarray(ch.attention(q, k, v))
@@ -194,7 +195,7 @@ WRONG = {"q": Q, "k": K, "v": V, "theirs": [[3.5, 11.0], [1.5, 5.5]], "stage": "
 
 
 def test_the_same_case_in_every_kind_of_file(tmp_path):
-    rng = np.random.default_rng()
+    rng = fresh()
     q, k, v = rng.standard_normal((3, 5, 4)).astype(np.float32)
     theirs = (softmax(q @ k.T / 2) @ v).astype(np.float32)
     (tmp_path / "a.json").write_text(
@@ -207,7 +208,7 @@ def test_the_same_case_in_every_kind_of_file(tmp_path):
 
 
 def test_a_layer_and_a_stage_in_a_file(tmp_path):
-    rng = np.random.default_rng()
+    rng = fresh()
     x, w_q, w_k, w_v, w_o = rng.standard_normal((5, 6, 6))
     theirs = ch.trace_layer(x, w_q.T, w_k, w_v, w_o, num_heads=2).output
     np.savez(tmp_path / "b.npz", x=x, w_q=w_q, w_k=w_k, w_v=w_v, w_o=w_o, theirs=theirs, num_heads=2)
@@ -255,7 +256,7 @@ def test_missing_and_broken_files(tmp_path):
         with pytest.raises(FileError, match="does not exist"):
             diagnose_file(tmp_path / name)
     (tmp_path / "b.safetensors").write_bytes(b"no safetensors at all")
-    with pytest.raises(FileError, match=r"not a readable \.safetensors file"):
+    with pytest.raises(FileError, match=r"not a whole safetensors file"):
         diagnose_file(tmp_path / "b.safetensors")
 
 
@@ -289,3 +290,34 @@ def test_other_bad_input():
         ch.diagnose_layer(x, np.eye(4), np.eye(4), np.eye(4), None, x, b_o=np.ones(4))
     with pytest.raises(ShapeError, match=r"b_q has shape \(3,\)"):
         ch.diagnose_layer(x, np.eye(4), np.eye(4), np.eye(4), None, x, b_q=np.ones(3))
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+@pytest.mark.parametrize("lead", [(), (2,), (1, 2), (2, 1, 2)])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_inputs_that_are_not_finite_are_said_first(name, lead, bad):
+    q, k, v = np.random.default_rng(0).standard_normal((3, *lead, 5, 4))
+    given_ = {"q": q, "k": k.copy(), "v": v.copy()}
+    theirs = ch.attention(**given_)
+    place = (*(size - 1 for size in lead), 2, 1)
+    given_[name] = given_[name].copy()
+    given_[name][place] = bad
+    told = ch.diagnose(**given_, theirs=theirs)
+    (one,) = told.nonfinite
+    assert (one.name, one.many, str(one.value)) == (name, 1, str(bad))
+    if len(lead) < 3:
+        assert one.place == place
+    first = str(told).splitlines()[0]
+    assert first.startswith(f"look at the inputs first: {name}[")
+    assert first.endswith(f"] is {bad}; numbers in {name} that are NaN or infinite: 1")
+    assert told.told("zh").startswith(f"请先检查输入：{name}[")
+    json.dumps(told.to_json(), allow_nan=False)
+    assert ch.diagnose(q, k, v, theirs).nonfinite == ()
+
+
+def test_a_layers_inputs_that_are_not_finite_are_said_first():
+    x, w_q, w_k, w_v, w_o = np.random.default_rng(0).standard_normal((5, 4, 4))
+    theirs = ch.trace_layer(x, w_q, w_k, w_v, w_o).output
+    w_v[2, 3] = np.inf
+    (one,) = ch.diagnose_layer(x, w_q, w_k, w_v, w_o, theirs).nonfinite
+    assert (one.name, one.place) == ("w_v", (2, 3))

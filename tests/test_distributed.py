@@ -7,8 +7,9 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 import pytest
+
+from seeds import fresh
 
 SCRIPT = Path(__file__).with_name("sharded.py")
 FAULTS = (  # what goes wrong on which of three ranks, during which method
@@ -47,12 +48,14 @@ def all_well(directory: Path, jobs: list[tuple[str, ...]]) -> None:
 
 
 def test_every_rule_and_method(tmp_path: Path):
-    seed = str(np.random.default_rng().integers(2**31))
+    seed = str(fresh().integers(2**31))
     all_well(tmp_path, [("rules,graph", world, seed) for world in "1234"])
 
 
-def test_bits_bytes_and_exactness(tmp_path: Path):
-    all_well(tmp_path, [("bits,exact,windows,counts,cutting,decoding,passes", world, "7") for world in "1234"])
+def test_bits_bytes_exactness_and_what_has_no_derivative(tmp_path: Path):
+    jobs = dict.fromkeys("1234", "bits,exact,windows,counts,cutting,decoding,passes")
+    jobs["2"] += ",refused"
+    all_well(tmp_path, [(names, world, "7") for world, names in jobs.items()])
 
 
 def test_tensors_on_a_device_are_computed_there(tmp_path: Path):

@@ -34,9 +34,9 @@ ARRAYS: dict[str, Wrong] = {
         "hint: np.asarray(q, dtype=np.float64) makes one from numbers in a list.",
     ),
     "another device": (
-        attention(q=torch.ones(2, 2, device="meta")),
+        attention(v=torch.ones(2, 2, device="meta")),
         TypeError,
-        "q is on device meta: no engine here runs there.\n\nhint: q.cpu() moves it.",
+        "v is on device meta: no engine here runs there.\n\nhint: v.cpu() moves it.",
     ),
     "gradients": (
         attention(v=torch.ones(2, 2, 5, 3, requires_grad=True)),

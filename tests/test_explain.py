@@ -1,12 +1,14 @@
 """Explanations: every number is the run's own."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 
+from clearhead.cli import main
 from clearhead.errors import SelectionError
-from clearhead.explain import explain
+from clearhead.explain import explain, explain_windows
 from clearhead.model import load
 
 TEXT = "humpty dumpty sat on a wall"
@@ -79,3 +81,59 @@ def test_json_holds_all_of_it(model):
     assert np.array(data["token_arithmetic"]["contributions"]).shape == (6, 64)
     assert np.array(data["layer_output"]).shape == (6, 512)
     assert sum(data["token_arithmetic"]["weights"]) == pytest.approx(1)
+
+
+LINE = "humpty dumpty sat on a wall, humpty dumpty had a great fall\n"
+
+
+def test_the_last_newline_of_a_file_is_no_token(tmp_path, capsys):
+    for ending in ("", "\n", "\r\n"):
+        (tmp_path / "text").write_bytes(f"{TEXT}{ending}".encode())
+        assert main(["explain", "--file", str(tmp_path / "text"), "--json", "-"]) == 0
+        seen = json.loads(capsys.readouterr().out)
+        assert [token["text"] for token in seen["tokens"]][-1] == " wall"
+    (tmp_path / "text").write_text(f"{TEXT}\n\n")
+    main(["explain", "--file", str(tmp_path / "text"), "--json", "-"])
+    assert json.loads(capsys.readouterr().out)["text"] == f"{TEXT}\n"
+
+
+def test_every_window_of_a_long_text_is_shown(model, tmp_path, capsys):
+    place, page = tmp_path / "book.txt", tmp_path / "book.html"
+    place.write_text(LINE * 40)
+    assert main(["explain", "--file", str(place)]) == 2
+    assert re.search(
+        r"the text has 559 tokens but the model has 256 positions\. hint: .*--windows", capsys.readouterr().err
+    )
+    assert main(["explain", "--file", str(place), "--windows", "--json", str(tmp_path / "all.json")]) == 0
+    shown = capsys.readouterr().out
+    spans = [(0, 256), (256, 512), (512, 559)]
+    for number, (first, stop) in enumerate(spans, 1):
+        assert f"window {number} of 3: tokens {first} to {stop - 1} of 559, counted from 0\n" in shown
+    parts = json.loads((tmp_path / "all.json").read_text())["windows"]
+    assert [(part["window"]["first"], part["window"]["stop"]) for part in parts] == spans
+    assert "".join(part["text"] for part in parts) == place.read_text().removesuffix("\n")
+    whole = model.tokenizer.encode(place.read_text().removesuffix("\n")).ids
+    assert [token["id"] for part in parts for token in part["tokens"]] == whole
+    for part in parts:  # a window is the text that it holds, run alone
+        run = model.run([token["id"] for token in part["tokens"]]).layers[part["layer"]]
+        np.testing.assert_allclose(part["layer_output"], run.output, atol=1e-5)
+    assert main(["explain", "--file", str(place), "--windows", "--html", str(page)]) == 0
+    assert "559 tokens in 3 windows" in capsys.readouterr().out
+    for number, (first, stop) in enumerate(spans, 1):
+        assert f'"name":"{number}/3: {first}\\u2013{stop - 1}"' in page.read_text()
+    assert main(["explain", LINE, "--windows"]) == 2
+    assert "--windows is for the text of a file" in capsys.readouterr().err
+
+
+def test_a_token_of_a_long_text_is_found_in_its_window(model):
+    text = (LINE * 40).strip()
+    whole = model.tokenizer.encode(text).ids
+    for token in ("0", "255", "256", "300", "-1", "-559"):
+        (seen,) = explain_windows(model, text, token=token)
+        place = int(token) % 559
+        assert seen.window.first + seen.token == place
+        assert seen.tokens[seen.token].id == whole[place]
+    assert len(explain_windows(model, text, token="dumpty")) == 3
+    with pytest.raises(SelectionError, match=r"token '559' is neither a position 0\.\.558 nor a word of the text"):
+        explain_windows(model, text, token="559")
+    assert len(explain_windows(model, TEXT)) == 1

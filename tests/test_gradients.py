@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 
 import clearhead as ch
@@ -16,7 +15,8 @@ from clearhead.axes import Array
 from clearhead.engines.base import Upstream
 from clearhead.errors import EngineError
 from losses import ANSWERS, Losses, grouped, summed
-from problems import Case, cases, examples, too_slow_here
+from problems import Case, on_every_engine
+from seeds import fresh
 from slack import assert_close, rounding
 
 ENGINES = [name for name in engines.NAMES if hasattr(engines.get(name), "gradients")]
@@ -87,22 +87,21 @@ def test_derivatives_under_all_rules_at_once(engine: str, dtype: np.dtype[Any], 
         losses.check(by_autograd(losses, engine))
 
 
-@every_engine
-@examples(0.3)
-@given(case=cases(most=20_000), answers=some_answers)
+@on_every_engine(ENGINES, times=0.3, limits={"most": 20_000}, answers=some_answers)
 def test_derivatives_under_every_rule(engine: str, case: Case, answers: list[str]):
-    if too_slow_here(engine, case) or engines.get(engine).reasons_not(case.problem):
+    if engines.get(engine).reasons_not(case.problem):
         return
     losses = Losses(case, answers)
     losses.check(by_autograd(losses, engine))
 
 
-@every_engine
-@given(case=cases(most=20_000), parts=st.sets(st.sampled_from(("output", "keys", "entropy", "bias"))))
+@on_every_engine(
+    ENGINES, limits={"most": 20_000}, parts=st.sets(st.sampled_from(("output", "keys", "entropy", "bias")))
+)
 def test_the_engines_question(engine: str, case: Case, parts: set[str]):
     """dS = a·(dO·v + rows + keys - entropy·ln a), and what follows from it."""
     problem, given = case.problem, case.given
-    if too_slow_here(engine, case) or engines.get(engine).reasons_not(problem):
+    if engines.get(engine).reasons_not(problem):
         return
     names = {"output": "output", "keys": "received", "entropy": "entropy"}
     losses = Losses(case, ["logsumexp", *(names[part] for part in sorted(parts) if part in names)])
@@ -141,15 +140,15 @@ def by_hand(losses: Losses, own: tuple[int, ...]) -> tuple[Array, ...]:
     return by_score @ np.repeat(k, group, axis=1), grouped(by_key, k), grouped(by_value, v), summed(by_logit, own)
 
 
-@every_engine
-@examples(0.3)
-@given(
-    case=cases(most=2_000, dtypes=(np.dtype(np.float64), np.dtype(np.float32))),
+@on_every_engine(
+    ENGINES,
+    times=0.3,
+    limits={"most": 2_000, "dtypes": (np.dtype(np.float64), np.dtype(np.float32))},
     poison=st.sampled_from((np.nan, np.inf)),
 )
 def test_what_may_not_be_seen_reaches_no_derivative(engine: str, case: Case, poison: float):
     """Keys that nobody sees and queries that see nothing are poisoned; every derivative stays as it was."""
-    if too_slow_here(engine, case) or engines.get(engine).reasons_not(case.problem):
+    if engines.get(engine).reasons_not(case.problem):
         return
     mask = np.broadcast_to(case.rules.get("mask", True), case.problem.shape).copy()
     mask[..., ::3, :] = False
@@ -183,7 +182,7 @@ def test_rows_that_see_what_is_no_number_say_so_and_the_others_do_not(engine: st
 @every_engine
 @pytest.mark.parametrize("shape", [(2, 3, 5, 4), (2, 2, 3, 5, 4), (3, 5, 4), (5, 4)])
 def test_a_bias_of_every_shape(engine: str, shape: tuple[int, ...]):
-    rng = np.random.default_rng()
+    rng = fresh()
     q, k, v = (rng.standard_normal((*shape[:-2], size, 4)) for size in (shape[-2], 6, 6))
     full = (*shape[:-1], 6)
     for ndim in range(len(full) + 1):

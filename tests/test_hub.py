@@ -1,6 +1,8 @@
 """`explain --model` with Transformers' models: small random ones of real classes, saved with a tokenizer."""
 
 import json
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +10,15 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from tokenizers import Tokenizer, models, pre_tokenizers
+from huggingface_hub import constants
+from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import clearhead as ch
 from clearhead import hub
 from clearhead.cli import main
-from clearhead.explain import explain
-from watched import FAMILIES, Family, build
+from clearhead.explain import explain, explain_windows, windows
+from watched import FAMILIES, SMALL, Family, build
 
 FAMILY = {family.name: family for family in FAMILIES}
 WORDS = [
@@ -85,6 +89,22 @@ def test_what_goes_into_attention_and_comes_out_of_it(tmp_path: Path):
     assert formulas["v"] == "V = X·W^V"
 
 
+def test_a_layer_that_runs_several_times_is_explained_each_time(tmp_path: Path):
+    shared = Family("albert", hf.AlbertModel, hf.AlbertConfig, "encoder", {**SMALL, "embedding_size": 16})
+    place, model = saved(tmp_path, shared)
+    model.set_attn_implementation("eager")
+    attention = model.encoder.albert_layer_groups[0].albert_layers[0].attention
+    for layer in (0, 1):
+        seen = explain(hub.find(place), TEXT, layer=layer, head=2)
+        with torch.no_grad():
+            out = model(torch.tensor([[token.id for token in seen.tokens]]), output_attentions=True)
+            np.testing.assert_allclose(seen.trace.weights, out.attentions[layer][0, 2], atol=2e-5)
+            values = attention.value(torch.from_numpy(seen.run.x)).view(-1, 4, 8).transpose(0, 1)
+            np.testing.assert_allclose(seen.run.v, values, atol=1e-5)
+            joined = torch.from_numpy(np.array(seen.run.heads)).transpose(0, 1).reshape(len(seen.tokens), -1)
+            np.testing.assert_allclose(seen.run.output, attention.dense(joined), atol=1e-5)
+
+
 def test_w_o_beside_the_attention_module_is_found(tmp_path: Path):
     place, model = saved(tmp_path, FAMILY["bert"])
     seen = explain(hub.find(place), TEXT, layer=1)
@@ -120,7 +140,7 @@ def test_a_pickle_is_not_opened(tmp_path: Path):
     place, model = saved(tmp_path, FAMILY["llama"])
     (tmp_path / "model.safetensors").unlink()
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
-    with pytest.raises(ch.errors.FileError, match="Transformers cannot load it"):
+    with pytest.raises(ch.errors.FileError, match=r"no model.safetensors\.\n\nhint: pytorch_model.bin is a pickle"):
         hub.find(place)
 
 
@@ -128,6 +148,9 @@ def test_what_is_no_model_directory(tmp_path: Path):
     with pytest.raises(ch.errors.FileError, match="not a directory"):
         hub.find(str(tmp_path / "nowhere"))
     (tmp_path / "config.json").write_text('{"model_type": "no-such-type"}')
+    with pytest.raises(ch.errors.FileError, match=r"has no model\.safetensors"):
+        hub.find(str(tmp_path))
+    save_file({"x": np.zeros(3)}, tmp_path / "model.safetensors")
     with pytest.raises(ch.errors.FileError, match="Transformers cannot load it"):
         hub.find(str(tmp_path))
 
@@ -142,3 +165,179 @@ def test_gpt2_needs_no_pytorch(tmp_path: Path):
     with torch.no_grad():
         out = model(torch.tensor([[token.id for token in seen.tokens]]), output_attentions=True)
     np.testing.assert_allclose(seen.trace.weights, out.attentions[0][0, 1], atol=2e-5)
+
+
+def test_positions_that_are_for_padding_hold_no_token(tmp_path: Path):
+    """RoBERTa's 514 positions hold 512 tokens: one more was an IndexError inside PyTorch."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = hf.RobertaConfig(vocab_size=50, max_position_embeddings=22, pad_token_id=1, **sizes)
+    place, _ = saved(tmp_path, FAMILY["bert"])
+    hf.RobertaModel(config).eval().save_pretrained(place)
+    found = hub.find(place)
+    assert len(explain(found, " ".join(["humpty"] * 20)).tokens) == 20
+    with pytest.raises(ch.errors.ShapeError, match="the text has 21 tokens but the model has 20 positions"):
+        explain(found, " ".join(["humpty"] * 21))
+    assert [len(part.tokens) for part in explain_windows(found, " ".join(["humpty"] * 45))] == [20, 20, 5]
+
+
+def changed(place: str, **changes: Any) -> str:
+    config = Path(place) / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+    return place
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"num_hidden_layers": 10**6},
+            r"config\.json says num_hidden_layers 1000000, but the weights have \d+ tensors",
+        ),
+        ({"hidden_size": 10**6}, r"config\.json makes a model of [\d,]+ parameters, but the weights have [\d,]+ bytes"),
+        ({"vocab_size": 10**9}, r"config\.json makes a model of [\d,]+ parameters"),
+        ({"num_hidden_layers": 3}, r"the weights lack model\.layers\.2\.input_layernorm\.weight and \d+ more"),
+        ({"hidden_size": 48}, "Transformers cannot load it"),
+        ({"num_attention_heads": "x"}, "Transformers cannot load it"),
+        ({"num_attention_heads": 0}, "Transformers cannot load it"),
+    ],
+)
+def test_a_config_that_lies_is_refused_before_it_is_built(tmp_path: Path, changes: dict[str, Any], words: str):
+    place, _ = saved(tmp_path, FAMILY["llama"])
+    with pytest.raises(ch.errors.FileError, match=words):
+        hub.find(changed(place, **changes))
+
+
+def test_a_llama_config_over_a_gpt2s_weights(tmp_path: Path):
+    """Transformers would build the default LLaMA of 27 GB and fill it with random numbers."""
+    place, _ = saved(tmp_path, FAMILY["gpt2"])
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
+    with pytest.raises(ch.errors.FileError, match=r"makes a model of 6,738,415,616 parameters"):
+        hub.find(place)
+
+
+def test_weights_that_are_not_there_are_never_random(tmp_path: Path):
+    place, _ = saved(tmp_path, FAMILY["llama"])
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["model.layers.1.self_attn.o_proj.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ch.errors.FileError, match=r"the weights lack model\.layers\.1\.self_attn\.o_proj\.weight\."):
+        hub.find(place)
+
+
+def test_what_transformers_says_is_said_whole(tmp_path: Path):
+    place, _ = saved(tmp_path, FAMILY["llama"])
+    for path in tmp_path.glob("*token*"):
+        path.unlink()
+    with pytest.raises(ch.errors.FileError) as caught:
+        hub.find(place)
+    said = caught.value.one_line()
+    assert "Transformers cannot load it" in said
+    assert "one of:" not in said or "sentencepiece or tiktoken installed" in said
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of the hub, and a hub that does not answer."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "ENDPOINT", "https://192.0.2.1")  # an address that is nobody's
+    for name in ("HTTPS_PROXY", "https_proxy", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / "cache"
+
+
+def test_a_name_that_is_nowhere_is_refused_soon(cache: Path, monkeypatch: pytest.MonkeyPatch):
+    waited: list[float | None] = []
+    monkeypatch.setattr(threading.Thread, "join", lambda _, timeout=None: waited.append(timeout))
+    with pytest.raises(ch.errors.FileError) as caught:
+        hub.find("no-such-model")
+    assert caught.value.what == (
+        f"no-such-model is no directory here, the cache {cache} has no config.json with safetensors of it, "
+        "and 192.0.2.1 cannot be reached to download it."
+    )
+    assert waited == [2.0]
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ch.errors.FileError, match="and HF_HUB_OFFLINE forbids to download it"):
+        hub.find("owner/no-such-model")
+    assert waited == [2.0]
+    for name in ("two words", "ends-.", "a--b"):
+        with pytest.raises(ch.errors.FileError, match="no model can have that name"):
+            hub.find(name)
+    for name in ("", "  "):
+        with pytest.raises(ch.errors.FileError, match="the model's name is empty"):
+            hub.find(name)
+    assert main(["explain", "a", "--model", ""]) == 2
+
+
+def test_a_cached_model_needs_no_network(cache: Path, monkeypatch: pytest.MonkeyPatch):
+    kept = cache / "models--owner--small"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text("0" * 40)
+    saved(kept / "snapshots" / ("0" * 40), FAMILY["llama"])
+
+    def forbidden(*_: Any, **__: Any) -> None:
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket, "create_connection", forbidden)
+    monkeypatch.setattr(socket, "getaddrinfo", forbidden)
+    found = hub.find("owner/small")
+    assert (found.name, found.config.layers) == ("owner/small", 2)
+    assert [token.text for token in found.tokens(TEXT)] == TEXT.split()
+    (kept / "snapshots" / ("0" * 40) / "model.safetensors").unlink()  # a download that was cut off
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ch.errors.FileError, match=r"has no config\.json with safetensors of it, and HF_HUB_OFFLINE"):
+        hub.find("owner/small")
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_tokenizer_neither_pads_nor_cuts(tmp_path: Path, family: str):
+    place, _ = saved(tmp_path, FAMILY[family])
+    inner = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    inner.enable_truncation(4)
+    inner.enable_padding(length=8)
+    inner.save(str(tmp_path / "tokenizer.json"))
+    found = hub.find(place)
+    assert isinstance(found, ch.model.Model) == (family == "gpt2")
+    for text in (TEXT, "humpty dumpty"):
+        assert [token.text for token in found.tokens(text)] == text.split()
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "bert"])
+def test_a_long_text_is_refused_or_cut_into_windows(tmp_path: Path, family: str):
+    place, _ = saved(tmp_path, FAMILY[family])
+    if family == "bert":  # special tokens stand in every window
+        inner = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+        inner.post_processor = processors.TemplateProcessing(
+            "<pad> $A <unk>", special_tokens=[("<pad>", 0), ("<unk>", 1)]
+        )
+        inner.save(str(tmp_path / "tokenizer.json"))
+    found = hub.find(place)
+    positions = found.config.positions if family == "gpt2" else found.inner.config.max_position_embeddings
+    own = positions - 2 * (family == "bert")
+    words = (WORDS * positions)[: 2 * own + 3]
+    text = " ".join(words)
+    total = len(words) + 2 * (family == "bert")
+    with pytest.raises(
+        ch.errors.ShapeError, match=f"the text has {total} tokens but the model has {positions} positio"
+    ):
+        explain(found, text)
+    cut = windows(found, text)
+    assert [part.window for part in cut] == [
+        (1, 3, 0, own, len(words)), (2, 3, own, 2 * own, len(words)), (3, 3, 2 * own, len(words), len(words))
+    ]  # fmt: skip
+    texts = [[token.text for token in part.tokens if token.stop > token.start] for part in cut]
+    assert [word for part in texts for word in part] == words
+    assert [part.text for part in cut] == [" ".join(part) for part in texts]
+    for part in cut:
+        assert all(
+            part.text[token.start : token.stop] == token.text for token in part.tokens if token.stop > token.start
+        )
+    alone = explain(found, cut[1].text, layer=0, head=0)
+    seen = explain_windows(found, text, layer=0, head=0)
+    assert len(seen) == 3
+    np.testing.assert_array_equal(seen[1].trace.weights, alone.trace.weights)
+    only = explain_windows(found, text, token=str(own + 1))
+    assert [part.window.number for part in only] == [2]
+    assert only[0].tokens[only[0].token].text == words[own + 1]
+    assert explain_windows(found, text, token="-1")[0].window.number == 3
+    with pytest.raises(ch.errors.SelectionError, match="token 'egg' is neither a position 0"):
+        explain_windows(found, text, token="egg")

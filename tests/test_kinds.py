@@ -1,5 +1,7 @@
 """Arrays of any library: what comes back is of the kind that went in, and nothing is copied on the way."""
 
+import tempfile
+from collections.abc import Callable
 from typing import Any
 
 import array_api_strict
@@ -11,7 +13,8 @@ import torch
 import clearhead as ch
 from clearhead.arrays import adopt
 from clearhead.axes import Array
-from clearhead.errors import DtypeError
+from clearhead.errors import DtypeError, RuleError
+from clearhead.merging import STATISTICS
 
 TORCH_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -64,7 +67,7 @@ def test_everything_observed_is_a_tensor_and_so_is_what_it_merges_into():
     parts = [ch.AttentionMatrix(q, k[s]).observe(v[s], **wanted) for s in (np.s_[:2], np.s_[2:])]
     over_queries = ch.AttentionMatrix(q, k).observe(received=True, peak=True, image=(2, 3), groups=([0] * 6, [1] * 6))
     for seen in (*parts, parts[0].merge_keys(parts[1]).with_sinks(0.5), over_queries.merge_queries(over_queries)):
-        fields = [getattr(seen, name) for name in seen.__dataclass_fields__ if name not in ("queries", "keys", "top")]
+        fields = [getattr(seen, name) for name in seen.__dataclass_fields__ if name in STATISTICS and name != "top"]
         assert all(isinstance(x, torch.Tensor) for x in (*fields, *(seen.top or ())) if x is not None)
     assert parts[0].top is not None
     assert parts[0].top.indices.dtype == torch.int64
@@ -157,6 +160,45 @@ def test_nothing_is_copied_on_the_way_in(x: Any):
     assert type(restore(array)) is type(x)
 
 
+X = normal(4, 3)
+HIDDEN = np.ma.masked_array(X, X > 0)
+HIDDEN_MASK = np.ma.masked_array(X[:, :1] > 0, X[:, :1] > 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("q", lambda: ch.attention(HIDDEN, X, X)),
+        ("k", lambda: ch.AttentionMatrix(X, HIDDEN)),
+        ("v", lambda: ch.attention(X, X, HIDDEN)),
+        ("v", lambda: ch.AttentionMatrix(X, X) @ HIDDEN),
+        ("v", lambda: ch.AttentionMatrix(X, X).observe(HIDDEN)),
+        ("g", lambda: ch.AttentionMatrix(X, X).T @ HIDDEN),
+        ("mask", lambda: ch.attention(X, X, X, mask=HIDDEN_MASK)),
+        ("bias", lambda: ch.attention(X, X, X, bias=HIDDEN[:, :1])),
+        ("bias", lambda: ch.attention(*(torch.from_numpy(X).requires_grad_() for _ in "qkv"), bias=HIDDEN[:, :1])),
+        ("kv_lengths", lambda: ch.attention(X, X, X, kv_lengths=np.ma.masked_array(3, mask=True))),
+        ("query_groups", lambda: ch.AttentionMatrix(X, X).groups(np.ma.zeros(4, int), [0, 0, 0, 0])),
+        ("q", lambda: ch.trace(HIDDEN, X, X)),
+        ("q", lambda: ch.diagnose(HIDDEN, X, X, X)),
+        ("theirs", lambda: ch.diagnose(X, X, X, HIDDEN)),
+        ("x", lambda: ch.trace_layer(HIDDEN, X.T @ X, X.T @ X, X.T @ X)),
+        ("w_q", lambda: ch.trace_layer(X, np.ma.masked_array(X.T @ X), X.T @ X, X.T @ X)),
+    ],
+)
+def test_masked_arrays_are_refused_by_name(name: str, call: Any):
+    """Their own mask says what is no number: read as plain numbers it would be forgotten."""
+    with pytest.raises(DtypeError, match=rf"^{name} is a masked array, and a mask of its own is not read here"):
+        call()
+
+
+def test_other_kinds_of_numpys_arrays_are_read_as_arrays():
+    expected = ch.attention(X, X, X)
+    for kind in (np.matrix, np.memmap):
+        x = X.view(kind)
+        np.testing.assert_array_equal(np.asarray(ch.attention(x, x, x)), expected)
+
+
 def test_read_only_arrays_are_read():
     q, k, v, mask = normal(3, 4), normal(5, 4), normal(5, 2), normal(3, 5) < 1
     expected = ch.attention(q, k, v, mask=mask)
@@ -165,3 +207,84 @@ def test_read_only_arrays_are_read():
     np.testing.assert_array_equal(ch.attention(q, k, v, mask=mask), expected)
     output = ch.attention(q, k, v)
     assert output.flags.writeable
+
+
+class Own(np.ndarray):
+    """Somebody's subclass."""
+
+
+def unaligned(x: Array) -> Array:
+    room = np.zeros(x.nbytes + 1, np.uint8)[1:].view(x.dtype).reshape(x.shape)
+    room[...] = x
+    return room
+
+
+def on_disk(x: Array) -> Array:
+    """A read-only map of a file; the file goes when the map does."""
+    with tempfile.TemporaryFile() as file:
+        file.write(np.ascontiguousarray(x).tobytes())
+        file.flush()
+        return np.memmap(file, x.dtype, "r", shape=x.shape)
+
+
+def read_only(x: Array) -> Array:
+    copied = x.copy()
+    copied.flags.writeable = False
+    return copied
+
+
+SAME: dict[str, Callable[[Array], Array]] = {
+    "Fortran's order": np.asfortranarray,
+    "backwards in memory": lambda x: x[::-1, ::-1].copy()[::-1, ::-1],
+    "every other number": lambda x: np.repeat(np.repeat(x, 2, 0), 2, 1)[::2, ::2],
+    "not aligned": unaligned,
+    "read-only": read_only,
+    "on disk": on_disk,
+    "a subclass": lambda x: x.view(Own),
+    "np.matrix": lambda x: x.view(np.matrix),
+}
+
+
+@pytest.mark.parametrize("how", SAME)
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_the_same_numbers_however_they_lie(how: str, dtype: Any):
+    q, k, v, bias = (normal(5, 5, seed=i).astype(dtype) for i in range(4))
+    mask = normal(5, 5, seed=9) > -1
+    logits = np.where(mask, q @ k.T / np.sqrt(5) + bias, -np.inf).astype(np.float64)
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    make = SAME[how]
+    given = make(q), make(k)
+    rules = {"bias": make(bias), "mask": make(mask)}
+    slack = {"rtol": 0, "atol": 1e-12 if dtype == np.float64 else 1e-5}
+    output = ch.attention(*given, make(v), **rules)
+    assert (type(output), output.dtype) == (np.ndarray, dtype)
+    np.testing.assert_allclose(output, weights @ v, **slack)
+    matrix = ch.AttentionMatrix(*given, **rules)
+    np.testing.assert_allclose(matrix @ make(v), weights @ v, **slack)
+    np.testing.assert_allclose(matrix.T @ make(v), weights.T @ v, **slack)
+    np.testing.assert_allclose(matrix[1:3], weights[1:3], **slack)
+    np.testing.assert_allclose(ch.trace(*given, make(v), **rules).weights, weights, **slack)
+    layer = ch.trace_layer(*given, make(v), make(bias), num_heads=5)
+    np.testing.assert_array_equal(layer.output, ch.trace_layer(q, k, v, bias, num_heads=5).output)
+
+
+WHOLE = {"lists": list, "tuples": tuple, "bytes": lambda x: np.uint8(x), "big-endian": lambda x: np.array(x, ">i2")}
+
+
+@pytest.mark.parametrize("how", WHOLE)
+def test_labels_and_lengths_of_any_whole_dtype(how: str):
+    q, k, labels = normal(1, 1, 4, 3), normal(1, 1, 4, 3, seed=1), [0, 1, 1, 0]
+    plain = ch.AttentionMatrix(q, k, query_segments=np.array(labels), kv_segments=np.array(labels), kv_lengths=3)
+    make = WHOLE[how]
+    same = ch.AttentionMatrix(q, k, query_segments=make(labels), kv_segments=make(labels), kv_lengths=make([3]))
+    np.testing.assert_array_equal(same[...], plain[...])
+    np.testing.assert_array_equal(same.groups(make(labels), make(labels)), plain.groups(labels, labels))
+
+
+def test_labels_that_would_turn_negative_are_refused():
+    q, huge = normal(3, 4), np.full(3, 2**64 - 1, np.uint64)
+    with pytest.raises(RuleError, match="18446744073709551615: expected whole numbers up to"):
+        ch.attention(q, q, q, query_segments=huge, kv_segments=huge)
+    with pytest.raises(RuleError, match="query_groups goes up to 18446744073709551615"):
+        ch.AttentionMatrix(q, q).groups(huge, huge)

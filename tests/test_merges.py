@@ -1,9 +1,11 @@
 """Answers over some keys or some queries join into the answer about all."""
 
 from functools import reduce
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -116,13 +118,40 @@ def test_images_of_equal_pixels_stand_one_above_the_other():
     np.testing.assert_allclose(upper.merge_queries(lower).image, matrix.image(6, 3), rtol=1e-13)
 
 
-def test_what_one_part_lacks_the_joined_answer_lacks():
-    q, k, v = normal(3, 4), normal(6, 4), normal(6, 2)
-    one = ch.AttentionMatrix(q, k[:3]).observe(v[:3], logsumexp=True, entropy=True)
-    other = ch.AttentionMatrix(q, k[3:]).observe(logsumexp=True, top=2)
-    merged = one.merge_keys(other)
-    assert (merged.output, merged.entropy, merged.top, merged.max_logit) == (None, None, None, None)
-    np.testing.assert_allclose(merged.logsumexp, ch.AttentionMatrix(q, k).logsumexp(), rtol=1e-14)
+@pytest.mark.parametrize("lead", [(3,), (2, 3), (2, 2, 3)])
+@pytest.mark.parametrize("chosen", [0, -1, [2, 0], slice(1, None), slice(None, None, -1)])
+def test_heads_are_chosen_along_their_own_axis(lead: tuple[int, ...], chosen: Any):
+    matrix, v = ch.AttentionMatrix(normal(*lead, 5, 4), normal(*lead, 6, 4)), normal(*lead, 6, 2)
+    asked = {"logsumexp": True, "max_logit": True, "entropy": True, "distance": True, "received": True, "peak": True}
+    seen = matrix.observe(v, **asked, top=2, image=(2, 3), groups=(np.arange(5) % 2, np.arange(6) % 3))
+    some = seen.heads(chosen)
+    for name in (*asked, "output", "image", "groups"):
+        whole = getattr(seen, name)
+        expected = np.moveaxis(whole, len(lead) - 1, 0)[chosen]
+        found = getattr(some, name)
+        found = found if isinstance(chosen, int) else np.moveaxis(found, len(lead) - 1, 0)
+        np.testing.assert_array_equal(found, expected, err_msg=name)
+    assert some.top is not None
+    assert seen.top is not None
+    expected = np.moveaxis(seen.top.indices, len(lead) - 1, 0)[chosen]
+    found = some.top.indices if isinstance(chosen, int) else np.moveaxis(some.top.indices, len(lead) - 1, 0)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_heads_of_tensors_keep_their_graph():
+    q = torch.ones(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    seen = ch.AttentionMatrix(q, q).observe(entropy=True, logsumexp=True)
+    assert seen.heads(slice(None, None, -1)).entropy.shape == (2, 3)
+    assert seen.heads([1]).logsumexp.requires_grad
+
+
+def test_sinks_are_told_of_whoever_computed_the_part():
+    q, sinks = torch.ones(2, 3, 4), torch.zeros(2)
+    for needs in (False, True):
+        part = ch.AttentionMatrix(q.clone().requires_grad_(needs), q, sinks=sinks).observe(logsumexp=True)
+        assert part.sinks
+    assert part.heads(0).sinks
+    assert not ch.AttentionMatrix(q, q).observe(logsumexp=True).sinks
 
 
 @pytest.mark.parametrize("rows", [1, 4])

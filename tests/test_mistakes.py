@@ -9,6 +9,7 @@ import torch
 import clearhead as ch
 import wrong
 from clearhead.diagnosing.mistakes import MISTAKES
+from seeds import fresh
 
 ELSEWHERE = {  # made here, not in wrong.py
     *("scale twice", "another step", "softmax without its maximum", "dropout left on", "all masks ignored"),
@@ -33,7 +34,7 @@ def softmax(x, axis=-1):
 
 
 def qkv(n=24, heads=3, d=8, dtype=np.float32):
-    return np.random.default_rng().standard_normal((3, 2, heads, n, d)).astype(dtype)
+    return fresh().standard_normal((3, 2, heads, n, d)).astype(dtype)
 
 
 def top(diagnosis):
@@ -58,7 +59,7 @@ def test_names_are_told_once_and_in_both_languages():
 @pytest.mark.parametrize("name", wrong.NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_alone(name, dtype):
-    found = diagnosed(wrong.case((name,), np.random.default_rng(), dtype))
+    found = diagnosed(wrong.case((name,), fresh(), dtype))
     best = top(found)
     names = {e.mistakes for e in found.explanations if e.confidence == "ambiguous"} | {best.mistakes}
     assert (name,) in names, found
@@ -78,7 +79,7 @@ def right_or_not(case, names):
 
 def test_a_hundred_random_pairs():
     """At least 95 % of those that can be told apart; two whose numbers another answer gives too cannot."""
-    rng = np.random.default_rng()
+    rng = fresh()
     every = [pair for pair in combinations(wrong.NAMES, 2) if wrong.compatible(pair)]
     chosen = [every[i] for i in rng.permutation(len(every))[:100]]
     results = [right_or_not(wrong.case(pair, rng), pair) for pair in chosen]
@@ -120,7 +121,7 @@ def test_a_softmax_without_its_maximum(dtype, size):
 @pytest.mark.parametrize("rate", [0.1, 0.3, 0.5])
 @pytest.mark.parametrize("stage", ["output", "weights"])
 def test_dropout_is_found_with_its_rate(rate, stage):
-    rng = np.random.default_rng()
+    rng = fresh()
     q, k, v = qkv(n=64)
     scores = q @ k.swapaxes(-1, -2) / np.float32(8**0.5)
     weights = torch.nn.functional.dropout(torch.tensor(softmax(scores)), rate).numpy()
@@ -214,7 +215,7 @@ def test_a_masks_finite_number_is_found(fill, stage):
 
 @pytest.mark.parametrize("fill", [-0.7, -4.0])
 def test_a_masks_finite_number_is_found_where_heads_are_joined(fill):
-    case = wrong.case(("output projection left out", "causal mask missing"), np.random.default_rng())
+    case = wrong.case(("output projection left out", "causal mask missing"), fresh())
     inputs = {name: torch.tensor(x) for name, x in case.inputs.items() if name != "num_heads"}
     heads = case.inputs["num_heads"]
     wrongly = {"mask fills with a finite number"}

@@ -10,6 +10,7 @@ import pytest
 
 from clearhead.errors import FileError, ShapeError
 from clearhead.model import load
+from seeds import fresh
 
 SHIPPED = Path(str(files("clearhead") / "models" / "rhymes"))
 TEXTS = ["humpty dumpty sat on", "Hello, wörld! 你好 🙂\n\n  spaces", "x"]
@@ -88,7 +89,7 @@ def test_a_random_gpt2_saved_by_transformers(tmp_path, options):
     assert (tmp_path / "model.safetensors.index.json").exists() == shards
     shutil.copy(SHIPPED / "tokenizer.json", tmp_path)
     model = load(tmp_path)
-    ids = np.random.default_rng().integers(0, 3000, 40).tolist()
+    ids = fresh().integers(0, 3000, 40).tolist()
     with torch.no_grad():
         expected = peer.float()(torch.tensor([ids])).logits[0].numpy()
     assert np.abs(model.run(ids).logits - expected).max() < 1e-4

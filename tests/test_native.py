@@ -262,7 +262,7 @@ def test_the_number_of_threads_may_change_while_other_threads_compute() -> None:
 @pytest.mark.parametrize("count", [0, -1, 1025, 2**31, 2**63, True, 2.0, "2", None])
 def test_a_number_of_threads_that_makes_no_sense_is_refused(count: Any) -> None:
     before = ch.get_num_threads()
-    with pytest.raises(RuleError, match=re.escape(f"{count!r}: expected a whole number from 1 to 1024.")):
+    with pytest.raises(RuleError, match=re.escape(f"{count!r}: expected a whole number from 1 to 1,024.")):
         ch.set_num_threads(count)
     assert ch.get_num_threads() == before
 
@@ -272,7 +272,7 @@ def test_bench_refuses_a_number_of_threads_that_makes_no_sense(count: str, capsy
     assert cli.main(["bench", "--quick", "--only", "tiny", "--peers", "numpy", "--threads", count]) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert "expected a whole number from 1 to 1024. hint: --threads 2" in said.err
+    assert "expected a whole number from 1 to 1,024. hint: --threads 2" in said.err
     assert len(said.err.splitlines()) == 1
 
 

@@ -2,14 +2,17 @@
 
 import copy
 import pickle
+import subprocess
+import sys
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import clearhead.nn
-from clearhead.errors import ClearheadError, RuleError, ShapeError
+from clearhead.errors import ClearheadError, DtypeError, RuleError, ShapeError, UnknownNameError
 from clearhead.nn import MultiHeadAttention, SingleHeadAttention
 
 F64 = torch.float64
@@ -281,6 +284,33 @@ def test_copies_and_compiled_layers_answer_alike():
             "rotary positions turn pairs of numbers, and d_k is 3",
         ),
         (lambda: MultiHeadAttention(12, 4, dropout=2.0), RuleError, "dropout is 2.0"),
+        (lambda: MultiHeadAttention("8", 2), RuleError, "d_model is '8': expected a whole number from 1 up"),
+        (lambda: MultiHeadAttention(8, 2.0), RuleError, "num_heads is 2.0: expected a whole number"),
+        (lambda: MultiHeadAttention(8, True), RuleError, "num_heads is True: expected a whole number"),
+        (lambda: MultiHeadAttention(8, 0), RuleError, "num_heads is 0: expected a whole number from 1 up"),
+        (lambda: MultiHeadAttention(8, 2, num_kv_heads=-1), RuleError, "num_kv_heads is -1"),
+        (lambda: MultiHeadAttention(8, 2, d_k=0), RuleError, "d_k is 0"),
+        (lambda: MultiHeadAttention(8, 2, d_v=1.5), RuleError, "d_v is 1.5"),
+        (lambda: MultiHeadAttention(8, 2, d_context=-4), RuleError, "d_context is -4"),
+        (lambda: MultiHeadAttention(8, 2, d_value_context="a"), RuleError, "d_value_context is 'a'"),
+        (lambda: MultiHeadAttention(8, 2, bias=1), RuleError, "bias is 1: expected True or False"),
+        (lambda: MultiHeadAttention(8, 2, causal="yes"), RuleError, "causal is 'yes': expected True or False"),
+        (lambda: MultiHeadAttention(8, 2, window=3), RuleError, "window is 3: expected"),
+        (lambda: MultiHeadAttention(8, 2, softcap=-1), RuleError, "softcap is -1.0: expected a positive number"),
+        (lambda: MultiHeadAttention(8, 2, dropout="a"), RuleError, "dropout is 'a': expected a probability"),
+        (lambda: MultiHeadAttention(8, 2, dropout=float("nan")), RuleError, "dropout is nan"),
+        *(
+            (lambda base=base: MultiHeadAttention(8, 2, rotary=base), RuleError, "rotary is ")
+            for base in (-1.0, 0.0, 0.5, float("nan"), float("inf"), "a")
+        ),
+        (lambda: MultiHeadAttention(8, 2, dtype=torch.int32), DtypeError, "dtype is torch.int32: expected"),
+        (lambda: MultiHeadAttention.from_torch(None), DtypeError, "theirs is a NoneType: expected a torch.nn.Multi"),
+        (lambda: SingleHeadAttention(0), RuleError, "d_model is 0"),
+        (lambda: made()(None), DtypeError, "x is a NoneType: expected a PyTorch tensor"),
+        (lambda: made()(normal(2, 3, 12).numpy()), DtypeError, "x is a ndarray: expected a PyTorch tensor"),
+        (lambda: made()(normal(2, 3, 12), "a"), DtypeError, "context is a str: expected a PyTorch tensor"),
+        (lambda: made()(normal(2, 3, 12).float()), DtypeError, "x is torch.float32 but the layer is torch.float64"),
+        (lambda: made()(normal(2, 3, 12), cache=3), DtypeError, "cache is a int: expected a clearhead.nn.KVCache"),
         (lambda: made()(normal(2, 3, 5)), ShapeError, "x has shape"),
         (lambda: made()(normal(2, 3, 12), normal(3, 12)), ShapeError, "context has shape"),
         (lambda: made()(normal(2, 3, 12), masks=1), ClearheadError, "unknown rule `masks`"),
@@ -290,3 +320,53 @@ def test_copies_and_compiled_layers_answer_alike():
 def test_refused_with_words(call: Any, error: type[Exception], words: str):
     with pytest.raises(error, match=f"^{words}"):
         call()
+
+
+@pytest.mark.parametrize(
+    ("given", "instead"),
+    [
+        (
+            {"attn_mask": torch.ones(3, 3, dtype=torch.bool)},
+            "mask=~attn_mask: True = may attend here, and may not there",
+        ),
+        ({"key_padding_mask": torch.ones(2, 3, dtype=torch.bool)}, "mask=~key_padding_mask[:, None, None]: True = may"),
+        ({"is_causal": True}, "causal=True"),
+        ({"average_attn_weights": False}, "average_weights"),
+    ],
+)
+def test_names_of_pytorchs_layer_are_answered_with_what_to_write(given: dict[str, Any], instead: str):
+    with pytest.raises(UnknownNameError, match=f"^{next(iter(given))} is nn.MultiheadAttention's") as refused:
+        made()(normal(2, 3, 12), **given)
+    assert refused.value.hint.startswith(instead)
+
+
+class LowRank(nn.Module):
+    """A projection of another kind, as adapters and quantisers put one in its place."""
+
+    def __init__(self, d_in: int, d_out: int) -> None:
+        super().__init__()
+        self.in_features = d_in
+        self.both = nn.Sequential(nn.Linear(d_in, 2), nn.Linear(2, d_out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.both(x.float()).double()
+
+
+def test_projections_of_other_kinds_may_take_their_place():
+    layer, x = made(), normal(2, 3, 12)
+    layer.q_proj = LowRank(12, 12)  # type: ignore[assignment]
+    assert layer(x.float(), x, x).dtype == F64
+
+
+def test_sizes_may_be_numpys_whole_numbers():
+    layer = MultiHeadAttention(np.int64(12), np.int32(4), d_k=np.int64(2), rotary=10)
+    assert layer(torch.ones(1, 3, 12)).shape == (1, 3, 12)
+
+
+@pytest.mark.parametrize("part", ["nn", "torch", "distributed"])
+@pytest.mark.parametrize("way", ["import clearhead.{}", "import clearhead; clearhead.{}"])
+def test_without_pytorch_it_is_said_what_to_install(part: str, way: str):
+    hidden = f"import sys; sys.modules['torch'] = None; {way.format(part)}"
+    told = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True, check=False).stderr
+    assert f"clearhead.errors.MissingExtraError: clearhead.{part} needs PyTorch: " in told
+    assert told.endswith("\nhint: pip install 'clearhead[torch]'\n")

@@ -117,11 +117,82 @@ def test_an_array_of_the_weights_is_always_a_copy():
 
 
 def test_an_image_of_no_pixels():
-    with pytest.raises(RuleError, match=r"^image is 0: expected a whole number from 1 up\."):
+    with pytest.raises(RuleError) as error:
         ch.AttentionMatrix(FLAT, FLAT).image(0, 5)
+    assert str(error.value) == "image's height is 0: expected a whole number from 1 up.\n\nhint: image=(256, 256)"
 
 
+def sunk(**wanted: Any) -> ch.Observation:
+    return ch.AttentionMatrix(np.ones((3, 4)), np.ones((3, 4)), sinks=0.5).observe(**wanted)
+
+
+TWICE = (
+    "a part has sinks in its denominators already: they would count twice.\n\n"
+    "hint: observe every part without sinks, merge the parts, and add them once: merged.with_sinks(sinks)."
+)
 MERGES: dict[str, Wrong] = {
+    "sinks in the first part": (lambda: sunk(logsumexp=True).merge_keys(part(logsumexp=True)), ValueError, TWICE),
+    "sinks in the second part": (lambda: part(logsumexp=True).merge_keys(sunk(logsumexp=True)), ValueError, TWICE),
+    "sinks twice": (lambda: sunk(logsumexp=True).with_sinks(0.5), ValueError, TWICE),
+    "sinks added, then merged": (
+        lambda: part(logsumexp=True).with_sinks(0.5).merge_keys(part(logsumexp=True)),
+        ValueError,
+        TWICE,
+    ),
+    "rows with and without sinks": (
+        lambda: sunk(entropy=True).merge_queries(part(entropy=True)),
+        ValueError,
+        "the first part has sinks in its denominators, the other has not: they are not rows of the same matrix.\n\n"
+        "hint: observe both with the same sinks.",
+    ),
+    "what the second part lacks": (
+        lambda: part(entropy=True, peak=True).merge_queries(part(entropy=True)),
+        ValueError,
+        "the first part has peak, the second has not: it cannot be joined.\n\n"
+        "hint: observe both parts with peak, or neither.",
+    ),
+    "what the first part lacks": (
+        lambda: part(logsumexp=True).merge_keys(part(logsumexp=True, top=2)),
+        ValueError,
+        "the second part has top, the first has not: it cannot be joined.\n\n"
+        "hint: observe both parts with top, or neither.",
+    ),
+    "an output that one part lacks": (
+        lambda: part(logsumexp=True, v=FLAT).merge_keys(part(logsumexp=True)),
+        ValueError,
+        "the first part has output, the second has not: it cannot be joined.\n\n"
+        "hint: observe both parts with v, or neither.",
+    ),
+    "outputs of other widths": (
+        lambda: part(v=FLAT).merge_queries(part(v=FLAT[:, :2])),
+        ValueError,
+        "the parts have output (3, 4) and (3, 2): only the queries may differ between them.",
+    ),
+    "no part": (
+        lambda: part(logsumexp=True).merge_keys(None),  # type: ignore[arg-type]
+        TypeError,
+        "the other part is a NoneType: expected an Observation.\n\nhint: A.observe(…)",
+    ),
+    "a head of two axes": (
+        lambda: part(entropy=True).heads(0),
+        IndexError,
+        "entropy has shape (3,): a matrix of two axes is one head, with no axis to choose from.",
+    ),
+    "a head that is not there": (
+        lambda: ch.AttentionMatrix(Q, K).observe(entropy=True).heads(99),
+        IndexError,
+        "head 99 is outside 0..3.",
+    ),
+    "half a head": (
+        lambda: ch.AttentionMatrix(Q, K).observe(entropy=True).heads([1, 2.5]),  # type: ignore[list-item]
+        IndexError,
+        "head is 2.5: expected a whole number.",
+    ),
+    "fewer keys than there are": (
+        lambda: part(peak=True).among(2),
+        ValueError,
+        "keys is 2: expected a whole number from 3 up.",
+    ),
     "no weight": (
         lambda: part(entropy=True).merge_keys(part(logsumexp=True)),
         ValueError,

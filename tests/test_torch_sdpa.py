@@ -216,6 +216,20 @@ REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     "mask of more axes": ((X, X, X, torch.zeros(1, 1, 1, 3, 3)), {}, r"attn_mask has shape \(1, 1, 1, 3, 3\)"),
     "more than certain": ((X, X, X), {"dropout_p": 1.5}, "dropout_p is 1.5"),
     "less than impossible": ((X, X, X), {"dropout_p": -0.5}, "dropout_p is -0.5"),
+    "no probability": ((X, X, X), {"dropout_p": "a"}, "dropout_p is 'a': expected a probability"),
+    "no dropout at all": ((X, X, X), {"dropout_p": None}, "dropout_p is None: expected a probability"),
+    "not a number for dropout": ((X, X, X), {"dropout_p": float("nan")}, "dropout_p is nan: expected a probability"),
+    "no flag": ((X, X, X), {"is_causal": "a"}, "is_causal is 'a': expected True or False"),
+    "no flag for groups": ((X, X, X), {"enable_gqa": "a"}, "enable_gqa is 'a': expected True or False"),
+    "nothing for a flag": ((X, X, X), {"is_causal": None}, "is_causal is None: expected True or False"),
+    "no number for scale": ((X, X, X), {"scale": "a"}, "scale is 'a': expected a number"),
+    "causal twice": (
+        (X, X, X, causal_upper_left(3, 3)),
+        {"is_causal": True},
+        "attn_mask is a causal bias and is_causal is True",
+    ),
+    "lists": (([[1.0]], [[1.0]], [[1.0]]), {}, "query is a list: expected a PyTorch tensor"),
+    "a list for a mask": ((X, X, X, [[True]]), {}, "attn_mask is a list: expected a PyTorch tensor"),
     "other heads": ((X, X[:, :1].expand(1, 3, 3, 4), X), {}, "the leading axes of query"),
     "groups that do not divide": (
         (X.expand(2, 2, 3, 4).reshape(1, 4, 3, 4), torch.randn(1, 3, 3, 4), torch.randn(1, 3, 3, 4)),
@@ -236,18 +250,36 @@ REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize(("inputs", "options", "words"), REFUSED.values(), ids=REFUSED)
 def test_what_pytorch_refuses_is_refused(inputs: tuple[Any, ...], options: dict[str, Any], words: str, *, grad: bool):
-    if grad and not inputs[0].is_floating_point():
-        return
-    inputs = (inputs[0].clone().requires_grad_(grad), *inputs[1:])
-    with pytest.raises((RuntimeError, IndexError, NotImplementedError)):
+    if not isinstance(inputs[0], Tensor) or (grad and not inputs[0].is_floating_point()):
+        grad = False
+    inputs = inputs if not grad else (inputs[0].clone().requires_grad_(grad), *inputs[1:])
+    with pytest.raises((RuntimeError, IndexError, NotImplementedError, TypeError, ValueError)):
         theirs(*inputs, **options)
     with pytest.raises(ClearheadError, match=f"^{words}"):
         ours(*inputs, **options)
 
 
-def test_a_mask_and_is_causal_are_refused():
-    with pytest.raises(ClearheadError, match=r"^attn_mask is given and is_causal is True"):
-        ours(X, X, X, torch.zeros(3, 3), is_causal=True)
+@pytest.mark.parametrize("kind", ["bool", "float", "float that learns"])
+@pytest.mark.parametrize("p", [0.0, 1e-30])
+def test_a_mask_and_is_causal_go_together(kind: str, p: float):
+    """As PyTorch's CPU path has it: causal from the top left corner, and the mask."""
+    query, key = torch.randn(1, 2, 4, 3, dtype=torch.float64), torch.randn(1, 2, 6, 3, dtype=torch.float64)
+    mask = torch.rand(2, 4, 6) < 0.7 if kind == "bool" else torch.randn(2, 4, 6, dtype=torch.float64)
+    mask = mask.requires_grad_() if "learns" in kind else mask
+    corner = torch.ones(4, 6, dtype=torch.bool).tril()
+    both = mask & corner if kind == "bool" else mask.masked_fill(~corner, -torch.inf)
+    torch.testing.assert_close(
+        ours(query, key, key, mask, p, is_causal=True), theirs(query, key, key, both).nan_to_num()
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Lower right causal bias")
+@pytest.mark.parametrize("made", [(3, 5), (8, 5), (5, 8), (9, 9)])
+@pytest.mark.parametrize("variant", [causal_lower_right, causal_upper_left])
+def test_a_causal_bias_of_other_lengths_is_refused(variant: Any, made: tuple[int, int]):
+    x, words = torch.randn(1, 2, 8, 4), rf"^attn_mask is a causal bias for {made[0]} queries and {made[1]} keys"
+    with pytest.raises(ClearheadError, match=words):
+        ours(x, x, x, variant(*made))
 
 
 def test_what_is_forbidden_reaches_nothing():
@@ -255,3 +287,13 @@ def test_what_is_forbidden_reaches_nothing():
     value[..., 2, :] = torch.nan
     mask = torch.tensor([True, True, False])
     assert ours(X, X, value, mask.expand(3, 3)).isfinite().all()
+
+
+def test_compiled_with_numbers_that_follow_from_the_shape():
+    def scaled(function: Any, x: Tensor) -> Tensor:
+        return function(x, x, x, is_causal=True, scale=x.shape[-2] ** -0.5)
+
+    compiled = torch.compile(scaled, fullgraph=True, dynamic=True, backend="aot_eager")
+    for length in (4, 7, 9):
+        x = torch.randn(2, length, 4)
+        torch.testing.assert_close(compiled(ours, x), scaled(theirs, x))

@@ -1,12 +1,21 @@
 """Traces, shapes and rollout against code written here, over random problems."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import clearhead as ch
+from clearhead.axes import Array
 from clearhead.errors import RuleError, SelectionError, ShapeError, UnknownNameError
+from clearhead.explain import document, explain
+from clearhead.model import load
+from clearhead.story import Scene
+from clearhead.tracing import Trace
+from clearhead.words import say
+from seeds import fresh
 
 sizes = st.integers(1, 6)
 
@@ -36,7 +45,7 @@ def test_every_intermediate_is_there_and_follows_from_the_one_before(n, m, d_k, 
 
 
 def test_unused_rules_leave_an_intermediate_as_it_was():
-    x = np.random.default_rng().standard_normal((4, 3))
+    x = fresh().standard_normal((4, 3))
     t = ch.trace(x, x, x)
     assert t.masked is not None
     for later in (t.capped, t.biased, t.masked):
@@ -45,7 +54,7 @@ def test_unused_rules_leave_an_intermediate_as_it_was():
 
 
 def test_shapes_are_known_before_computing_and_agree_with_the_trace():
-    rng = np.random.default_rng()
+    rng = fresh()
     x, context = rng.standard_normal((2, 5, 8)), rng.standard_normal((2, 7, 6))
     w_q, w_k, w_v = rng.standard_normal((8, 8)), rng.standard_normal((6, 4)), rng.standard_normal((6, 4))
     w_o = rng.standard_normal((8, 3))
@@ -113,7 +122,7 @@ def test_rollout_is_a_row_of_the_product_of_layers(n, heads, layers, seed):
     ],
 )
 def test_errors_say_what_is_wrong(call, error, words):
-    x = np.random.default_rng().standard_normal((4, 3))
+    x = fresh().standard_normal((4, 3))
     with pytest.raises(error) as caught:
         call(x)
     assert words in str(caught.value)
@@ -126,3 +135,53 @@ def test_tensors_come_back_as_tensors():
     assert isinstance(t.weights, torch.Tensor)
     assert isinstance(t.token(1).output, torch.Tensor)
     assert isinstance(ch.rollout([ch.AttentionMatrix(x, x)], query=1), torch.Tensor)
+
+
+def normal(*shape: int) -> Array:
+    return np.random.default_rng(shape).standard_normal(shape)
+
+
+def says(trace: Trace, name: str, language: Any = "en") -> str:
+    return say(language, next(step.words for step in trace.steps if step.name == name))
+
+
+def test_a_layer_file_of_the_users_own_x_is_not_called_normalised():
+    x, w = normal(3, 4), normal(4, 4)
+    mine = ch.trace_layer(x, w, w, w, w, num_heads=2)
+    assert says(mine, "x") == "each token's vector: what enters the layer"
+    assert "归一化" not in says(mine, "x", "zh")
+    header = mine.document(Scene("")).header
+    assert "normalised" not in header["words"]["en"]["x"]
+    model = explain(load(), "humpty dumpty")
+    assert "layer-normalised" in say("en", model.steps[0].words)
+    assert "layer-normalised" in document(model).header["words"]["en"]["x"]
+
+
+def test_without_w_o_nothing_is_said_to_mix_the_heads():
+    x, w = normal(3, 4), normal(4, 4)
+    alone, mixed = ch.trace_layer(x, w, w, w, num_heads=2), ch.trace_layer(x, w, w, w, w, num_heads=2)
+    assert says(alone, "output") == "the heads side by side are the output: no W^O mixes them"
+    assert says(mixed, "output") == "W^O mixes the heads: what the layer gives each token"
+    words = alone.document(Scene("")).header["words"]
+    assert [words[language]["layer output"] for language in ("en", "zh")] == [
+        says(alone, "output"),
+        "各头并排即为本层的输出：没有 W^O 来混合",
+    ]
+    assert mixed.document(Scene("")).header["words"]["en"]["layer output"] == says(mixed, "output")
+
+
+def test_three_axes_say_how_they_were_read():
+    many, one = normal(2, 3, 4), normal(3, 4)
+    told = ch.trace(many, many, many)
+    assert "(heads 2, queries 3, d_k 4)" in str(told)
+    assert str(told).splitlines()[-1].startswith("three axes are read as (heads 2, tokens, width)")
+    assert told.read_as("zh").startswith("三个轴按（头 2，词元，宽度）理解")
+    for plain in (
+        ch.trace(one, one, one),
+        ch.trace(many[None], many[None], many[None]),
+        ch.trace(many[:1], many[:1], many[:1]),
+        ch.trace(many, many[:1], many[:1]),
+        ch.trace(many, many, many, sinks=[0.0, 1.0]),
+        ch.trace_layer(one, *[normal(4, 4)] * 3, num_heads=2),
+    ):
+        assert plain.read_as() == ""

@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 
 import clearhead as ch
+from seeds import fresh
 
-RNG = np.random.default_rng()
+
+def normal(*shape):
+    return fresh().standard_normal(shape)
 
 
 def softmax_rows(scores):
@@ -23,7 +26,7 @@ def test_the_worked_example_as_it_should_be():
 
 
 def test_rows_sum_to_one_and_outputs_are_convex_combinations_of_values():
-    q, k, v = (RNG.standard_normal((7, 4)) for _ in range(3))
+    q, k, v = (normal(7, 4) for _ in range(3))
     t = ch.trace(q, k, v)
     np.testing.assert_allclose(t.weights.sum(axis=-1), 1, rtol=1e-14)
     assert (t.weights >= 0).all()
@@ -31,21 +34,21 @@ def test_rows_sum_to_one_and_outputs_are_convex_combinations_of_values():
 
 
 def test_softmax_is_by_row_and_not_over_the_whole_matrix():
-    q, k, v = (RNG.standard_normal((5, 3)) for _ in range(3))
+    q, k, v = (normal(5, 3) for _ in range(3))
     t = ch.trace(q, k, v)
     np.testing.assert_allclose(t.weights, softmax_rows(q @ k.T / np.sqrt(3)), rtol=1e-12)
     assert t.weights.sum() == pytest.approx(5)
 
 
 def test_the_output_has_the_queries_length_and_the_values_width():
-    t = ch.trace(RNG.standard_normal((3, 4)), RNG.standard_normal((6, 4)), RNG.standard_normal((6, 9)))
+    t = ch.trace(normal(3, 4), normal(6, 4), normal(6, 9))
     assert t.weights.shape == (3, 6)
     assert t.output.shape == (3, 9)
 
 
 def test_a_score_is_norms_times_cosine():
-    q, k = RNG.standard_normal((2, 4, 5)), RNG.standard_normal((1, 6, 5))
-    t = ch.trace(q, k, RNG.standard_normal((1, 6, 2)))
+    q, k = normal(2, 4, 5), normal(1, 6, 5)
+    t = ch.trace(q, k, normal(1, 6, 2))
     g = t.geometry
     assert g.query_norms.shape == (2, 4)
     assert g.key_norms.shape == (1, 6)
@@ -54,7 +57,7 @@ def test_a_score_is_norms_times_cosine():
 
 
 def test_decoding_sees_only_what_came_before():
-    x = RNG.standard_normal((6, 4))
+    x = normal(6, 4)
     full = ch.trace(x, x, x, causal=True)
     assert np.isneginf(full.masked[np.triu_indices(6, 1)]).all()
     for t in range(6):
@@ -63,7 +66,7 @@ def test_decoding_sees_only_what_came_before():
 
 
 def test_one_token_and_all_tokens_agree():
-    q, k, v = (RNG.standard_normal((2, 9, 8)) for _ in range(3))
+    q, k, v = (normal(2, 9, 8) for _ in range(3))
     t = ch.trace(q, k, v, causal=True)
     for i in (0, 4, -1):
         row = t.token(i)
@@ -89,7 +92,7 @@ def test_cost_grows_with_the_square_of_the_length():
 @pytest.mark.parametrize("heads", [1, 2, 4])
 @pytest.mark.parametrize("with_output_projection", [True, False])
 def test_multi_head_is_heads_side_by_side(heads, with_output_projection):
-    x, (w_q, w_k, w_v, w_o) = RNG.standard_normal((5, 8)), RNG.standard_normal((4, 8, 8))
+    x, (w_q, w_k, w_v, w_o) = normal(5, 8), normal(4, 8, 8)
     t = ch.trace_layer(x, w_q, w_k, w_v, w_o if with_output_projection else None, num_heads=heads)
     width = 8 // heads
     parts = []
@@ -106,7 +109,7 @@ def test_multi_head_is_heads_side_by_side(heads, with_output_projection):
 
 
 def test_one_head_is_the_single_head_bit_for_bit():
-    q, k, v = (RNG.standard_normal((6, 4)).astype(np.float32) for _ in range(3))
+    q, k, v = (normal(6, 4).astype(np.float32) for _ in range(3))
     assert np.array_equal(ch.attention(q[None], k[None], v[None])[0], ch.attention(q, k, v))
     assert np.array_equal(ch.trace(q[None], k[None], v[None]).output[0], ch.trace(q, k, v).output)
     eye = np.eye(4, dtype=np.float32)
@@ -114,9 +117,9 @@ def test_one_head_is_the_single_head_bit_for_bit():
 
 
 def test_both_conventions_are_the_same_computation():
-    x, context = RNG.standard_normal((5, 6)), RNG.standard_normal((7, 4))
-    w_q, w_o = RNG.standard_normal((6, 8)), RNG.standard_normal((6, 6))
-    w_k, w_v = RNG.standard_normal((4, 8)), RNG.standard_normal((4, 6))
+    x, context = normal(5, 6), normal(7, 4)
+    w_q, w_o = normal(6, 8), normal(6, 6)
+    w_k, w_v = normal(4, 8), normal(4, 6)
     rows = ch.trace_layer(x, w_q, w_k, w_v, w_o, num_heads=2, context=context)
     columns = ch.trace_layer(x.T, w_q.T, w_k.T, w_v.T, w_o.T, num_heads=2, context=context.T, convention="columns")
     np.testing.assert_allclose(columns.output.T, rows.output, rtol=1e-10, atol=1e-12)
@@ -129,9 +132,13 @@ def test_both_conventions_are_the_same_computation():
 
 
 def test_grouped_heads_follow_from_the_widths():
-    x = RNG.standard_normal((3, 5, 8))
+    x = normal(3, 5, 8)
     t = ch.trace_layer(
-        x, RNG.standard_normal((8, 8)), RNG.standard_normal((8, 4)), RNG.standard_normal((8, 6)), num_heads=4
+        x,
+        normal(8, 8),
+        normal(8, 4),
+        normal(8, 6),
+        num_heads=4,
     )
     assert t.q.shape == (3, 4, 5, 2)
     assert t.k.shape == (3, 2, 5, 2)
@@ -141,9 +148,9 @@ def test_grouped_heads_follow_from_the_widths():
 
 def test_projection_biases_are_added():
     x, (w_q, w_k, w_v, w_o), b = (
-        RNG.standard_normal((5, 4)),
-        RNG.standard_normal((4, 4, 4)),
-        RNG.standard_normal((4, 4)),
+        normal(5, 4),
+        normal(4, 4, 4),
+        normal(4, 4),
     )
     t = ch.trace_layer(x, w_q, w_k, w_v, w_o, num_heads=2, b_q=b[0], b_k=b[1], b_v=b[2], b_o=b[3])
     q, k, v = ((x @ w + bias).reshape(5, 2, 2).swapaxes(0, 1) for w, bias in ((w_q, b[0]), (w_k, b[1]), (w_v, b[2])))

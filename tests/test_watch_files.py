@@ -70,7 +70,7 @@ def test_files_that_are_not_whole(tmp_path: Path):
     data = place.read_bytes()
     layers = json.loads(header(data)["__metadata__"]["watch"])["layers"]
     faults = {
-        "No such file": None,
+        "does not exist": None,
         "not a whole safetensors file": data[:-7],
         "not a whole": data[:5],
         "format 7": with_words(data, format=7),

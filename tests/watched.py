@@ -72,9 +72,14 @@ FAMILIES = [
 def build(family: Family, **changes: Any) -> Any:
     """A model whose weights are far enough from zero for attention to prefer something."""
     torch.manual_seed(len(family.name))
-    model = family.model(family.config(**{**family.more, **changes})).eval()
+    return shaken(family.model(family.config(**{**family.more, **changes})))
+
+
+def shaken(model: Any) -> Any:
+    """The same model, its weights far enough from zero for attention to prefer something."""
+    torch.manual_seed(5)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in model.eval().parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
     return model
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from clearhead.axes import Array
 from clearhead.device import DeviceArray
-from clearhead.errors import DtypeError
+from clearhead.errors import DerivativeError, DtypeError
 
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
 FLOATS = (np.dtype(np.float64), np.dtype(np.float32), bfloat16, np.dtype(np.float16))
@@ -37,11 +37,23 @@ def device_of(x: Array) -> str:
 
 
 def _adopt(x: Any, name: str) -> tuple[Array, Restore]:
-    if isinstance(x, (np.ndarray, DeviceArray)):
+    if type(x) is np.ndarray or isinstance(x, DeviceArray):
         return cast("Array", x), _same
+    if isinstance(x, np.ma.MaskedArray):
+        raise DtypeError(
+            f"{name} is a masked array, and a mask of its own is not read here.",
+            f"{name}.data has the numbers; masked keys are mask=~{name}.mask.any(-1)[..., None, :], True = may attend.",
+        )
+    if isinstance(x, np.ndarray):
+        return x.view(np.ndarray), _same
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
-        return _from_torch(torch, x, name), lambda array: to_torch(torch, array)
+        return _from_torch(torch, x, name), _as_tensor
+    if _traced_by_jax(x):
+        raise DtypeError(
+            f"{name} is traced by JAX (jax.jit, jax.grad, jax.vmap): its numbers cannot be read while JAX traces.",
+            "call it outside of them, on plain arrays, or by jax.pure_callback.",
+        )
     if hasattr(x, "__dlpack__") and hasattr(x, "__array_namespace__"):
         library = x.__array_namespace__()
         return _from_dlpack(x, name), library.asarray
@@ -56,8 +68,12 @@ def graphed(q: Any, *others: Any) -> bool:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(q, torch.Tensor):
         return False
-    if torch.compiler.is_compiling() or type(q) not in (torch.Tensor, torch.nn.Parameter):
+    if torch.compiler.is_compiling() or type(q) not in (torch.Tensor, torch.nn.Parameter) or q.is_meta:
         return True
+    if torch._C._are_functorch_transforms_active():
+        wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+        if any(isinstance(x, torch.Tensor) and wrapped(x) for x in (q, *others)):
+            return True
     return bool(torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in (q, *others)))
 
 
@@ -128,11 +144,74 @@ def statistics_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float64) if dtype == np.float64 else np.dtype(np.float32)
 
 
+def check_tensor(x: Any, name: str) -> None:
+    """Raise where x is no tensor of PyTorch's, or one that holds its numbers in a way that is not read here."""
+    torch = sys.modules["torch"]
+    if torch.compiler.is_compiling():
+        return
+    usual = type(x) in (torch.Tensor, torch.nn.Parameter)
+    if not usual and not isinstance(x, torch.Tensor):
+        raise DtypeError(f"{name} is a {type(x).__name__}: expected a PyTorch tensor.", f"torch.as_tensor({name})")
+    if torch.jit.is_tracing():
+        raise DtypeError(
+            f"torch.jit.trace would record what comes of {name} as a constant.",
+            "torch.export.export records attention as an operator, and so does torch.compile.",
+        )
+    if x.is_nested:
+        raise DtypeError(
+            f"{name} is a nested tensor: expected a dense one.",
+            "pad it (torch.nested.to_padded_tensor) and give kv_lengths and query_lengths, or join its parts and give "
+            "query_segments and kv_segments.",
+        )
+    dual = torch.autograd.forward_ad
+    func = torch._C._functorch  # what is wrapped by torch.func is refused where it is differentiated
+    if dual._current_level >= 0 and not func.is_functorch_wrapped_tensor(x) and dual.unpack_dual(x).tangent is not None:
+        raise no_forward_mode(name)
+    if usual:
+        return
+    kinds = {"DTensor": "torch.distributed.tensor", "MaskedTensor": "torch.masked"}
+    kind = next((one for one, home in kinds.items() if isinstance(x, getattr(sys.modules.get(home), one, ()))), "")
+    if kind == "DTensor":
+        raise DtypeError(
+            f"{name} is a DTensor: expected a plain tensor.",
+            f"{name}.to_local() is this rank's part; clearhead.distributed attends to sequences that lie in shards.",
+        )
+    if kind == "MaskedTensor":
+        raise DtypeError(
+            f"{name} is a masked tensor, and a mask of its own is not read here.",
+            f"{name}.get_data() has the numbers; mask=… says who may attend to what, True = may attend.",
+        )
+
+
+def no_forward_mode(name: str) -> DerivativeError:
+    """The error for what carries a tangent."""
+    return DerivativeError(
+        f"{name} carries a tangent (torch.func.jvp, jacfwd, torch.autograd.forward_ad): attention has no forward-mode "
+        "derivative here.",
+        "reverse mode has one: torch.func.vjp, torch.func.jacrev, backward().",
+    )
+
+
+def _traced_by_jax(x: Any) -> bool:
+    tracer = getattr(getattr(sys.modules.get("jax"), "core", None), "Tracer", None)
+    return tracer is not None and isinstance(x, tracer)
+
+
 def _same(array: Array) -> Array:
     return array
 
 
+def _as_tensor(array: Array) -> Any:
+    return to_torch(sys.modules["torch"], array)
+
+
 def _from_torch(torch: Any, x: Any, name: str) -> Array:
+    check_tensor(x, name)
+    if torch._C._functorch.is_functorch_wrapped_tensor(x):
+        raise DtypeError(
+            f"{name} is inside torch.func (vmap, grad, vjp, jacrev): its numbers cannot be read there.",
+            "clearhead.attention, AttentionMatrix.observe, A @ v and A.T @ g can be called there; all else outside.",
+        )
     if x.device.type not in ("cpu", "cuda"):
         raise DtypeError(f"{name} is on device {x.device}: no engine here runs there.", f"{name}.cpu() moves it.")
     if x.requires_grad and torch.is_grad_enabled():
@@ -146,6 +225,13 @@ def _from_torch(torch: Any, x: Any, name: str) -> Array:
         return cast("Array", DeviceArray(x.detach())) if x.device.type == "cuda" else _read(torch, x.detach())
     except TypeError:
         raise DtypeError(f"{name} is {x.dtype}, which NumPy does not have.", f"{name}.float() converts it.") from None
+    except RuntimeError as error:  # a tensor of a kind of its own
+        if "Batching rule" in str(error):  # nothing else tells these tensors from others
+            raise DtypeError(
+                f"{name} holds many gradients at once (is_grads_batched=True, vectorize=True): one is expected.",
+                "torch.func.vjp with torch.func.vmap, and torch.func.jacrev, compute many at once.",
+            ) from None
+        raise DtypeError(f"{name} is a {type(x).__name__} whose numbers cannot be read: {error}") from None
 
 
 def _read(torch: Any, x: Any) -> Array:

@@ -3,7 +3,7 @@
 batch · heads · kv_heads · queries · keys · d_k · d_v · d_model
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -27,6 +27,16 @@ def named(shape: Sequence[int], axes: Sequence[str]) -> str:
     extra = max(0, len(shape) - len(axes))
     names = ("batch",) * extra + tuple(axes)[max(0, len(axes) - len(shape)) :]
     return "(" + ", ".join(f"{name} {size}" for name, size in zip(names, shape, strict=True)) + ")"
+
+
+def brief(kind: str, parts: Mapping[str, Any]) -> str:
+    """One line about an object: its arrays by their shape, what is None left out.
+
+    >>> brief("Top", {"weights": np.ones((3, 2)), "k": 2, "rest": None})
+    'Top(weights (3, 2), k 2)'
+    """
+    told = (f"{name} {tuple(x.shape) if hasattr(x, 'shape') else x}" for name, x in parts.items() if x is not None)
+    return f"{kind}({', '.join(told)})"
 
 
 def heads_first(x: Array) -> Array:

@@ -15,6 +15,7 @@ without a value: its weight is exp(sink - L_i), and it takes part in the sum ove
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -68,7 +69,7 @@ def gradients(
     unrounded  answers in the statistics' dtype, for a sum over ranks
     O(queries·keys·(d_k + d_v)) time, O(queries + keys) memory beyond inputs and answers.
     """
-    if not problem.queries * problem.keys:  # no weight depends on anything
+    if not prod((problem.batch, problem.heads, problem.queries, problem.keys)):  # no weight depends on anything
         shapes = {name: x.shape for name, x in zip("qkv", arrays, strict=True) if x is not None}
         shapes |= {} if bias is None else {"bias": bias}
         shapes |= {} if problem.sinks is None else {"sinks": (problem.heads,)}
@@ -313,10 +314,9 @@ def _add_entries(
         np.add.at(found["q"][at], rows[used], (by_score[:, None] * keys)[used])
         np.add.at(found["k"][own], cols[used], (by_score[:, None] * queries)[used])
         if "bias" in found:
-            sizes = found["bias"].shape
-            place = tuple(
-                x if size > 1 else 0 for x, size in zip((batch, head, rows[used], cols[used]), sizes, strict=True)
-            )
+            sizes, none = found["bias"].shape, np.zeros_like(rows[used])  # 0 along an axis that the bias shares
+            at_logits = (none + batch, none + head, rows[used], cols[used])
+            place = tuple(x if size > 1 else none for x, size in zip(at_logits, sizes, strict=True))
             np.add.at(found["bias"], place, slopes[used])
 
 

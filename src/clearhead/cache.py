@@ -5,9 +5,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead.arrays import check_tensor
 from clearhead.errors import DtypeError, RuleError, ShapeError
+from clearhead.values import whole_number
 
 _FIRST = 64  # positions of room, when nothing is said
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def check_dtype(dtype: Any) -> None:
+    """Raise unless attention has this dtype of PyTorch's, or it is left to PyTorch."""
+    if dtype is not None and dtype not in _FLOATS:
+        raise DtypeError(f"dtype is {dtype}: expected torch.float64, float32, bfloat16 or float16.")
 
 
 class KVCache:
@@ -20,6 +29,11 @@ class KVCache:
 
     `append` adds positions and gives what attention reads; positions count from the start of each sequence, also when
     the window has let the first ones go. Nothing is differentiable: values are stored detached.
+
+    Attention over the cache has the bits of the full pass. A layer that decodes may still differ from its full pass, by
+    about 1.4e-6 in float32: PyTorch's projections of one position round otherwise than those of many.
+
+    Raises RuleError for a size that is no whole number from 1 up, DtypeError for a dtype that attention has not.
 
     >>> import torch, clearhead.nn
     >>> cache = clearhead.nn.KVCache(batch=1, kv_heads=2, d_k=4, d_v=4)
@@ -40,9 +54,11 @@ class KVCache:
         dtype: torch.dtype = torch.float32,
         device: Any = None,
     ) -> None:
-        for name, value in (("capacity", capacity), ("window", window)):
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise RuleError(f"{name} is {value}: expected a whole number from 1 up.")
+        sizes = {"batch": batch, "kv_heads": kv_heads, "d_k": d_k, "d_v": d_v, "capacity": capacity}
+        for name, value in sizes.items():
+            whole_number(name, value)
+        window = None if window is None else whole_number("window", window)
+        check_dtype(dtype)
         room = capacity if window is None else max(capacity, 2 * window)
         self.window = window
         self.keys = torch.zeros(batch, kv_heads, room, d_k, dtype=dtype, device=device)
@@ -52,7 +68,7 @@ class KVCache:
 
     def __len__(self) -> int:
         """The longest sequence's positions so far."""
-        return int(self.lengths.max()) if len(self.lengths) else 0
+        return int(self.lengths.max())
 
     def append(self, k: Tensor, v: Tensor, counts: Tensor | None = None) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """Add k (batch, kv_heads, new, d_k) and v (batch, kv_heads, new, d_v) after what each sequence has.
@@ -66,10 +82,9 @@ class KVCache:
         if counts is not None:
             added += self._numbers("counts", counts, new)
         before = self.lengths
-        last = int(before.max()) + new if len(before) else new
-        self._make_room(last, int(before.min()) if len(before) else 0)
+        self._make_room(int(before.max()) + new, int(before.min()))
         places = before - self.start
-        if len(before) and bool((places == places[0]).all()):  # all alike: one copy
+        if bool((places == places[0]).all()):  # all alike: one copy
             at = slice(int(places[0]), int(places[0]) + new)
             self.keys[:, :, at] = k.detach()
             self.values[:, :, at] = v.detach()
@@ -96,7 +111,7 @@ class KVCache:
 
     def crop(self, length: int | Tensor) -> None:
         """Forget what lies beyond `length` positions, one number or (batch,); longer sequences only are changed."""
-        most = torch.as_tensor(length)
+        most = _tensor("length", length)
         most = self._numbers("length", most.expand(len(self.lengths)) if most.ndim == 0 else most, None)
         wanted = torch.minimum(self.lengths, most)
         if not bool(wanted.any()):
@@ -110,7 +125,7 @@ class KVCache:
 
     def _numbers(self, name: str, value: Any, most: int | None) -> Tensor:
         """Validate one whole number for each sequence, between 0 and `most`."""
-        numbers = torch.as_tensor(value).cpu()
+        numbers = _tensor(name, value).cpu()
         whole = not (numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool)
         fits = numbers.shape == self.lengths.shape and whole and bool((numbers >= 0).all())
         if not fits or (most is not None and bool((numbers > most).any())):
@@ -122,6 +137,8 @@ class KVCache:
         return numbers.to(torch.int64)
 
     def _check(self, k: Tensor, v: Tensor) -> int:
+        for name, x in (("k", k), ("v", v)):
+            check_tensor(x, name)
         new = k.shape[-2] if k.ndim == 4 else -1
         for name, x, room in (("k", k, self.keys), ("v", v, self.values)):
             expected = (room.shape[0], room.shape[1], new, room.shape[3])
@@ -154,3 +171,10 @@ class KVCache:
                 fresh[:, :, : kept.shape[2]] = kept
                 setattr(self, name, fresh)
         self.start = needed
+
+
+def _tensor(name: str, value: Any) -> Tensor:
+    try:
+        return torch.as_tensor(value)
+    except (RuntimeError, TypeError, ValueError):
+        raise RuleError(f"{name} is {value!r}: expected a whole number for each sequence.") from None

@@ -1,28 +1,32 @@
 """Files that hold somebody's numbers: .json, .npz and .safetensors, read without pickle, names in small letters."""
 
 import json
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
+from clearhead.arrayfiles import npz, safetensors
 from clearhead.arrays import FLOATS
 from clearhead.axes import Array
 from clearhead.errors import FileError
+from clearhead.files import json_of, read_bytes
 
 INPUTS = ("q", "k", "v")
 LAYER = ("x", "w_q", "w_k", "w_v", "w_o", "context", "b_q", "b_k", "b_v", "b_o")
 
 
 def read(place: Path) -> dict[str, Any]:
-    """A file's names and values as they are written there.
+    """A file's names and values as they are written there; JSON's decimals as Decimal.
 
-    Raises FileError when the file is missing or malformed.
+    NaN and Infinity in JSON, as Python's json.dumps writes them, are those floats. Raises FileError when the file is
+    missing, malformed, larger than the memory, or claims what it does not hold.
     """
-    reader = {".npz": _read_npz, ".safetensors": _read_safetensors}.get(place.suffix, _read_json)
+    reader = {".npz": npz, ".npy": npz, ".safetensors": _read_safetensors}.get(place.suffix.lower(), _read_json)
     data = reader(place)
     lowered = {name.lower(): value for name, value in data.items()}
     if len(lowered) < len(data):
@@ -67,21 +71,35 @@ def numbers(name: str, value: Any) -> Array:
     if any(isinstance(cell, bool) or not isinstance(cell, (int, float, Decimal)) for cell in flat):
         odd = next(c for c in flat if isinstance(c, bool) or not isinstance(c, (int, float, Decimal)))
         raise FileError(f"{name} holds {odd!r}: expected numbers.")
-    whole = all(isinstance(cell, int) for cell in flat)
-    return np.array([cell if whole else float(cell) for cell in flat]).reshape(cells.shape)
+    if all(isinstance(cell, int) and abs(cell) < 2**63 for cell in flat):
+        return np.array(flat, dtype=np.int64 if flat else None).reshape(cells.shape)
+    return np.array([_float(name, cell) for cell in flat]).reshape(cells.shape)
+
+
+def _float(name: str, cell: Any) -> float:
+    try:
+        number = float(cell)
+    except OverflowError:
+        number = np.inf
+    if np.isinf(number) and not (isinstance(cell, float) and np.isinf(cell)):
+        raise FileError(f"{name} holds a number that is too large for float64: the largest is 1.8e308.")
+    return number
 
 
 def half_a_decimal(value: Any) -> float:
     """Half of the last decimal that a list prints: how far what is meant may lie from what is written."""
-    return 0.5 * 10.0 ** -max((-int(d.as_tuple().exponent) for d in _decimals(value)), default=0)
+    places = max((-int(d.as_tuple().exponent) for d in _decimals(value)), default=0)
+    return 0.5 * 10.0 ** -max(places, -308)
 
 
 def precision(value: Any, array: Array) -> Array:
     """A list's numbers in the dtype that they were printed from: float32 where nine digits hold them, or it does."""
     short = all(len(d.as_tuple().digits) <= 9 for d in _decimals(value))
-    narrow = array.astype(np.float32)
+    with np.errstate(over="ignore"):
+        narrow = array.astype(np.float32)
     exact = bool((narrow.astype(np.float64) == array)[np.isfinite(array)].all())
-    return narrow if short or exact else array
+    fits = np.array_equal(np.isfinite(narrow), np.isfinite(array))
+    return narrow if (short and fits) or exact else array
 
 
 def value_of(name: str, value: Any) -> Any:
@@ -94,7 +112,7 @@ def value_of(name: str, value: Any) -> Any:
     if isinstance(value, Decimal):
         return float(value)
     if name == "window" and isinstance(value, (list, np.ndarray)):
-        return tuple(None if side is None else int(side) for side in value)
+        return tuple(float(side) if isinstance(side, Decimal) else side for side in list(value))
     if isinstance(value, list):
         return numbers(name, value)
     return value
@@ -110,48 +128,29 @@ def _decimals(value: Any) -> Iterator[Decimal]:
 
 def _read_json(place: Path) -> dict[str, Any]:
     try:
-        data = json.loads(place.read_text(encoding="utf-8"), parse_float=Decimal)
-    except FileNotFoundError:
-        raise FileError(f"{place} does not exist.") from None
-    except OSError as error:
-        raise FileError(f"{place} cannot be read: {error.strerror}.") from None
-    except ValueError as error:
-        raise FileError(
-            f"{place} is not valid JSON: {error}.", "a .npz or .safetensors file needs that ending."
-        ) from None
-    if not isinstance(data, dict):
-        raise FileError(
-            f"{place} holds a {type(data).__name__}: expected an object.", '{"q": [[…]], "k": [[…]], "v": [[…]]}'
-        )
-    return data
+        return json_of(place, number=Decimal)
+    except FileError as error:
+        raise FileError(error.what, error.hint or _wanted(place)) from None
 
 
-def _read_npz(place: Path) -> dict[str, Any]:
-    try:
-        with np.load(place, allow_pickle=False) as stored:
-            return {name: stored[name] for name in stored.files}
-    except FileNotFoundError:
-        raise FileError(f"{place} does not exist.") from None
-    except (OSError, ValueError, BadZipFile, EOFError, KeyError, AttributeError) as error:
-        raise FileError(f"{place} is not a readable .npz file: {str(error).splitlines()[0]}.") from None
+def _wanted(place: Path) -> str:
+    """What to do about a file that is no JSON, told from its first bytes."""
+    if not os.path.isfile(place):
+        return ""
+    with suppress(FileError):
+        if read_bytes(place)[:4] in (b"PK\x03\x04", b"\x93NUM"):
+            return "it is NumPy's: np.savez writes a .npz file, which needs that ending."
+    return 'a .json file holds {"q": [[…]], "k": [[…]], "v": [[…]]}; .npz and .safetensors files need their endings.'
 
 
 def _read_safetensors(place: Path) -> dict[str, Any]:
     """The tensors, and rules that are no tensors from the file's metadata: {"causal": "true", "stage": "weights"}."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(place, framework="np") as stored:
-            values: dict[str, Any] = {name: _said(text) for name, text in (stored.metadata() or {}).items()}
-            return values | {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-    except FileNotFoundError:
-        raise FileError(f"{place} does not exist.") from None
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise FileError(f"{place} is not a readable .safetensors file: {str(error).splitlines()[0]}.") from None
+    arrays, words = safetensors(place)
+    return {name: _said(text) for name, text in words.items()} | arrays
 
 
 def _said(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text

@@ -95,9 +95,12 @@ class Case:
             for s in self.trace.steps
         ]
         judged = [
-            {"name": v.name, "right": v.right, "largest_difference": v.difference, "mistake": v.mistake}
+            {"name": v.name, "right": v.right, "largest_difference": listed(v.difference), "mistake": v.mistake}
             | {"claimed": listed(v.claimed), "truth": listed(v.truth), "source": v.source}
-            | {"from_source": None if v.follows is None else listed(v.follows), "difference_from_source": v.off_source}
+            | {
+                "from_source": None if v.follows is None else listed(v.follows),
+                "difference_from_source": listed(v.off_source),
+            }
             for v in self.verdicts
         ]
         first = None if self.first_wrong is None else self.first_wrong.name
@@ -105,7 +108,7 @@ class Case:
             "steps": described,
             "claims": judged,
             "first_wrong": first,
-            "check": self.trace.check._asdict(),
+            "check": {name: listed(x) if name != "engine" else x for name, x in self.trace.check._asdict().items()},
         }
 
 

@@ -12,13 +12,14 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from clearhead import __version__
 from clearhead.errors import ClearheadError, FileError, MissingExtraError
-from clearhead.files import read_text, write_whole
+from clearhead.files import check_writable, read_text, write_whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,6 +34,7 @@ _EXPLAIN_EXAMPLES = """examples:
   clearhead explain "Attention is all" --model ./gpt2 --json attention.json
   clearhead explain "Attention is all" --model Qwen/Qwen3-0.6B
   clearhead explain --file book.txt --html book.html --model ./gpt2
+  clearhead explain --file book.txt --html book.html --windows
   clearhead explain --file book.txt --html book.html --exact 3.5,7.0 --dtype bfloat16
 """
 _VIEW_EXAMPLES = """examples:
@@ -83,6 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     run: Callable[[argparse.Namespace], int] = given.run
     try:
+        _check_targets(given)
         return run(given)
     except ClearheadError as error:
         print(f"clearhead {given.command}: {error.one_line()}", file=sys.stderr)
@@ -110,7 +113,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     explain.add_argument("text", metavar="TEXT", nargs="?", help="the text to run through the model")
     explain.add_argument(
-        "--file", metavar="FILE", help="read the text from FILE; with --html, show every head of all of it"
+        "--file",
+        metavar="FILE",
+        help="read the text from FILE (- is standard input) without its last newline; with --html, every head of it",
+    )
+    explain.add_argument(
+        "--windows",
+        action="store_true",
+        help="with --file: cut a text with more tokens than the model has positions into windows, and show each",
     )
     explain.add_argument("--exact", metavar="L.H,…", help="with --file and --html: the heads whose weights are exact")
     explain.add_argument("--dtype", metavar="NAME", help="with --file and --html: store q and k as float16 or bfloat16")
@@ -139,6 +149,7 @@ def _parser() -> argparse.ArgumentParser:
         "source", metavar="FILE|MODEL", nargs="?", help="a file of seen.save, or a model; default: the shipped one"
     )
     view.add_argument("--text-file", metavar="FILE", help="the text to run through MODEL; - is standard input")
+    view.add_argument("--windows", action="store_true", help="with --text-file: cut a long text into windows")
     view.add_argument("--port", type=int, default=0, metavar="N", help="the port; default: a free one")
     view.add_argument("--no-open", action="store_true", help="do not open a browser, only say the address")
     bench = _command(commands, "bench", "time the engine beside its peers, in turn, as ratios", _BENCH_EXAMPLES, _bench)
@@ -155,7 +166,9 @@ def _parser() -> argparse.ArgumentParser:
     for command in (explain, trace, diagnose):
         command.add_argument("--json", metavar="FILE", help="write every number to FILE as JSON; - is standard output")
     for command in (explain, trace):
-        command.add_argument("--html", metavar="FILE", help="write the page that shows it, one self-contained file")
+        command.add_argument(
+            "--html", metavar="FILE", help="write the page that shows it, one self-contained file; - is standard output"
+        )
     return parser
 
 
@@ -173,13 +186,25 @@ def _command(
     return parser
 
 
+def _check_targets(given: argparse.Namespace) -> None:
+    """Refuse before the work what could not be written after it."""
+    targets = [getattr(given, name, None) for name in ("json", "html")]
+    if targets == ["-", "-"]:
+        raise FileError("--json - and --html - both write to standard output.", "name a file for one of them.")
+    for target in targets:
+        if isinstance(target, str):
+            check_writable(target)
+
+
 def _explain(given: argparse.Namespace) -> int:
-    from clearhead.explain import explain
+    from clearhead.explain import explain, explain_windows
     from clearhead.hub import find
     from clearhead.report.progress import progress
 
     if (given.text is None) == (given.file is None):
         raise FileError("expected TEXT or --file, one of them.", 'clearhead explain "humpty dumpty sat on"')
+    if given.windows and given.file is None:
+        raise FileError("--windows is for the text of a file.", "clearhead explain --file FILE --windows")
     if given.file is not None:
         given.text = read_text(given.file)
     if not given.text.strip():
@@ -189,34 +214,45 @@ def _explain(given: argparse.Namespace) -> int:
     if given.exact is not None or given.dtype is not None:
         raise FileError("--exact and --dtype are for the page of a long text.", "--file FILE --html PAGE")
     chosen = {"layer": given.layer, "head": given.head, "token": given.token}
-    seen = explain(find(given.model), given.text, **chosen, each=lambda layers: progress(layers, "layers"))
+    model, each = find(given.model), partial(progress, what="layers")
+    if given.windows:
+        every = explain_windows(model, given.text, **chosen, each=each)
+        data: dict[str, Any] = {"windows": [seen.to_json() for seen in every]}
+    else:
+        every = [explain(model, given.text, **chosen, each=each)]
+        data = every[0].to_json()
     if given.json is not None:
-        _write_json(given.json, seen.to_json())
+        _write_json(given.json, data)
     if given.html is not None:
-        seen.save(given.html, given.lang)
-    if given.json != "-":
+        every[0].save(given.html, given.lang)
+    if "-" not in (given.json, given.html):
         from clearhead.report import explained
 
-        explained.show(_console(), seen, given.lang)
+        console = _console()
+        for seen in every:
+            if seen is not every[0]:
+                console.print()
+            explained.show(console, seen, given.lang)
     return 0
 
 
 def _long_page(given: argparse.Namespace) -> int:
     """Every head of a whole text, as one page."""
-    from clearhead.explain import seen_in
     from clearhead.hub import find
     from clearhead.report.progress import progress
     from clearhead.view import page
     from clearhead.view.long import Wish, document
 
     exact = None if given.exact is None else _pairs(given.exact)
-    run = seen_in(find(given.model), given.text, lambda layers: progress(layers, "layers"))
+    runs = _runs(given, find(given.model), given.text)
     wish = Wish(title=Path(given.file).name, language=given.lang, exact=exact, dtype=given.dtype)
-    data = page.encoded(document([run], wish, lambda layers: progress(layers, "heads")))
+    data = page.encoded(document(runs, wish, lambda layers: progress(layers, "heads")))
     write_whole(given.html, data)
-    heads = sum(len(sight.heads) for sight in run.sights)
-    said = f"{len(run.sights)} layers, {heads} heads, {len(run.tokens or ())} tokens, {len(data) / 1e6:.1f} MB"
-    _console().print(f"{given.html}: {said}", highlight=False, markup=False, soft_wrap=True)
+    heads, tokens = sum(len(sight.heads) for sight in runs[0].sights), sum(len(run.tokens or ()) for run in runs)
+    cut = f" in {len(runs)} windows" if given.windows else ""
+    said = f"{len(runs[0].sights)} layers, {heads} heads, {tokens} tokens{cut}, {len(data) / 1e6:.1f} MB"
+    if given.html != "-":
+        _console().print(f"{given.html}: {said}", highlight=False, markup=False, soft_wrap=True)
     return 0
 
 
@@ -246,7 +282,7 @@ def _view(given: argparse.Namespace) -> int:
             webbrowser.open(address)
 
     with server.listen(given.port) as listening:
-        runs = [_viewed(given)]
+        runs = _viewed(given)
         wish = Wish(title=Path(given.text_file or given.source).name, language=given.lang, served=True)
         made = document(runs, wish, lambda layers: progress(layers, "heads"))
         with suppress(KeyboardInterrupt):  # the way to end it
@@ -254,19 +290,26 @@ def _view(given: argparse.Namespace) -> int:
     return 0
 
 
-def _viewed(given: argparse.Namespace) -> "Run":
-    """A text through a model, or what `seen.save` wrote."""
-    from clearhead.explain import seen_in
-    from clearhead.hub import find
+def _runs(given: argparse.Namespace, model: Any, text: str) -> "list[Run]":
+    """A text through a model, as one run, or as one for each window."""
+    from clearhead.explain import seen_in, seen_windows
     from clearhead.report.progress import progress
 
+    each = partial(progress, what="layers")
+    return seen_windows(model, text, each) if given.windows else [seen_in(model, text, each)]
+
+
+def _viewed(given: argparse.Namespace) -> "list[Run]":
+    """A text through a model, or what `seen.save` wrote."""
+    from clearhead.hub import find
+
     if given.text_file is not None:
-        return seen_in(find(given.source), read_text(given.text_file), lambda layers: progress(layers, "layers"))
+        return _runs(given, find(given.source), read_text(given.text_file))
     if given.source is None:
         raise FileError("expected FILE, or --text-file with a model.", "clearhead view --text-file book.txt")
     from clearhead.watching.seen import load
 
-    return load(given.source)._run(0)
+    return [load(given.source)._run(0)]
 
 
 def _trace(given: argparse.Namespace) -> int:
@@ -277,7 +320,7 @@ def _trace(given: argparse.Namespace) -> int:
         _write_json(given.json, case.to_json())
     if given.html is not None:
         case.save(given.html, given.lang)
-    if given.json != "-":
+    if "-" not in (given.json, given.html):
         from clearhead.report import traced
 
         traced.show(_console(), case, given.lang)
@@ -347,10 +390,7 @@ def _console() -> "Console":
 
 def _write_json(target: str, data: dict[str, Any]) -> None:
     text = json.dumps(data, ensure_ascii=False, allow_nan=False) + "\n"
-    if target == "-":
-        sys.stdout.write(text)
-    else:
-        write_whole(target, text.encode("utf-8"))
+    write_whole(target, text.encode("utf-8"))
 
 
 if __name__ == "__main__":

@@ -13,10 +13,12 @@ from clearhead.casefile import INPUTS, LAYER, half_a_decimal, inputs_of, numbers
 from clearhead.diagnosing.fitting import differences
 from clearhead.diagnosing.recipe import RIGHT, STAGES, Inputs, Layer, Rotary, Stage
 from clearhead.diagnosing.search import Found, Search
-from clearhead.diagnosing.verdict import Confidence, Diagnosis, Explanation, Outcome, Place
-from clearhead.errors import DtypeError, FileError, RuleError, ShapeError, unknown
-from clearhead.problem import Problem, Rules, check_names, describe
+from clearhead.diagnosing.verdict import Confidence, Diagnosis, Explanation, Nonfinite, Outcome, Place
+from clearhead.errors import DtypeError, FileError, RuleError, ShapeError, shown, unknown
+from clearhead.problem import Problem, Rules, check_names, describe, describe_whole
+from clearhead.room import array_bytes, check_room
 from clearhead.steps import Convention, check_convention, layer_sizes, turned
+from clearhead.values import read_flag
 
 _OPTIONS = ("stage", "rotary", "rotary_interleaved")
 _KNOWN = (*INPUTS, *LAYER, "num_heads", "convention", "theirs", *_OPTIONS, *Rules.__annotations__)
@@ -149,12 +151,31 @@ def judged(given: Inputs, slack: float = 0.0) -> Diagnosis:
     known = {mistake for explanation in explanations for mistake in explanation.found.mistakes}
     hidden = [] if verdict == "unexplained" else search.unseen()
     unseen = tuple(Explanation(f, "ambiguous") for f in hidden if f.mistakes[0] not in known)
-    return Diagnosis(verdict, explanations, difference, tolerance, first, search.looked, unseen)
+    return Diagnosis(verdict, explanations, difference, tolerance, first, search.looked, unseen, _nonfinite(given))
+
+
+def _nonfinite(given: Inputs) -> tuple[Nonfinite, ...]:
+    """The inputs that hold NaN or infinity, which spread into whatever reads them."""
+    arrays: dict[str, Any] = {"q": given.q, "k": given.k, "v": given.v}
+    if given.layer is not None:
+        arrays = {"x": given.layer.x, "context": given.layer.context}
+        arrays |= {f"w_{name}": w for name, w in given.layer.w.items()}
+        arrays |= {f"b_{name}": b for name, b in given.layer.b.items()}
+        if arrays["context"] is arrays["x"] or np.shares_memory(arrays["context"], arrays["x"]):
+            del arrays["context"]
+    found = []
+    for name, array in arrays.items():
+        places = np.argwhere(~np.isfinite(array))
+        if len(places):
+            place = tuple(int(i) for i in places[0])
+            joined = 0 if name[1:2] == "_" else max(0, 2 - len(given.problem.prefix))
+            found.append(Nonfinite(name, place[joined:], float(array[place]), len(places)))
+    return tuple(found)
 
 
 def explained(search: Search, difference: float, tolerance: float) -> tuple[Outcome, tuple[Explanation, ...]]:
     """What explains wrong numbers: a single mistake before two, and what fits equally together."""
-    fitting = search.explanations()
+    fitting = search.explanations() if search.wide.given.problem.keys else []  # without keys all recipes give 0
     if not fitting:
         return "unexplained", ()
     best = fitting[0]
@@ -174,11 +195,10 @@ def explained(search: Search, difference: float, tolerance: float) -> tuple[Outc
 
 
 def _plain(q: Any, k: Any, v: Any, theirs: Any, stage: Stage, rotary: Rotary | None, rules: Rules) -> Inputs:
-    given = describe(q, k, v, rules)
-    assert given.v is not None
-    shape = (*given.problem.prefix, given.problem.queries, given.v.shape[-1])
+    given, values = describe_whole(q, k, v, rules)
+    shape = (*given.problem.prefix, given.problem.queries, values.shape[-1])
     numbers_ = heads_first(_theirs(theirs, shape, given.problem, stage))
-    return Inputs(given.problem, given.q, given.k, given.v, numbers_, stage, None, rotary)
+    return Inputs(given.problem, given.q, given.k, values, numbers_, stage, None, rotary)
 
 
 def _layer(
@@ -193,7 +213,8 @@ def _layer(
     check_convention(convention)
     check_names(rules)
     arrays = arrays | {"context": arrays["x"] if arrays["context"] is None else arrays["context"]}
-    ready = {name: adopt(a, name)[0] for name, a in arrays.items() if a is not None}
+    needed = ("x", "w_q", "w_k", "w_v")
+    ready = {name: _numbers(a, name) for name, a in arrays.items() if a is not None or name in needed}
     for name in ("x", "context", "w_q", "w_k", "w_v", "w_o"):
         if name in ready and ready[name].ndim < 2:
             raise ShapeError(f"{name} has {ready[name].ndim} axes: expected at least two.")
@@ -222,23 +243,35 @@ def _layer(
     assert given.v is not None
     joined = (*sizes.lead, sizes.queries, num_heads * sizes.d_v if out is None else out[1])
     numbers_ = _theirs(turned(adopt(theirs, "theirs")[0], convention), joined, given.problem, stage)
-    numbers_ = numbers_.reshape(given.problem.batch, -1, *numbers_.shape[-2:])
-    layer = Layer(own.reshape(-1, *own.shape[-2:]), source.reshape(-1, *source.shape[-2:]), w, b)
+    numbers_ = numbers_.reshape(given.problem.batch, 1 if stage == "output" else num_heads, *numbers_.shape[-2:])
+    flat = [array.reshape(prod(sizes.lead), *array.shape[-2:]) for array in (own, source)]
+    layer = Layer(flat[0], flat[1], w, b)
     return Inputs(given.problem, given.q, given.k, given.v, numbers_, stage, layer, rotary)
+
+
+def _numbers(x: Any, name: str) -> Array:
+    array: Array = adopt(x, name)[0]
+    if array.dtype.kind not in "iuf" and array.dtype not in FLOATS:
+        raise DtypeError(f"{name} is {array.dtype}: expected numbers.", f"{name}.astype(np.float32)")
+    check_room(f"{name} in float64", array_bytes(array.shape, 8), "give fewer tokens or columns.")
+    return array
 
 
 def _rotary(base: Any, *, interleaved: Any) -> Rotary | None:
     if base is None:
         return None
-    if not isinstance(base, (int, float)) or not base > 0:
-        raise RuleError(f"rotary is {base!r}: expected the base of the angles, a positive number.", "rotary=10000.0")
-    return Rotary(float(base), bool(interleaved))
+    number = base if isinstance(base, (int, float, np.integer, np.floating)) and not isinstance(base, bool) else 0.0
+    if not 0 < number < inf:
+        raise RuleError(
+            f"rotary is {shown(base)}: expected the base of the angles, a positive number.", "rotary=10000.0"
+        )
+    return Rotary(float(number), read_flag("rotary_interleaved", interleaved))
 
 
 def _theirs(theirs: Any, output: tuple[int, ...], problem: Problem, stage: Stage) -> Array:
     """Their numbers, if they have the shape of that stage; otherwise what would give them that shape."""
-    if stage not in STAGES:
-        raise RuleError(f"stage is {stage!r}: expected one of {', '.join(STAGES)}.")
+    if not isinstance(stage, str) or stage not in STAGES:
+        raise RuleError(f"stage is {shown(stage)}: expected one of {', '.join(STAGES)}.")
     array: Array = adopt(theirs, "theirs")[0]
     if array.dtype not in FLOATS:
         raise DtypeError(f"theirs is {array.dtype}: expected float64, float32, bfloat16 or float16.")

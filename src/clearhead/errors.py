@@ -8,6 +8,7 @@ ClearheadError
 ├── SelectionError    (IndexError)    an index outside the matrix
 ├── SizeError         (MemoryError)   what was asked is larger than the machine's memory
 ├── EngineError       (RuntimeError)  the engine asked for cannot run this problem
+├── DerivativeError   (RuntimeError)  a derivative that is not there: of second order, or in forward mode
 ├── DistributedError  (RuntimeError)  a rank is missing, or ranks were called with different things
 ├── FileError         (ValueError)    a file or checkpoint is missing or malformed
 └── MissingExtraError (ImportError)   an optional package is not installed
@@ -58,6 +59,10 @@ class EngineError(ClearheadError, RuntimeError):
     """The engine asked for cannot run this problem."""
 
 
+class DerivativeError(ClearheadError, RuntimeError):
+    """A derivative that is not there: of second order, or in forward mode."""
+
+
 class DistributedError(ClearheadError, RuntimeError):
     """A rank is missing, or ranks were called with different things."""
 
@@ -72,7 +77,19 @@ class MissingExtraError(ClearheadError, ImportError):
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:
     """The error for a name nobody knows, with the nearest known one."""
-    names = sorted(known)
-    near = get_close_matches(str(name), names, n=1)
+    names, given = sorted(known), name if isinstance(name, str) else shown(name)
+    near = get_close_matches(given, names, n=1)
     guess = f"did you mean `{near[0]}`? " if near else ""
-    return UnknownNameError(f"unknown {kind} `{name}`.", f"{guess}Known: {', '.join(names)}.")
+    return UnknownNameError(f"unknown {kind} `{given}`.", f"{guess}Known: {', '.join(names)}.")
+
+
+def shown(value: object, most: int = 80) -> str:
+    """A wrong value as errors show it: an array by its shape, anything else on one line and cut where it is long."""
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple) and shape:
+        return f"a {type(value).__name__} of shape {tuple(shape)}"
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # what a stranger's __repr__ raises is its own
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= most else text[: most - 1] + "…"

@@ -6,6 +6,7 @@ Everything here is data; `report` draws it. Every number comes from the run.
 import os
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -14,10 +15,10 @@ import numpy as np
 
 from clearhead import notebook, picture
 from clearhead.axes import Array
-from clearhead.errors import SelectionError
+from clearhead.errors import FileError, SelectionError
 from clearhead.files import write_whole
 from clearhead.matrix import AttentionMatrix
-from clearhead.model import SHIPPED, LayerRun, Model, Token
+from clearhead.model import SHIPPED, LayerRun, Model, Run, Token
 from clearhead.problem import Rules, describe
 from clearhead.steps import Sizes, Steps, layer_steps
 from clearhead.story import Layer, Scene, both, story
@@ -32,6 +33,16 @@ if TYPE_CHECKING:
     from clearhead.hub import HubModel
 
 _MOST_WEIGHTS = 16 * 2**20  # bytes of W^Q … W^O that go into a page
+
+
+class Window(NamedTuple):
+    """Which part of a longer text was run: window `number`, from 1, with its tokens `first` to `stop` - 1, from 0."""
+
+    number: int
+    windows: int  # in all
+    first: int
+    stop: int
+    tokens: int  # of the whole text
 
 
 class Choice(NamedTuple):
@@ -60,6 +71,7 @@ class Explanation:
     trace: Trace  # the chosen head, with its numbers
     row: TokenTrace  # the chosen token, computed alone
     entropy: Array  # (layers, heads): of the chosen token's row, in nats
+    window: Window | None = None  # None: the whole text
 
     def to_html(self, language: Language = "en") -> str:
         """The explaining page as one self-contained text."""
@@ -80,7 +92,8 @@ class Explanation:
     def to_json(self) -> dict[str, Any]:
         """All of it as plain numbers, lists and words; -∞ is null."""
         config = self.model.config
-        return {
+        part = {} if self.window is None else {"window": self.window._asdict()}
+        return part | {
             "model": {"name": self.model.name, **config._asdict()},
             "text": self.text,
             "tokens": [token._asdict() for token in self.tokens],
@@ -162,16 +175,90 @@ def explain(
     Raises SelectionError when there is no such layer, head or token, ShapeError when the text does not fit.
     """
     tokens = model.tokens(text)
-    at = find_token(tokens, text, token)
+    return _explained(model, (text, tokens, None), (layer, head, find_token(tokens, text, token)), count, each)
+
+
+def explain_windows(
+    model: "Model | HubModel",
+    text: str,
+    *,
+    layer: int | None = None,
+    head: int | None = None,
+    token: str | None = None,
+    count: int = 5,
+    each: Callable[[range], Iterable[int]] = iter,
+) -> list[Explanation]:
+    """The same for a text of any length, cut into windows of the model's positions; a window sees only itself.
+
+    token     a position in the whole text or a word of it: only windows that hold it are explained; None explains the
+              last token of each window
+    Raises as `explain`.
+    """
+    found = windows(model, text)
+    wanted = [_token_in(part, token) for part in found]
+    if all(at is None for at in wanted):
+        raise SelectionError(
+            f"token {token!r} is neither a position 0..{found[0].window.tokens - 1} nor a word of the text."
+        )
+    pairs = zip(found, wanted, strict=True)
+    return [_explained(model, part, (layer, head, at), count, each) for part, at in pairs if at is not None]
+
+
+class Part(NamedTuple):
+    """A text or a window of it: its own text, tokens placed in that, and which window it is."""
+
+    text: str
+    tokens: list[Token]
+    window: Window
+
+
+def windows(model: "Model | HubModel", text: str) -> list[Part]:
+    """A text cut into windows that do not overlap. Tokens are counted without the special ones of each window."""
+    cut = model.windows(text)
+    sizes = [sum(token.stop > token.start for token in tokens) for tokens in cut]
+    found, first = [], 0
+    for number, (tokens, size) in enumerate(zip(cut, sizes, strict=True), start=1):
+        start = min((token.start for token in tokens if token.stop > token.start), default=0)
+        stop = max((token.stop for token in tokens), default=0)
+        moved = [token._replace(start=max(0, token.start - start), stop=max(0, token.stop - start)) for token in tokens]
+        found.append(Part(text[start:stop], moved, Window(number, len(cut), first, first + size, sum(sizes))))
+        first += size
+    return found
+
+
+def _token_in(part: Part, token: str | None) -> int | None:
+    """The place in a window of a token given as in the whole text; None where the window does not hold it."""
+    if token is None:
+        return len(part.tokens) - 1
+    own = [place for place, each in enumerate(part.tokens) if each.stop > each.start]
+    with suppress(ValueError):
+        number = int(token)
+        if -part.window.tokens <= number < part.window.tokens:
+            place = number % part.window.tokens - part.window.first
+            return own[place] if 0 <= place < len(own) else None
+    with suppress(SelectionError):
+        return find_token(part.tokens, part.text, token)
+    return None
+
+
+def _explained(
+    model: "Model | HubModel",
+    part: "Part | tuple[str, list[Token], None]",
+    chosen: tuple[int | None, int | None, int],
+    count: int,
+    each: Callable[[range], Iterable[int]],
+) -> Explanation:
+    text, tokens, window = part
+    layer, head, at = chosen
     _check_index("layer", layer, model.config.layers)
     _check_index("head", head, model.config.heads)
-    run = model.run([t.id for t in tokens], each)
+    run = _run(model, tokens, each)
     entropy = np.stack([_row_entropy(part, at) for part in run.layers])
     picked_layer, picked_head = _sharpest(entropy, layer, head)
-    part = run.layers[picked_layer]
-    group = len(part.q) // len(part.k)
-    q, k, v = part.q[picked_head], part.k[picked_head // group], part.v[picked_head // group]
-    steps = trace(q, k, v, **_of_head(part.rules, picked_head))
+    ran = run.layers[picked_layer]
+    group = len(ran.q) // len(ran.k)
+    q, k, v = ran.q[picked_head], ran.k[picked_head // group], ran.v[picked_head // group]
+    steps = trace(q, k, v, **_of_head(ran.rules, picked_head))
     return Explanation(
         model=model,
         text=text,
@@ -181,24 +268,49 @@ def explain(
         head=picked_head,
         chosen=(layer is None, head is None),
         token=at,
-        run=part,
+        run=ran,
         runs=run.layers,
-        steps=_layer_steps(part),
+        steps=_layer_steps(ran),
         trace=steps,
         row=steps.token(at),
         entropy=entropy,
+        window=window,
     )
 
 
 def seen_in(model: "Model | HubModel", text: str, each: Callable[[range], Iterable[int]] = iter) -> LongRun:
     """A text through a model, to be looked at as a whole: every layer's attention. Raises ShapeError as `explain`."""
-    tokens = model.tokens(text)
-    run = model.run([t.id for t in tokens], each)
+    return _seen(model, model.tokens(text), model.name, each)
+
+
+def seen_windows(model: "Model | HubModel", text: str, each: Callable[[range], Iterable[int]] = iter) -> list[LongRun]:
+    """The same for a text of any length: a run for each window, named by its tokens."""
+    parts = windows(model, text)
+    names = [f"{w.number}/{w.windows}: {w.first}–{w.stop - 1}" for _, _, w in parts]
+    return [_seen(model, part.tokens, name, each) for part, name in zip(parts, names, strict=True)]
+
+
+def _seen(model: "Model | HubModel", tokens: list[Token], name: str, each: Callable[[range], Iterable[int]]) -> LongRun:
+    run = _run(model, tokens, each)
     sights = [
         Sight(str(number), range(len(part.q)), AttentionMatrix(part.q, part.k, **part.rules).sequence(0))
         for number, part in enumerate(run.layers)
     ]
-    return LongRun(model.name, sights, [token.text for token in tokens])
+    return LongRun(name, sights, [token.text for token in tokens])
+
+
+def _run(model: "Model | HubModel", tokens: list[Token], each: Callable[[range], Iterable[int]]) -> Run:
+    """The forward pass. Raises FileError where its numbers are none: nothing that is shown of it would be true."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        run = model.run([t.id for t in tokens], each)
+    for number, layer in enumerate(run.layers):
+        if not all(np.isfinite(array).all() for array in (layer.x, layer.q, layer.k, layer.v, layer.output)):
+            raise FileError(
+                f"{model.name}: layer {number} gives NaN or infinity: its weights are damaged, or too large."
+            )
+    if run.logits is not None and not np.isfinite(run.logits).all():
+        raise FileError(f"{model.name}: its logits are NaN or infinite: its weights are damaged, or too large.")
+    return run
 
 
 def find_token(tokens: list[Token], text: str, wanted: str | None) -> int:
@@ -264,7 +376,8 @@ def _layer_steps(run: LayerRun) -> Steps:
     sizes = Sizes((), heads, kv_heads, n, m, d_k, d_v)
     used = used_rules(cast("Rules", run.rules))._replace(through=run.through)
     out = (heads * d_v, run.output.shape[-1])
-    return layer_steps(sizes, (n, width), (n, width), out, used, run.biases, "rows", run.x.itemsize, cross=False)
+    own, said = (n, width), run.normalised
+    return layer_steps(sizes, own, own, out, used, run.biases, "rows", run.x.itemsize, cross=False, normalised=said)
 
 
 def _check_index(name: str, value: int | None, size: int) -> None:

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from clearhead.arrays import beside, read
-from clearhead.errors import RuleError, SelectionError, ShapeError
+from clearhead.errors import DtypeError, RuleError, ShapeError, shown
 from clearhead.matrix import AttentionMatrix
+from clearhead.values import read_number, read_place
 
 
 def rollout(matrices: Sequence[AttentionMatrix], *, query: int, residual: float = 0.5) -> Any:
@@ -29,8 +30,12 @@ def rollout(matrices: Sequence[AttentionMatrix], *, query: int, residual: float 
     >>> ch.rollout([A], query=0)
     array([0.75, 0.25])
     """
+    hint = "ch.rollout([A0, A1], query=-1)"
+    if not isinstance(matrices, (list, tuple)) or not all(isinstance(one, AttentionMatrix) for one in matrices):
+        raise DtypeError(f"matrices is {shown(matrices)}: expected a list of AttentionMatrix, one per layer.", hint)
     if not matrices:
-        raise ShapeError("rollout needs at least one matrix.", "ch.rollout([A0, A1], query=-1)")
+        raise ShapeError("rollout needs at least one matrix.", hint)
+    residual = read_number("residual", residual, 0.5)
     if not 0 <= residual <= 1:
         raise RuleError(f"residual is {residual}: expected a share between 0 and 1.")
     n = matrices[0].shape[-1]
@@ -40,10 +45,9 @@ def rollout(matrices: Sequence[AttentionMatrix], *, query: int, residual: float 
                 f"layer {layer} is {matrix!r}: rollout needs the same tokens as queries and keys in every layer.",
                 f"the first layer has {n} keys.",
             )
-    if not -n <= query < n:
-        raise SelectionError(f"query {query} is outside 0..{n - 1}.")
+    query = read_place("query", query, n)
     flow = np.zeros((*matrices[0].shape[:-3], 1, n, 1), matrices[0].dtype)
-    flow[..., query % n, 0] = 1
+    flow[..., query, 0] = 1
     for matrix in reversed(matrices):
         shared = flow if matrix.ndim > 2 else flow[0]
         passed = read(matrix.T @ beside(shared, matrix._q), "product")[0].reshape(*flow.shape[:-3], -1, n, 1)

@@ -3,6 +3,7 @@
 Weights load from safetensors only, never from a pickle, and run in float32.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,9 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clearhead import model
+from clearhead import checkpoint, model
 from clearhead.axes import Array
 from clearhead.errors import FileError, MissingExtraError, ShapeError
+from clearhead.files import json_of
 from clearhead.model import LayerRun, Model, Run, Token
 from clearhead.watching.looking import watch
 
@@ -44,14 +46,36 @@ class HubModel:
 
     def tokens(self, text: str) -> list[Token]:
         """Cut `text` into tokens, the tokenizer's own special ones too. Raises ShapeError when none or too many."""
-        encoded = self.tokenizer(text, return_offsets_mapping=True)
-        ids = encoded["input_ids"]
-        if not ids:
+        found = self._tokens(text)[0]
+        most = self._positions()
+        if most is not None and len(found) > most:
+            raise model.too_long(len(found), most)
+        return found
+
+    def windows(self, text: str) -> list[list[Token]]:
+        """The tokens of a text of any length, in windows of at most the model's positions that do not overlap.
+
+        Special tokens stand in every window. A token's place in the text is that in the whole one. Raises ShapeError
+        when there is none.
+        """
+        most = self._positions()
+        return self._tokens(text) if most is None else self._tokens(text, truncation=True, max_length=most)
+
+    def _positions(self) -> int | None:
+        """How many tokens the model takes; RoBERTa counts positions from behind the one that is for padding."""
+        found = [getattr(self.inner.config, "max_position_embeddings", None)]
+        for path, module in self.inner.named_modules():
+            if path.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+                found.append(module.num_embeddings - module.padding_idx - 1)
+        return min((count for count in found if count is not None), default=None)
+
+    def _tokens(self, text: str, **cut: Any) -> list[list[Token]]:
+        given = {"truncation": False, "padding": False, "verbose": False, **cut}
+        encoded = self.tokenizer([text], return_offsets_mapping=True, return_overflowing_tokens=bool(cut), **given)
+        if not encoded["input_ids"][0]:
             raise ShapeError("the text is empty: there is no token to explain.")
-        most = getattr(self.inner.config, "max_position_embeddings", None)
-        if most is not None and len(ids) > most:
-            raise ShapeError(f"the text has {len(ids)} tokens but the model has {most} positions.", "shorten the text.")
-        return [Token(i, self.text(i), *span) for i, span in zip(ids, encoded["offset_mapping"], strict=True)]
+        pairs = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+        return [[Token(i, self.text(i), *span) for i, span in zip(*pair, strict=True)] for pair in pairs]
 
     def text(self, token: int) -> str:
         """A token's own text; bytes that are no whole character keep the vocabulary's spelling."""
@@ -67,7 +91,7 @@ class HubModel:
         import torch
 
         paths = dict(self.inner.named_modules())
-        caught: dict[str, tuple[Array, Array]] = {}
+        caught: dict[str, list[tuple[Array, Array]]] = {}
         options = {"use_cache": False} if self.inner.can_generate() else {}
         progress = iter(each(range(self.config.layers)))
         catching = _attention_caught(paths, caught, progress)
@@ -76,7 +100,12 @@ class HubModel:
         layers = []
         for name in seen.layers:
             layer = seen.layer(name)
-            x, output = caught[layer.path]
+            if len(caught[layer.path]) < layer.call:
+                raise ShapeError(
+                    f"layer {name}: {layer.path} computes several attentions in one call, and explain shows one.",
+                    "ch.watch shows each of them.",
+                )
+            x, output = caught[layer.path][layer.call - 1]
             q, k, v = (part[0].numpy() for part in (layer.q, layer.k, layer.v))
             rules = {key: value for key, value in layer.rules.items() if key != "query_offset"}
             attended = np.asarray((layer.matrix() @ layer.v)[0])
@@ -89,43 +118,60 @@ def find(name: str | None) -> Model | HubModel:
     """The shipped model, a directory in GPT-2 layout (run in NumPy), or what Transformers loads by that name."""
     if name is None:
         return model.load()
+    if not name.strip():
+        raise FileError("the model's name is empty.", "leave --model out for the one that ships with clearhead.")
     place = Path(name)
     is_path = place.is_absolute() or name.startswith(".") or len(place.parts) > 2  # a hub's name is owner/model
-    if not place.is_dir() and (is_path or find_spec("transformers") is None):
+    if not os.path.isdir(place) and (is_path or find_spec("transformers") is None):
         return model.load(place)  # which says that there is no such directory
     config = place / "config.json"
-    if place.is_dir() and (not config.is_file() or model.json_of(config).get("model_type") == "gpt2"):
+    if os.path.isdir(place) and (not os.path.isfile(config) or json_of(config).get("model_type") == "gpt2"):
         return model.load(place)
     return load(name)
 
 
 def load(name: str) -> HubModel:
-    """A model directory, or a name that Transformers finds. Raises FileError, MissingExtraError."""
-    try:
-        import torch
-        import transformers
-    except ImportError as error:
+    """A model directory, or a name on the Hugging Face hub. Raises FileError, MissingExtraError."""
+    missing = [package for package in ("torch", "transformers") if find_spec(package) is None]
+    if missing:
         raise MissingExtraError(
-            f"{name} is no GPT-2 directory, and other models need PyTorch and Transformers: {error}.",
+            f"{name} is no GPT-2 directory, and other models need PyTorch and Transformers: there is no "
+            f"{' and no '.join(missing)}.",
             "pip install 'clearhead[hf]'",
-        ) from error
+        )
+    place = checkpoint.folder(name)
+    checkpoint.check_counts(place, json_of(place / "config.json"))
     try:
-        config = transformers.AutoConfig.from_pretrained(name)
-        _check(name, config)
-        decodes = any(word.endswith(("ForCausalLM", "LMHeadModel")) for word in config.architectures or ())
-        kind = transformers.AutoModelForCausalLM if decodes else transformers.AutoModel
-        inner = kind.from_pretrained(name, use_safetensors=True, dtype=torch.float32).eval()
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        if isinstance(error, FileError):
-            raise
-        raise FileError(f"{name}: Transformers cannot load it: {str(error).strip().splitlines()[0]}") from error
+        config, inner, tokenizer = _loaded(name, place)
+    except (FileError, MissingExtraError):
+        raise
+    except Exception as error:  # Transformers raises whatever a file that it does not expect leads to
+        raise FileError(f"{name}: Transformers cannot load it: {checkpoint.one_line(error)}") from error
     if not tokenizer.is_fast:
         raise FileError(f"{name}: its tokenizer does not say where its tokens stand in the text.", "use a fast one.")
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     sizes = Config(config.model_type, config.num_hidden_layers, heads, kv_heads, config.hidden_size, config.vocab_size)
     return HubModel(name, sizes, inner, tokenizer)
+
+
+def _loaded(name: str, place: Path) -> tuple[Any, Any, Any]:
+    """Config, model and tokenizer, once their sizes are known to fit. No code of the model's own runs."""
+    import torch
+    import transformers
+
+    files: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    config = transformers.AutoConfig.from_pretrained(place, **files)
+    _check(name, config)
+    decodes = any(word.endswith(("ForCausalLM", "LMHeadModel")) for word in config.architectures or ())
+    kind: Any = transformers.AutoModelForCausalLM if decodes else transformers.AutoModel
+    with torch.device("meta"):
+        checkpoint.check_sizes(place, kind.from_config(config))
+    inner, told = kind.from_pretrained(
+        place, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **files
+    )
+    checkpoint.check_filled(name, list(told["missing_keys"]))
+    return config, inner.eval(), transformers.AutoTokenizer.from_pretrained(place, **files)
 
 
 def _check(name: str, config: Any) -> None:
@@ -138,9 +184,9 @@ def _check(name: str, config: Any) -> None:
 
 @contextmanager
 def _attention_caught(
-    paths: dict[str, Any], caught: dict[str, tuple[Array, Array]], progress: Iterator[int]
+    paths: dict[str, Any], caught: dict[str, list[tuple[Array, Array]]], progress: Iterator[int]
 ) -> Iterator[None]:
-    """Inside, what each attention module is given and says after W^O lands in `caught`, by the module's path."""
+    """Inside, what each attention module is given and says after W^O lands in `caught`, by its path, call by call."""
     hooks = []
     given: dict[str, Array] = {}
     for path, module in paths.items():
@@ -155,7 +201,7 @@ def _attention_caught(
 
         def behind(_: Any, _args: Any, out: Any, path: str = path) -> None:
             found = out[0] if isinstance(out, tuple) else out
-            caught[path] = given[path], found.reshape(-1, found.shape[-1]).float().numpy()
+            caught.setdefault(path, []).append((given[path], found.reshape(-1, found.shape[-1]).float().numpy()))
 
         hooks += [module.register_forward_pre_hook(before, with_kwargs=True), after.register_forward_hook(behind)]
     try:
@@ -167,11 +213,10 @@ def _attention_caught(
 
 def _output(paths: dict[str, Any], path: str) -> Any:
     """The module whose output is U: W^O inside the attention module, or beside it as in BERT; else the module."""
-    own = [name for name, _ in paths[path].named_children()]
+    children = dict(paths[path].named_children())
+    inside = next((children[name] for name in _OUTPUTS if name in children), None)
     beside = paths.get(path.rpartition(".")[0] + ".output.dense")
-    if beside is not None and not any(name in _OUTPUTS for name in own):
-        return beside
-    return paths[path]
+    return inside if inside is not None else beside if beside is not None else paths[path]
 
 
 def _words(paths: dict[str, Any], path: str) -> tuple[frozenset[str], str]:

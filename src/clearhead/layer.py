@@ -6,10 +6,11 @@ from typing import Any, Unpack
 import numpy as np
 
 from clearhead import reference
-from clearhead.arrays import adopt
+from clearhead.arrays import FLOATS, adopt
 from clearhead.axes import Array
-from clearhead.errors import RuleError, ShapeError
+from clearhead.errors import DtypeError, RuleError, ShapeError
 from clearhead.problem import Rules, check_names, describe
+from clearhead.room import array_bytes, check_room
 from clearhead.steps import Convention, check_convention, layer_sizes, layer_steps, turned
 from clearhead.tracing import Trace, intermediates, used_rules
 
@@ -54,44 +55,54 @@ def trace_layer(
     check_names(rules)
     if w_o is None and b_o is not None:
         raise RuleError("b_o is given but w_o is not: a bias of the output projection needs one.")
-    parts = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v, "w_o": w_o, "context": context}
-    read = {name: turned(_matrix(value, name), convention) for name, value in parts.items() if value is not None}
+    parts = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v} | _given(w_o=w_o, context=context)
+    read = {name: turned(_matrix(value, name), convention) for name, value in parts.items()}
+    biases = {name: _numbers(value, name) for name, value in _given(b_q=b_q, b_k=b_k, b_v=b_v, b_o=b_o).items()}
     own, out = read["x"], read.get("w_o")
     source = read.get("context", own)
     out_shape = None if out is None else out.shape
     w_shapes = (read["w_q"].shape, read["w_k"].shape, read["w_v"].shape)
     sizes = layer_sizes(own.shape, source.shape, w_shapes, out_shape, num_heads, convention)
-    q = _split(_project(own, read["w_q"], b_q, "b_q"), num_heads)
-    k = _split(_project(source, read["w_k"], b_k, "b_k"), sizes.kv_heads or 1)
-    v = _split(_project(source, read["w_v"], b_v, "b_v"), sizes.kv_heads or 1)
+    q = _split(_project(own, read["w_q"], biases, "b_q"), num_heads)
+    k = _split(_project(source, read["w_k"], biases, "b_k"), sizes.kv_heads or 1)
+    v = _split(_project(source, read["w_v"], biases, "b_v"), sizes.kv_heads or 1)
     given = replace(describe(q, k, v, rules), restore=adopt(x, "x")[1])
     book = reference.attend(given.problem, given.q, given.k, given.v)
     assert book.output is not None
     heads = given.problem.restore(book.output)
-    concat = heads.swapaxes(-2, -3).reshape(*heads.shape[:-3], heads.shape[-2], -1)
-    output = concat if out is None else _project(concat, out, b_o, "b_o")
-    given_b = {"b_q": b_q, "b_k": b_k, "b_v": b_v, "b_o": b_o}
-    weights = {name: w for name, w in read.items() if name.startswith("w_")}
-    weights |= {name: adopt(b, name)[0] for name, b in given_b.items() if b is not None}
-    biases = frozenset(name for name in weights if name.startswith("b_"))
-    used, cross = used_rules(rules), context is not None
-    steps = layer_steps(sizes, own.shape, source.shape, out_shape, used, biases, convention, own.itemsize, cross=cross)
+    concat = heads.swapaxes(-2, -3).reshape(*heads.shape[:-3], heads.shape[-2], heads.shape[-3] * heads.shape[-1])
+    output = concat if out is None else _project(concat, out, biases, "b_o")
+    weights = {name: w for name, w in read.items() if name.startswith("w_")} | biases
+    used, cross, names = used_rules(rules), context is not None, frozenset(biases)
+    steps = layer_steps(sizes, own.shape, source.shape, out_shape, used, names, convention, own.itemsize, cross=cross)
     arrays = {"x": own, "context": source, **weights, "q": q, "k": k, "v": v, **intermediates(given.problem, book)}
     return Trace(given, book, steps, {**arrays, "heads": heads, "concat": concat, "output": output}, convention)
 
 
 def _matrix(x: Any, name: str) -> Array:
-    array: Array = adopt(x, name)[0]
+    array = _numbers(x, name)
     if array.ndim < 2:
         raise ShapeError(f"{name} has {array.ndim} axes: expected at least two.")
+    check_room(f"{name} in float64", array_bytes(array.shape, 8), "give fewer tokens or columns.")
     return array
 
 
-def _project(x: Array, w: Array, bias: Any, name: str) -> Array:
+def _numbers(x: Any, name: str) -> Array:
+    array: Array = adopt(x, name)[0]
+    if array.dtype.kind not in "iuf" and array.dtype not in FLOATS:
+        raise DtypeError(f"{name} is {array.dtype}: expected numbers.", f"{name}.astype(np.float32)")
+    return array
+
+
+def _given(**arrays: Any) -> dict[str, Any]:
+    return {name: array for name, array in arrays.items() if array is not None}
+
+
+def _project(x: Array, w: Array, biases: dict[str, Array], name: str) -> Array:
     product = x.astype(np.float64) @ w.astype(np.float64)
-    if bias is None:
+    b = biases.get(name)
+    if b is None:
         return product
-    b = adopt(bias, name)[0]
     if b.shape != (w.shape[-1],):
         raise ShapeError(f"{name} has shape {b.shape}: expected one number per output column, ({w.shape[-1]},).")
     return product + b.astype(np.float64)

@@ -6,31 +6,34 @@ With q, k and each row's log-sum-exp L, every weight is available: a_ij = exp(lo
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from operator import index as as_index
 from typing import Any, Unpack
 
 import numpy as np
 
-from clearhead import engines
-from clearhead.arrays import adopt, autocast, empty, graphed, on_cpu, plain, statistics_dtype
+from clearhead import engines, room
+from clearhead.arrays import Restore, adopt, autocast, empty, graphed, on_cpu, statistics_dtype
 from clearhead.axes import TRANSPOSED, WEIGHTS, Array, as_places, as_slice, named
 from clearhead.engines.base import Engine
-from clearhead.errors import RuleError, SelectionError
-from clearhead.observations import Observation, Top, Wanted, observation, wanted
+from clearhead.errors import RuleError, SelectionError, shown
+from clearhead.indexing import Indexed, expand
+from clearhead.merging import Top
+from clearhead.observations import Observation, Wanted, check_room, observation, wanted
 from clearhead.operands import operand
 from clearhead.problem import Problem, Rules, describe
+from clearhead.values import read_place, read_slice, whole_number
 from clearhead.view.long import Run, Sight
 from clearhead.view.pictured import Pictured
 
 
-class AttentionMatrix(Pictured):
+class AttentionMatrix(Indexed, Pictured):
     """The weights softmax(scale·q·kᵀ + …) as an array-like object, (…, heads, queries, keys), that is never stored.
 
     q (…, heads, queries, d_k) and k (…, kv_heads, keys, d_k); 2-D is one head. Rules as in `attention`. Its elements
     have the statistics' dtype: float32, or float64 for float64. Statistics come as the kind of array that q is.
 
     Creating it computes nothing. The log-sum-exp is computed when first needed, once, and kept: O(queries) memory.
-    Raises what `attention` raises.
+    It can be copied and pickled, with q, k, the rules and the log-sum-exp where that is known; a tensor that hangs on
+    a graph raises RuleError then, a leaf that requires gradients stays one. Raises what `attention` raises.
 
     >>> import numpy as np, clearhead as ch
     >>> A = ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True)
@@ -39,6 +42,7 @@ class AttentionMatrix(Pictured):
     """
 
     __array_ufunc__ = None  # so that `array @ A` fails loudly instead of looping over elements
+    _derived = False  # is it a part of another matrix, with a problem that no rules describe?
 
     def __init__(self, q: Any, k: Any, *, engine: str | None = None, **rules: Unpack[Rules]) -> None:
         self._source: Any = q, k, rules, engine
@@ -59,14 +63,31 @@ class AttentionMatrix(Pictured):
 
         return Graph(q, k, rules, engine)
 
+    def __getstate__(self) -> dict[str, Any]:
+        q, k, rules, _ = self._source
+        for name, x in {"q": q, "k": k, **rules}.items():
+            if getattr(x, "grad_fn", None) is not None:
+                raise RuleError(f"{name} hangs on PyTorch's graph, which is not copied.", f"{name}.detach()")
+        state = {"source": self._source, "logsumexp": self.__dict__.get("_logsumexp"), "dtype": self._q_dtype()}
+        return state | ({"problem": self._problem, "restore": self._restore_kind} if self._derived else {})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        q, k, rules, engine = state["source"]
+        if "problem" in state:
+            self.__dict__ = AttentionMatrix._made(state["problem"], q, k, state["restore"], engine).__dict__
+        else:
+            AttentionMatrix.__init__(self, q, k, engine=engine, **rules)
+        if state["logsumexp"] is not None and state["dtype"] == self._q_dtype():
+            self._logsumexp = state["logsumexp"]
+
+    def _q_dtype(self) -> np.dtype[Any] | None:
+        """What q is computed in; autocast may have narrowed it."""
+        return None if self._graph is not None else self._problem.dtype
+
     @property
     def shape(self) -> tuple[int, ...]:
         """(…, heads, queries, keys)."""
         return self._problem.shape if self._graph is None else self._graph.shape
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -78,21 +99,14 @@ class AttentionMatrix(Pictured):
         """The last two axes swapped, for products from the keys' side: (…, heads, keys, queries)."""
         return TransposedMatrix(self)
 
-    def __len__(self) -> int:
-        return self.shape[0]
-
     def __repr__(self) -> str:
         return f"AttentionMatrix{named(self.shape, WEIGHTS)} {self.dtype}, never stored"
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:  # noqa: FBT001  NumPy's protocol
-        if copy is False:
-            raise ValueError("the weights are computed when asked for: an array of them is always a copy.")
-        return np.asarray(plain(self[...], "weights"), dtype=dtype)
 
     def __getitem__(self, key: Any) -> Any:
         """Exact weights: integers, slices with steps, Ellipsis, negative; only what is asked for is computed.
 
-        Raises SelectionError for anything else. O(rows·keys) time for the rows asked for, the first time.
+        Raises SelectionError for anything else, SizeError for more weights than fit in memory. O(rows·keys) time for
+        the rows asked for, the first time.
         """
         matrix = self._without_graph()
         return matrix._give(matrix._tile(key))
@@ -109,6 +123,7 @@ class AttentionMatrix(Pictured):
         array, restore = adopt(autocast(v), "v", self._problem.device)
         heads = self._problem.kv_heads, self._problem.heads
         values, vector = operand(self._problem, array, "v", self.shape[-1], heads)
+        check_room(self._problem, Wanted(output=True), values.shape[-1])
         output = self._engine.rows(self._problem, self._q, self._k, values, Wanted(output=True))["output"]
         whole = self._problem.restore(output)
         return restore(whole[..., 0] if vector else whole)
@@ -134,7 +149,7 @@ class AttentionMatrix(Pictured):
 
         Of equal weights the earlier key comes first; 0 and -1 fill up where fewer than k keys are visible.
         """
-        top = self.observe(top=k).top
+        top = self.observe(top=whole_number("top", k, 1, hint="top(8)")).top
         assert top is not None
         return top
 
@@ -177,8 +192,8 @@ class AttentionMatrix(Pictured):
         v (…, kv_heads, keys, d_v) asks for the output as well. `queries` restricts everything to some queries: row
         statistics are theirs, column statistics are sums over them, groups' query labels are still one per query.
         Returns an Observation; what was not asked for is None.
-        Raises RuleError, ShapeError or DtypeError before any work. Time O(queries·keys·(d_k + d_v)), memory
-        O(queries + keys), whatever is observed.
+        Raises RuleError, ShapeError, DtypeError, or SizeError for more than fits in memory, before any work.
+        Time O(queries·keys·(d_k + d_v)), memory O(queries + keys), whatever is observed.
 
         >>> import numpy as np, clearhead as ch
         >>> seen = ch.AttentionMatrix(np.eye(3), np.eye(3)).observe(np.eye(3), entropy=True, received=True)
@@ -197,7 +212,9 @@ class AttentionMatrix(Pictured):
             "groups": groups,
         }
         if not isinstance(queries, slice):
-            raise SelectionError(f"queries is {queries!r}: expected a slice.", "queries=slice(-64, None)")
+            raise SelectionError(f"queries is {shown(queries)}: expected a slice.", "queries=slice(-64, None)")
+        if queries != slice(None):
+            read_slice("queries", queries, self.shape[-2])
         graph = self._graph or self._graph_with(v)
         if graph is not None:
             return graph.observe(v, asked, queries)
@@ -218,7 +235,7 @@ class AttentionMatrix(Pictured):
         if want.logsumexp:
             found["logsumexp"] = self._logsumexp.copy()
         given = {name: self._give(self._problem.restore(array)) for name, array in found.items()}
-        return observation(given, self._problem.queries, self._problem.keys)
+        return observation(given, self._problem.queries, self._problem.keys, sinks=self._problem.sinks is not None)
 
     @cached_property
     def _logsumexp(self) -> Array:
@@ -230,7 +247,7 @@ class AttentionMatrix(Pictured):
 
     def near(self, left: int) -> Array:
         """Each query's weight on its own key and the `left` before it, (batch, heads, queries): exp(L within - L)."""
-        before = self._problem.window[0]
+        left, before = min(whole_number("left", left, 0), self._problem.keys), self._problem.window[0]
         window = (left if before is None else min(left, before), 0)
         part = self._part(replace(self._problem, window=window, sinks=None), self._q, self._k)
         with np.errstate(invalid="ignore"):
@@ -239,6 +256,7 @@ class AttentionMatrix(Pictured):
 
     def sequence(self, batch: int) -> "AttentionMatrix":
         """One batch item, all heads, (1, heads, queries, keys); leading axes are counted as one."""
+        batch = read_place("batch", batch, self._problem.batch)
         problem = self._problem.take_heads(np.array([batch]), range(self._problem.heads))
         part = self._part(replace(problem, kv_heads=self._problem.kv_heads), self._q[[batch]], self._k[[batch]])
         if "_logsumexp" in self.__dict__:
@@ -247,6 +265,7 @@ class AttentionMatrix(Pictured):
 
     def one(self, head: int) -> "AttentionMatrix":
         """One head of one batch item's matrix, (1, 1, queries, keys)."""
+        head = read_place("head", head, self._problem.heads)
         shared = head // (self._problem.heads // self._problem.kv_heads)
         problem = self._problem.take_heads(np.array([0]), range(head, head + 1))
         return self._part(problem, self._q[:, [head]], self._k[:, [shared]])
@@ -257,8 +276,6 @@ class AttentionMatrix(Pictured):
 
     def _run(self, batch: int) -> Run:
         matrix = self._without_graph()
-        if not 0 <= batch < matrix._problem.batch:
-            raise SelectionError(f"batch {batch} is outside 0..{matrix._problem.batch - 1}.")
         return Run("attention", [Sight("", range(matrix._problem.heads), matrix.sequence(batch))])
 
     def _without_graph(self) -> "AttentionMatrix":
@@ -274,10 +291,18 @@ class AttentionMatrix(Pictured):
         return AttentionMatrix(q, k, engine=engine, **rules)
 
     def _part(self, problem: Problem, q: Array, k: Array) -> "AttentionMatrix":
+        part = AttentionMatrix._made(problem, q, k, self._restore_kind, self._source[3])
+        part._engine = self._engine
+        return part
+
+    @staticmethod
+    def _made(problem: Problem, q: Array, k: Array, restore: Restore, engine: str | None) -> "AttentionMatrix":
+        """A matrix of arrays that were read already, such as a part of another."""
         part = object.__new__(AttentionMatrix)
-        part._source = q, k, {}, None  # arrays: no graph asks for them again
+        part._source = q, k, {}, engine  # arrays: no graph asks for them again
         part._problem, part._q, part._k = problem, q, k
-        part._restore_kind, part._engine, part._graph = self._restore_kind, self._engine, None
+        part._restore_kind, part._graph, part._derived = restore, None, True
+        part._engine = engines.get(engines.choose(problem, engine).engine)
         return part
 
     def _rows(self, queries: slice) -> tuple["AttentionMatrix", range]:
@@ -297,6 +322,12 @@ class AttentionMatrix(Pictured):
         result_shape = tuple(len(p) for p in picked if not isinstance(p, int))
         if 0 in result_shape:
             return empty(self._q, result_shape, self.dtype)
+        room.check_room(
+            f"weights of shape {result_shape}",
+            room.array_bytes(result_shape, self.dtype.itemsize),
+            "A[..., :512, :512] is a tile; A.image(256, 256) shows the whole, A.top(8) its strongest weights.",
+            self._problem.device,
+        )
         part = self._rows(as_slice(rows))[0]._heads(chosen[:-2])
         lse = part._logsumexp
         small = part._problem.take(keys=cols)
@@ -320,7 +351,7 @@ class AttentionMatrix(Pictured):
         return part
 
 
-class TransposedMatrix:
+class TransposedMatrix(Indexed):
     """Aᵀ, (…, heads, keys, queries): products and weights from the keys' side; never stored."""
 
     __array_ufunc__ = None
@@ -360,38 +391,9 @@ class TransposedMatrix:
         problem = self.T._problem
         array, restore = adopt(g, "g", problem.device)
         columns, vector = operand(problem, array, "g", problem.queries, (problem.heads, 1))
+        shape = (problem.batch, problem.heads, problem.keys, columns.shape[-1])
+        size = room.array_bytes(shape, self.dtype.itemsize)
+        room.check_room(f"Aᵀ·g of shape {shape}", size, "give fewer columns of g.", problem.device)
         found = self.T._engine.transposed(problem, self.T._q, self.T._k, self.T._logsumexp, columns)
         whole = problem.restore(found)
         return restore(whole[..., 0] if vector else whole)
-
-
-def expand(key: Any, shape: tuple[int, ...], axes: Sequence[str]) -> list[int | range]:
-    """Basic indexing spelled out: one integer or range for every axis."""
-    parts = list(key) if isinstance(key, tuple) else [key]
-    dots = [at for at, part in enumerate(parts) if part is Ellipsis]
-    if len(dots) > 1:
-        raise SelectionError("an index can have only one Ellipsis (`...`).")
-    at = dots[0] if dots else len(parts)
-    given = len(parts) - len(dots)
-    if given > len(shape):
-        raise SelectionError(f"{given} indices for {len(shape)} axes: the matrix is {named(shape, axes)}.")
-    parts[at : at + len(dots)] = [slice(None)] * (len(shape) - given)
-    return [_pick(part, axis, shape, axes) for axis, part in enumerate(parts)]
-
-
-def _pick(part: Any, axis: int, shape: tuple[int, ...], axes: Sequence[str]) -> int | range:
-    size = shape[axis]
-    if isinstance(part, slice):
-        return range(size)[part]
-    try:
-        if isinstance(part, (bool, np.bool_)):
-            raise TypeError
-        place = as_index(part)
-    except TypeError:
-        raise SelectionError(
-            f"axis {axis} is indexed by {type(part).__name__}: expected integers, slices and `...`.",
-            "A[...][that] indexes a stored copy.",
-        ) from None
-    if not -size <= place < size:
-        raise SelectionError(f"index {place} is outside axis {axis}: the matrix is {named(shape, axes)}.")
-    return place % size

@@ -5,8 +5,8 @@ vocab.json and merges.txt). Weights load from safetensors only, never from a pic
 al. 2019 as Hugging Face stores it: linear weights are (d_in, d_out).
 """
 
-import json
-from collections.abc import Callable, Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clearhead.arrays import bfloat16
+from clearhead.arrayfiles import safetensors
 from clearhead.axes import Array
 from clearhead.errors import FileError, ShapeError
+from clearhead.files import check_room, json_of, read_bytes
 from clearhead.functional import attention
 
 SHIPPED = "rhymes"
-
-_DTYPES = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": bfloat16}
+_MOST_TOKENIZER = 2**28  # bytes; the largest vocabularies take some 40 million
 
 
 class Config(NamedTuple):
@@ -51,7 +51,7 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LayerRun:
-    """What one layer's attention saw and said: x (tokens, d_model), normalised; q (heads, tokens, d_k), k and v alike.
+    """What one layer's attention saw and said: x (tokens, d_model); q (heads, tokens, d_k), k and v alike.
 
     k and v may have fewer heads, each shared by a group of query heads.
     """
@@ -65,6 +65,7 @@ class LayerRun:
     rules: dict[str, Any]  # of the scores, as `clearhead.attention` takes them
     biases: frozenset[str] = frozenset(("b_q", "b_k", "b_v", "b_o"))
     through: str = "{}"  # what queries and keys go through after their projections, for the formulas
+    normalised: bool = False  # did x go through a layer norm just before?
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -86,15 +87,27 @@ class Model:
 
     def tokens(self, text: str) -> list[Token]:
         """Cut `text` into tokens. Raises ShapeError when it is empty or longer than the model's positions."""
-        encoded = self.tokenizer.encode(text)
+        found = self._tokens(self.tokenizer.encode(text))
+        if len(found) > self.config.positions:
+            raise too_long(len(found), self.config.positions)
+        return found
+
+    def windows(self, text: str) -> list[list[Token]]:
+        """The tokens of a text of any length, in windows of at most the model's positions that do not overlap.
+
+        A token's place in the text is that in the whole one. Raises ShapeError when it is empty.
+        """
+        self.tokenizer.enable_truncation(self.config.positions)
+        try:
+            encoded = self.tokenizer.encode(text)
+        finally:
+            self.tokenizer.no_truncation()
+        return [self._tokens(part) for part in (encoded, *encoded.overflowing)]
+
+    def _tokens(self, encoded: Any) -> list[Token]:
         if not encoded.ids:
             raise ShapeError(
                 "the text is empty: there is no token to explain.", 'clearhead explain "humpty dumpty sat on"'
-            )
-        if len(encoded.ids) > self.config.positions:
-            raise ShapeError(
-                f"the text has {len(encoded.ids)} tokens but the model has {self.config.positions} positions.",
-                "shorten the text, or give a model with more positions with --model DIR.",
             )
         top = max(encoded.ids)
         if top >= self.config.vocabulary:
@@ -132,13 +145,22 @@ class Model:
             heads = attention(q, k, v, **rules)
             joined = heads.swapaxes(0, 1).reshape(len(ids), -1)
             output = joined @ w[name + "attn.c_proj.weight"] + w[name + "attn.c_proj.bias"]
-            runs.append(LayerRun(x, q, k, v, heads, output, rules))
+            runs.append(LayerRun(x, q, k, v, heads, output, rules, normalised=True))
             hidden = hidden + output
             y = _normalise(hidden, w[name + "ln_2.weight"], w[name + "ln_2.bias"], config.epsilon)
             inner = _ACTIVATIONS[config.activation](y @ w[name + "mlp.c_fc.weight"] + w[name + "mlp.c_fc.bias"])
             hidden = hidden + inner @ w[name + "mlp.c_proj.weight"] + w[name + "mlp.c_proj.bias"]
         final = _normalise(hidden, w["ln_f.weight"], w["ln_f.bias"], config.epsilon)
         return Run(runs, final @ w["lm_head.weight"].T)
+
+
+def too_long(tokens: int, positions: int) -> ShapeError:
+    """The error for a text that is longer than a model's positions."""
+    return ShapeError(
+        f"the text has {tokens} tokens but the model has {positions} positions.",
+        "clearhead explain --file FILE --windows shows it in windows. Models with more positions, for --model: "
+        "openai-community/gpt2 has 1,024, HuggingFaceTB/SmolLM2-135M 8,192, Qwen/Qwen3-0.6B 40,960.",
+    )
 
 
 def load(directory: str | Path | None = None) -> Model:
@@ -153,15 +175,16 @@ def load(directory: str | Path | None = None) -> Model:
 
 
 def _load(place: Path, name: str) -> Model:
-    if not place.is_dir():
+    if not os.path.isdir(place):
         raise FileError(
             f"{place} is not a directory.", "a GPT-2 directory holds config.json, model.safetensors, tokenizer.json."
         )
     config = _config(place / "config.json")
     stored = _stored(place)
+    check_room(place, sum(4 * array.size for array in stored.values()), "its weights in float32")
     prefix = "transformer." if any(key.startswith("transformer.") for key in stored) else ""
     weights: dict[str, Array] = {}
-    for key, shape in _expected(config).items():
+    for key, shape in _expected(config):  # one by one: a config that lies ends at the first that is not there
         source = key if key == "lm_head.weight" else prefix + key
         if source not in stored:
             raise FileError(
@@ -200,7 +223,7 @@ def _config(path: Path) -> Config:
     if sizes["n_embd"] % sizes["n_head"]:
         raise FileError(f"{path}: n_embd {sizes['n_embd']} is not a multiple of n_head {sizes['n_head']}.")
     activation = data.get("activation_function", "gelu_new")
-    if activation not in _ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         raise FileError(
             f"{path}: activation_function {activation!r} is unknown: expected one of {', '.join(_ACTIVATIONS)}."
         )
@@ -208,8 +231,10 @@ def _config(path: Path) -> Config:
         raise FileError(f"{path}: add_cross_attention is set, and only decoders without it load here.")
     inner = data.get("n_inner") or 4 * sizes["n_embd"]
     epsilon = data.get("layer_norm_epsilon", 1e-5)
-    if not isinstance(inner, int) or not isinstance(epsilon, (int, float)):
-        raise FileError(f"{path}: n_inner is {inner!r} and layer_norm_epsilon {epsilon!r}: expected numbers.")
+    if not isinstance(inner, int) or inner < 1:
+        raise FileError(f"{path}: n_inner is {inner!r}: expected a whole number from 1 up.")
+    if not isinstance(epsilon, (int, float)) or not 0 <= epsilon <= 1:
+        raise FileError(f"{path}: layer_norm_epsilon is {epsilon!r}: expected a number from 0 to 1.")
     return Config(
         layers=sizes["n_layer"],
         heads=sizes["n_head"],
@@ -225,88 +250,63 @@ def _config(path: Path) -> Config:
     )
 
 
-def _expected(config: Config) -> dict[str, tuple[int, ...]]:
+def _expected(config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The name and shape of each array that a GPT-2 of these sizes has."""
     d, inner = config.d_model, config.d_mlp
-    shapes: dict[str, tuple[int, ...]] = {
-        "wte.weight": (config.vocabulary, d),
-        "wpe.weight": (config.positions, d),
-        "ln_f.weight": (d,),
-        "ln_f.bias": (d,),
-    }
+    yield "wte.weight", (config.vocabulary, d)
+    yield "wpe.weight", (config.positions, d)
+    yield from (("ln_f.weight", (d,)), ("ln_f.bias", (d,)))
+    if not config.tied:
+        yield "lm_head.weight", (config.vocabulary, d)
     for layer in range(config.layers):
         linear = {"attn.c_attn": (d, 3 * d), "attn.c_proj": (d, d), "mlp.c_fc": (d, inner), "mlp.c_proj": (inner, d)}
         for name, shape in linear.items():
-            shapes[f"h.{layer}.{name}.weight"], shapes[f"h.{layer}.{name}.bias"] = shape, shape[1:]
+            yield from ((f"h.{layer}.{name}.weight", shape), (f"h.{layer}.{name}.bias", shape[1:]))
         for name in ("ln_1", "ln_2"):
-            shapes[f"h.{layer}.{name}.weight"] = shapes[f"h.{layer}.{name}.bias"] = (d,)
-    if not config.tied:
-        shapes["lm_head.weight"] = (config.vocabulary, d)
-    return shapes
+            yield from ((f"h.{layer}.{name}.weight", (d,)), (f"h.{layer}.{name}.bias", (d,)))
 
 
 def _stored(place: Path) -> dict[str, Array]:
+    merged: dict[str, Array] = {}
+    for path in weight_files(place):
+        merged |= safetensors(path)[0]
+    return merged
+
+
+def weight_files(place: Path) -> list[Path]:
+    """A checkpoint's safetensors files, one or its shards. Raises FileError where there are none."""
     single, index = place / "model.safetensors", place / "model.safetensors.index.json"
-    if single.is_file():
-        return _safetensors(single)
-    if index.is_file():
+    if os.path.isfile(single):
+        return [single]
+    if os.path.isfile(index):
         shards = json_of(index).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
             raise FileError(f"{index} has no weight_map of tensor names to files.")
-        merged: dict[str, Array] = {}
-        for shard in sorted(set(shards.values())):
-            merged |= _safetensors(place / Path(shard).name)
-        return merged
+        return [place / Path(shard).name for shard in sorted(set(shards.values()))]
     pickles = [p.name for p in place.glob("*.bin")] + [p.name for p in place.glob("*.pt")]
     why = f"{pickles[0]} is a pickle, which can run code: convert it to safetensors." if pickles else ""
     raise FileError(f"{place} has no model.safetensors.", why)
 
 
-def _safetensors(path: Path) -> dict[str, Array]:
-    from safetensors import SafetensorError, deserialize
-
-    try:
-        entries = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
-    except OSError as error:
-        raise FileError(f"{path} cannot be read: {error.strerror}.") from None
-    except SafetensorError as error:
-        raise FileError(
-            f"{path} is not a whole safetensors file: {error}.", "was the download or copy cut off?"
-        ) from None
-    found = {}
-    for name, entry in entries:
-        dtype = _DTYPES.get(str(entry["dtype"]))
-        if dtype is not None:
-            found[name] = np.frombuffer(entry["data"], dtype).reshape(entry["shape"])
-    return found
-
-
 def _tokenizer(place: Path) -> Any:
+    """The tokenizer, which neither pads nor cuts: those wishes of a tokenizer.json are for batches in training."""
     from tokenizers import ByteLevelBPETokenizer, Tokenizer
 
     whole, vocabulary, merges = place / "tokenizer.json", place / "vocab.json", place / "merges.txt"
     try:
-        if whole.is_file():
-            return Tokenizer.from_file(str(whole))
-        if vocabulary.is_file() and merges.is_file():
-            return ByteLevelBPETokenizer(str(vocabulary), str(merges))
+        if os.path.isfile(whole):
+            found = Tokenizer.from_buffer(read_bytes(whole, _MOST_TOKENIZER))
+        elif os.path.isfile(vocabulary) and os.path.isfile(merges):
+            found = ByteLevelBPETokenizer(str(vocabulary), str(merges))
+        else:
+            raise FileError(f"{place} has no tokenizer.json, and no vocab.json with merges.txt.")
+    except FileError:
+        raise
     except Exception as error:  # the library raises bare Exception for a malformed file
         raise FileError(f"{place}: the tokenizer cannot be read: {error}.") from None
-    raise FileError(f"{place} has no tokenizer.json, and no vocab.json with merges.txt.")
-
-
-def json_of(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises FileError where there is none."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FileError(f"{path} does not exist.") from None
-    except OSError as error:
-        raise FileError(f"{path} cannot be read: {error.strerror}.") from None
-    except ValueError as error:
-        raise FileError(f"{path} is not valid JSON: {error}.") from None
-    if not isinstance(data, dict):
-        raise FileError(f"{path} holds a {type(data).__name__}: expected a JSON object.")
-    return data
+    found.no_padding()
+    found.no_truncation()
+    return found
 
 
 def _scaled(config: Config, layer: int) -> dict[str, float]:

@@ -2,14 +2,28 @@
 
 from typing import Any
 
-import torch
+from clearhead.arrays import autocast, check_tensor
+from clearhead.errors import DtypeError, MissingExtraError, RuleError, ShapeError, UnknownNameError
+
+try:
+    import torch
+except ImportError as error:
+    raise MissingExtraError(f"clearhead.nn needs PyTorch: {error}.", "pip install 'clearhead[torch]'") from None
 from torch import Tensor, nn
 
 from clearhead.cache import KVCache as KVCache
-from clearhead.errors import RuleError, ShapeError
+from clearhead.cache import check_dtype
 from clearhead.functional import attention
 from clearhead.matrix import AttentionMatrix
 from clearhead.torch import dropped
+from clearhead.values import check_probability, read_flag, read_number, read_softcap, read_window, whole_number
+
+_THEIRS = {  # what nn.MultiheadAttention calls otherwise, and what to write here
+    "attn_mask": "mask=~attn_mask: True = may attend here, and may not there; one of floats is bias=attn_mask.",
+    "key_padding_mask": "mask=~key_padding_mask[:, None, None]: True = may attend here, and may not there.",
+    "is_causal": "causal=True, when the layer is made or in the call.",
+    "average_attn_weights": "average_weights=True.",
+}
 
 
 class MultiHeadAttention(nn.Module):
@@ -44,6 +58,8 @@ class MultiHeadAttention(nn.Module):
     >>> import torch, clearhead.nn
     >>> clearhead.nn.MultiHeadAttention(8, 2, causal=True)(torch.ones(1, 5, 8)).shape
     torch.Size([1, 5, 8])
+
+    Raises RuleError for a size, rule or option that makes no sense, DtypeError for a dtype that attention has not.
     """
 
     def __init__(
@@ -73,7 +89,23 @@ class MultiHeadAttention(nn.Module):
     ) -> None:
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        if num_heads < 1 or num_kv_heads < 1 or num_heads % num_kv_heads:
+        d_context = d_model if d_context is None else d_context
+        d_value_context = d_context if d_value_context is None else d_value_context
+        sizes = {"d_model": d_model, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "d_context": d_context}
+        sizes |= {
+            "d_value_context": d_value_context,
+            "d_k": 1 if d_k is None else d_k,
+            "d_v": 1 if d_v is None else d_v,
+        }
+        for name, size in sizes.items():
+            whole_number(name, size)
+        flags = {"bias": bias, "output_projection": output_projection, "causal": causal, "sinks": sinks}
+        flags |= {"qk_norm": qk_norm, "extra_key": extra_key, "zero_key": zero_key, "batch_first": batch_first}
+        for name, flag in flags.items():
+            read_flag(name, flag)
+        check_probability("dropout", dropout)
+        check_dtype(dtype)
+        if num_heads % num_kv_heads:
             raise RuleError(f"num_heads is {num_heads} and num_kv_heads {num_kv_heads}: expected a multiple of it.")
         if d_k is None and d_model % num_heads:
             raise RuleError(
@@ -83,15 +115,14 @@ class MultiHeadAttention(nn.Module):
         self.num_heads, self.num_kv_heads, self.d_model = num_heads, num_kv_heads, d_model
         self.d_k = d_model // num_heads if d_k is None else d_k
         self.d_v = self.d_k if d_v is None else d_v
+        if rotary is not None and read_number("rotary", rotary, 0.0) < 1:
+            raise RuleError(f"rotary is {rotary!r}: expected a base from 1 up.", "rotary=10000.0")
         if rotary is not None and self.d_k % 2:
             raise RuleError(f"rotary positions turn pairs of numbers, and d_k is {self.d_k}: expected an even d_k.")
-        if not 0.0 <= dropout <= 1.0:
-            raise RuleError(f"dropout is {dropout}: expected a probability, 0 to 1.")
-        self.causal, self.window, self.softcap, self.rotary = causal, window, softcap, rotary
+        self.causal, self.rotary = causal, rotary
+        self.window, self.softcap = None if window is None else read_window(window), read_softcap(softcap)
         self.dropout, self.zero_key, self.batch_first = dropout, zero_key, batch_first
         made: dict[str, Any] = {"device": device, "dtype": dtype}
-        d_context = d_model if d_context is None else d_context
-        d_value_context = d_context if d_value_context is None else d_value_context
         self.q_proj = nn.Linear(d_model, num_heads * self.d_k, bias=bias, **made)
         self.k_proj = nn.Linear(d_context, num_kv_heads * self.d_k, bias=bias, **made)
         self.v_proj = nn.Linear(d_value_context, num_kv_heads * self.d_v, bias=bias, **made)
@@ -142,7 +173,15 @@ class MultiHeadAttention(nn.Module):
         (batch, queries, keys) or each (batch, num_heads, queries, keys): the exact weights by which the output came to
         be (before dropout), which costs their memory and changes no bit of the output; in float32, or float64 for
         float64, and without a gradient.
+
+        Raises DtypeError, ShapeError, RuleError or UnknownNameError; names of nn.MultiheadAttention's are answered with
+        what to write here.
         """
+        for name in rules:
+            if name in _THEIRS:
+                raise UnknownNameError(f"{name} is nn.MultiheadAttention's, and not taken here.", _THEIRS[name])
+        if cache is not None and not isinstance(cache, KVCache):
+            raise DtypeError(f"cache is a {type(cache).__name__}: expected a clearhead.nn.KVCache.")
         inputs = self._inputs(x, context, value_context)
         q = self._heads(self.q_proj(inputs[0]), self.num_heads, self.q_norm)
         k = self._heads(self.k_proj(inputs[1]), self.num_kv_heads, self.k_norm)
@@ -176,6 +215,12 @@ class MultiHeadAttention(nn.Module):
         given = x, context, context if value_context is None else value_context
         names = ("x", self.q_proj), ("context", self.k_proj), ("value_context", self.v_proj)
         for one, (name, linear) in zip(given, names, strict=True):
+            check_tensor(one, name)
+            if type(linear) is nn.Linear and autocast(one).dtype != autocast(linear.weight).dtype:
+                raise DtypeError(
+                    f"{name} is {one.dtype} but the layer is {linear.weight.dtype}: they must have one dtype.",
+                    f"layer({name}.to({linear.weight.dtype})), or layer.to({one.dtype}).",
+                )
             if one.ndim != x.ndim or x.ndim not in (2, 3) or one.shape[-1] != linear.in_features:
                 axes = "batch, length" if self.batch_first else "length, batch"
                 raise ShapeError(
@@ -250,6 +295,8 @@ class MultiHeadAttention(nn.Module):
         Its outputs and weights are the same; a mask here says who may attend, so theirs is `mask=~attn_mask` and
         `mask=~key_padding_mask[:, None, None]`.
         """
+        if not isinstance(theirs, nn.MultiheadAttention):
+            raise DtypeError(f"theirs is a {type(theirs).__name__}: expected a torch.nn.MultiheadAttention.")
         d_model, heads = theirs.embed_dim, theirs.num_heads
         ours = cls(
             d_model,

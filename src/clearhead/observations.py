@@ -1,4 +1,4 @@
-"""What can be asked besides the output, and how two partial answers become one.
+"""What can be asked besides the output, and the answer.
 
 row statistics (one pass)                                     axes
     logsumexp   ln Σ_j exp(s_ij), with the sink               (…, heads, queries)
@@ -12,32 +12,25 @@ column statistics (a second pass, given the log-sum-exp)
     image       mean of a over each pixel's area              (…, heads, height, width)
     groups      Σ of a_ij between labelled spans              (…, heads, query groups, key groups)
 
-Answers over disjoint keys merge by the log-sum-exp algebra of online softmax (Milakov & Gimelshein 2018); answers over
-disjoint queries, whose log-sum-exp is final, add.
+merging.py says how two partial answers become one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from clearhead import notebook
-from clearhead.arrays import plain, read
-from clearhead.axes import Array, as_slice
-from clearhead.errors import DtypeError, RuleError, ShapeError
+from clearhead import merging, notebook, room
+from clearhead.arrays import plain, read, statistics_dtype
+from clearhead.axes import WEIGHTS, Array, as_slice, brief, named
+from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError, shown
+from clearhead.merging import STATISTICS, Top
 from clearhead.problem import Problem
-from clearhead.values import one_per_head
+from clearhead.values import as_int64, one_per_head, read_place, read_slice, whole_number
 
-ROW_STATISTICS = ("logsumexp", "max_logit", "entropy", "distance", "top")
-COLUMN_STATISTICS = ("received", "peak", "image", "groups")
-
-
-class Top(NamedTuple):
-    """Each query's strongest weights and the keys they fall on, strongest first; 0 and -1 where fewer are visible."""
-
-    weights: Any
-    indices: Any
+ROW_STATISTICS = ("logsumexp", "max_logit", "entropy", "distance")
 
 
 class Groups(NamedTuple):
@@ -66,7 +59,7 @@ class Wanted:
 
     def rows(self) -> bool:
         """Is the output or any row statistic asked for?"""
-        return self.output or self.top is not None or any(getattr(self, name) for name in ROW_STATISTICS[:-1])
+        return self.output or self.top is not None or any(getattr(self, name) for name in ROW_STATISTICS)
 
     def output_alone(self) -> bool:
         """Is nothing observed?"""
@@ -83,7 +76,7 @@ class Wanted:
         return replace(self, groups=self.groups._replace(queries=self.groups.queries[:, as_slice(queries)]))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Observation:
     """Everything that was asked for, together; None where it was not. Made by `AttentionMatrix.observe`.
 
@@ -105,13 +98,15 @@ class Observation:
     groups: Any = None
     queries: int = 0
     keys: int = 0
+    sinks: bool = False  # do the log-sum-exp and all weights count a sink?
 
     def merge_keys(self, other: "Observation") -> "Observation":
         """Join this answer over some keys with another over the keys that follow them, for the same queries.
 
         Exact: outputs and row statistics are weighed by exp(L_part - L). Both parts need their log-sum-exp, and must
-        have been computed without sinks; `with_sinks` adds those at the end. Column statistics cannot be joined this
-        way, since they need the final log-sum-exp: asking for them raises RuleError.
+        have been computed without sinks; `with_sinks` adds those at the end. Raises RuleError where a part has no
+        log-sum-exp, has sinks already, has a column statistic, which needs the final log-sum-exp, or has what the other
+        part has not; ShapeError where the parts are of different queries.
 
         >>> import numpy as np, clearhead as ch
         >>> q, k, v = np.ones((2, 4)), np.eye(6, 4), np.eye(6, 3)
@@ -119,16 +114,19 @@ class Observation:
         >>> bool(np.allclose(part[0].merge_keys(part[1]).output, ch.attention(q, k, v)))
         True
         """
+        _check_part(other)
         for part in (self, other):
-            _check_weighable(part)
-        return _merge(self, other)
+            _check_without_sinks(part)
+        found = merging.over_keys(self._found(), other._found(), self.keys)
+        return Observation(**found, queries=self.queries, keys=self.keys + other.keys)
 
     def with_sinks(self, sinks: Any) -> "Observation":
         """The same answer with one extra logit per head, (heads,), in each row's denominator.
 
         Raises RuleError as `merge_keys` does, and what `attention` raises for sinks.
         """
-        _check_weighable(self)
+        _check_without_sinks(self)
+        merging.check_weighable(self._found())
         lse, restore = read(self.logsumexp, "logsumexp")
         heads = lse.shape[-2] if lse.ndim > 1 else 1
         logits = one_per_head("sinks", sinks, heads, lse.ndim + 1)
@@ -136,43 +134,39 @@ class Observation:
             return self
         extra = np.broadcast_to(logits[:, None] if lse.ndim > 1 else logits, lse.shape)
         kept = restore(np.where(np.isneginf(lse), -np.inf, extra).astype(lse.dtype))
-        empty = Observation(logsumexp=kept, queries=self.queries, keys=0)
-        return _merge(self, empty)
+        found = merging.weighed(self._found(), {"logsumexp": kept}, self.keys)
+        return Observation(**found, queries=self.queries, keys=self.keys, sinks=True)
 
     def merge_queries(self, other: "Observation") -> "Observation":
         """Join this answer over some queries with another over the queries that follow them, for the same keys.
 
         Row statistics stand one after the other, received and groups add, peak takes the larger. Images stand one
-        above the other where their pixels are equally high, and raise RuleError where not.
+        above the other where their pixels are equally high. Raises RuleError where they are not, where only one part
+        has sinks, and for what only one part was asked for; ShapeError where the parts have other keys or heads.
         """
+        _check_part(other)
         if self.keys != other.keys:
             raise ShapeError(
                 f"one part has {self.keys} keys, the other {other.keys}: parts over queries share all keys."
             )
+        if self.sinks != other.sinks:
+            raise RuleError(
+                f"the {'first' if self.sinks else 'second'} part has sinks in its denominators, the other has not: "
+                "they are not rows of the same matrix.",
+                "observe both with the same sinks.",
+            )
         if self.image is not None and other.image is not None:
             _check_pixels(self, other)
-        joined: dict[str, Any] = {}
-        for name in (f.name for f in fields(self) if f.name not in ("queries", "keys")):
-            a, b = getattr(self, name), getattr(other, name)
-            if a is None or b is None:
-                joined[name] = None
-            elif name == "top":
-                joined[name] = Top(*(_stack(x, y, -2) for x, y in zip(a, b, strict=True)))
-            elif name in ROW_STATISTICS:
-                joined[name] = _stack(a, b, -1)
-            elif name in ("output", "image"):
-                joined[name] = _stack(a, b, -2)
-            elif name == "groups":
-                joined[name] = _add_groups(a, b)
-            else:
-                joined[name] = _combine(a, b, np.maximum if name == "peak" else np.add)
-        return Observation(**joined, queries=self.queries + other.queries, keys=self.keys)
+        found = merging.over_queries(self._found(), other._found())
+        return Observation(**found, queries=self.queries + other.queries, keys=self.keys, sinks=self.sinks)
 
     def among(self, keys: int, start: int = 0) -> "Observation":
         """The same answer where these keys are some of `keys`, from the place `start`; nothing looks at the others.
 
-        Raises RuleError for images and groups, which are about other keys then.
+        Raises RuleError for images and groups, which are about other keys then, and where they do not fit.
         """
+        start = whole_number("start", start, 0)
+        keys = whole_number("keys", keys, start + self.keys)
         if (self.keys, start) == (keys, 0):
             return self
         if self.image is not None or self.groups is not None:
@@ -185,31 +179,57 @@ class Observation:
         received, peak = (_pad(x, start, after) for x in (self.received, self.peak))
         return replace(self, top=top, received=received, peak=peak, keys=keys)
 
+    def heads(self, chosen: int | slice | Sequence[int]) -> "Observation":
+        """The same answer for some heads: an index, which drops the heads' axis, a slice or a list of indices.
+
+        The heads' axis is the last but one of numbers per query or key, (…, heads, queries), and the last but two of
+        output, top, image and groups. Raises SelectionError where there is no such head, or no axis of heads.
+
+        >>> import numpy as np, clearhead as ch
+        >>> seen = ch.AttentionMatrix(np.ones((2, 3, 4)), np.ones((2, 3, 4))).observe(logsumexp=True, top=1)
+        >>> seen.heads(1).logsumexp.shape, seen.heads([1]).top.weights.shape
+        ((3,), (1, 3, 1))
+        """
+        found = self._found()
+        for name, value in found.items():
+            axis = STATISTICS[name].heads
+            if name == "top" and value is not None:
+                found[name] = Top(*(_pick_heads(name, x, axis, chosen) for x in value))
+            elif value is not None:
+                found[name] = _pick_heads(name, value, axis, chosen)
+        return replace(self, **found)
+
+    def _found(self) -> dict[str, Any]:
+        """The answers by name, None where not asked for."""
+        return {name: getattr(self, name) for name in STATISTICS}
+
+    def __repr__(self) -> str:
+        found = self._found() | {"top": None if self.top is None else self.top.weights}
+        return brief("Observation", {"queries": self.queries, "keys": self.keys, **found})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copied and pickled where no tensor hangs on a graph; RuleError where one does."""
+        arrays = {**self._found(), "top": None if self.top is None else self.top.weights}
+        for name, x in arrays.items():
+            if getattr(x, "grad_fn", None) is not None:
+                raise RuleError(
+                    f"{name} hangs on PyTorch's graph, which is not copied.", "observe under torch.no_grad()"
+                )
+        return Observation, tuple(getattr(self, field.name) for field in fields(self))
+
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        found = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("queries", "keys")}
         return notebook.observed({
             name: read(value[0] if name == "top" else value, name)[0].astype(np.float64)
-            for name, value in found.items() if value is not None
+            for name, value in self._found().items() if value is not None
         })  # fmt: skip
 
-    def heads(self, chosen: Any) -> "Observation":
-        """The same answer for some heads: an index, a slice or a list of the heads' axis (…, heads, …)."""
-        found: dict[str, Any] = {}
-        for name in (f.name for f in fields(self) if f.name not in ("queries", "keys")):
-            value = getattr(self, name)
-            if name == "top" and value is not None:
-                found[name] = Top(*(x[:, chosen] for x in value))
-            else:
-                found[name] = None if value is None else value[:, chosen]
-        return Observation(**found, queries=self.queries, keys=self.keys)
 
-
-def observation(found: dict[str, Any], queries: int, keys: int) -> Observation:
-    """What engines answered, by name, as an Observation."""
+def observation(found: dict[str, Any], queries: int, keys: int, *, sinks: bool) -> Observation:
+    """What engines answered, by name, as an Observation; `sinks` says whether the problem had any."""
     given = dict(found)
     if "top_weights" in given:
         given["top"] = Top(given.pop("top_weights"), given.pop("top_indices"))
-    return Observation(**given, queries=queries, keys=keys)
+    return Observation(**given, queries=queries, keys=keys, sinks=sinks)
 
 
 def wanted(problem: Problem, asked: dict[str, Any]) -> Wanted:
@@ -222,9 +242,38 @@ def check_asked(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Validate what can be without the problem: everything but the groups' labels."""
     for name in ("logsumexp", "max_logit", "entropy", "distance", "received", "peak"):
         if not isinstance(asked.get(name, False), (bool, np.bool_)):
-            raise RuleError(f"{name} is {asked[name]!r}: expected True or False.")
+            raise RuleError(f"{name} is {shown(asked[name])}: expected True or False.")
     _check_sides(asked.get("groups"))
-    return {**asked, "top": _count("top", asked.get("top")), "image": _size(asked.get("image"))}
+    top = asked.get("top")
+    count = None if top is None else whole_number("top", top, 1, hint="top=8")
+    return {**asked, "top": count, "image": _size(asked.get("image"))}
+
+
+def check_room(problem: Problem, want: Wanted, width: int = 0) -> None:
+    """Raise SizeError where the answers, with what they are summed in, are larger than memory; `width` is d_v.
+
+    Nothing else that grows with the input is kept, so this is said before any work.
+    """
+    cells, itemsize = problem.batch * problem.heads, statistics_dtype(problem.dtype).itemsize
+    rows, summed = cells * problem.queries, itemsize + 8  # sums are float64 until they are whole
+    size = {"the output": rows * width * (itemsize if want.unrounded else problem.dtype.itemsize) * want.output}
+    size["statistics per query"] = rows * itemsize * 4
+    size["statistics per key"] = cells * problem.keys * summed * (want.received + want.peak)
+    hints = {}
+    if want.top is not None:
+        name = f"top={want.top:,}"
+        size[name], hints[name] = rows * want.top * (itemsize + 8), "top=8"
+    if want.image is not None:
+        name = f"image={want.image}"
+        size[name], hints[name] = cells * prod(want.image) * summed, "image=(256, 256)"
+    if want.groups is not None:
+        name = f"groups of {want.groups.counts[0]:,} by {want.groups.counts[1]:,} labels"
+        size[name], hints[name] = cells * prod(want.groups.counts) * summed, "labels are 0, 1, 2, …, one per group."
+    total = sum(size.values())
+    if total > room.SMALL:
+        most = max(size, key=lambda name: size[name])
+        what = f"{most} of {named(problem.shape, WEIGHTS)}"
+        room.check_room(what, total, hints.get(most, "observe(queries=slice(0, 4096)) takes a part."), problem.device)
 
 
 def areas(pixels: int, size: int, chosen: slice) -> tuple[slice, Array]:
@@ -242,80 +291,13 @@ def areas(pixels: int, size: int, chosen: slice) -> tuple[slice, Array]:
     return slice(first, last), np.maximum(overlap, 0.0) / step
 
 
-@np.errstate(invalid="ignore")  # -inf - -inf where neither part sees a key
-def _merge(a: Observation, b: Observation) -> Observation:
-    """The (log-sum-exp, weighted sums) algebra; what a part lacks counts as nothing where it saw no key."""
-    lse_a, restore = read(a.logsumexp, "logsumexp")
-    lse_b = read(b.logsumexp, "logsumexp")[0]
-    if lse_a.shape != lse_b.shape:
-        raise ShapeError(f"the parts have log-sum-exp {lse_a.shape} and {lse_b.shape}: they must be the same queries.")
-    work_a, work_b = lse_a.astype(np.float64), lse_b.astype(np.float64)
-    lse = np.logaddexp(work_a, work_b)
-    share_a, share_b = (np.where(np.isneginf(part), 0.0, np.exp(part - lse)) for part in (work_a, work_b))
-
-    def weigh(x: Any, y: Any) -> Any:
-        if x is None or (y is None and b.keys):
-            return None
-        left, back = read(x, "part")
-        tail = (1,) * (left.ndim - lse.ndim)
-        total = left.astype(np.float64) * share_a.reshape(lse.shape + tail)
-        if y is not None:
-            total = total + read(y, "part")[0].astype(np.float64) * share_b.reshape(lse.shape + tail)
-        return back(total.astype(left.dtype))
-
-    return Observation(
-        output=weigh(a.output, b.output),
-        logsumexp=restore(lse.astype(lse_a.dtype)),
-        max_logit=a.max_logit if b.keys == 0 else _combine(a.max_logit, b.max_logit, np.maximum),
-        entropy=_merge_entropy(a, b, lse, share_a, share_b),
-        distance=weigh(a.distance, b.distance),
-        top=_merge_top(a, b, share_a, share_b),
-        queries=a.queries,
-        keys=a.keys + b.keys,
-    )
-
-
-def _merge_entropy(a: Observation, b: Observation, lse: Array, share_a: Array, share_b: Array) -> Any:
-    """H = Σ_part share·(H_part + L - L_part)."""
-    if a.entropy is None or (b.entropy is None and b.keys):
-        return None
-    first, restore = read(a.entropy, "entropy")
-    total = np.zeros(lse.shape)
-    for part, share in ((a, share_a), (b, share_b)):
-        if part.entropy is not None:
-            own = read(part.logsumexp, "logsumexp")[0].astype(np.float64)
-            rise = np.where(share > 0, lse - np.where(share > 0, own, 0.0), 0.0)
-            total = total + share * (read(part.entropy, "entropy")[0] + np.where(share > 0, rise, 0.0))
-    return restore(total.astype(first.dtype))
-
-
-def _merge_top(a: Observation, b: Observation, share_a: Array, share_b: Array) -> Top | None:
-    if a.top is None or (b.top is None and b.keys):
-        return None
-    (weights, back), (indices, back_indices) = (read(x, "top") for x in a.top)
-    found, places, count = weights * share_a[..., None], indices, weights.shape[-1]
-    if b.top is not None:
-        more, at = (read(x, "top")[0] for x in b.top)
-        count = min(count, more.shape[-1])
-        found = np.concatenate([found, more * share_b[..., None]], axis=-1)
-        places = np.concatenate([places, np.where(at < 0, -1, at + a.keys)], axis=-1)
-    order = np.argsort(np.where(places < 0, 1.0, -found), axis=-1, kind="stable")[..., :count]
-    return Top(
-        back(np.take_along_axis(found, order, axis=-1).astype(weights.dtype)),
-        back_indices(np.take_along_axis(places, order, axis=-1)),
-    )
-
-
-def _combine(a: Any, b: Any, how: np.ufunc) -> Any:
-    if a is None or b is None:
-        return None
-    left, restore = read(a, "part")
-    return restore(how(left, read(b, "part")[0]))
-
-
-def _stack(a: Any, b: Any, axis: int) -> Any:
-    left, restore = read(a, "part")
-    return restore(np.concatenate([left, read(b, "part")[0]], axis=axis))
+def _check_pixels(a: Observation, b: Observation) -> None:
+    (high_a, wide_a), (high_b, wide_b) = (read(part.image, "image")[0].shape[-2:] for part in (a, b))
+    if a.queries * high_b != b.queries * high_a or wide_a != wide_b:
+        raise RuleError(
+            f"the images' pixels differ: {a.queries} queries on {high_a} rows and {b.queries} on {high_b}.",
+            "choose heights so that each pixel covers equally many queries, and one width.",
+        )
 
 
 def _pad(x: Any, before: int, after: int) -> Any:
@@ -325,53 +307,49 @@ def _pad(x: Any, before: int, after: int) -> Any:
     return restore(np.pad(array, [(0, 0)] * (array.ndim - 1) + [(before, after)]))
 
 
-def _add_groups(a: Any, b: Any) -> Any:
-    """The sum of two tables (…, query groups, key groups); a query group that one part has not got adds nothing."""
-    (left, restore), (right, _) = read(a, "groups"), read(b, "groups")
-    if left.shape[-1] != right.shape[-1]:
-        raise ShapeError(f"one part has {left.shape[-1]} key groups, the other {right.shape[-1]}: they share all keys.")
-    total = np.zeros((*left.shape[:-2], max(left.shape[-2], right.shape[-2]), left.shape[-1]), left.dtype)
-    for part in (left, right):
-        total[..., : part.shape[-2], :] += part
-    return restore(total)
+def _check_part(other: Any) -> None:
+    if not isinstance(other, Observation):
+        raise DtypeError(f"the other part is a {type(other).__name__}: expected an Observation.", "A.observe(…)")
 
 
-def _check_weighable(part: Observation) -> None:
-    """Can this answer be weighed against another by its log-sum-exp?"""
-    if part.logsumexp is None:
-        raise RuleError("a part has no logsumexp: parts over keys are weighed by it.", "observe(logsumexp=True)")
-    column = next((name for name in COLUMN_STATISTICS if getattr(part, name) is not None), None)
-    if column:
+def _check_without_sinks(part: Observation) -> None:
+    if part.sinks:
         raise RuleError(
-            f"{column} over some keys only cannot be merged: a column statistic needs the final log-sum-exp.",
-            "observe it from the whole matrix, or over disjoint queries and merge_queries.",
+            "a part has sinks in its denominators already: they would count twice.",
+            "observe every part without sinks, merge the parts, and add them once: merged.with_sinks(sinks).",
         )
 
 
-def _check_pixels(a: Observation, b: Observation) -> None:
-    high_a, high_b = a.image.shape[-2], b.image.shape[-2]
-    if a.queries * high_b != b.queries * high_a or a.image.shape[-1] != b.image.shape[-1]:
-        raise RuleError(
-            f"the images' pixels differ: {a.queries} queries on {high_a} rows and {b.queries} on {high_b}.",
-            "choose heights so that each pixel covers equally many queries, and one width.",
+def _pick_heads(name: str, value: Any, axis: int, chosen: Any) -> Any:
+    """Index the axis of the heads, after checking that it is there and has those heads."""
+    if value.ndim < -axis:
+        raise SelectionError(
+            f"{name} has shape {tuple(value.shape)}: a matrix of two axes is one head, with no axis to choose from."
         )
-
-
-def _count(name: str, value: Any) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise RuleError(f"{name} is {value!r}: expected a whole number from 1 up.", f"{name}=8")
-    return int(value)
+    count = value.shape[axis]
+    if isinstance(chosen, slice):
+        places: Any = as_slice(read_slice("heads", chosen, count))
+        if places.step is not None and places.step < 0:
+            places = list(range(count)[places])
+    elif isinstance(chosen, (list, tuple, range)) or (isinstance(chosen, np.ndarray) and chosen.ndim == 1):
+        room.check_room("the heads chosen", len(chosen) * 8, "name each head once.")
+        places = [read_place("head", head, count) for head in chosen]
+    else:
+        places = read_place("head", chosen, count)
+    rest = (slice(None),) * (-axis - 1)
+    return value[(Ellipsis, np.array(places, np.int64) if isinstance(places, list) else places, *rest)]
 
 
 def _size(value: Any) -> tuple[int, int] | None:
     if value is None:
         return None
     if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise RuleError(f"image is {value!r}: expected (height, width) in pixels.", "image=(256, 256)")
-    height, width = (_count("image", side) for side in value)
-    return None if height is None or width is None else (height, width)
+        raise RuleError(f"image is {shown(value)}: expected (height, width) in pixels.", "image=(256, 256)")
+    height, width = (
+        whole_number(f"image's {side}", pixels, 1, hint="image=(256, 256)")
+        for side, pixels in zip(("height", "width"), value, strict=True)
+    )
+    return height, width
 
 
 def _labels(problem: Problem, value: Any) -> Groups | None:
@@ -394,7 +372,7 @@ def _label_row(problem: Problem, name: str, value: Any, size: int) -> Array:
     lead = problem.prefix[:-1]
     if labels.shape not in ((size,), (*lead, size)):
         raise ShapeError(f"{name} has shape {labels.shape}: expected ({size},), one label per token.")
-    spread = np.broadcast_to(labels.astype(np.int64), (*lead, size)).reshape(problem.batch, size)
+    spread = np.broadcast_to(as_int64(name, labels), (*lead, size)).reshape(problem.batch, size)
     if spread.max(initial=-1) >= max(size, 1 << 20):
         raise RuleError(f"{name} goes up to {spread.max()}: labels are 0, 1, 2, …, one per group.")
     return spread

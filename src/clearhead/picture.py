@@ -8,6 +8,8 @@ from html import escape
 import numpy as np
 
 from clearhead.axes import Array
+from clearhead.room import check_room
+from clearhead.values import whole_number
 
 _STOPS = np.array([[252, 250, 255], [214, 196, 240], [157, 115, 212], [97, 48, 161], [45, 10, 89]], dtype=np.float64)
 _CELLS, _STRIP = 96, 12  # columns of a strip, and its height in pixels
@@ -54,6 +56,8 @@ def svg(
 
 def png(weights: Array, masked: Array | None = None, cell: int = 8) -> bytes:
     """Weights (queries, keys) as PNG, cell × cell pixels for each; masked cells are grey."""
+    cell = whole_number("cell", cell, 1, hint="cell=8")
+    check_room(f"a picture with cell={cell}", 4 * weights.size * cell**2, "cell=1")
     painted = colours(weights)
     if masked is not None:
         painted = np.where(masked[..., None], _MASKED.astype(np.uint8), painted)

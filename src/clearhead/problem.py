@@ -173,6 +173,15 @@ def describe(q: Any, k: Any, v: Any, rules: Rules) -> Described:
     return Described(problem, heads_first(q), heads_first(k), None if v is None else heads_first(v), restore)
 
 
+def describe_whole(q: Any, k: Any, v: Any, rules: Rules) -> tuple[Described, Array]:
+    """As `describe`, where there must be values; they come second."""
+    if v is None:
+        adopt(v, "v")  # says what v is and should be
+    given = describe(q, k, v, rules)
+    assert given.v is not None
+    return given, given.v
+
+
 def _without_arrays(rules: Rules) -> list[Any] | None:
     """Names and values, if all values are plain numbers and windows of them: such problems can be known again."""
     found: list[Any] = []

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from clearhead import visibility
+from clearhead import room, visibility
 from clearhead.axes import Array
 from clearhead.problem import Problem
 
@@ -27,9 +27,26 @@ class Textbook:
     output: Array | None  # (batch, heads, queries, d_v): weights·v
 
 
+def check_room(weights: int, steps: int = 0) -> None:
+    """Raise SizeError where every step of so many weights is larger than memory; `steps` beyond the four always kept.
+
+    Scores, scaled and masked scores and weights are kept in float64, and one more is at work.
+    """
+    room.check_room(
+        f"every step of {weights:,} weights in float64",
+        weights * 8 * (5 + steps),
+        "fewer tokens, or ch.AttentionMatrix(q, k), which stores no weights.",
+    )
+
+
 @np.errstate(invalid="ignore", over="ignore", divide="ignore")
 def attend(problem: Problem, q: Array, k: Array, v: Array | None = None) -> Textbook:
-    """Attention in float64, with all that lies between its inputs and its output."""
+    """Attention in float64, with all that lies between its inputs and its output. Raises SizeError beforehand."""
+    more = (problem.softcap is not None) + (problem.bias is not None) + 2 * (problem.alibi_slopes is not None)
+    check_room(problem.batch * problem.heads * problem.queries * problem.keys, more)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x is not None:
+            room.check_room(f"{name} in float64", room.array_bytes(x.shape, 8), "give fewer tokens or columns.")
     k = _per_query_head(problem, k.astype(np.float64))
     book = from_scores(problem, q.astype(np.float64) @ k.swapaxes(-1, -2))
     if v is None:

@@ -11,13 +11,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from clearhead.axes import Array, named
-from clearhead.errors import RuleError, ShapeError
+from clearhead.errors import RuleError, ShapeError, shown
 from clearhead.problem import check_shapes
+from clearhead.values import whole_number
 
 Convention = Literal["rows", "columns"]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Step:
     """One step of attention; `array` is None until it is computed."""
 
@@ -28,10 +29,14 @@ class Step:
     shape: tuple[int, ...]
     multiply_adds: int
     bytes: int
+    words: str = ""  # which sentence of words.py says what it does
     array: Any = None
 
     def __str__(self) -> str:
         return f"{self.formula:<34} {named(self.shape, self.axes)}"
+
+    def __repr__(self) -> str:
+        return f"Step({self.name}: {self.formula}, {named(self.shape, self.axes)})"
 
 
 class Steps(tuple[Step, ...]):
@@ -124,8 +129,8 @@ def shapes(
 
 def check_convention(convention: str) -> None:
     """Rows or columns, nothing else."""
-    if convention not in ("rows", "columns"):
-        raise RuleError(f"convention is {convention!r}: expected 'rows' (X·W) or 'columns' (W·X).")
+    if not isinstance(convention, str) or convention not in ("rows", "columns"):
+        raise RuleError(f"convention is {shown(convention)}: expected 'rows' (X·W) or 'columns' (W·X).")
 
 
 def layer_sizes(
@@ -137,8 +142,7 @@ def layer_sizes(
     convention: Convention,
 ) -> Sizes:
     """The sizes of a layer's attention, or a ShapeError that says which matrix does not fit; all in rows convention."""
-    if isinstance(num_heads, bool) or not isinstance(num_heads, (int, np.integer)) or num_heads < 1:
-        raise RuleError(f"num_heads is {num_heads!r}: expected a whole number from 1 up.")
+    num_heads = whole_number("num_heads", num_heads, 1)
     other = "columns" if convention == "rows" else "rows"
     w_q, w_k, w_v = w_qkv
     for name, w, source, given in (
@@ -216,8 +220,12 @@ def layer_steps(
     itemsize: int,
     *,
     cross: bool,
+    normalised: bool = False,
 ) -> Steps:
-    """From X to U: projections, heads, attention, concatenation, output projection."""
+    """From X to U: projections, heads, attention, concatenation, output projection.
+
+    normalised says that x went through a layer norm, for the words about it.
+    """
     rows = convention == "rows"
     lead, heads, kv_heads = sizes.lead, sizes.heads or 1, sizes.kv_heads or 1
     flat = _Writer(sizes._replace(heads=None, kv_heads=None), convention, itemsize)
@@ -230,7 +238,8 @@ def layer_steps(
         product = f"{given}·W^{symbol}{plus}" if rows else f"W^{symbol}·{given}{plus}"
         return f"{symbol} = {used.through.format(product) if symbol in 'QK' else product}"
 
-    steps = [flat("x", "X", "X", ("queries", "d_model"), (n, x[-1]), 0)]
+    said = "x normalised" if normalised else "x"
+    steps = [flat("x", "X", "X", ("queries", "d_model"), (n, x[-1]), 0, words=said)]
     if cross:
         steps.append(flat("context", "C", "C", ("keys", "d_model"), (m, context[-1]), 0))
     inner = attention_steps(sizes, used, convention, itemsize)
@@ -242,16 +251,18 @@ def layer_steps(
     for step in inner:
         formula, work = made.get(step.name, (step.formula, step.multiply_adds))
         name = "heads" if step.name == "output" else step.name
-        steps.append(Step(name, step.symbol, formula, step.axes, step.shape, work, step.bytes))
+        steps.append(Step(name, step.symbol, formula, step.axes, step.shape, work, step.bytes, name))
     wide = heads * sizes.d_v
     together = f"concat(O_1 … O_{heads})" if heads > 1 else "O_1"
     steps.append(flat("concat", "H", f"H = {together}", ("queries", "heads·d_v"), (n, wide), 0))
     if w_o is None:
-        steps.append(flat("output", "U", "U = H", ("queries", "d_model"), (n, wide), 0))
+        said = "layer output joined"
+        steps.append(flat("output", "U", "U = H", ("queries", "d_model"), (n, wide), 0, words=said))
     else:
         plus = " + b^O" if "b_o" in biases else ""
         formula = f"U = H·W^O{plus}" if rows else f"U = W^O·H{plus}"
-        steps.append(flat("output", "U", formula, ("queries", "d_model"), (n, w_o[1]), many * n * wide * w_o[1]))
+        work, said = many * n * wide * w_o[1], "layer output"
+        steps.append(flat("output", "U", formula, ("queries", "d_model"), (n, w_o[1]), work, words=said))
     return Steps(steps)
 
 
@@ -271,6 +282,7 @@ class _Writer:
         work: int,
         *,
         kv: bool = False,
+        words: str = "",
     ) -> Step:
         count = self.sizes.kv_heads if kv else self.sizes.heads
         lead_axes = ("batch",) * len(self.sizes.lead) + (() if count is None else ("kv_heads" if kv else "heads",))
@@ -278,7 +290,8 @@ class _Writer:
         if self.turn:
             axes, shape = (axes[1], axes[0]), (shape[1], shape[0])
         size = prod((*lead, *shape))
-        return Step(name, symbol, formula, (*lead_axes, *axes), (*lead, *shape), work, size * self.itemsize)
+        described = (*lead_axes, *axes), (*lead, *shape), work, size * self.itemsize
+        return Step(name, symbol, formula, *described, words or name)
 
 
 def turned(array: Array, convention: Convention) -> Array:
@@ -289,7 +302,15 @@ def turned(array: Array, convention: Convention) -> Array:
 def _shape(name: str, value: Any, *, turn: bool) -> tuple[int, ...]:
     if value is None:
         raise ShapeError(f"{name} is missing.", "give q, k and v, or x, w_q, w_k and w_v: arrays or shapes.")
-    shape = tuple(int(size) for size in (value.shape if hasattr(value, "shape") else value))
+    given = value.shape if hasattr(value, "shape") else value
+    whole = isinstance(given, (tuple, list)) and all(
+        isinstance(size, (int, np.integer)) and not isinstance(size, bool) and size >= 0 for size in given
+    )
+    if not whole:
+        raise ShapeError(
+            f"{name} is {shown(given)}: expected an array, or its shape in whole numbers.", f"{name}=(3, 4)"
+        )
+    shape = tuple(int(size) for size in given)
     if len(shape) < 2:
         raise ShapeError(f"{name} has {len(shape)} axes: expected at least two.")
     return (*shape[:-2], shape[-1], shape[-2]) if turn else shape

@@ -11,6 +11,7 @@ from clearhead import __version__
 from clearhead.axes import Array
 from clearhead.problem import Problem
 from clearhead.steps import Convention, Steps
+from clearhead.values import read_language
 from clearhead.view.container import Document
 from clearhead.view.packing import packed
 from clearhead.words import IN_FORMULAS, Language, say
@@ -42,6 +43,9 @@ class Scene:
     claims: Sequence[Mapping[str, Any]] = ()
     claimed: Mapping[str, Array] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        read_language(self.language)
+
 
 def story(layers: Sequence[Layer], scene: Scene) -> Document:
     """The document of kind "trace"; docs/page-format.md says what is in it."""
@@ -55,7 +59,7 @@ def story(layers: Sequence[Layer], scene: Scene) -> Document:
         "language": scene.language,
         "convention": scene.convention,
         "tokens": None if scene.tokens is None else list(scene.tokens),
-        "words": {language: _words(language) for language in ("en", "zh")},
+        "words": {language: _words(language, layers) for language in ("en", "zh")},
         "layers": told,
         "chosen": {"layer": 0, "head": 0, "query": -1} | dict(scene.chosen),
         "facts": dict(scene.facts),
@@ -69,9 +73,11 @@ def both(key: str, **values: object) -> Words:
     return {"en": say("en", key, **values), "zh": say("zh", key, **values)}
 
 
-def _words(language: Language) -> dict[str, Any]:
+def _words(language: Language, layers: Sequence[Layer]) -> dict[str, Any]:
     """The reports' own sentences, and what replaces the few words in a formula."""
     said = {name: say(language, name) for name in (*_STEPS, "output", "layer output", "illustration")}
+    for step in layers[0].steps if layers else ():
+        said["layer output" if step.words.startswith("layer output") else step.name] = say(language, step.words)
     return {**said, "formulas": IN_FORMULAS if language == "zh" else {}}
 
 

@@ -6,14 +6,20 @@ from clearhead.torch import scaled_dot_product_attention
 import math
 from typing import Any
 
-import torch
+from clearhead.errors import MissingExtraError
+
+try:
+    import torch
+except ImportError as error:
+    raise MissingExtraError(f"clearhead.torch needs PyTorch: {error}.", "pip install 'clearhead[torch]'") from None
 from torch import Tensor
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
-from clearhead.arrays import autocast
+from clearhead.arrays import autocast, check_tensor
 from clearhead.errors import DtypeError, RuleError, ShapeError
 from clearhead.functional import attention
 from clearhead.matrix import AttentionMatrix
+from clearhead.values import check_probability
 
 
 def scaled_dot_product_attention(
@@ -32,26 +38,30 @@ def scaled_dot_product_attention(
     attn_mask   bool, True = may attend, or float, added to the scores; or torch.nn.attention.bias.causal_lower_right(…)
     dropout_p   weights are zeroed with this probability and the others divided by 1 - dropout_p, always: pass 0.0 when
                 evaluating. What is kept takes one byte for each weight; everything else is O(queries + keys).
-    is_causal   key j ≤ query i, counted from the top left corner, also where queries ≠ keys
+    is_causal   key j ≤ query i, counted from the top left corner, also where queries ≠ keys; with attn_mask, both hold
     enable_gqa  key heads may be fewer; query head h reads key head h // group
 
     Returns (…, heads, queries, d_v) in query's dtype; a query that sees nothing gives 0, as PyTorch's does.
-    Raises ShapeError, DtypeError or RuleError. Unlike PyTorch's, a forbidden NaN never reaches an output, and
-    attn_mask with is_causal is always refused (PyTorch refuses it on some paths and combines them on another).
+    Raises ShapeError, DtypeError or RuleError. Unlike PyTorch's, a forbidden NaN never reaches an output, attn_mask and
+    is_causal go together on every device (PyTorch's go together on the CPU only), and a causal_upper_left or
+    causal_lower_right of other lengths than query's and key's is always refused. Derivatives are of first order, in
+    reverse mode, torch.func's grad, vjp, jacrev and vmap among them; others raise DerivativeError.
 
     >>> import torch
     >>> x = torch.eye(2)[None, None]
     >>> scaled_dot_product_attention(x, x, x, is_causal=True)[0, 0, 0]
     tensor([1., 0.])
     """
-    if attn_mask is not None and is_causal:
-        raise RuleError("attn_mask is given and is_causal is True: only one may be.", "put both into attn_mask.")
-    if not 0.0 <= dropout_p <= 1.0:
-        raise RuleError(f"dropout_p is {dropout_p}: expected a probability, 0 to 1.")
+    for name, flag in (("is_causal", is_causal), ("enable_gqa", enable_gqa)):
+        if not isinstance(flag, bool):
+            raise RuleError(f"{name} is {flag!r}: expected True or False.")
+    check_probability("dropout_p", dropout_p)
     query, key, value = _broadcast(query, key, value, enable_gqa=enable_gqa)
     rules = _mask_rules(query, key, attn_mask)
+    if is_causal and "causal" in rules:
+        raise RuleError("attn_mask is a causal bias and is_causal is True: one of them will do.")
     if is_causal:
-        rules = {"causal": True, "query_offset": 0}
+        rules |= {"causal": True, "query_offset": 0}
     rules["scale"] = scale
     if dropout_p == 0.0:
         return attention(query, key, value, **rules)
@@ -79,8 +89,16 @@ def _mask_rules(query: Tensor, key: Tensor, attn_mask: Tensor | None) -> dict[st
     if attn_mask is None:
         return {}
     if isinstance(attn_mask, CausalBias):
+        made, given = (attn_mask.seq_len_q, attn_mask.seq_len_kv), (query.shape[-2], key.shape[-2])
+        if made != given:
+            raise ShapeError(
+                f"attn_mask is a causal bias for {made[0]} queries and {made[1]} keys, but query has {given[0]} and "
+                f"key {given[1]}.",
+                f"causal_lower_right{given}",
+            )
         lower_right = attn_mask.variant == CausalVariant.LOWER_RIGHT
         return {"causal": True, "query_offset": key.shape[-2] - query.shape[-2] if lower_right else 0}
+    check_tensor(attn_mask, "attn_mask")
     if attn_mask.ndim < 2:
         raise ShapeError(f"attn_mask has shape {tuple(attn_mask.shape)}: expected (…, queries, keys).")
     weights = (*query.shape[:-1], key.shape[-2])
@@ -97,6 +115,8 @@ def _mask_rules(query: Tensor, key: Tensor, attn_mask: Tensor | None) -> dict[st
 def _broadcast(query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Leading axes made equal, as PyTorch's matrix product would; heads only where they are not grouped."""
     fixed = 3 if enable_gqa else 2
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        check_tensor(x, name)
     query, key, value = (autocast(x) for x in (query, key, value))
     for name, x in (("query", query), ("key", key), ("value", value)):
         if x.dtype != query.dtype:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.arrays import autocast, plain, to_torch
+from clearhead.arrays import autocast, check_tensor, plain, to_torch
 from clearhead.errors import DtypeError, RuleError
 from clearhead.observations import Observation, check_asked, observation
 from clearhead.problem import Rules, check_names, check_shapes
@@ -23,7 +23,7 @@ class Graph:
 
     def __init__(self, q: Tensor, k: Any, rules: Rules, engine: str | None) -> None:
         check_names(rules)
-        self.q, self.k = autocast(q), autocast(_tensor(k, "k", q))
+        self.q, self.k = autocast(_tensor(q, "q", q)), autocast(_tensor(k, "k", q))
         check_shapes(q.shape, k.shape, None)
         self.given = _given(q, rules, engine)
         self.shape = (*q.shape[:-1], k.shape[-2])
@@ -40,7 +40,8 @@ class Graph:
         if not asked.get("logsumexp"):
             del answers["logsumexp"]
         length = self.q.shape[-2]  # not to be looked at where a compiler leaves it open
-        return observation(answers, length if queries == slice(None) else len(range(length)[queries]), self.k.shape[-2])
+        count = length if queries == slice(None) else len(range(length)[queries])
+        return observation(answers, count, self.k.shape[-2], sinks=self.given.sinks is not None)
 
     def mix(self, v: Any) -> Tensor:
         """A·v."""
@@ -74,6 +75,8 @@ def _tensor(x: Any, name: str, q: Tensor) -> Tensor:
     """An array as a tensor beside q."""
     if not isinstance(x, Tensor):
         x = _read(x, name)
+    else:
+        check_tensor(x, name)
     if x.device != q.device:
         raise DtypeError(
             f"{name} is on device {x.device} but q is on device {q.device}.", f"{name}.to({str(q.device)!r}) moves it."

@@ -4,13 +4,12 @@
 tracing and its derivative as an operator of its own. backward.py has the formulas, torch_graph.py the callers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from clearhead import backward, engines
 from clearhead.arrays import adopt, statistics_dtype, to_torch
@@ -20,6 +19,7 @@ from clearhead.errors import RuleError
 from clearhead.observations import Groups, Wanted, wanted
 from clearhead.operands import operand
 from clearhead.problem import Problem, Rules, describe
+from clearhead.torch_autograd import operator
 
 # What can be asked, in the order in which the operator lists it.
 ANSWERS: tuple[str, ...] = ("output", "logsumexp", "max_logit", "entropy", "distance", "top_weights", "top_indices")
@@ -330,63 +330,18 @@ def _places(ctx: Any, found: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
     return tuple(places)
 
 
-def _operator(
-    name: str,
-    schema: str,
-    backward_schema: str,
-    functions: tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]],
-    derivative: tuple[Callable[..., Any], Callable[..., Any]],
-) -> Callable[..., Sequence[Tensor]]:
-    """A call that is an operator while a compiler looks on, and otherwise the same function under plain autograd.
-
-    The operator's own way through PyTorch's dispatcher costs a fifth of a millisecond, which a short call would feel.
-    """
-    forward, shapes, backward = functions
-    saves, by_inputs = derivative
-    operator = torch.library.custom_op(f"clearhead::{name}", forward, mutates_args=(), schema=schema)
-    operator.register_fake(shapes)
-    back = torch.library.custom_op(f"clearhead::{name}_backward", backward, mutates_args=(), schema=backward_schema)
-    back.register_fake(_derivative_shapes)
-
-    def operator_saves(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-        ctx.backward = back
-        saves(ctx, inputs, output)
-
-    operator.register_autograd(by_inputs, setup_context=operator_saves)
-
-    class Plain(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
-            found = forward(*inputs)
-            ctx.backward = backward
-            saves(ctx, inputs, found)
-            return tuple(found)
-
-        @staticmethod
-        @once_differentiable
-        def backward(ctx: Any, *grads: Any) -> Any:
-            return by_inputs(ctx, grads)
-
-    def call(*inputs: Any) -> Sequence[Tensor]:
-        plain = type(inputs[0]) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
-        found: Sequence[Tensor] = Plain.apply(*inputs) if plain else operator(*inputs)  # type: ignore[no-untyped-call]
-        return found
-
-    return call
-
-
-observe = _operator(
+observe = operator(
     "observe",
     f"(Tensor q, Tensor k, Tensor? v, {_RULES}, {_ASKED}) -> Tensor[]",
     f"(Tensor q, Tensor k, Tensor? v, {_RULES}, {_ASKED}, Tensor[] answers, str used, Tensor[] derivatives, "
     "bool by_bias) -> Tensor[]",
-    (_observe, _observe_shapes, _observe_backward),
+    (_observe, _observe_shapes, _observe_backward, _derivative_shapes),
     (_observe_saves, _observe_derivative),
 )
-transposed = _operator(
+transposed = operator(
     "transposed",
     f"(Tensor q, Tensor k, Tensor g, {_RULES}) -> Tensor[]",
     f"(Tensor q, Tensor k, Tensor g, {_RULES}, Tensor logsumexp, Tensor d_product, bool by_bias) -> Tensor[]",
-    (_transposed, _transposed_shapes, _transposed_backward),
+    (_transposed, _transposed_shapes, _transposed_backward, _derivative_shapes),
     (_transposed_saves, _transposed_derivative),
 )

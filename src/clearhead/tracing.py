@@ -8,11 +8,10 @@ import numpy as np
 
 from clearhead import engines, notebook, picture, reference
 from clearhead.arrays import adopt
-from clearhead.axes import Array
-from clearhead.errors import SelectionError
+from clearhead.axes import Array, brief
 from clearhead.files import write_whole
 from clearhead.observations import Wanted
-from clearhead.problem import Described, Problem, Rules, describe
+from clearhead.problem import Described, Problem, Rules, describe_whole
 from clearhead.steps import (
     Convention,
     Sizes,
@@ -23,9 +22,10 @@ from clearhead.steps import (
     turned,
 )
 from clearhead.story import Layer, Scene, both, story
+from clearhead.values import read_language, read_path, read_place, whole_number
 from clearhead.view import page
 from clearhead.view.container import Document
-from clearhead.words import Language
+from clearhead.words import Language, say
 
 _INPUTS = ("x", "context", "w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o")
 
@@ -44,8 +44,11 @@ class Geometry(NamedTuple):
     key_norms: Any  # (…, kv_heads, keys)
     cosine: Any  # (…, heads, queries, keys), 0 where a norm is 0
 
+    def __repr__(self) -> str:
+        return brief("Geometry", self._asdict())
 
-@dataclass(frozen=True, eq=False, slots=True)
+
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
 class TokenTrace:
     """One query, computed alone: q_i·k_j for each key, softmax, and the weighted sum of value rows."""
 
@@ -57,9 +60,14 @@ class TokenTrace:
     output: Any  # (…, heads, d_v)
     difference: float  # the largest difference from row i of the whole matrix and its output
 
+    def __repr__(self) -> str:
+        return brief("TokenTrace", {"query": self.query, "weights": self.weights, "output": self.output})
+
     def written_out(self, head: int = 0, count: int = 8) -> str:
         """The weighted sum of one head in words, largest weights first: 0.92·v_1 + 0.08·v_0 = [0.92 2.16]."""
-        weights = np.asarray(self.weights).reshape(-1, np.shape(self.weights)[-1])[head]
+        rows = np.asarray(self.weights).reshape(-1, np.shape(self.weights)[-1])
+        head, count = read_place("head", head, len(rows)), whole_number("count", count, 0)
+        weights = rows[head]
         output = np.asarray(self.output).reshape(-1, np.shape(self.output)[-1])[head]
         strongest = [j for j in np.argsort(-weights, kind="stable") if weights[j] > 0]
         terms = [f"{weights[j]:.4f}·v_{j}" for j in strongest[:count]]
@@ -105,7 +113,15 @@ class Trace:
 
     def __str__(self) -> str:
         engine, difference = self.check
-        return f"{self.steps}\nlargest difference from the {engine} engine: {difference:.2g}"
+        told = f"{self.steps}\nlargest difference from the {engine} engine: {difference:.2g}"
+        return "\n".join(filter(None, (told, self.read_as())))
+
+    def read_as(self, language: Language = "en") -> str:
+        """How inputs of three axes were read, where a batch of texts would have looked the same; "" elsewhere."""
+        problem = self.problem
+        plain = len(problem.prefix) == 1 and "x" not in self._inputs and problem.heads == problem.kv_heads > 1
+        per_head = problem.alibi_slopes is not None or problem.sinks is not None
+        return say(read_language(language), "three axes", heads=problem.heads) if plain and not per_head else ""
 
     def __repr__(self) -> str:
         return f"Trace({', '.join(step.name for step in self.steps)})"
@@ -116,7 +132,8 @@ class Trace:
 
     def save(self, path: str | os.PathLike[str], language: Language = "en") -> None:
         """Write the explaining page to a file, whole or not at all. Raises FileError when that cannot be done."""
-        write_whole(path, page.encoded(self.document(Scene("attention, step by step", language))))
+        place = read_path(path)
+        write_whole(place, page.encoded(self.document(Scene("attention, step by step", language))))
 
     def document(self, scene: Scene) -> Document:
         """What the explaining page holds of this trace."""
@@ -148,8 +165,7 @@ class Trace:
     def _one(self, head: int) -> tuple[Array, Array]:
         queries, keys = self.problem.queries, self.problem.keys
         weights, masked = (x.reshape(-1, queries, keys) for x in (self._book.weights, self._book.masked))
-        if not 0 <= head < len(weights):
-            raise SelectionError(f"head {head} is outside 0..{len(weights) - 1}.")
+        head = read_place("head", head, len(weights))
         return weights[head], np.isneginf(masked[head])
 
     @property
@@ -176,9 +192,7 @@ class Trace:
         Raises SelectionError when there is no such query. O(heads·keys·(d_k + d_v)).
         """
         problem, given = self.problem, self._given
-        if not -problem.queries <= query < problem.queries:
-            raise SelectionError(f"token {query} is outside 0..{problem.queries - 1}.")
-        at = query % problem.queries
+        at = read_place("token", query, problem.queries)
         alone = problem.take(queries=range(at, at + 1))
         book = reference.attend(alone, given.q[:, :, at : at + 1], given.k, given.v)
         assert given.v is not None
@@ -210,7 +224,9 @@ def trace(q: Any, k: Any, v: Any, *, convention: Convention = "rows", **rules: U
     """Attention step by step, every intermediate kept in float64: S = Q·Kᵀ, S/√d_k, …, A = softmax, O = A·V.
 
     q (…, heads, queries, d_k), k (…, kv_heads, keys, d_k), v (…, kv_heads, keys, d_v), or 2-D for one head; with
-    convention="columns" tokens are columns: (…, d_k, queries) and so on. Rules as in `attention`.
+    convention="columns" tokens are columns: (…, d_k, queries) and so on. Rules as in `attention`. Three axes are
+    (heads, tokens, width), which the printed trace says: for a batch of texts with one head give q[:, None], and
+    for x (batch, tokens, d_model) with its projections there is `trace_layer`.
     Returns a Trace; its `check` holds the largest difference from the fast engine on the same inputs.
     Raises what `attention` raises. O(queries·keys·d_k) time and O(queries·keys) memory: for looking, not for length.
     Source: Vaswani et al. 2017, section 3.2.1.
@@ -222,7 +238,7 @@ def trace(q: Any, k: Any, v: Any, *, convention: Convention = "rows", **rules: U
     """
     check_convention(convention)
     q, k, v = (_turn(x, name, convention) for x, name in ((q, "q"), (k, "k"), (v, "v")))
-    given = describe(q, k, v, rules)
+    given, _ = describe_whole(q, k, v, rules)
     book = reference.attend(given.problem, given.q, given.k, given.v)
     raw = {name: adopt(x, name)[0] for name, x in (("q", q), ("k", k), ("v", v))}
     steps = attention_steps(

@@ -1,17 +1,66 @@
 """Reading the value of one score rule: what it may be, and what to say when it is something else."""
 
+import os
 from collections.abc import Sequence
-from math import isfinite, prod
-from typing import Any
+from math import inf, prod
+from typing import Any, cast
 
 import numpy as np
 
 from clearhead.arrays import FLOATS, broadcast, plain
 from clearhead.axes import WEIGHTS, Array, heads_first, named
-from clearhead.errors import DtypeError, RuleError, ShapeError
+from clearhead.errors import DtypeError, FileError, RuleError, SelectionError, ShapeError, shown
+from clearhead.room import array_bytes, check_room
+from clearhead.words import LANGUAGES, Language
 
 Window = tuple[int | None, int | None]
 FAR = 2**53  # positions beyond this are no use to anybody, and would overflow
+
+
+def whole_number(name: str, value: Any, least: int = 1, most: int | None = None, hint: str = "") -> int:
+    """Read a whole number from `least` to `most`; a bool is none. Raises RuleError."""
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not whole or value < least or (most is not None and value > most):
+        reach = f"from {least:,} up" if most is None else f"from {least:,} to {most:,}"
+        raise RuleError(f"{name} is {shown(value)}: expected a whole number {reach}.", hint)
+    return int(value)
+
+
+def read_place(name: str, value: Any, size: int) -> int:
+    """Read an index among `size`, a negative one counts from the end. Raises SelectionError."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise SelectionError(f"{name} is {shown(value)}: expected a whole number.")
+    if not -size <= value < size:
+        raise SelectionError(f"{name} {shown(value)} is outside 0..{size - 1}." if size else f"there is no {name}.")
+    return int(value) % size
+
+
+def read_path(value: Any) -> str | os.PathLike[str]:
+    """Read the name of a file. Raises DtypeError for what is no text, FileError for one that no file can have."""
+    if not isinstance(value, (str, os.PathLike)):
+        raise DtypeError(f"path is {shown(value)}: expected the name of a file, as text.", 'path="page.html"')
+    try:
+        zero = b"\0" in os.fsencode(value)
+    except UnicodeEncodeError:
+        zero = True
+    if zero:
+        raise FileError(f"path is {shown(value)}: no file can be called so.")
+    return value
+
+
+def read_language(value: Any) -> Language:
+    """Read "en" or "zh". Raises RuleError."""
+    if not isinstance(value, str) or value not in LANGUAGES:
+        raise RuleError(f"language is {shown(value)}: expected 'en' or 'zh'.", 'language="zh"')
+    return cast("Language", str(value))
+
+
+def read_slice(name: str, value: Any, size: int) -> range:
+    """Read a slice of `size` places. Raises SelectionError."""
+    try:
+        return range(size)[value]
+    except (TypeError, ValueError):
+        raise SelectionError(f"{name} is {shown(value)}: expected a slice of whole numbers.") from None
 
 
 def read_number(name: str, value: Any, default: float) -> float:
@@ -19,21 +68,26 @@ def read_number(name: str, value: Any, default: float) -> float:
     if value is None:
         return default
     try:
+        if isinstance(value, (bool, np.bool_, str, bytes)) or getattr(value, "requires_grad", False):
+            raise TypeError
         number = float(value)
-    except (TypeError, ValueError):
-        raise RuleError(f"{name} is {value!r}: expected a number.") from None
-    if not isfinite(number):
+    except OverflowError:
+        raise RuleError(f"{name} is too large for a float: the largest is 1.8e308.") from None
+    except Exception:  # what a stranger's __float__ raises is its own
+        raise RuleError(f"{name} is {shown(value)}: expected a number.") from None
+    if not -inf < number < inf:
         raise RuleError(f"{name} is {number}: expected a finite number.", f"leave {name} out for its default.")
     return number
 
 
-def whole_number(name: str, value: Any, least: int, most: int | None = None, hint: str = "") -> int:
-    """Read a whole number, Python's or NumPy's, from `least` to `most`; True and False are none. Raises RuleError."""
-    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not whole or value < least or (most is not None and value > most):
-        bounds = f"from {least} up" if most is None else f"from {least} to {most}"
-        raise RuleError(f"{name} is {value!r}: expected a whole number {bounds}.", hint)
-    return int(value)
+def check_probability(name: str, value: Any) -> None:
+    """Raise unless value is a number between 0 and 1."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float, np.integer, np.floating))
+        or not 0.0 <= value <= 1.0
+    ):
+        raise RuleError(f"{name} is {value!r}: expected a probability, 0 to 1.")
 
 
 def read_softcap(value: Any) -> float | None:
@@ -52,7 +106,7 @@ def read_flag(name: str, value: Any) -> bool:
     """Read True or False."""
     if value is None or isinstance(value, (bool, np.bool_)):
         return bool(value)
-    raise RuleError(f"{name} is {value!r}: expected True or False.")
+    raise RuleError(f"{name} is {shown(value)}: expected True or False.")
 
 
 def read_window(value: Any) -> Window:
@@ -63,7 +117,7 @@ def read_window(value: Any) -> Window:
     whole = all(s is None or (isinstance(s, (int, np.integer)) and not isinstance(s, bool) and s >= 0) for s in sides)
     if len(sides) != 2 or not whole:
         raise RuleError(
-            f"window is {value!r}: expected (left, right), each a whole number of keys from 0 up, or None.",
+            f"window is {shown(value)}: expected (left, right), each a whole number of keys from 0 up, or None.",
             "window=(255, 0) sees the last 256 keys, itself included.",
         )
     left, right = (None if side is None else min(int(side), 4 * FAR) for side in sides)
@@ -107,8 +161,16 @@ def one_per_head(name: str, value: Any, heads: int, ndim: int) -> Array | None:
     numbers = array.reshape(heads).astype(np.float64)
     none = np.isneginf(numbers) & (name == "sinks")  # a sink of -inf adds nothing
     if not (np.isfinite(numbers) | none).all():
-        raise RuleError(f"{name} is {numbers.tolist()}: expected finite numbers.")
+        raise RuleError(f"{name} is {shown(numbers.tolist())}: expected finite numbers.")
     return numbers
+
+
+def as_int64(name: str, array: Array) -> Array:
+    """Whole numbers of any dtype as int64. Raises RuleError for one beyond 2^53, SizeError for more than memory."""
+    if array.dtype == np.uint64 and (array > np.uint64(FAR)).any():
+        raise RuleError(f"{name} goes up to {array.max()}: expected whole numbers up to 2^53.")
+    check_room(name, array_bytes(array.shape, 8), "give fewer tokens.")
+    return array.astype(np.int64)
 
 
 def _whole(name: str, value: Any, shape: tuple[int, ...], axes: Sequence[str]) -> Array:
@@ -116,10 +178,11 @@ def _whole(name: str, value: Any, shape: tuple[int, ...], axes: Sequence[str]) -
     if array.dtype.kind not in "iu" and array.size:
         raise DtypeError(f"{name} is {array.dtype}: expected whole numbers.")
     try:
-        return np.broadcast_to(array, shape).astype(np.int64)
+        spread = np.broadcast_to(array, shape)
     except ValueError:
         want = named(shape, axes) if shape else "a single number"
         raise ShapeError(f"{name} has shape {array.shape}: expected {want}.") from None
+    return as_int64(name, spread)
 
 
 def read_lengths(name: str, value: Any, lead: tuple[int, ...], most: int, of: str) -> Array | None:
@@ -128,7 +191,7 @@ def read_lengths(name: str, value: Any, lead: tuple[int, ...], most: int, of: st
         return None
     lengths = _whole(name, value, lead, ("batch",)).reshape(-1)
     if ((lengths < 0) | (lengths > most)).any():
-        raise RuleError(f"{name} is {lengths.tolist()}: each must lie between 0 and the number of {of}, {most}.")
+        raise RuleError(f"{name} is {shown(lengths.tolist())}: each must lie between 0 and the number of {of}, {most}.")
     return lengths
 
 
@@ -152,5 +215,5 @@ def read_offset(value: Any, lead: tuple[int, ...], n: int, m: int, *, positional
         value = 0
     offset = _whole("query_offset", value, lead, ("batch",)).reshape(-1)
     if (offset > FAR).any() or (offset < -FAR).any():
-        raise RuleError(f"query_offset is {value}: expected positions between -2^53 and 2^53.")
+        raise RuleError(f"query_offset is {shown(value)}: expected positions between -2^53 and 2^53.")
     return offset

@@ -7,7 +7,8 @@ LANGUAGES: tuple[Language, ...] = ("en", "zh")
 
 _WORDS: dict[str, tuple[str, str]] = {
     # what each step does
-    "x": (
+    "x": ("each token's vector: what enters the layer", "每个词元的向量，即本层的输入"),
+    "x normalised": (
         "each token's vector, layer-normalised: what enters the layer",
         "每个词元的向量（已做层归一化），即本层的输入",
     ),
@@ -24,7 +25,11 @@ _WORDS: dict[str, tuple[str, str]] = {
     "heads": ("each head: a weighted mean of value rows", "每个头：值行的加权平均"),
     "concat": ("the heads side by side", "把各个头并排拼接"),
     "output": ("a weighted mean of value rows", "值行的加权平均"),
-    "layer output": ("the heads mixed: what the layer adds to the token", "混合各头：本层加到词元上的内容"),
+    "layer output": ("W^O mixes the heads: what the layer gives each token", "W^O 混合各头：本层给每个词元的输出"),
+    "layer output joined": (
+        "the heads side by side are the output: no W^O mixes them",
+        "各头并排即为本层的输出：没有 W^O 来混合",
+    ),
     # explain
     "model": (
         "model {name}: {layers} layers, {heads} heads, d_model {d_model}",
@@ -33,6 +38,10 @@ _WORDS: dict[str, tuple[str, str]] = {
     "illustration": (
         "a tiny model trained on nursery rhymes, for illustration",
         "用英语童谣训练的小模型，仅供演示",
+    ),
+    "window": (
+        "window {number} of {windows}: tokens {first} to {last} of {tokens}, counted from 0",
+        "第 {number} 个窗口，共 {windows} 个：全文 {tokens} 个词元中的第 {first} 至 {last} 个（从 0 数起）",
     ),
     "tokens": ("tokens", "词元"),
     "next": ("most likely next", "最可能的下一个词元"),
@@ -81,6 +90,13 @@ _WORDS: dict[str, tuple[str, str]] = {
         "教科书算法与 {engine} 引擎一致：最大差 {difference:.1g}",
     ),
     # trace
+    "three axes": (
+        "three axes are read as (heads {heads}, tokens, width), each head attending on its own; a batch of {heads} "
+        "texts is (batch, heads, tokens, width), so q[:, None], and a whole layer's (batch, tokens, d_model) is for "
+        "ch.trace_layer",
+        "三个轴按（头 {heads}，词元，宽度）理解，各头独立计算；若是 {heads} 条文本的批次，应为"
+        "（批次，头，词元，宽度），即 q[:, None]；整层的（批次，词元，d_model）请用 ch.trace_layer",
+    ),
     "head of": (
         "head {head} of {heads}; --json FILE writes all",
         "第 {head} 个头（共 {heads} 个）；--json FILE 写出全部",

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from clearhead.bench import peers, run, watching
 from clearhead.bench.cases import Case, cases
 from clearhead.bench.limits import Limits, limits, machine
-from clearhead.errors import FileError, unknown
+from clearhead.errors import unknown
+from clearhead.files import make_folder, write_whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,13 +33,14 @@ def bench(*, quick: bool, chosen: str | None, only: str | None, save: str | None
     for group in wanted:
         if group not in (*groups, WATCH):
             raise unknown("group", group, (*groups, WATCH))
+    folder = None if save is None else make_folder(save)
     found = machine(threads)
     limit = limits(threads)
     rows = _measured([case for case in every if case.group in wanted], names, limit, threads, quick=quick)
     report = run.Report(rows, _watched(threads, quick=quick) if WATCH in wanted else [], found, limit)
     show(Console(highlight=False, markup=False), report)
-    if save is not None:
-        _save(Path(save), report)
+    if folder is not None:
+        _save(folder, report)
 
 
 def show(console: "Console", report: run.Report) -> None:
@@ -100,12 +102,8 @@ def _measured(chosen: list[Case], names: list[str], limit: Limits, threads: int,
 
 
 def _save(folder: Path, report: run.Report) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "bench.json").write_text(run.as_json(report), encoding="utf-8")
-        (folder / "bench.csv").write_text(run.as_csv(report.rows), encoding="utf-8")
-        (folder / "bench.md").write_text(run.as_markdown(report), encoding="utf-8")
-    except OSError as error:
-        raise FileError(f"{folder} cannot be written: {error.strerror}.") from None
+    write_whole(folder / "bench.json", run.as_json(report).encode("utf-8"))
+    write_whole(folder / "bench.csv", run.as_csv(report.rows).encode("utf-8"))
+    write_whole(folder / "bench.md", run.as_markdown(report).encode("utf-8"))
     if report.rows:
-        run.plot(report.rows, folder / "bench.svg")
+        write_whole(folder / "bench.svg", run.plot(report.rows))

@@ -19,7 +19,8 @@ from torch.nn.functional import scaled_dot_product_attention
 import clearhead as ch
 from clearhead.bench.cases import Case
 from clearhead.bench.floors import Rates, floor, rates
-from clearhead.errors import EngineError, FileError
+from clearhead.errors import EngineError
+from clearhead.files import make_folder, write_whole
 
 Call = Callable[[], Any]
 BACKENDS = {
@@ -68,6 +69,7 @@ def bench(*, quick: bool, save: str | None, device: str = "cuda") -> None:
     """Check, measure and report; the table on standard output."""
     if device == "cuda" and not torch.cuda.is_available():
         raise EngineError("there is no GPU: torch.cuda.is_available() is False.", "clearhead bench times the CPU.")
+    folder = None if save is None else make_folder(save)
     place = torch.device(device)
     worst = check(place)
     print(f"checked against the reference, largest error of each rule: {worst}")
@@ -79,8 +81,8 @@ def bench(*, quick: bool, save: str | None, device: str = "cuda") -> None:
             lines.append(line)
     told = {**machine(place), **found._asdict()}
     print(json.dumps(told))
-    if save is not None:
-        _save(Path(save), lines, told)
+    if folder is not None:
+        _save(folder, lines, told)
 
 
 def machine(device: torch.device) -> dict[str, str]:
@@ -243,10 +245,6 @@ def written(line: Line) -> str:
 
 
 def _save(folder: Path, lines: list[Line], told: dict[str, Any]) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        data = {"machine": told, "lines": [line._asdict() for line in lines]}
-        (folder / "gpu.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-        (folder / "gpu.txt").write_text("\n".join(map(written, lines)) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise FileError(f"{folder} cannot be written: {error.strerror}.") from None
+    data = {"machine": told, "lines": [line._asdict() for line in lines]}
+    write_whole(folder / "gpu.json", (json.dumps(data, indent=1) + "\n").encode("utf-8"))
+    write_whole(folder / "gpu.txt", ("\n".join(map(written, lines)) + "\n").encode("utf-8"))

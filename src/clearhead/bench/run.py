@@ -5,7 +5,6 @@ import io
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
@@ -147,8 +146,8 @@ def _line(words: Iterable[str]) -> str:
     return f"| {' | '.join(words)} |"
 
 
-def plot(rows: list[Row], place: Path) -> None:
-    """Ratios to each peer as dots over the cases, one line at 1; SVG or PNG by the file's ending."""
+def plot(rows: list[Row]) -> bytes:
+    """Ratios to each peer as dots over the cases, one line at 1; an SVG."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -164,4 +163,6 @@ def plot(rows: list[Row], place: Path) -> None:
     axes.invert_yaxis()
     axes.legend()
     axes.grid(axis="x", alpha=0.3)
-    figure.savefig(place)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="svg")
+    return drawn.getvalue()

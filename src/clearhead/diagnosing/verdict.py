@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from clearhead.diagnosing.recipe import Change, Recipe
 from clearhead.diagnosing.search import Found, Looked
+from clearhead.values import read_language
 from clearhead.words import Language
 
 Outcome = Literal["right", "mistake", "ambiguous", "unexplained"]
@@ -22,6 +23,15 @@ class Place(NamedTuple):
     column: int
     theirs: float
     right: float
+
+
+class Nonfinite(NamedTuple):
+    """An input that holds NaN or infinity: where first, what stands there, and how many such numbers there are."""
+
+    name: str
+    place: tuple[int, ...]
+    value: float
+    many: int
 
 
 class Line(NamedTuple):
@@ -74,6 +84,7 @@ class Explanation:
         return self._words("needs", language)
 
     def _words(self, what: str, language: Language) -> list[str]:
+        read_language(language)
         said = [
             [
                 getattr(m, what)[language == "zh"].format(**_details(f.recipe, c, language))
@@ -102,6 +113,7 @@ class Diagnosis:
     first_difference: Place | None
     looked: Looked
     unseen: tuple[Explanation, ...]  # mistakes that these inputs cannot show
+    nonfinite: tuple[Nonfinite, ...] = ()  # inputs that hold NaN or infinity
 
     def __str__(self) -> str:
         return self.told()
@@ -116,7 +128,7 @@ class Diagnosis:
 
     def lines(self, language: Language = "en") -> Iterator[Line]:
         """The answer line by line."""
-        yield from _lines(self, language)
+        yield from _lines(self, read_language(language))
 
     def to_json(self) -> dict[str, Any]:
         """The verdict as plain numbers and words."""
@@ -138,6 +150,7 @@ class Diagnosis:
             "tolerance": _plain(self.tolerance),
             "first_difference": first and {k: _plain(v) for k, v in first._asdict().items()},
             "looked_at": self.looked._asdict(),
+            "nonfinite": [{**one._asdict(), "value": str(one.value)} for one in self.nonfinite],
             "unseen": [e.mistakes[0] for e in self.unseen],
         }
 
@@ -190,6 +203,10 @@ _SAID: dict[str, tuple[str, str]] = {
         "looked at {batches} batch entries and {queries} queries, not at everything",
         "只看了 {batches} 个批次条目和 {queries} 个查询，并非全部",
     ),
+    "nonfinite": (
+        "look at the inputs first: {name}[{place}] is {value}; numbers in {name} that are NaN or infinite: {many}",
+        "请先检查输入：{name}[{place}] 为 {value}；{name} 中 NaN 或无穷大共 {many} 个",
+    ),
     "unseen": (
         "these inputs could not show it if: {did}; that takes {needs}",
         "这些输入无法显出这样的错误：{did}；需要{needs}",
@@ -238,6 +255,9 @@ def _say(language: Language, key: str, **values: object) -> str:
 
 def _lines(told: Diagnosis, language: Language) -> Iterator[Line]:
     numbers = {"difference": told.difference, "tolerance": told.tolerance}
+    for one in told.nonfinite:
+        words = {**one._asdict(), "place": ", ".join(map(str, one.place))}
+        yield Line("verdict", _say(language, "nonfinite", **words))
     if told.verdict in ("right", "unexplained"):
         yield Line("verdict", _say(language, told.verdict, **numbers))
     elif told.verdict == "ambiguous":

@@ -18,6 +18,14 @@ current GPU, which has not been run.
     shard, unshard, positions  cutting a sequence, and putting it together
 """
 
+from clearhead.errors import MissingExtraError
+
+try:
+    import torch as torch
+except ImportError as error:
+    raise MissingExtraError(
+        f"clearhead.distributed needs PyTorch: {error}.", "pip install 'clearhead[torch]'"
+    ) from None
 from clearhead.distributed.call import attention as attention
 from clearhead.distributed.call import plan as plan
 from clearhead.distributed.matrix import ShardedAttentionMatrix as ShardedAttentionMatrix

@@ -5,22 +5,22 @@ are those of further columns of the output: X·Y with Y among the values and X a
 backward.py. Largest logits, peaks and strongest weights carry no graph.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from clearhead.arrays import adopt, on_cpu, statistics_dtype
+from clearhead.arrays import statistics_dtype
 from clearhead.axes import Array
 from clearhead.distributed import methods
 from clearhead.distributed.exchange import total
-from clearhead.distributed.shards import Shards
+from clearhead.distributed.shards import Shards, array_of
 from clearhead.distributed.wholes import Whole
 from clearhead.problem import Rules
+from clearhead.torch_autograd import once, refuse_forward
 
 _ROWS = ("output", "logsumexp", "entropy", "distance")
 SMOOTH = (*_ROWS, "received", "image", "groups")
@@ -71,27 +71,35 @@ def answers(call: Call, leaves: Leaves) -> dict[str, Tensor]:
 class _Graph(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Any, bias: Any, sinks: Any, call: Call) -> tuple[Tensor, ...]:
-        ctx.call, ctx.like = call, Leaves(q, k, v, bias, sinks)
+        ctx.call = call
+        ctx.save_for_backward(q, k, v, bias, sinks)
         shape = call.shards.prefix
         given = {name: call.shards.give(x.reshape(shape + x.shape[2:])) for name, x in call.found.items()}
         ctx.mark_non_differentiable(*(x for name, x in given.items() if name not in SMOOTH))
         return tuple(given.values())
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        call: Call = ctx.call
-        ranks, what = call.shards.ranks, f"{call.what}, backward"
-        bias = any(one["bias"] for one in ranks.agree(what, {"bias": bool(ctx.needs_input_grad[3])}))
-        by = {
-            name: on_cpu(adopt(grad.detach(), "gradient")[0]).reshape(x.shape)
-            for (name, x), grad in zip(call.found.items(), grads, strict=True)
-            if name in SMOOTH
-        }
-        with ranks.together(what):
-            found = gradients(call, by, bias=bias)
-        pairs = zip(Leaves._fields, ctx.like, ctx.needs_input_grad, strict=False)
-        return *(_shaped(call.shards, found[name], x, name) if needed else None for name, x, needed in pairs), None
+        return *once(_by_leaves, ctx.call, ctx.needs_input_grad, ctx.saved_tensors, grads), None
+
+    jvp = staticmethod(refuse_forward)
+
+
+def _by_leaves(
+    call: Call, needed: Sequence[bool], leaves: Sequence[Tensor | None], grads: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """From the loss's derivatives by all that was answered to those by the leaves, None where they are not needed."""
+    ranks, what = call.shards.ranks, f"{call.what}, backward"
+    bias = any(one["bias"] for one in ranks.agree(what, {"bias": bool(needed[3])}))
+    by = {
+        name: array_of(grad, "gradient").reshape(x.shape)
+        for (name, x), grad in zip(call.found.items(), grads, strict=True)
+        if name in SMOOTH
+    }
+    with ranks.together(what):
+        found = gradients(call, by, bias=bias)
+    each = zip(Leaves._fields, leaves, needed, strict=False)
+    return [None if x is None or not asked else _shaped(call.shards, found[name], x, name) for name, x, asked in each]
 
 
 def gradients(call: Call, by: dict[str, Array], *, bias: bool) -> dict[str, Array]:

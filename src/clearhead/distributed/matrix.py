@@ -6,7 +6,7 @@ from typing import Any, Unpack
 import numpy as np
 from torch import Tensor
 
-from clearhead.arrays import adopt, on_cpu, statistics_dtype
+from clearhead.arrays import statistics_dtype
 from clearhead.axes import WEIGHTS, Array, named
 from clearhead.distributed import methods, wholes
 from clearhead.distributed.choice import Method, choose
@@ -14,11 +14,13 @@ from clearhead.distributed.graph import Call, Leaves, answers
 from clearhead.distributed.layouts import Layout
 from clearhead.distributed.perkeys import product, statistics
 from clearhead.distributed.ranks import Ranks
-from clearhead.distributed.shards import agreed, read
+from clearhead.distributed.shards import agreed, array_of, read
 from clearhead.distributed.tiles import sections, tile
 from clearhead.errors import SelectionError
-from clearhead.matrix import TransposedMatrix, expand
-from clearhead.observations import Groups, Observation, Top, Wanted, observation, wanted
+from clearhead.indexing import expand
+from clearhead.matrix import TransposedMatrix
+from clearhead.merging import Top
+from clearhead.observations import Groups, Observation, Wanted, observation, wanted
 from clearhead.operands import operand
 from clearhead.problem import Problem, Rules
 
@@ -105,7 +107,7 @@ class ShardedAttentionMatrix:
         heads = local.kv_heads, local.heads
 
         def own() -> tuple[Array, bool]:
-            return operand(local, on_cpu(adopt(v.detach(), "v")[0]), "v", local.keys, heads)
+            return operand(local, array_of(v, "v"), "v", local.keys, heads)
 
         (values, vector), _ = agreed(self._ranks, "A @ v", own, lambda found: {"v's width": found[0].shape[3]})
         shards = replace(self._shards, v=values)
@@ -186,7 +188,7 @@ class ShardedAttentionMatrix:
             want = wanted(local, {**asked, "groups": groups})
             if v is None:
                 return None, want
-            return operand(local, on_cpu(adopt(v.detach(), "v")[0]), "v", local.keys, (local.kv_heads,))[0], want
+            return operand(local, array_of(v, "v"), "v", local.keys, (local.kv_heads,))[0], want
 
         def told(found: tuple[Array | None, Wanted]) -> dict[str, Any]:
             values, want = found
@@ -223,7 +225,8 @@ class ShardedAttentionMatrix:
         found |= {name: one.answer.astype(self.dtype) for name, one in whole.items()}
         lse = next((one.logsumexp for one in whole.values()), None) if self._known is None else self._known
         given = answers(Call("observe", shards, method, found, lse, whole), self._leaves._replace(v=v))
-        return observation(given, self._shards.q.shape[2], self._shards.k.shape[2])
+        sinks = self._shards.whole.sinks is not None
+        return observation(given, self._shards.q.shape[2], self._shards.k.shape[2], sinks=sinks)
 
     @property
     def _ranks(self) -> Ranks:
@@ -307,7 +310,7 @@ class ShardedTransposedMatrix(TransposedMatrix):
         local = matrix._local()
 
         def own() -> tuple[Array, bool]:
-            return operand(local, on_cpu(adopt(g.detach(), "g")[0]), "g", local.queries, (local.heads, 1))
+            return operand(local, array_of(g, "g"), "g", local.queries, (local.heads, 1))
 
         (columns, vector), _ = agreed(matrix._ranks, "A.T @ g", own, lambda found: {"g's width": found[0].shape[3]})
         spread = np.broadcast_to(columns, (local.batch, local.heads, *columns.shape[2:]))

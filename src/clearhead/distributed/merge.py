@@ -114,7 +114,7 @@ def attend(shards: Shards, want: Wanted) -> dict[str, Array]:
         arrays = iter(got[rank])
         for at, _ in own[rank]:
             part = {name: next(arrays) for name in sorted(rooms[at.start])}
-            answer = observation(part, at.stop - at.start, 1)
+            answer = observation(part, at.stop - at.start, 1, sinks=False)
             found[at.start] = merged(found.get(at.start), answer)
     return finished(shards, [found.get(at.start) if rows else None for at, rows in shards.own_rows()], want)
 

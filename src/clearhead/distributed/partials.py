@@ -10,7 +10,8 @@ from clearhead.arrays import statistics_dtype
 from clearhead.axes import Array
 from clearhead.distributed.layouts import Pieces, common, needed
 from clearhead.distributed.shards import Shards
-from clearhead.observations import Observation, Top, Wanted, observation
+from clearhead.merging import Top
+from clearhead.observations import Observation, Wanted, observation
 from clearhead.problem import Problem
 
 Arrays = tuple[Array, Array, Array | None]
@@ -104,7 +105,7 @@ def answered(shards: Shards, one: Meeting, want: Wanted) -> Observation:
     answers.pop("received", None)
     if "top_indices" in answers:
         answers["top_indices"] = np.where(answers["top_indices"] < 0, -1, answers["top_indices"] + one.keys.start)
-    return observation(answers, one.problem.queries, max(1, one.problem.keys))
+    return observation(answers, one.problem.queries, max(1, one.problem.keys), sinks=False)
 
 
 def merged(before: Observation | None, part: Observation) -> Observation:

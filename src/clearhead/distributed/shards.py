@@ -123,7 +123,8 @@ def read(
         for name, value, known in (("layout", layout, LAYOUTS), ("method", method, METHODS)):
             if value not in known:
                 raise unknown(name, value, known)
-        local = describe(q.detach(), k.detach(), None if v is None else v.detach(), {})
+        with torch.no_grad():
+            local = describe(q, k, v, {})
         return local, _signature(q, k, v, rules) | {"layout": layout, "method": method, "engine": engine}
 
     local, everybody = agreed(ranks, what, own, lambda found: found[1])
@@ -216,21 +217,25 @@ def _told(value: Any) -> Any:
 def _whole(q: Tensor, k: Tensor, rules: Rules, queries: int, keys: int) -> Problem:
     """The rules about positions, validated against the whole sequence; the arrays take no memory."""
     plain: Any = {name: value for name, value in rules.items() if name not in _SHARDED}
-    for name in ("sinks", "alibi_slopes"):
-        if isinstance(plain.get(name), Tensor):
-            plain[name] = plain[name].detach()
-    return describe(_empty(q, queries), _empty(k, keys), None, plain).problem
+    with torch.no_grad():
+        return describe(_empty(q, queries), _empty(k, keys), None, plain).problem
 
 
+@torch.no_grad()
+def array_of(x: Any, name: str) -> Array:
+    """A tensor's numbers, in the CPU's memory."""
+    return on_cpu(adopt(x, name)[0])
+
+
+@torch.no_grad()
 def _content(q: Tensor, k: Tensor, content: Mapping[str, Any], keys: int) -> dict[str, Array | None]:
     """Bias and mask (…, this rank's queries, all keys), segments of this rank's own, as engines take them."""
     found: dict[str, Array | None] = dict.fromkeys(_SHARDED)
-    detached: Any = {name: x.detach() if isinstance(x, Tensor) else x for name, x in content.items()}
-    dense: Any = {name: detached[name] for name in DENSE if name in detached}
+    dense: Any = {name: content[name] for name in DENSE if name in content}
     if dense:
         problem = describe(_empty(q, q.shape[-2]), _empty(k, keys), None, dense).problem
         found |= {"bias": problem.bias, "mask": problem.mask}
-    labels: Any = {name: detached[name] for name in ("query_segments", "kv_segments") if name in detached}
+    labels: Any = {name: content[name] for name in ("query_segments", "kv_segments") if name in content}
     if labels:
         problem = describe(_empty(q, q.shape[-2]), _empty(k, k.shape[-2]), None, labels).problem
         found |= {"query_segments": problem.query_segments, "kv_segments": problem.kv_segments}

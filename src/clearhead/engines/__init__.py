@@ -9,7 +9,7 @@ from typing import cast
 from clearhead.axes import Array
 from clearhead.engines.base import Engine
 from clearhead.errors import EngineError, unknown
-from clearhead.observations import Wanted
+from clearhead.observations import Wanted, check_room
 from clearhead.problem import Problem
 
 NAMES = ("native", "portable", "triton")
@@ -70,7 +70,9 @@ def answer(
     """Everything wanted, by name, in the fewest passes; the log-sum-exp too where it was computed and not known.
 
     A known one has the bits that this engine's row pass gives: a row pass that is needed anyway answers `received` too.
+    Raises SizeError where the answers are larger than memory.
     """
+    check_room(problem, replace(want, output=v is not None), 0 if v is None else v.shape[-1])
     needed = want.logsumexp or want.columns()
     first = replace(want, output=v is not None, logsumexp=needed and logsumexp is None)
     found: dict[str, Array] = {}

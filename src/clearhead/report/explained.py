@@ -67,6 +67,9 @@ def matrix_lines(
 
 
 def _opening(console: Console, seen: Explanation, language: Language) -> Iterator[Text]:
+    if seen.window is not None:
+        last = seen.window.stop - 1
+        yield title(say(language, "window", **seen.window._asdict(), last=last))
     config = seen.model.config
     about = say(
         language, "model", name=seen.model.name, layers=config.layers, heads=config.heads, d_model=config.d_model
@@ -89,8 +92,7 @@ def _layer(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:
     for step in seen.steps:
         shape = named(step.shape, step.axes)
         yield Text(f"  {_fill(formula(language, step.formula), 38)}{shape}")
-        key = "layer output" if step.name == "output" else step.name
-        yield Text(f"      {say(language, key)}", style="dim")
+        yield Text(f"      {say(language, step.words)}", style="dim")
 
 
 def _weights(console: Console, seen: Explanation, language: Language) -> Iterator[Text]:

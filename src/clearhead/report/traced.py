@@ -28,8 +28,7 @@ def show(console: Console, case: Case, language: Language) -> None:
 
 def _step(console: Console, case: Case, step: Step, verdict: Verdict | None, language: Language) -> Iterator[Text]:
     yield title(f"{formula(language, step.formula)}   {named(step.shape, step.axes)}")
-    layer = hasattr(case.trace, "concat")
-    yield Text(f"  {say(language, 'layer output' if layer and step.name == 'output' else step.name)}", style="dim")
+    yield Text(f"  {say(language, step.words)}", style="dim")
     array = np.asarray(step.array, dtype=np.float64)
     if step.name == "weights" and array.ndim == 2 and array.size:
         rows, cols = (
@@ -90,6 +89,8 @@ def _labelled(name: str, array: Array, language: Language) -> Iterator[Text]:
 def _closing(case: Case, language: Language) -> Iterator[Text]:
     engine, difference = case.trace.check
     yield Text(say(language, "check", engine=engine, difference=difference), style="dim")
+    if case.trace.read_as(language):
+        yield Text(case.trace.read_as(language), style="dim")
     first = case.first_wrong
     if not case.verdicts:
         yield Text(say(language, "no claims"))

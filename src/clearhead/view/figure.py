@@ -8,7 +8,7 @@ import numpy as np
 from clearhead import picture, visibility
 from clearhead.arrays import read
 from clearhead.axes import Array
-from clearhead.errors import MissingExtraError, SelectionError
+from clearhead.errors import DtypeError, MissingExtraError, SelectionError
 from clearhead.glance import first_key
 from clearhead.view.long import pictures
 
@@ -61,7 +61,7 @@ def png(shown: Cells, cell: int) -> bytes:
 def plot(shown: Cells, shape: tuple[int, int], rows: Sequence[str] | None, cols: Sequence[str] | None, ax: Any) -> Any:
     """On matplotlib axes: colour by the square root, axes in tokens. Raises MissingExtraError."""
     colors = _matplotlib()
-    ax = ax if ax is not None else _axes()
+    ax = _axes(ax)
     high = float(shown.weights.max(initial=0.0)) or 1.0
     weights = np.ma.masked_array(shown.weights, shown.masked)
     norm = colors.PowerNorm(0.5, vmin=0.0, vmax=high)
@@ -79,7 +79,7 @@ def plot(shown: Cells, shape: tuple[int, int], rows: Sequence[str] | None, cols:
 def plot_grid(values: Array, layers: Sequence[str], name: str, ax: Any) -> Any:
     """Layers × heads, coloured by one number; nan stays white."""
     _matplotlib()
-    ax = ax if ax is not None else _axes()
+    ax = _axes(ax)
     image = ax.imshow(values, cmap="Purples", interpolation="nearest", aspect="auto")
     ax.set(title=name, xlabel="head", ylabel="layer")
     ax.yaxis.set_ticks(range(len(layers)), layers)
@@ -100,7 +100,14 @@ def _matplotlib() -> Any:
     return colors
 
 
-def _axes() -> Any:
+def _axes(given: Any) -> Any:
     from matplotlib import pyplot
+    from matplotlib.axes import Axes
 
+    if isinstance(given, Axes):
+        return given
+    if given is not None:
+        raise DtypeError(
+            f"ax is a {type(given).__name__}: expected matplotlib axes.", "pyplot.subplots()[1] makes them."
+        )
     return pyplot.subplots(figsize=(6, 5), layout="constrained")[1]

@@ -15,9 +15,10 @@ import numpy as np
 from clearhead import __version__
 from clearhead.arrays import FLOATS, beside, on_cpu, read
 from clearhead.axes import WEIGHTS, Array, named
-from clearhead.errors import DtypeError, SelectionError
+from clearhead.errors import DtypeError, RuleError, SelectionError, shown
 from clearhead.glance import first_key, glance
 from clearhead.problem import Problem
+from clearhead.values import read_language
 from clearhead.view.container import Document, compressed, stored
 from clearhead.view.packing import packed
 from clearhead.words import Language
@@ -67,6 +68,11 @@ class Wish:
     exact: Iterable[tuple[Any, int]] | None = None
     dtype: Any = None
     served: bool | Literal["frame"] = False
+
+    def __post_init__(self) -> None:
+        read_language(self.language)
+        if not isinstance(self.title, str):
+            raise RuleError(f"title is {shown(self.title)}: expected a text.")
 
 
 class Pictures(NamedTuple):
@@ -155,9 +161,9 @@ def _choose(sights: list[Sight], wish: Wish) -> _Chosen:
     if wish.dtype is not None:
         try:
             dtype = next(known for known in FLOATS if known.name == np.dtype(wish.dtype).name)
-        except (TypeError, StopIteration):
+        except (TypeError, ValueError, StopIteration):
             raise DtypeError(
-                f"dtype is {wish.dtype!r}: a page holds {', '.join(known.name for known in FLOATS)}."
+                f"dtype is {shown(wish.dtype)}: a page holds {', '.join(known.name for known in FLOATS)}."
             ) from None
     heads, all_exact = sum(len(sight.heads) for sight in sights), max(1, sum(map(len, exact)))
     small = next((side for side in _SMALL if heads * side**2 <= _SMALL_CELLS), _SMALL[-1])
@@ -167,6 +173,9 @@ def _choose(sights: list[Sight], wish: Wish) -> _Chosen:
 
 def _places(sights: list[Sight], exact: Iterable[tuple[Any, int]]) -> list[list[int]]:
     found: list[set[int]] = [set() for _ in sights]
+    listed = isinstance(exact, (list, tuple, set, frozenset))
+    if not listed or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in exact):
+        raise SelectionError(f"exact is {shown(exact)}: expected a list of (layer, head) pairs.", "exact=[(0, 3)]")
     for layer, head in exact:
         here = [place for place, sight in enumerate(sights) if sight.name == str(layer)]
         if not here:

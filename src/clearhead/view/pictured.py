@@ -6,9 +6,12 @@ from dataclasses import replace
 from html import escape
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
+import numpy as np
+
 from clearhead import notebook
-from clearhead.errors import SelectionError
+from clearhead.errors import DtypeError, RuleError, SelectionError, shown, unknown
 from clearhead.files import write_whole
+from clearhead.values import read_path, whole_number
 from clearhead.view import figure, page
 from clearhead.view.container import Document
 from clearhead.view.long import Run, Sight, Wish, document
@@ -62,7 +65,8 @@ class Pictured:
         batch, beside (a second run to compare with), language ("en", "zh"), title
         Raises SelectionError above 64 MB, with what would fit, FileError when it cannot be written. O(queries·keys).
         """
-        write_whole(path, page.encoded(self.document(**options)))
+        place = read_path(path)
+        write_whole(place, page.encoded(self.document(**options)))
 
     def to_svg(self, head: int = 0, *, layer: int | str = 0, batch: int = 0) -> str:
         """One head's weights for papers, (queries, keys); above 64 a pixel has the largest of its weights."""
@@ -85,14 +89,23 @@ class Pictured:
         return widget(document(runs, replace(wish, served="frame"), each), runs)
 
     def _wished(self, options: Page) -> tuple[list[Run], Wish, Callable[[Sequence[int]], Iterable[int]]]:
+        for name in options:
+            if name not in Page.__annotations__:
+                raise unknown("option", name, Page.__annotations__)
         given: Page = {**options}
         batch, beside, each = given.pop("batch", 0), given.pop("beside", None), given.pop("each", iter)
+        batch = whole_number("batch", batch, 0)
+        if beside is not None and not isinstance(beside, Pictured):
+            raise DtypeError(f"beside is {shown(beside)}: expected what was seen in a second run.", "beside=other")
+        if not callable(each):
+            raise RuleError(f"each is {shown(each)}: expected what walks the layers.", "each=tqdm")
         runs = [part._run(batch) for part in (self, beside) if part is not None]
         return runs, Wish(**{"title": runs[0].name, **given}), each  # type: ignore[arg-type]
 
     def _cells(self, layer: int | str, head: int, batch: int, side: int) -> tuple[figure.Cells, Run, Sight]:
-        run = self._run(batch)
+        run = self._run(whole_number("batch", batch, 0))
         sight = _sight(run, layer)
+        head = whole_number("head", head, 0)
         if head not in sight.heads:
             raise SelectionError(f"there is no head {head}: the matrix has {', '.join(map(str, sight.heads))}.")
         name = f"layer {sight.name}, head {head}" if sight.name else "A" if len(sight.heads) == 1 else f"A, head {head}"
@@ -126,6 +139,8 @@ def _size(sight: Sight) -> int:
 
 
 def _sight(run: Run, layer: int | str) -> Sight:
+    if isinstance(layer, bool) or not isinstance(layer, (int, np.integer, str)):
+        raise SelectionError(f"layer is {shown(layer)}: expected its number or its name.", "layer=0")
     for sight in run.sights:
         if sight.name == str(layer):
             return sight

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from clearhead.arrays import graphed
-from clearhead.errors import ClearheadError, RuleError
+from clearhead.axes import WEIGHTS, named
+from clearhead.errors import ClearheadError, DtypeError, RuleError, ShapeError
 from clearhead.functional import attention
 from clearhead.matrix import AttentionMatrix
 from clearhead.observations import Observation
@@ -25,7 +26,7 @@ output_hidden_states output_router_logits position_embeddings position_ids retur
 """
 HARMLESS = frozenset(_WORDS.split())  # models hand these to every attention; no score depends on them beside the mask
 
-Watcher = Callable[[nn.Module], tuple[Recording | None, dict[str, Any]]]
+Watcher = Callable[[nn.Module], tuple[Recording | None, dict[str, Any], bool]]
 watchers: WeakKeyDictionary[nn.Module, Watcher] = WeakKeyDictionary()  # by attention module, while it is watched
 
 
@@ -51,11 +52,12 @@ def attend(
 ) -> tuple[Tensor, None]:
     """What Transformers calls: query (batch, heads, queries, d_k); gives (batch, queries, heads, d_v), no weights."""
     watcher = watchers.get(module)
-    recording, asked = watcher(module) if watcher else (None, {})
+    recording, asked, was_eager = watcher(module) if watcher else (None, {}, False)
     where = type(module).__name__ if recording is None else f"layer {recording.name}"
     try:
         _check(more)
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        causal = causal and not was_eager  # eager attention without a mask lets everyone see everything
         call = _read(query, key, value, attention_mask, position_bias, causal=causal, recording=recording)
         call.scores.update(
             {name: x for name, x in (("scale", scaling), ("softcap", softcap), ("sinks", s_aux)) if x is not None}
@@ -78,6 +80,12 @@ def _check(more: dict[str, Any]) -> None:
             "leave it out: seen.matrix(layer)[...] gives any weight.",
         )
     unknown = [name for name, value in more.items() if value is not None and name not in HARMLESS]
+    if "indices" in unknown:
+        raise RuleError(
+            "the model chooses by itself which keys each query attends to (sparse attention with `indices`), and no "
+            "rule here says that.",
+            "ch.AttentionMatrix(q, k, mask=…) observes q and k that you take from the model yourself.",
+        )
     if unknown:
         raise RuleError(f"the model passes `{unknown[0]}` to its attention, and nothing here knows what it means.")
 
@@ -95,11 +103,12 @@ def _read(
     """Where these queries and keys stand in the sequence, and who may see whom."""
     n, m = query.shape[2], key.shape[2]
     done = recording.length if recording is not None and recording.cross else 0
+    _check_mask(mask, (*query.shape[:3], m))
     if isinstance(mask, RuledMask):
-        pattern, (row, col) = mask.pattern, mask.start
+        pattern, (row, col) = mask.meaning(), mask.start
     else:
-        pattern = from_tensor(None if mask is None else mask[..., :m], causal=causal and n > 1)
-        row, col = (0 if mask is None else m - n), 0
+        pattern = from_tensor(mask, causal=causal and n > 1)
+        row, col = (m - n if mask is not None or (causal and n == 1) else 0), 0
     if pattern.causal and col + m > row + n:  # a cache with room to spare: what lies behind the queries is empty
         m = row + n - col
         key, value = key[:, :, :m], value[:, :, :m]
@@ -108,6 +117,22 @@ def _read(
     if recording is not None and recording.cross:
         row = done
     return Call(query, key, value, pattern, range(row, row + n), range(col, col + m), {})
+
+
+def _check_mask(mask: Tensor | None, expected: tuple[int, ...]) -> None:
+    """Does the mask broadcast to (batch, heads, queries, keys)? One of ours, which holds rules, has all the keys."""
+    if mask is None:
+        return
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise DtypeError(f"the attention mask is {mask.dtype}: expected bool (True = may attend) or what is added.")
+    found = tuple(mask.shape)
+    ones = () if isinstance(mask, RuledMask) else (1,)
+    broadcasts = all(size in (1, full) for size, full in zip(found[-4:-1][::-1], expected[:-1][::-1], strict=False))
+    if len(found) > 4 or not found or not broadcasts or found[-1] not in (expected[-1], *ones):
+        raise ShapeError(
+            f"the attention mask is {named(found, WEIGHTS)}, and the weights are {named(expected, WEIGHTS)}.",
+            "an attention mask has one number for each key.",
+        )
 
 
 def _answer(call: Call, dropout: float, asked: dict[str, Any], *, observing: bool) -> tuple[Tensor, Observation | None]:

@@ -15,6 +15,7 @@ class Layer:
 
     name: str
     path: str  # the module's own name in the model
+    call: int  # which call of that module in one forward pass, from 1 up
     cross: bool
     heads: tuple[int, ...]  # the heads that were kept, by their numbers in the model
     observation: Observation
@@ -24,6 +25,15 @@ class Layer:
     rules: dict[str, Any]
     padding: Any  # (batch, queries), True where a query is padding; or None
     note: str  # why a mask is held in full, or ""
+
+    def __repr__(self) -> str:
+        arrays = {"q": self.q, "k": self.k, "v": self.v, "padding": self.padding}
+        said = [f"{name} {_shown(value)}" for name, value in arrays.items() if value is not None]
+        said += [f"{name}={_shown(value)}" for name, value in self.rules.items()]
+        who = f"{self.path}{f', call {self.call}' if self.call > 1 else ''}{', cross' if self.cross else ''}"
+        heads = ", ".join(map(str, self.heads))
+        note = f"; {self.note}" if self.note else ""
+        return f"Layer({self.name}: {who}; heads {heads}; {self.observation}; {', '.join(said)}{note})"
 
     def finished(self) -> "Layer":
         return self
@@ -37,3 +47,7 @@ class Layer:
         matrix = AttentionMatrix(self.q, self.k, **self.rules)
         matrix._logsumexp = adopt(self.observation.logsumexp, "logsumexp")[0]
         return matrix
+
+
+def _shown(value: Any) -> str:
+    return f"{tuple(value.shape)} {value.dtype}" if hasattr(value, "shape") else repr(value)

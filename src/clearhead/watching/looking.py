@@ -1,13 +1,17 @@
 """`ch.watch`: a model's attention observed while it runs inside a block."""
 
 import re
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+import warnings
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clearhead.errors import MissingExtraError, RuleError, SelectionError
+from clearhead.errors import DtypeError, MissingExtraError, RuleError, SelectionError
+from clearhead.observations import check_asked
 from clearhead.watching.seen import Seen
 
 if TYPE_CHECKING:
@@ -38,9 +42,11 @@ def watch(
 ) -> Iterator[Seen]:
     """Observe every attention of a Transformers model while it runs inside the block; then it is as it was before.
 
-    model      any Transformers model whose attention goes through its AttentionInterface; any float dtype, CPU or GPU
+    model      any Transformers model whose attention goes through its AttentionInterface, or a module that holds one;
+               any float dtype, CPU or GPU
     entropy, received, max_logit, peak, distance, top, image     as in `AttentionMatrix.observe`; logsumexp always is
-    layers     which layers to observe, by number or name; None is all. The others cost what attention costs.
+    layers     which layers to observe, by number (negative ones count from each stack's end) or name; None is all.
+               The others cost what attention costs.
     heads      which heads to keep, in every layer; None is all
     keep       keep queries and keys as well, O(tokens), so that `seen.matrix(layer)` has every weight
     values     keep values as well: `seen.layer(i).v`, for what each key brings to the output
@@ -51,7 +57,12 @@ def watch(
     own but for rounding; queries that see only padding get 0, where eager attention takes the mean of everything.
     In training mode dropout acts on the output as ever, and what is observed are the weights before dropout.
     Masks stay rules (causal, window, padding, segments); `seen.layer(i).note` says where a model's own needs n × m.
-    Raises MissingExtraError, DtypeError for what is no such model, RuleError where its attention cannot be watched.
+    A module that attends several times in one forward pass (layers that share their weights, images or windows one
+    after the other) is a layer for each time: "0", "0#2", "0#3". Compiled models run uncompiled inside the block.
+    Attention that ran without going through the interface is not seen: the model's numbers are right all the same,
+    `seen.unseen` lists it, and a UserWarning says so when the block ends.
+    Raises MissingExtraError, SelectionError for layers or heads that are none, DtypeError for what is no such model or
+    tokenizer, RuleError where its attention cannot be watched.
 
     >>> import torch, transformers, clearhead as ch
     >>> config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, eos_token_id=0, bos_token_id=0, vocab_size=9)
@@ -63,12 +74,10 @@ def watch(
     """
     try:
         from clearhead.watching import switching
-        from clearhead.watching.attending import watchers
     except ImportError as error:
         raise MissingExtraError(
             f"watch needs PyTorch and Transformers: {error}.", "pip install 'clearhead[hf]'"
         ) from error
-    switching.check(model)
     asked: dict[str, Any] = {
         "entropy": entropy,
         "received": received,
@@ -76,21 +85,38 @@ def watch(
         "peak": peak,
         "distance": distance,
     }
-    asked |= {"top": top, "image": image, "logsumexp": True}
-    watching = _Watching(model, asked, layers, heads, keep=keep, values=values, tokenizer=tokenizer)
-    before = switching.switch(model)
-    hook = model.register_forward_pre_hook(watching.read_tokens, with_kwargs=True)
-    for module in model.modules():
-        watchers[module] = watching.attention
-    try:
+    asked = check_asked({**asked, "top": top, "image": image, "logsumexp": True})
+    _check_options(layers, keep=keep, values=values, tokenizer=tokenizer)
+    chosen = None if heads is None else _heads(heads)
+    switching.check(model)
+    watching = _Watching(model, asked, layers, chosen, keep=keep, values=values, tokenizer=tokenizer)
+    with _looking_on(model, watching):
         yield watching.seen
-        watching.check_chosen(switching.attentions(model))
-    finally:
-        hook.remove()
+    if watching.seen.unseen:
+        warnings.warn(watching.seen.told_unseen(), stacklevel=3)
+
+
+@contextmanager
+def _looking_on(model: Any, watching: "_Watching") -> Iterator[None]:
+    """Inside, every attention of the model is ours and tells `watching`; afterwards all is as it was."""
+    import torch
+
+    from clearhead.watching import switching
+    from clearhead.watching.attending import watchers
+
+    before = switching.switch(model)
+    watching.implementations = {id(config): implementation for config, implementation in before}
+    with ExitStack() as after:
+        after.callback(watching.finish)
+        after.callback(switching.restore, before)
+        after.enter_context(torch.compiler.set_stance("force_eager"))
+        for hook in watching.hooks(switching.models(model)):
+            after.callback(hook.remove)
         for module in model.modules():
-            watchers.pop(module, None)
-        switching.restore(before)
-        watching.finish()
+            watchers[module] = watching.attention
+            after.callback(watchers.pop, module, None)
+        yield
+        watching.check_chosen()
 
 
 class _Watching:
@@ -101,93 +127,181 @@ class _Watching:
         model: Any,
         asked: dict[str, Any],
         layers: Collection[int | str] | None,
-        heads: Collection[int] | None,
+        heads: list[int] | None,
         *,
         keep: bool,
         values: bool,
         tokenizer: Any,
     ) -> None:
         self.asked, self.layers, self.keep, self.values, self.tokenizer = asked, layers, keep, values, tokenizer
-        self.heads = None if heads is None else _heads(heads)
-        self.paths = {module: path for path, module in model.named_modules()}
+        self.heads = heads
+        self.model = model
+        self.paths = {module: path.replace("_orig_mod.", "") for path, module in model.named_modules()}
+        self.by_path = {path: module for module, path in self.paths.items()}
         inner = [path for path in self.paths.values() if re.search(r"\.\d+\.", path)]
         self.stacked = len({_stack(path) for path in inner}) > 1
         self.crossed = any(CROSS.search(path.split(".")[-1]) for path in inner)
-        self.encoder = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
-        self.recordings: dict[Any, Recording | None] = {}
+        self.implementations: dict[int, Any] = {}  # what each config's attention was before, by id(config)
+        self.names: dict[Any, str] = {}
+        self.recordings: dict[tuple[Any, int], Recording | None] = {}
         self.met: set[int | str] = set()
-        self.ran = False
+        self.entered = False
+        self.running: list[Any] = []  # the models whose forward pass goes on, outermost first
+        self.calls: Counter[Any] = Counter()  # how often each module attended in this pass
+        self.ran: set[Any] = set()  # attention modules, whether they went through the interface or not
+        self.went_through: set[Any] = set()
         self.parts: dict[str, Recording] = {}
         self.seen = Seen(self.parts, model=type(model).__name__)
 
-    def attention(self, module: Any) -> "tuple[Recording | None, dict[str, Any]]":
-        """The recording of the layer that `module` is, and what to ask of it; None where it was not chosen."""
-        if module not in self.recordings:
-            self.recordings[module] = self._recording(self.paths[module])
-        recording = self.recordings[module]
-        if recording is None:
-            return None, {}
-        self.parts[recording.name] = recording
-        return recording, self.asked if not recording.calls else {**self.asked, "image": None}
+    def hooks(self, models: Iterable[Any]) -> Iterator[Any]:
+        """Hooks that say when a forward pass begins and ends, and which attention modules run in it."""
+        from clearhead.watching.unseen import mixes_tokens
 
-    def _recording(self, path: str) -> "Recording | None":
+        for module in dict.fromkeys((self.model, *models)):
+            yield module.register_forward_pre_hook(self._enter, with_kwargs=True)
+            yield module.register_forward_hook(self._leave, always_call=True)
+        for module in self.paths:
+            if mixes_tokens(module):
+                yield module.register_forward_pre_hook(lambda module, _: self.ran.add(module))
+
+    def _enter(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        self.entered = True
+        if not self.running:
+            self.calls.clear()
+        if hasattr(module, "config") and not any(hasattr(outer, "config") for outer in self.running):
+            self._read_tokens(module, args, named)
+        self.running.append(module)
+
+    def _leave(self, module: Any, *_: Any) -> None:
+        while self.running and self.running.pop() is not module:
+            pass
+
+    def attention(self, module: Any) -> "tuple[Recording | None, dict[str, Any], bool]":
+        """The recording of the layer that `module` is now, what to ask of it, and whether it was eager before.
+
+        None instead of a recording where the layer was not chosen.
+        """
+        import torch
+
+        self.went_through.add(module)
+        was_eager = self.implementations.get(id(getattr(module, "config", None))) == "eager"
+        if torch._C._current_graph_task_id() != -1:  # in a backward pass, checkpointing computes a layer again
+            return None, {}, was_eager
+        if not self.running:
+            self.calls.clear()
+        self.calls[module] += 1
+        place = module, self.calls[module]
+        if place not in self.recordings:
+            self.recordings[place] = self._recording(*place)
+        recording = self.recordings[place]
+        if recording is None:
+            return None, {}, was_eager
+        self.parts[recording.name] = recording
+        return recording, self.asked if not recording.calls else {**self.asked, "image": None}, was_eager
+
+    def _recording(self, module: Any, call: int) -> "Recording | None":
         from clearhead.watching.recording import Recording
 
+        path = self.paths[module]
         numbers = re.findall(r"(?:^|\.)(\d+)(?=\.|$)", path)
         cross = bool(CROSS.search(path.split(".")[-1]) or CROSS.search(path.split(".")[-2] if "." in path else ""))
+        if module not in self.names:
+            self.names[module] = self._name(path, numbers, cross=cross)
+        name = self.names[module] if call == 1 else f"{self.names[module]}#{call}"
+        if self.layers is not None:
+            known = {name, self.names[module], path, *(numbers[:1]), *self._from_the_end(path)}
+            wanted = {one for one in self.layers if str(one) in known}
+            self.met |= wanted
+            if not wanted:
+                return None
+        return Recording(name, path, call, cross, self.heads, self.keep, self.values, self.asked["image"])
+
+    def _name(self, path: str, numbers: list[str], *, cross: bool) -> str:
+        """What a layer is called: its number, its stack where there are several, its side; else its path."""
         name = numbers[0] if numbers else path
         if numbers and self.stacked and _stack(path):
             name = f"{_stack(path)}.{name}"
         if numbers and self.crossed:
             name += ".cross" if cross else ".self"
-        if any(known is not None and known.name == name for known in self.recordings.values()):
-            name = path
-        if self.layers is not None:
-            wanted = {one for one in self.layers if one in (name, path) or str(one) == (numbers or [None])[0]}
-            self.met |= wanted
-            if not wanted:
-                return None
-        return Recording(name, path, cross, self.heads, self.keep, self.values, self.asked["image"])
+        return path if name in self.names.values() else name
 
-    def read_tokens(self, _module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Before each forward pass: the ids that it is given."""
-        self.ran = True
+    def _from_the_end(self, path: str) -> list[str]:
+        """The layer's number counted from the end of its stack, "-1" for the last."""
+        found = re.search(r"(?:^|\.)(\d+)(?=\.|$)", path)
+        if found is None:
+            return []
+        stack = self.by_path[path[: found.start()]]
+        return [str(int(found[1]) - sum(name.isdecimal() for name, _ in stack.named_children()))]
+
+    def _read_tokens(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """The ids that an outermost forward pass is given, where it is given any."""
         given = named.get("input_ids", args[0] if args else None)
-        if self.encoder:
+        if "decoder_input_ids" in signature(module.forward).parameters:
             if not self.seen.source_tokens:
                 self._add(self.seen.source_tokens, given)
-            given = named.get("decoder_input_ids")
-        self._add(self.seen.tokens, given)
+            self._add(self.seen.tokens, named.get("decoder_input_ids"))
+        elif _stack(self.paths[module]) == "encoder":
+            self._add(self.seen.source_tokens, given)
+        else:
+            self._add(self.seen.tokens, given)
 
     def _add(self, rows: list[list[Any]], ids: Any) -> None:
-        if ids is None or ids.ndim != 2 or ids.is_floating_point():
+        import torch
+
+        if not isinstance(ids, torch.Tensor) or ids.ndim != 2 or ids.is_floating_point():
+            return
+        if rows and len(rows) != len(ids):  # another batch: whether it can follow is for the attention to say
             return
         if not rows:
             rows += [[] for _ in ids]
         for row, more in zip(rows, ids.tolist(), strict=True):
             row += more if self.tokenizer is None else [self.tokenizer.decode([token]) for token in more]
 
-    def check_chosen(self, attentions: str) -> None:
+    def check_chosen(self) -> None:
         """At the block's end: was anything seen, and all that was chosen?"""
-        if self.ran and not self.recordings:
-            raise RuleError(
-                f"{self.seen.model} ran, but no attention was seen: its classes ({attentions}) do not go through "
-                "Transformers' AttentionInterface."
-            )
+        if self.entered and not self.went_through:
+            kinds = ", ".join(dict.fromkeys(kind for _, kind in self._unseen()))
+            why = f"{kinds} does not go through Transformers' AttentionInterface" if kinds else "it has none"
+            raise RuleError(f"{self.seen.model} ran, but no attention was seen: {why}.")
         missing = [one for one in self.layers or () if one not in self.met]
-        if self.ran and missing:
+        if self.went_through and missing:
             raise SelectionError(f"layers: there is no {missing[0]!r} in {self.seen.model}.")
 
     def finish(self) -> None:
         """Each layer's pieces joined, the pieces let go."""
-        order = list(self.paths.values())
-        parts = sorted(self.parts.items(), key=lambda item: order.index(item[1].path))
-        self.seen.parts = {name: part.finished() for name, part in parts if part.calls}
+        self.seen.parts = {name: part.finished() for name, part in self.parts.items() if part.calls}
+        self.seen.unseen = self._unseen()
         self.recordings.clear()
 
+    def _unseen(self) -> tuple[tuple[str, str], ...]:
+        from clearhead.watching.unseen import unseen
 
-def _heads(given: Collection[int]) -> list[int]:
+        return unseen(self.paths, self.ran, self.went_through)
+
+
+def _check_options(layers: Any, *, keep: Any, values: Any, tokenizer: Any) -> None:
+    """Raises SelectionError, RuleError, DtypeError for what is none of what `watch` says."""
+    if layers is not None:
+        if isinstance(layers, str) or not isinstance(layers, Collection):
+            raise SelectionError(f"layers is {layers!r}: expected a list of numbers or names.", f"layers=[{layers!r}]")
+        for one in layers:
+            if isinstance(one, bool) or not isinstance(one, (int, np.integer, str)):
+                raise SelectionError(f"layers: {one!r} is no layer's number or name.", "layers=[0, 1]")
+    for name, value in (("keep", keep), ("values", values)):
+        if not isinstance(value, (bool, np.bool_)):
+            raise RuleError(f"{name} is {value!r}: expected True or False.")
+    if tokenizer is not None and not callable(getattr(tokenizer, "decode", None)):
+        raise DtypeError(
+            f"tokenizer is a {type(tokenizer).__name__}: expected something with decode(list of ids).",
+            "tokenizer=transformers.AutoTokenizer.from_pretrained(…)",
+        )
+
+
+def _heads(given: Any) -> list[int]:
     """The heads to keep, in order. Raises SelectionError for what is no head's number."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise SelectionError(f"heads is {given!r}: expected a list of numbers.", f"heads=[{given!r}]")
+    given = list(given)
     for head in given:
         if isinstance(head, bool) or not isinstance(head, (int, np.integer)) or head < 0:
             raise SelectionError(f"heads: {head!r} is no head's number: expected whole numbers from 0 up.")

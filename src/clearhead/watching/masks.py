@@ -1,7 +1,8 @@
 """Transformers' masks kept as rules: what a model's mask function says, without a number for each query and key.
 
-A model asks its attention mask of the function registered beside its attention (`transformers.masking_utils`). Ours
-answers with a tensor that only looks like the mask and carries what it means; whoever reads its numbers gets them.
+A model gets its attention mask from the function registered beside its attention (`transformers.masking_utils`). Ours
+answers with a tensor that has the shape and dtype of eager attention's additive mask and carries the rules. Our
+attention reads the rules; any other operation on it works on the additive mask itself, which is made at that moment.
 """
 
 from collections.abc import Callable
@@ -35,7 +36,7 @@ class Pattern:
     dense: Tensor | None = None  # (batch, heads or 1, queries, keys), True = may attend, where rules do not say it
     bias: Tensor | None = None  # the same, added to the scores
     note: str = ""  # why it is dense
-    make: Callable[[], Tensor] | None = None  # the mask's numbers
+    make: Callable[[], Tensor] | None = None  # the whole mask, True = may attend
 
     def rules(self, queries: range, keys: range) -> Rules:
         """The rules of attention for queries and keys at these positions of the sequence."""
@@ -51,6 +52,15 @@ class Pattern:
         if self.bias is not None:
             found["bias"] = self.bias
         return found
+
+    def first_visible(self, query: int, least: int) -> int:
+        """The first key, from `least` on, that windows and chunks let queries from this position on see."""
+        if self.left is not None:
+            return max(least, query - self.left)
+        if self.chunk is not None and self.before is not None:
+            starts = (query - self.before) // self.chunk * self.chunk + self.before
+            return max(least, int(starts.min()))
+        return least
 
     def _segments(self, queries: range, keys: range) -> Rules:
         sides = []
@@ -74,9 +84,16 @@ class Pattern:
             right=_least(self.right, other.right),
         )
 
-    def full(self) -> Tensor | None:
-        """The mask in full, (batch, heads or 1, queries, keys)."""
-        return self.make() if self.dense is None and self.make is not None else self.dense
+    def full(self, queries: range, keys: range) -> Tensor | None:
+        """The mask in full, (batch, heads or 1, queries, keys); None where these queries see all of these keys."""
+        if self.dense is not None:
+            return self.dense
+        if self.make is not None:
+            return self.make()[..., : len(keys)]
+        if not self.causal:
+            return None
+        rows, columns = (torch.arange(side.start, side.stop) for side in (queries, keys))
+        return (columns <= rows[:, None])[None, None]
 
     @property
     def segmented(self) -> bool:
@@ -84,10 +101,16 @@ class Pattern:
 
 
 class RuledMask(torch.Tensor):
-    """A mask (batch, 1, queries, keys) of one number that carries its `pattern`; read, it becomes the real mask."""
+    """A mask (batch, 1, queries, keys) of one number that carries its `pattern`.
+
+    To code that does not know it, it is what eager attention is given: 0 where a query may attend to a key, the
+    dtype's lowest number where it may not. That mask is made when it is first needed, and kept, so that whoever
+    writes into it changes it.
+    """
 
     pattern: Pattern
     start: tuple[int, int]  # the positions of the first query and the first key
+    whole: Tensor | None
 
     @classmethod
     def __torch_function__(
@@ -100,11 +123,22 @@ class RuledMask(torch.Tensor):
                 return func(*args, **(kwargs or {}))
             return func(*_made(args), **_made(kwargs or {}))
 
+    def meaning(self) -> Pattern:
+        """The pattern; that of the additive mask as it is now where somebody may have written into it."""
+        if self.whole is None or not (self.whole.is_inference() or self.whole._version):
+            return self.pattern
+        return from_tensor(self.whole, causal=False)
+
 
 def _made(value: Any) -> Any:
-    """The same arguments with real masks."""
+    """The same arguments with additive masks."""
     if isinstance(value, RuledMask):
-        return value.pattern.full()
+        if value.whole is None:
+            assert value.pattern.make is not None
+            allowed = value.pattern.make()
+            least = torch.finfo(value.dtype).min
+            value.whole = torch.where(allowed, torch.zeros((), dtype=value.dtype, device=allowed.device), least)
+        return value.whole
     if isinstance(value, (list, tuple)):
         return type(value)(map(_made, value))
     return {name: _made(x) for name, x in value.items()} if isinstance(value, dict) else value
@@ -127,9 +161,10 @@ def keep_rules(
     mask_function: Callable[..., Any] = theirs.causal_mask_function,
     attention_mask: Tensor | None = None,
     device: Any = "cpu",
+    dtype: torch.dtype = torch.float32,
     **more: Any,
 ) -> RuledMask:
-    """The mask function for `AttentionMaskInterface`: `sdpa_mask`'s arguments, a RuledMask instead of its numbers."""
+    """The mask function for `AttentionMaskInterface`: `eager_mask`'s arguments, a RuledMask instead of its numbers."""
     start = int(q_offset), int(kv_offset)
 
     def make() -> Tensor:
@@ -149,9 +184,9 @@ def keep_rules(
         pattern = Pattern(dense=make(), note=why, make=make)
     else:
         pattern = replace(read, padding=attention_mask, make=make)
-    looks = torch.zeros(1, dtype=torch.bool, device=device).expand(batch_size, 1, q_length, kv_length)
+    looks = torch.zeros(1, dtype=dtype, device=device).expand(batch_size, 1, q_length, kv_length)
     mask = looks.as_subclass(RuledMask)
-    mask.pattern, mask.start = pattern, start
+    mask.pattern, mask.start, mask.whole = pattern, start, None
     return mask
 
 
@@ -201,6 +236,7 @@ def from_tensor(mask: Tensor | None, *, causal: bool) -> Pattern:
     """A mask that the model or its user made in full, bool (True = may attend) or added to the scores; or none."""
     if mask is None:
         return Pattern(causal=causal)
+    mask = mask[(None,) * (4 - mask.ndim)]
     note = "the mask was given in full, as the model's user or the model itself made it."
     if mask.dtype == torch.bool:
         return Pattern(dense=mask, note=note)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,6 +39,7 @@ class Recording:
 
     name: str
     path: str
+    call: int  # which call of its module in one forward pass, from 1 up
     cross: bool
     heads: Sequence[int] | None
     keep: bool
@@ -46,6 +48,7 @@ class Recording:
     calls: list[Call] = field(default_factory=list)
     parts: list[Observation] = field(default_factory=list)
     last_key: Tensor | None = None
+    first_sums: Tensor | None = None  # (batch, kv_heads, keys): each key's sum, while no keys were added
 
     @property
     def length(self) -> int:
@@ -66,16 +69,29 @@ class Recording:
         same_batch = call.q.shape[0] == before.q.shape[0] and call.keys.stop >= before.keys.stop
         if not (follows and same_batch):
             raise RuleError(
-                f"layer {self.name}: a second sequence began, or the first was run again without its cache.", AGAIN
+                f"layer {self.name}: a second sequence began, or the first was run again without its cache, or its "
+                "cache holds other things than keys one after the other.",
+                AGAIN,
             )
         if self.cross and call.keys != before.keys:
             raise RuleError(f"layer {self.name}: the keys of cross-attention changed.", AGAIN)
+        if not self.cross and call.keys.stop == before.keys.stop and not self._same_keys(call.k):
+            raise RuleError(
+                f"layer {self.name}: queries were added and no keys: the cache has room to spare, and the mask does "
+                "not say which of it is used.",
+                "generate without cache_implementation='static'.",
+            )
         if place >= 0 and self.last_key is not None and not torch.equal(call.k[:, :, place], self.last_key):
             raise RuleError(
                 f"layer {self.name}: keys that were seen are other keys now: the cache was reordered, as beam search "
-                "does, or written over.",
+                "does, or written over, or the model puts other keys behind those of its cache.",
                 "generate with num_beams=1; watch one sequence in a block.",
             )
+
+    def _same_keys(self, k: Tensor) -> bool:
+        """Are these the keys of the first call, as in cross-attention?"""
+        first = self.first_sums
+        return first is not None and first.shape == k.shape[:3] and torch.allclose(k.detach().sum(-1), first)
 
     def add(self, call: Call, seen: Observation) -> None:
         """Keep what this call brings: its observation, its queries, and the keys that were not there before."""
@@ -87,6 +103,7 @@ class Recording:
         new = slice(max(known - call.keys.start, 0), None)
         q, k, v = call.q, call.k[:, :, new], call.v[:, :, new] if self.values and call.v is not None else None
         if k.shape[2]:
+            self.first_sums = None if self.calls else k.detach().sum(-1)
             self.last_key = k[:, :, -1].detach().clone()
         if not self.keep:
             q, k = q[:, :, :0], k[:, :, :0]
@@ -104,7 +121,8 @@ class Recording:
         """Everything seen so far, as one layer."""
         first, last = self.calls[0], self.calls[-1]
         queries, keys = range(first.queries.start, last.queries.stop), range(first.keys.start, last.keys.stop)
-        rules = self._rules(queries, keys)
+        pattern = self._pattern(queries, keys)
+        rules = self._rules(pattern, queries, keys)
         seen = _joined([
             part.among(len(keys), call.keys.start - keys.start)
             for part, call in zip(self.parts, self.calls, strict=True)
@@ -124,11 +142,12 @@ class Recording:
             real = real[:, queries.start : queries.stop]
         padding = None if real is None or self.cross or bool(real.all()) else ~real
         heads = range(first.q.shape[1]) if self.heads is None else self.heads
-        return Layer(self.name, self.path, self.cross, tuple(heads), seen, q, k, v, rules, padding, last.pattern.note)
+        return Layer(
+            self.name, self.path, self.call, self.cross, tuple(heads), seen, q, k, v, rules, padding, pattern.note
+        )  # fmt: skip
 
-    def _rules(self, queries: range, keys: range) -> Rules:
-        last = self.calls[-1]
-        rules = last.scores | self._pattern(queries, keys).rules(queries, keys)
+    def _rules(self, pattern: Pattern, queries: range, keys: range) -> Rules:
+        rules = self.calls[-1].scores | pattern.rules(queries, keys)
         if self.heads is not None:
             chosen = list(self.heads)
             for name in ("mask", "bias"):
@@ -143,24 +162,31 @@ class Recording:
         patterns = [call.pattern for call in self.calls]
         if len(patterns) == 1:
             return patterns[0]
-        bias = self._whole([p.bias for p in patterns], queries, keys, 0.0)
-        if all(p.dense is None for p in patterns):
+        bias = None
+        if any(p.bias is not None for p in patterns):
+            bias = self._whole([p.bias for p in patterns], queries, keys, 0.0, -torch.inf)
+        let_go = any(
+            call.keys.start > call.pattern.first_visible(call.queries.start, keys.start) for call in self.calls
+        )
+        if all(p.dense is None for p in patterns) and not let_go:
             return replace(patterns[-1], bias=bias)
-        dense = self._whole([p.full() for p in patterns], queries, keys, rest=False)
-        note = next(p.note for p in patterns if p.note)
+        blocks = [call.pattern.full(call.queries, call.keys) for call in self.calls]
+        dense = self._whole(blocks, queries, keys, True, False)
+        note = next((p.note for p in patterns if p.note), "the cache let go of keys that the model's mask allows.")
         return Pattern(dense=dense, bias=bias, padding=patterns[-1].padding, note=note)
 
-    def _whole(self, blocks: list[Tensor | None], queries: range, keys: range, rest: Any) -> Tensor | None:
-        """Blocks of each call's queries and keys, (batch or 1, heads or 1, queries, keys), as one tensor."""
+    def _whole(self, blocks: list[Tensor | None], queries: range, keys: range, without: Any, rest: Any) -> Tensor:
+        """Blocks of each call's queries and keys, (batch or 1, heads or 1, queries, keys), as one tensor.
+
+        A call without a block has `without` everywhere; keys that were not there in a call have `rest`.
+        """
         there = [block for block in blocks if block is not None]
-        if not there:
-            return None
         lead = [max(block.shape[axis] for block in there) for axis in (0, 1)]
         whole = torch.full((*lead, len(queries), len(keys)), rest, dtype=there[0].dtype)
         for block, call in zip(blocks, self.calls, strict=True):
             row, col = call.queries.start - queries.start, call.keys.start - keys.start
-            if block is not None:
-                whole[:, :, row : row + len(call.queries), col : col + len(call.keys)] = block
+            place = np.s_[:, :, row : row + len(call.queries), col : col + len(call.keys)]
+            whole[place] = without if block is None else block
         return whole
 
 

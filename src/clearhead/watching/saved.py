@@ -2,32 +2,30 @@
 
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from clearhead import __version__
-from clearhead.arrays import bfloat16
+from clearhead.arrayfiles import safetensors
 from clearhead.arrays import plain as near
 from clearhead.axes import Array
 from clearhead.errors import ClearheadError, FileError
-from clearhead.files import write_whole
-from clearhead.observations import Observation, Top
+from clearhead.files import object_of, write_whole
+from clearhead.merging import Top
+from clearhead.observations import Observation
 from clearhead.problem import describe
 from clearhead.watching.layers import Layer
 
 FORMAT = 1
-STATISTICS = ("logsumexp", "max_logit", "entropy", "received", "peak", "distance", "image")
-_DTYPES: dict[str, np.dtype[Any]] = {
-    "F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": bfloat16,
-    "I64": np.dtype("<i8"), "I32": np.dtype("<i4"), "BOOL": np.dtype(bool),
-}  # fmt: skip
+BY_QUERY = ("logsumexp", "max_logit", "entropy", "distance")  # (batch, heads, queries)
+BY_KEY = ("received", "peak")  # (batch, heads, keys)
+STATISTICS = (*BY_QUERY, *BY_KEY, "image")
 
 
 def read(path: str | os.PathLike[str]) -> tuple[list[Layer], dict[str, Any]]:
     """The layers, and the model's name and tokens. Raises FileError."""
-    arrays, words = _read(Path(path))
+    arrays, words = _read(path)
     if words.get("format") != FORMAT:
         raise FileError(
             f"{path} has format {words.get('format')!r}, and this version reads {FORMAT}: it was written by clearhead "
@@ -37,7 +35,7 @@ def read(path: str | os.PathLike[str]) -> tuple[list[Layer], dict[str, Any]]:
         return _record(arrays, words)
     except ClearheadError as error:
         raise FileError(f"{path} is not a whole record of ch.watch: {error.what}") from None
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise FileError(f"{path} is not a whole record of ch.watch: {type(error).__name__} {error}.") from None
 
 
@@ -67,33 +65,15 @@ def _put(arrays: dict[str, Array], number: str, layer: Layer) -> dict[str, Any]:
     for name, value in given.items():
         if value is not None:
             arrays[f"{number} {name}"] = np.ascontiguousarray(near(value, name))
-    words = {"name": layer.name, "path": layer.path, "cross": layer.cross, "heads": list(layer.heads)}
-    return words | {"queries": seen.queries, "keys": seen.keys, "note": layer.note, "rules": plain}
+    words = {"name": layer.name, "path": layer.path, "call": layer.call, "cross": layer.cross, "note": layer.note}
+    return words | {"heads": list(layer.heads), "queries": seen.queries, "keys": seen.keys, "rules": plain}
 
 
-def _read(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
-    from safetensors import SafetensorError, deserialize
-
-    try:
-        data = path.read_bytes()
-        entries = deserialize(data)  # type: ignore[no-untyped-call]
-    except OSError as error:
-        raise FileError(f"{path} cannot be read: {error.strerror}.") from None
-    except SafetensorError as error:
-        raise FileError(f"{path} is not a whole safetensors file: {error}.") from None
-    try:
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        words = json.loads(header["__metadata__"]["watch"])
-    except (KeyError, TypeError, ValueError):
-        raise FileError(f"{path} was not written by seen.save.") from None
-    if not isinstance(words, dict):
+def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, Any]]:
+    arrays, words = safetensors(path)
+    if "watch" not in words:
         raise FileError(f"{path} was not written by seen.save.")
-    arrays = {}
-    for name, entry in entries:
-        if str(entry["dtype"]) not in _DTYPES:
-            raise FileError(f"{path}: `{name}` is {entry['dtype']}, which no such record holds.")
-        arrays[name] = np.frombuffer(entry["data"], _DTYPES[str(entry["dtype"])]).reshape(entry["shape"])
-    return arrays, words
+    return arrays, object_of(words["watch"], f"{path}: what is said of its layers")
 
 
 def _record(arrays: dict[str, Array], words: dict[str, Any]) -> tuple[list[Layer], dict[str, Any]]:
@@ -104,7 +84,8 @@ def _record(arrays: dict[str, Array], words: dict[str, Any]) -> tuple[list[Layer
     if len({layer.name for layer in layers}) != len(layers):
         raise ValueError("two layers have one name")
     rows = {name: [list(row) for row in words[name]] for name in ("tokens", "source_tokens")}
-    return layers, {**rows, "model": str(words["model"])}
+    unseen = tuple((str(path), str(kind)) for path, kind in words.get("unseen", ()))
+    return layers, {**rows, "model": str(words["model"]), "unseen": unseen}
 
 
 def _layer(own: dict[str, Array], words: dict[str, Any]) -> Layer:
@@ -120,14 +101,19 @@ def _layer(own: dict[str, Array], words: dict[str, Any]) -> Layer:
         if problem.shape[1:] != (len(heads), queries, keys):
             raise ValueError(f"layer {words['name']} has a matrix of shape {problem.shape}")
     lead = (own["logsumexp"].shape[0], len(heads))
-    for name, last in (("received", keys), ("peak", keys), *((row, queries) for row in (*STATISTICS[:3], "distance"))):
-        if name in own and own[name].shape != (*lead, last):
+    for name in (*BY_QUERY, *BY_KEY):
+        if name in own and own[name].shape != (*lead, queries if name in BY_QUERY else keys):
             raise ValueError(f"layer {words['name']} has {name} of shape {own[name].shape}")
     top = Top(own["top_weights"], own["top_indices"]) if "top_weights" in own else None
-    seen = Observation(**{name: own.get(name) for name in STATISTICS}, top=top, queries=queries, keys=keys)
+    if top is not None and not top.weights.shape[:-1] == top.indices.shape[:-1] == (*lead, queries):
+        raise ValueError(f"layer {words['name']} has top of shape {top.weights.shape}")
+    found = {name: own.get(name) for name in STATISTICS}
+    sinks = rules.get("sinks") is not None
+    seen = Observation(**found, top=top, queries=queries, keys=keys, sinks=sinks)
     return Layer(
         name=str(words["name"]),
         path=str(words["path"]),
+        call=int(words.get("call", 1)),
         cross=bool(words["cross"]),
         heads=heads,
         observation=seen,

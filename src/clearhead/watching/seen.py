@@ -1,9 +1,11 @@
 """What was seen of a model: one layer's attention after the other, each with its queries, keys and rules."""
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from types import NoneType
 from typing import Any, Unpack, cast
 
 import numpy as np
@@ -14,6 +16,7 @@ from clearhead.errors import RuleError, SelectionError, unknown
 from clearhead.flow import rollout
 from clearhead.matrix import AttentionMatrix
 from clearhead.observations import Observation
+from clearhead.values import read_path
 from clearhead.view import figure
 from clearhead.view.long import Run, Sight
 from clearhead.view.pictured import Page, Pictured
@@ -30,14 +33,15 @@ class Seen(Pictured):
     All arrays are (batch, heads, …); generated tokens follow one another along the queries.
     """
 
-    parts: Mapping[str, Any] = field(default_factory=dict)  # by name, in the model's order; each has finished()
+    parts: Mapping[str, Any] = field(default_factory=dict)  # by name, as they ran; each has finished()
     tokens: list[list[Any]] = field(default_factory=list)  # (batch, length): texts with a tokenizer, ids without
     source_tokens: list[list[Any]] = field(default_factory=list)  # the encoder's, where there is one
     model: str = ""
+    unseen: tuple[tuple[str, str], ...] = ()  # (path, class) of attention that ran without Transformers' interface
 
     @property
     def layers(self) -> list[str]:
-        """The names of what was seen, in the model's order."""
+        """The names of what was seen, in the order in which the layers ran; "0#2" is layer 0 run a second time."""
         return list(self.parts)
 
     def __len__(self) -> int:
@@ -71,8 +75,17 @@ class Seen(Pictured):
 
         `layers` names the layers of one stack where a model has several. Raises what `ch.rollout` raises.
         """
+        if isinstance(layers, str) or not isinstance(layers, (Iterable, NoneType)):
+            raise SelectionError(f"layers is {layers!r}: expected a list of numbers or names.", f"layers=[{layers!r}]")
         names = self.layers if layers is None else [self._name(layer) for layer in layers]
         chosen = [name for name in names if not self.layer(name).cross]
+        again = next((name for name in chosen if self.layer(name).call > 1), None)
+        if layers is None and again:
+            raise SelectionError(
+                f"layer {again} is a module that ran several times in one pass: whether its calls follow one another "
+                "or stand side by side (images, windows) is not known.",
+                "layers=seen.layers, where each call goes on with what the one before gave.",
+            )
         stacks = {name.partition(".")[0] for name in chosen if "." in name}
         if layers is None and len(stacks) > 1:
             raise SelectionError(
@@ -87,7 +100,7 @@ class Seen(Pictured):
         Without queries and keys (keep=False) it says what was observed. O(queries) where distance and entropy were
         asked for, else O(queries·keys).
         """
-        return Summary(line for name in self.layers for line in heads_of(self.layer(name)))
+        return Summary((line for name in self.layers for line in heads_of(self.layer(name))), self.unseen)
 
     def plot(
         self,
@@ -122,36 +135,61 @@ class Seen(Pictured):
         if Path(path).suffix.lower() in (".html", ".htm"):
             super().save(path, **options)
             return
-        if options:
-            raise RuleError(f"{next(iter(options))} is for a page.", 'seen.save("page.html", …)')
+        for name in options:
+            if name not in Page.__annotations__:
+                raise unknown("option", name, Page.__annotations__)
+            raise RuleError(f"{name} is for a page.", 'seen.save("page.html", …)')
         layers = [self.layer(name) for name in self.layers]
-        write(path, layers, {"model": self.model, "tokens": self.tokens, "source_tokens": self.source_tokens})
+        words = {"model": self.model, "tokens": self.tokens, "source_tokens": self.source_tokens}
+        write(path, layers, {**words, "unseen": self.unseen})
 
     def _run(self, batch: int) -> Run:
         layers = [self.layer(name) for name in self.layers]
         sights = []
         for layer in layers:
             matrix = layer.matrix()
-            if not 0 <= batch < matrix.shape[0]:
+            if not isinstance(batch, (int, np.integer)) or not 0 <= batch < matrix.shape[0]:
                 raise SelectionError(f"batch {batch} is outside 0..{matrix.shape[0] - 1}.")
             padding = None if layer.padding is None else adopt(layer.padding, "padding")[0][[batch]]
             part = matrix.sequence(batch)
             sights.append(Sight(layer.name, layer.heads, part, padding, layer.cross, layer.note))
         return Run(self.model or "watched", sights, _texts(self.tokens, batch), _texts(self.source_tokens, batch))
 
+    def told_unseen(self) -> str:
+        """One sentence on the attention that was not seen; "" where all was."""
+        if not self.unseen:
+            return ""
+        kinds = Counter(kind for _, kind in self.unseen)
+        said = ", ".join(f"{kind} ({count})" if count > 1 else kind for kind, count in kinds.items())
+        return (
+            f"{self.model or 'the model'} has attention that does not go through Transformers' AttentionInterface and "
+            f"was not seen: {said}. seen.unseen has the paths."
+        )
+
     def __repr__(self) -> str:
-        if not self.parts:
-            return "Seen(nothing yet)"
-        first = self.layer(self.layers[0])
-        entropy = first.observation
-        shape = named((len(first.heads), entropy.queries, entropy.keys), WEIGHTS)
-        return f"Seen({len(self.parts)} layers of {self.model}, the first {shape})"
+        lines = ["Seen(nothing yet)"]
+        if self.parts:
+            layers = [self.layer(name) for name in self.layers]
+            first = layers[0].observation
+            shape = named((len(layers[0].heads), first.queries, first.keys), WEIGHTS)
+            lines = [f"Seen({len(layers)} layers of {self.model}, {sum(len(x.heads) for x in layers)} heads)"]
+            lines.append(f"  layers    {_few(self.layers)}; the first is {shape}")
+            texts = [f"{len(rows)} × {len(rows[0])} {which}" for which, rows in self._texts_given() if rows]
+            lines.append(f"  tokens    {', '.join(texts) or 'none'}")
+            asked = [x.name for x in fields(first) if getattr(first, x.name) is not None]
+            lines.append(f"  observed  {', '.join(name for name in asked if name not in ('queries', 'keys'))}")
+        if self.unseen:
+            lines.append(f"  not seen  {_few([f'{path} ({kind})' for path, kind in self.unseen])}")
+        return "\n".join(lines)
+
+    def _texts_given(self) -> list[tuple[str, list[list[Any]]]]:
+        return [("tokens", self.tokens), ("source tokens", self.source_tokens)]
 
     def _name(self, layer: int | str) -> str:
         names = self.layers
         if str(layer) in self.parts:
             return str(layer)
-        if isinstance(layer, (int, np.integer)) and -len(names) <= layer < len(names):
+        if isinstance(layer, (int, np.integer)) and not isinstance(layer, bool) and -len(names) <= layer < len(names):
             return names[layer]
         for name, part in self.parts.items():
             if part.path == layer:
@@ -162,11 +200,14 @@ class Seen(Pictured):
 
     @staticmethod
     def _place(layer: Layer, head: int) -> int:
-        try:
-            return layer.heads.index(head)
-        except ValueError:
-            kept = ", ".join(map(str, layer.heads))
-            raise SelectionError(f"layer {layer.name} has no head {head}: kept are {kept}.") from None
+        if isinstance(head, (int, np.integer)) and not isinstance(head, bool) and head in layer.heads:
+            return layer.heads.index(int(head))
+        kept = ", ".join(map(str, layer.heads))
+        raise SelectionError(f"layer {layer.name} has no head {head!r}: kept are {kept}.")
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names if len(names) < 7 else [*names[:3], "…", *names[-2:]])
 
 
 def _texts(rows: list[list[Any]], batch: int) -> list[str] | None:
@@ -181,7 +222,7 @@ def load(path: str | os.PathLike[str]) -> Seen:
     >>> import clearhead as ch
     >>> ch.load("nowhere.safetensors")
     Traceback (most recent call last):
-    clearhead.errors.FileError: nowhere.safetensors cannot be read: No such file or directory.
+    clearhead.errors.FileError: nowhere.safetensors does not exist.
     """
-    layers, words = read(path)
+    layers, words = read(read_path(path))
     return Seen({layer.name: layer for layer in layers}, **words)

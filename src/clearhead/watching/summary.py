@@ -1,5 +1,6 @@
 """One line for each head: what it looks at, in five numbers."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +23,11 @@ class Head(NamedTuple):
 
 
 class Summary(list[Head]):
-    """Every head that was seen; `str` makes a table of at most 80 columns."""
+    """Every head that was seen; `str` makes a table of at most 80 columns, and names what was not seen below it."""
+
+    def __init__(self, heads: Iterable[Head] = (), unseen: Iterable[tuple[str, str]] = ()) -> None:
+        super().__init__(heads)
+        self.unseen = tuple(unseen)
 
     def __str__(self) -> str:
         width = min(max((len(line.layer) for line in self), default=5), 24)
@@ -33,6 +38,7 @@ class Summary(list[Head]):
             table.append(
                 f"{name:<{width}} {line.head:>4} {shares} {_number(line.distance):>10} {_number(line.entropy):>8}"
             )
+        table += [f"not seen: {path} ({kind})" for path, kind in self.unseen]
         return "\n".join(table)
 
 

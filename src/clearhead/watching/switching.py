@@ -7,15 +7,20 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from clearhead.errors import DtypeError, RuleError
 from clearhead.watching.attending import NAME, register, watchers
+from clearhead.watching.unseen import mixes_tokens
 
 Implementations = list[tuple[PretrainedConfig, Any]]
 
 
 def check(model: Any) -> None:
     """Can this be watched? DtypeError where it is no model in one memory, RuleError where it is watched already."""
-    if not isinstance(model, nn.Module) or not _models(model):
+    if not isinstance(model, nn.Module) or not models(model):
+        inner = getattr(model, "model", None)
+        hint = f"ch.watch(….model) watches its {type(inner).__name__}." if isinstance(inner, PreTrainedModel) else ""
         raise DtypeError(
-            f"model is a {type(model).__name__}: expected a Transformers model (PreTrainedModel), or a module with one."
+            f"model is a {type(model).__name__}: expected a Transformers model (PreTrainedModel), or a module with "
+            "one.",
+            hint,
         )
     devices = sorted({str(p.device) for p in model.parameters()})
     if len(devices) > 1:
@@ -33,13 +38,13 @@ def switch(model: nn.Module) -> Implementations:
     register()
     before = _implementations(model)
     try:
-        for part in _models(model):
+        for part in models(model):
             if part.config._attn_implementation != NAME:
                 part.set_attn_implementation(NAME)
-        for part in _models(model):
+        for part in models(model):
             if part.config._attn_implementation != NAME:
                 raise RuleError(
-                    f"{type(part).__name__} cannot be watched: its attention ({attentions(part)}) does not go through "
+                    f"{type(part).__name__} cannot be watched: its attention ({_attentions(part)}) does not go through "
                     "Transformers' AttentionInterface.",
                     "ch.AttentionMatrix(q, k, …) observes q and k that you take from the model yourself.",
                 )
@@ -55,20 +60,22 @@ def restore(before: Implementations) -> None:
         config._attn_implementation = implementation
 
 
-def attentions(model: nn.Module) -> str:
-    """The names of the model's attention classes."""
-    names = dict.fromkeys(type(m).__name__ for m in model.modules() if "Attention" in type(m).__name__)
-    return ", ".join(names) or "no class called so"
+def _attentions(model: nn.Module) -> str:
+    """The model's attention classes, those of its own file where it has any."""
+    classes = dict.fromkeys(type(m) for m in model.modules() if mixes_tokens(m))
+    own = [kind for kind in classes if kind.__module__ == type(model).__module__]
+    return ", ".join(kind.__name__ for kind in own or classes) or "no class called so"
 
 
-def _models(model: nn.Module) -> list[PreTrainedModel]:
+def models(model: nn.Module) -> list[PreTrainedModel]:
+    """The Transformers models in `model`, outermost first."""
     return [part for part in model.modules() if isinstance(part, PreTrainedModel)]
 
 
 def _implementations(model: nn.Module) -> Implementations:
     """Every config of the model and its parts, outermost first, with its implementation."""
     found: dict[int, tuple[PretrainedConfig, Any]] = {}
-    waiting = [part.config for part in _models(model)]
+    waiting = [part.config for part in models(model)]
     while waiting:
         config = waiting.pop(0)
         if id(config) in found:

@@ -1,0 +1,177 @@
+"""Every public callable with arguments that are right, and values that are wrong somewhere, to put in their place."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from decimal import Decimal
+from functools import cache
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+import clearhead as ch
+from clearhead.matrix import TransposedMatrix
+from clearhead.problem import Rules
+from clearhead.tracing import TokenTrace, Trace
+
+RNG = np.random.default_rng(5)
+FLAT = RNG.standard_normal((3, 4))
+Q, K, V = (RNG.standard_normal((2, heads, length, 4)) for heads, length in ((2, 3), (1, 3), (1, 3)))
+W = RNG.standard_normal((4, 4))
+GROUPS = (np.array([0, 1, 1]), np.array([0, 0, 1]))
+
+
+class Mute:
+    """Not even its name can be had."""
+
+    def __repr__(self) -> str:
+        raise ValueError("no words")
+
+
+class Claims:
+    """Says that it has a shape."""
+
+    shape = "wide"
+    ndim = 2
+
+
+def generator() -> Iterator[int]:
+    yield 1
+
+
+def masked() -> Any:
+    return np.ma.masked_array(FLAT, FLAT > 0)
+
+
+# fmt: off
+PLAIN: dict[str, Any] = {
+    "None": None, "x": "x", "no text": "", "bytes": b"", "-1": -1, "0": 0, "1": 1, "7": 7, "1.5": 1.5, "nan": np.nan,
+    "inf": np.inf, "-inf": -np.inf, "2**70": 2**70, "-2**70": -(2**70), "True": True, "False": False, "1j": 1j,
+    "[]": [],
+    "[[]]": [[]], "ragged": [1, [2]], "[None]": [None], "['x']": ["x"], "[2**70]": [2**70], "()": (), "(1, 2)": (1, 2),
+    "(1, 2, 3)": (1, 2, 3), "('n', 3)": ("n", 3), "(-2, 2.5)": (-2, 2.5), "(True, 3)": (True, 3),
+    "(2**70, 2**70)": (2**70,) * 2,
+    "{}": {}, "{1: 2}": {1: 2}, "set": {1, 2}, "a type": int, "a function": generator, "...": ..., ":": slice(None),
+    "a slice of texts": slice("a", "b"), "a slice of step 0": slice(None, None, 0), "range": range(3),
+    "a path": Path("nowhere"),
+    "a decimal": Decimal(1), "claims": Claims(), "mute": Mute(), "surrogates": "\ud800", "zero byte": "a\0b",
+}
+ARRAYS: dict[str, Any] = {
+    "whole": np.ones((3, 4), int), "narrow": FLAT.astype(np.float32), "half": FLAT.astype(np.float16),
+    "complex": FLAT + 0j, "objects": FLAT.astype(object), "texts": FLAT.astype(str), "truths": FLAT > 0,
+    "fields": np.zeros((3, 4), [("a", "f8")]), "times": FLAT.astype("datetime64[s]"), "0-d": np.array(3.0),
+    "no elements": np.zeros(0), "no rows": np.zeros((0, 4)), "no columns": np.zeros((3, 0)), "a row": np.ones(4),
+    "three": np.ones(3), "five axes": np.ones((1, 1, 1, 3, 4)), "three axes": np.ones((2, 3, 4)), "four axes": Q,
+    "turned": np.asfortranarray(FLAT), "a matrix": FLAT.view(np.matrix), "big-endian": FLAT.astype(">f8"),
+    "long double": FLAT.astype(np.longdouble),
+    "backwards": FLAT[::-1, ::-1], "nan array": np.full((3, 4), np.nan), "bfloat16": FLAT.astype(ml_dtypes.bfloat16),
+    "many rows": np.broadcast_to(0.0, (2**40, 4)), "many columns": np.broadcast_to(0.0, (3, 2**40)),
+    "many": np.broadcast_to(0, 2**40), "most": np.array([2**64 - 1] * 3, np.uint64), "np.int64": np.int64(2),
+    "np.float32": np.float32(1), "np.bool": np.bool_(True), "np.str": np.str_("x"), "np.datetime": np.datetime64(1,
+    "s"),
+    "a tensor": torch.ones(3, 4), "a double tensor": torch.ones(3, 4, dtype=torch.float64),
+    "0-d tensor": torch.tensor(2),
+    "needs gradients": torch.ones(3, 4, dtype=torch.float64, requires_grad=True), "complex tensor": torch.ones(3,
+    4) * 1j,
+    "whole tensor": torch.ones(3, 4, dtype=torch.int64), "sparse": torch.eye(4)[:3].to_sparse(),
+    "nowhere": torch.ones(3, 4, device="meta"), "float8": torch.ones(3, 4).to(torch.float8_e4m3fn),
+}
+# fmt: on
+MADE: dict[str, Callable[[], Any]] = {"a generator": generator, "masked": masked, "object": object}
+WRONG: dict[str, Callable[[], Any]] = {**{n: lambda x=x: x for n, x in {**PLAIN, **ARRAYS}.items()}, **MADE}
+
+
+@dataclass(frozen=True)
+class Call:
+    """Something public, with arguments that are right."""
+
+    call: Callable[..., Any]
+    right: dict[str, Any] = field(default_factory=dict)
+    options: tuple[str, ...] = ()  # further names that it takes
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What can be wrong: the signature's own names, and the rules or options behind `**`."""
+        own = [p for p in signature(self.call).parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+        return (*(p.name for p in own), *self.options)
+
+    def __call__(self, wrong: dict[str, Any]) -> Any:
+        given = {**self.right, **wrong}
+        parameters = signature(self.call).parameters
+        first = [n for n, p in parameters.items() if p.kind is Parameter.POSITIONAL_ONLY and n in given]
+        return self.call(*(given.pop(name) for name in first), **given)
+
+
+def methods(owner: Callable[[], Any], kind: type, right: dict[str, dict[str, Any]], **options: Any) -> dict[str, Call]:
+    """The public methods of a class, each called on a fresh object."""
+    names = [name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))]
+    found = {}
+    for name in [*names, *(n for n in right if n.startswith("__"))]:
+        bound = getattr(owner(), name)
+        found[f"{kind.__name__}.{name}"] = Call(bound, right.get(name, {}), options.get(name, ()))
+    return found
+
+
+def matrix() -> ch.AttentionMatrix:
+    return ch.AttentionMatrix(Q, K, causal=True)
+
+
+def observed(sinks: Any = None) -> ch.Observation:
+    return ch.AttentionMatrix(Q, K, sinks=sinks).observe(
+        V, **dict.fromkeys(("logsumexp", "max_logit", "entropy", "distance"), True), top=2
+    )
+
+
+RULES = tuple(Rules.__annotations__)
+LAYER = {"x": FLAT, "w_q": W, "w_k": W, "w_v": W}
+PAGE = ("exact", "dtype", "batch", "beside", "language", "title", "each")
+PATH = {"path": "/dev/null/nowhere.html"}
+LOOKS = {"save": PAGE, "to_html": PAGE, "document": PAGE}
+
+
+@cache
+def public() -> dict[str, Call]:
+    """Everything public that computes with NumPy alone."""
+    qkv = {"q": FLAT, "k": FLAT, "v": FLAT}
+    # fmt: off
+    functions = {
+        "attention": Call(ch.attention, qkv, RULES),
+        "plan": Call(ch.plan, qkv, RULES),
+        "AttentionMatrix": Call(lambda **given: ch.AttentionMatrix(**given).shape, {"q": FLAT, "k": FLAT},
+                                ("q", "k", "engine", *RULES)),
+        "trace": Call(ch.trace, qkv, RULES),
+        "trace_layer": Call(ch.trace_layer, LAYER, RULES),
+        "diagnose": Call(ch.diagnose, {**qkv, "theirs": FLAT}, RULES),
+        "diagnose_layer": Call(ch.diagnose_layer, {**LAYER, "w_o": W, "theirs": FLAT}, RULES),
+        "shapes": Call(ch.shapes, qkv),
+        "shapes of a layer": Call(ch.shapes, LAYER),
+        "rollout": Call(ch.rollout, {"matrices": [matrix(), matrix()], "query": 0}),
+        "load": Call(ch.load, {"path": "nowhere"}),
+    }
+    trace = ch.trace(Q, K, V)
+    return {
+        **functions,
+        **methods(
+            matrix,
+            ch.AttentionMatrix,
+            {
+                "top": {"k": 2}, "image": {"height": 2, "width": 2}, "near": {"left": 1}, "sequence": {"batch": 0},
+                "one": {"head": 0}, "groups": {"query_groups": GROUPS[0], "key_groups": GROUPS[1]}, "save": PATH,
+                "__getitem__": {"key": 0}, "__matmul__": {"v": V},
+            },
+            **LOOKS,
+        ),
+        **methods(lambda: matrix().T, TransposedMatrix, {"__getitem__": {"key": 0}, "__matmul__": {"g": Q}}),
+        **methods(
+            observed, ch.Observation,
+            {"merge_keys": {"other": observed()}, "merge_queries": {"other": observed()},
+    "with_sinks": {"sinks": [0.0, 1.0]},
+             "among": {"keys": 5}, "heads": {"chosen": 0}},
+        ),
+        **methods(lambda: trace, Trace, {"token": {"query": 0}, "save": PATH, "document": {"scene": None}}),
+        **methods(lambda: trace.token(0), TokenTrace, {}),
+    }
+    # fmt: on

@@ -1,0 +1,156 @@
+"""Derivatives of every observation against small steps of the float64 definition, which knows no derivative."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import clearhead as ch
+from clearhead import engines, reference, torch_graph
+from clearhead.axes import Array
+from problems import Case, cases, examples
+
+STEP = 1e-5
+ANSWERS = ("output", "logsumexp", "max_logit", "entropy", "distance", "top", "received", "peak", "image", "groups")
+LEAVES = ("q", "k", "v", "bias", "sinks")
+F64 = np.dtype(np.float64)
+Function = Callable[[Mapping[str, Any]], dict[str, Any]]
+any_case = cases(most=300, dtypes=(F64,))
+some_answers = st.sets(st.sampled_from(ANSWERS), min_size=1).map(sorted)
+
+
+def truth(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Every answer, (batch, heads, …), and which queries or keys those that choose have chosen."""
+    problem, book = case.problem, case.book
+    queries, keys = case.labels()
+    weights, indices = reference.top(book, 2)
+    answers = {
+        "output": book.output, "logsumexp": book.logsumexp, "max_logit": book.masked.max(-1, initial=-np.inf),
+        "entropy": reference.entropy(book), "distance": reference.distance(problem, book), "top": weights,
+        "received": reference.received(book), "peak": reference.peak(book), "image": reference.image(book, 2, 3),
+        "groups": reference.groups(book, queries.reshape(problem.batch, problem.queries), keys),
+    }  # fmt: skip
+    chosen = {"top": indices, "max_logit": reference.top(book, 1)[1][..., 0]}
+    chosen["peak"] = book.weights.argmax(-2) if problem.queries else np.zeros(answers["peak"].shape, int)
+    return {name: np.where(np.isneginf(x), 0.0, x) for name, x in answers.items()}, chosen
+
+
+def leaves_of(case: Case) -> dict[str, Array]:
+    given = {name: getattr(case, name) for name in "qkv"}
+    given |= {name: case.rules[name] for name in ("bias", "sinks") if name in case.rules}
+    return {name: np.array(x, F64) for name, x in given.items()}
+
+
+def with_leaves(case: Case, leaves: Mapping[str, Array]) -> Case:
+    rules = {name: leaves.get(name, value) for name, value in case.rules.items()}
+    return replace(case, q=leaves["q"], k=leaves["k"], v=leaves["v"], rules=rules)
+
+
+def check(case: Case, names: list[str], answer: Function) -> None:
+    """For each leaf, the derivative along a random direction; `answer` observes torch tensors on some path."""
+    leaves = leaves_of(case)
+    case = with_leaves(case, leaves)
+    values, chosen = truth(case)
+    names = [name for name in names if case.problem.batch or name != "groups"]  # no batch has no labels to count
+    up = {name: case.rng.standard_normal(values[name].shape) for name in names}
+    if not up:
+        return
+    along = {name: np.where(np.isfinite(x), case.rng.standard_normal(x.shape), 0.0) for name, x in leaves.items()}
+    sides = {
+        name: [truth(with_leaves(case, {**leaves, name: x + step * along[name]})) for step in (STEP, -STEP)]
+        for name, x in leaves.items()
+    }
+    for kinks in sides.values():  # where another key or query is chosen within the step, there is no derivative
+        for _, choice in kinks:
+            for name in up.keys() & chosen.keys():
+                up[name] = np.where(choice[name] == chosen[name], up[name], 0.0)
+    tensors = {name: torch.from_numpy(x.copy()).requires_grad_() for name, x in leaves.items()}
+    rules = {name: value for name, value in case.rules.items() if name not in leaves}
+    seen = answer({**tensors, **rules, "labels": case.labels()})
+    losses = []
+    for name, weight in up.items():
+        slope = torch.from_numpy(case.problem.restore(weight))
+        losses.append(torch.where(seen[name] == -torch.inf, 0.0, seen[name] * slope).sum())
+    found = torch.autograd.grad(sum(losses), list(tensors.values()), allow_unused=True)  # type: ignore[arg-type]
+    for (name, direction), grad in zip(along.items(), found, strict=True):
+        ahead, behind = (side[0] for side in sides[name])
+        by_steps = sum(float((weight * (ahead[one] - behind[one])).sum()) for one, weight in up.items()) / (2 * STEP)
+        terms = np.zeros(1) if grad is None else grad.numpy() * direction
+        size = sum(float(np.abs(weight * values[one]).sum()) for one, weight in up.items())
+        allowed = 1e-5 * float(np.abs(terms).sum()) + 1e-6 * (1 + size)
+        assert abs(float(terms.sum()) - by_steps) <= allowed, (name, float(terms.sum()), by_steps, allowed)
+
+
+def observing(engine: str | None) -> Function:
+    """A path: everything observed together."""
+
+    def answer(given: Mapping[str, Any]) -> dict[str, Any]:
+        q, k, v, labels, rules = _apart(given)
+        seen = ch.AttentionMatrix(q, k, engine=engine, **rules).observe(
+            v, logsumexp=True, max_logit=True, entropy=True, distance=True, top=2, received=True, peak=True,
+            image=(2, 3), groups=labels,
+        )  # fmt: skip
+        found = {name: getattr(seen, name) for name in ANSWERS}
+        return {**found, "top": seen.top.weights}  # type: ignore[union-attr]
+
+    return answer
+
+
+def multiplied(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Another: A @ v, and what keys received as Aᵀ·1."""
+    q, k, v, _, rules = _apart(given)
+    matrix = ch.AttentionMatrix(q, k, **rules)
+    return {"output": matrix @ v, "received": matrix.T @ torch.ones(q.shape[-2], dtype=torch.float64)}
+
+
+def _apart(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    rules = dict(given)
+    q, k, v, labels = (rules.pop(name) for name in ("q", "k", "v", "labels"))
+    return q, k, v, tuple(map(torch.as_tensor, labels)), rules
+
+
+@examples(0.7)
+@given(case=any_case, names=some_answers)
+@pytest.mark.parametrize("engine", ["native", "portable"])
+def test_with_a_graph(engine: str, case: Case, names: list[str]):
+    if not engines.get(engine).reasons_not(case.problem):
+        check(case, names, observing(engine))
+
+
+@pytest.mark.slow  # Triton's interpreter
+@examples(0.1)
+@given(case=cases(most=60, dtypes=(F64,), axes=(2, 3)), names=some_answers)
+def test_with_a_graph_by_triton(case: Case, names: list[str]):
+    if not engines.get("triton").reasons_not(case.problem):
+        check(case, names, observing("triton"))
+
+
+@examples(0.5)
+@given(case=any_case, names=some_answers)
+def test_by_the_operator(case: Case, names: list[str]):
+    """The one that torch.compile and torch.export call."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch_graph, "observe", torch.ops.clearhead.observe)
+        check(case, names, observing(None))
+
+
+@examples(0.3)
+@given(case=any_case, names=st.sets(st.sampled_from(("output", "received")), min_size=1).map(sorted))
+def test_products(case: Case, names: list[str]):
+    check(case, names, multiplied)
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_compiled(name: str):
+    rng = np.random.default_rng(ANSWERS.index(name))
+    q, k, v = (rng.standard_normal((1, heads, length, 3)) for heads, length in ((4, 5), (2, 6), (2, 6)))
+    rules = {"bias": rng.standard_normal((4, 5, 6)), "sinks": rng.standard_normal(4), "softcap": 2.0}
+    case = Case(q, k, v, rules, 0)
+    compiled = torch.compile(observing(None), fullgraph=True, backend="aot_eager")
+    labels = tuple(torch.from_numpy(x) for x in case.labels())
+    check(case, [name], lambda given: compiled({**given, "labels": labels}))

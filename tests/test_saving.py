@@ -1,0 +1,381 @@
+"""What is written to disk: whole or not at all, through links, into devices and pipes, and never in their place."""
+
+import ast
+import errno
+import os
+import resource
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import clearhead as ch
+from clearhead import files
+from clearhead.cli import main
+from clearhead.errors import FileError
+from clearhead.files import write_whole
+
+CASE = '{"q": [[1, 3], [2, 0.5]], "k": [[0.5, 2], [1, 3]], "v": [[0, 4], [1, 2]]}'
+DATA = bytes(range(256)) * 1000
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> str:
+    place = tmp_path / "case.json"
+    place.write_text(CASE)
+    return str(place)
+
+
+@pytest.fixture(params=["json", "html", "save", "page", "explanation", "record"])
+def saved(request: pytest.FixtureRequest, case: str) -> Callable[[Path | str], None]:
+    """Every way in which this library writes a file."""
+
+    def write(place: Path | str) -> None:
+        matrix = ch.AttentionMatrix(np.eye(3), np.eye(3))
+        if request.param in ("json", "html"):
+            if main(["trace", case, f"--{request.param}", str(place)]):
+                raise FileError("said on standard error")
+        elif request.param == "save":
+            ch.trace(np.eye(2), np.eye(2), np.eye(2)).save(place)
+        elif request.param == "page":
+            matrix.save(place)
+        elif request.param == "explanation":
+            from clearhead.explain import explain
+            from clearhead.model import load
+
+            explain(load(), "humpty").save(place)
+        else:
+            from clearhead.watching.saved import write as record
+
+            record(place, [], {"model": "m", "tokens": [], "source_tokens": []})
+
+    return write
+
+
+def test_a_file_keeps_its_mode_and_is_replaced(saved: Callable[[Path], None], tmp_path: Path):
+    for mode in (0o600, 0o755, 0o640):
+        place = tmp_path / "out"
+        place.write_bytes(b"old")
+        place.chmod(mode)
+        before = place.stat()
+        saved(place)
+        after = place.stat()
+        assert stat.S_IMODE(after.st_mode) == mode
+        assert after.st_ino != before.st_ino
+        assert place.read_bytes() != b"old"
+    assert sorted(os.listdir(tmp_path)) == ["case.json", "out"]
+
+
+def test_a_new_file_has_the_mode_of_the_umask(saved: Callable[[Path], None], tmp_path: Path):
+    for mask in (0o022, 0o077, 0o002):
+        old = os.umask(mask)
+        try:
+            saved(tmp_path / f"{mask}")
+        finally:
+            os.umask(old)
+        assert stat.S_IMODE((tmp_path / f"{mask}").stat().st_mode) == 0o666 & ~mask
+
+
+def test_a_links_target_is_written_and_the_links_stay(saved: Callable[[Path], None], tmp_path: Path):
+    (tmp_path / "far").mkdir()
+    target = tmp_path / "far" / "target"
+    (tmp_path / "chain").symlink_to("far/middle")
+    (tmp_path / "far" / "middle").symlink_to(target)
+    for exists in (False, True):
+        if exists:
+            target.write_bytes(b"old")
+            target.chmod(0o600)
+        saved(tmp_path / "chain")
+        assert (tmp_path / "chain").is_symlink()
+        assert (tmp_path / "far" / "middle").is_symlink()
+        assert target.is_file()
+        assert not target.is_symlink()
+        assert target.read_bytes() != b"old"
+        assert not exists or stat.S_IMODE(target.stat().st_mode) == 0o600
+    assert sorted(os.listdir(tmp_path / "far")) == ["middle", "target"]
+
+
+def test_a_pipe_is_written_to_and_stays(saved: Callable[[Path], None], tmp_path: Path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    heard: list[bytes] = []
+    reader = threading.Thread(target=lambda: heard.append(pipe.read_bytes()))
+    reader.start()
+    saved(pipe)
+    reader.join(10)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    saved(tmp_path / "file")
+    assert heard == [(tmp_path / "file").read_bytes()]
+
+
+@pytest.fixture
+def replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failing test must not replace this machine's /dev/null."""
+
+    def guarded(call: Callable[..., None], *names: object, **options: object) -> None:
+        assert not {"/dev/null", "/dev/full"} & set(map(str, names)), f"{call}{names} would take a device away"
+        call(*names, **options)
+
+    for name in ("replace", "rename", "unlink", "remove"):
+        monkeypatch.setattr(os, name, partial(guarded, getattr(os, name)))
+
+
+@pytest.mark.usefixtures("replaced")
+def test_devices_are_written_to(saved: Callable[[Path], None]):
+    saved(Path("/dev/null"))
+    with pytest.raises(FileError):
+        saved(Path("/dev/full"))
+    for name in ("/dev/null", "/dev/full"):
+        assert stat.S_ISCHR(os.stat(name).st_mode)
+
+
+@pytest.mark.usefixtures("replaced")
+def test_a_full_device_is_said():
+    with pytest.raises(FileError, match=r"^/dev/full cannot be written: No space left on device\.$"):
+        write_whole("/dev/full", DATA)
+
+
+@pytest.mark.parametrize("name", ["/dev/fd/{}", "/proc/self/fd/{}"])
+def test_an_open_descriptor_is_written_to(name: str, tmp_path: Path):
+    read, written = os.pipe()
+    write_whole(name.format(written), b"heard")
+    os.close(written)
+    with open(read, "rb") as file:
+        assert file.read() == b"heard"
+    with open(tmp_path / "log", "wb", buffering=0) as file:  # a regular file behind a descriptor: after what is there
+        file.write(b"before ")
+        write_whole(name.format(file.fileno()), b"middle ")
+        file.write(b"after")
+    assert (tmp_path / "log").read_bytes() == b"before middle after"
+    with pytest.raises(FileError, match="cannot be written: Bad file descriptor"):
+        write_whole(name.format(9999), b"")
+
+
+def run(command: str, place: Path) -> subprocess.CompletedProcess[bytes]:
+    clearhead = f'"{sys.executable}" -m clearhead trace case.json'
+    words = ["bash", "-c", command.replace("clearhead", clearhead)]
+    return subprocess.run(words, capture_output=True, cwd=place, timeout=120, check=False)
+
+
+def test_standard_output_and_process_substitution(case: str, tmp_path: Path):
+    run("clearhead --html page.html --json steps.json", tmp_path)
+    page, steps = ((tmp_path / name).read_bytes() for name in ("page.html", "steps.json"))
+    assert run("clearhead --html -", tmp_path).stdout == page
+    assert run("clearhead --json -", tmp_path).stdout == steps
+    run("clearhead --html >(cat > copied.html) | cat; sleep 0.2", tmp_path)
+    assert (tmp_path / "copied.html").read_bytes() == page
+    whole = run("clearhead --json /dev/stdout", tmp_path).stdout
+    assert whole.startswith(steps)
+    run("clearhead --json /dev/stdout > all.txt", tmp_path)
+    assert (tmp_path / "all.txt").read_bytes() == whole
+    both = run("clearhead --json - --html -", tmp_path)
+    assert both.returncode == 2
+    assert b"--json - and --html -" in both.stderr
+    assert both.stdout == b""
+    full = run("clearhead --json - > /dev/full", tmp_path)
+    assert full.returncode == 2
+    assert full.stderr.endswith(b"standard output cannot be written: No space left on device.\n")
+    assert sorted(os.listdir(tmp_path)) == ["all.txt", "case.json", "copied.html", "page.html", "steps.json"]
+
+
+def fails(place: Path, code: int) -> None:
+    before = sorted(os.listdir(place.parent))
+    with pytest.raises(FileError, match=f"cannot be written: {os.strerror(code)}"):
+        write_whole(place, DATA)
+    assert sorted(os.listdir(place.parent)) == before
+
+
+def test_a_limit_on_the_size_leaves_the_old_file(tmp_path: Path):
+    place = tmp_path / "out"
+    place.write_bytes(b"old")
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(DATA) // 2, old[1]))
+    try:
+        fails(place, errno.EFBIG)
+        fails(tmp_path / "new", errno.EFBIG)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    assert place.read_bytes() == b"old"
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(disk)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        return  # only root makes a small disk; the limit above and the failing calls below do without
+    try:
+        (disk / "out").write_bytes(b"old")
+        fails(disk / "out", errno.ENOSPC)
+        fails(disk / "new", errno.ENOSPC)
+        assert (disk / "out").read_bytes() == b"old"
+        write_whole(disk / "out", DATA[:1000])
+        assert (disk / "out").read_bytes() == DATA[:1000]
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace", "chmod"])
+@pytest.mark.parametrize("raised", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt()])
+def test_whatever_fails_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, raised: BaseException
+):
+    place = tmp_path / "out"
+    place.write_bytes(b"old")
+
+    def fail(*_: object) -> None:
+        raise raised
+
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(FileError if isinstance(raised, OSError) else KeyboardInterrupt):
+        write_whole(place, DATA)
+    assert place.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_ctrl_c_while_a_file_is_written_leaves_the_old_one(tmp_path: Path):
+    (tmp_path / "out").write_bytes(b"old")
+    code = (
+        "import os, time; from clearhead.files import write_whole; fsync = os.fsync\n"
+        "os.fsync = lambda d: (print('writing', flush=True), time.sleep(30))\n"
+        "write_whole('out', bytes(10**6))"
+    )
+    running = subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=-1, cwd=tmp_path)
+    assert running.stdout is not None
+    running.stdout.readline()
+    assert len(os.listdir(tmp_path)) == 2
+    running.send_signal(signal.SIGINT)
+    running.communicate(timeout=20)
+    assert os.listdir(tmp_path) == ["out"]
+    assert (tmp_path / "out").read_bytes() == b"old"
+
+
+@contextmanager
+def somebody_else(place: Path) -> Iterator[None]:
+    """Inside, this process has no more rights than anybody: root may everything."""
+    if os.geteuid():
+        yield
+        return
+    for folder in [place, *place.parents]:
+        if folder.is_relative_to("/tmp") and folder != Path("/tmp"):
+            folder.chmod(0o755 if folder != place else 0o777)
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_what_may_not_be_written(tmp_path: Path):
+    closed, guarded = tmp_path / "closed", tmp_path / "guarded"
+    closed.mkdir()
+    (closed / "out").write_bytes(b"old")
+    (closed / "out").chmod(0o666)
+    guarded.write_bytes(b"old")
+    guarded.chmod(0o444)
+    closed.chmod(0o555)
+    with somebody_else(tmp_path):
+        for place in (closed / "new", closed / "out", guarded):
+            for act in (files.check_writable, lambda place: write_whole(place, b"new")):
+                with pytest.raises(FileError, match="cannot be written: Permission denied"):
+                    act(place)
+    closed.chmod(0o755)
+    assert (guarded.read_bytes(), (closed / "out").read_bytes()) == (b"old", b"old")
+    assert os.listdir(closed) == ["out"]
+
+
+def test_owners_are_kept_where_that_is_allowed(tmp_path: Path):
+    owner = (os.geteuid(), (*os.getgroups(), os.getegid())[0]) if os.geteuid() else (1234, 4321)
+    place = tmp_path / "out"
+    place.write_bytes(b"old")
+    os.chown(place, *owner)
+    place.chmod(0o4640)
+    write_whole(place, b"new")
+    after = place.stat()
+    assert (after.st_uid, after.st_gid, stat.S_IMODE(after.st_mode)) == (*owner, 0o4640)
+
+
+def test_names_that_are_no_place_for_a_file(tmp_path: Path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_bytes(b"old")
+    (tmp_path / "loop").symlink_to("loop")
+    wrong: dict[object, str] = {
+        tmp_path / "folder": "Is a directory",
+        tmp_path / "no" / "such": "its folder does not exist",
+        f"{tmp_path}/new/": "its folder does not exist",
+        tmp_path / "file" / "under": "Not a directory",
+        tmp_path / "loop": "Too many levels of symbolic links",
+        tmp_path / ("x" * 300): "File name too long",
+        "": "the name is empty",
+        "a\0b": "null",
+        5: "expected",
+    }
+    for place, words in wrong.items():
+        for act in (files.check_writable, lambda place: write_whole(place, b"new")):
+            with pytest.raises(FileError, match=words):
+                act(place)  # type: ignore[arg-type]
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder", "loop"]
+
+
+def test_a_place_is_looked_at_before_the_work(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for command in (["explain", "humpty"], ["trace", case], ["diagnose", "no-such.json"]):
+        for option in ("--json", "--html") if command[0] != "diagnose" else ("--json",):
+            assert main([*command, option, str(tmp_path / "no" / "such")]) == 2
+            out, err = capsys.readouterr()
+            assert out == ""
+            assert err == (
+                f"clearhead {command[0]}: {tmp_path}/no/such cannot be written: its folder does not exist.\n"
+            )
+
+
+def test_a_benchs_folder_is_made_before_the_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from clearhead.bench import command, run
+    from clearhead.bench.limits import Limits
+
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(FileError, match=r"cannot be written: (Not a directory|File exists)"):
+        command.bench(quick=True, chosen=None, only=None, save=str(tmp_path / "file"), threads=1)
+    report = run.Report([], [], {}, Limits(*(1.0 for _ in Limits._fields)))
+    folder = files.make_folder(tmp_path / "some" / "where")
+    (folder / "bench.md").write_text("old")
+    (folder / "bench.md").chmod(0o600)
+    command._save(folder, report)
+    assert sorted(os.listdir(folder)) == ["bench.csv", "bench.json", "bench.md"]
+    assert stat.S_IMODE((folder / "bench.md").stat().st_mode) == 0o600
+
+
+def test_nothing_else_writes_files():
+    """Whoever opens a file for writing goes through write_whole."""
+    package = Path(files.__file__).parent
+    writers = {"write_text", "write_bytes", "save_file", "mkstemp", "NamedTemporaryFile", "imsave", "tofile", "dump"}
+    for path in set(package.rglob("*.py")) - {Path(files.__file__)}:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            words = ast.unparse(node)
+            name = words.partition("(")[0].rpartition(".")[2]
+            assert name not in writers, f"{path}: {words}"
+            assert name != "open" or not any(f"'{mode}" in words for mode in "wax"), f"{path}: {words}"
+            assert not words.startswith(("np.save", "torch.save", "os.open")) or words.startswith("os.open(os.devnull")
+
+
+def test_many_writers_at_once_leave_one_whole_file(tmp_path: Path):
+    place = tmp_path / "out"
+    contents = [bytes([number]) * 100_000 for number in range(8)]
+    threads = [threading.Thread(target=write_whole, args=(place, data)) for data in contents for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        if place.exists():
+            assert place.read_bytes() in contents
+        time.sleep(0.001)
+    assert os.listdir(tmp_path) == ["out"]

@@ -1,0 +1,201 @@
+"""Attention inside torch.func and on PyTorch's odd kinds of tensors: right, or refused in words of our own."""
+
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad, jacrev, vjp, vmap
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import clearhead as ch
+import clearhead.nn
+from clearhead.errors import ClearheadError, DtypeError
+from clearhead.torch import scaled_dot_product_attention as sdpa
+from test_torch_op import normal
+
+X = normal(3, 2, 4, 5)
+MASK = normal(3, 4, 4, seed=1)
+
+
+def theirs(*given: Any, **options: Any) -> Tensor:
+    """PyTorch's own, by the formula that its transforms know."""
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(*given, **options)
+
+
+def loss(function: Callable[..., Tensor], **options: Any) -> Callable[..., Tensor]:
+    return lambda q, *rest: function(q, q, q, *rest, **options).square().sum()
+
+
+TRANSFORMED: dict[str, Callable[[Any], Any]] = {
+    "vmap": lambda f: vmap(f)(X, X, X),
+    "vmap over some, along any axis": lambda f: vmap(f, (0, None, 1), 2)(X, X[0], X.transpose(0, 1)),
+    "vmap of vmap": lambda f: vmap(vmap(f))(X, X, X),
+    "vmap over masks": lambda f: vmap(lambda m: f(X[0], X[0], X[0], m))(MASK > 0),
+    "grad": lambda f: grad(loss(f, is_causal=True))(X),
+    "grad by a mask": lambda f: grad(lambda m: f(X, X, X, m[:, None]).square().sum())(MASK),
+    "vjp": lambda f: vjp(lambda x: f(x, x, x), X)[1](X),
+    "gradients of each sample": lambda f: vmap(grad(loss(f)))(X, MASK),
+    "jacrev": lambda f: jacrev(lambda x: f(x, x, x))(X[:1]),
+    "vmap of jacrev": lambda f: vmap(jacrev(lambda x: f(x, x, x)))(X[:, :1]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # PyTorch's own function in its own transforms
+@pytest.mark.parametrize("transformed", TRANSFORMED.values(), ids=TRANSFORMED)
+def test_the_drop_in_transformed_as_pytorchs(transformed: Callable[[Any], Any]):
+    torch.testing.assert_close(transformed(sdpa), transformed(theirs))
+
+
+RULES: dict[str, Any] = {
+    "bias": normal(3, 2, 4, 4, seed=2), "sinks": normal(3, 2), "query_offset": torch.tensor([0, 1, -1]),
+    "kv_lengths": torch.tensor([2, 4, 3]), "mask": normal(3, 2, 4, 4, seed=3) > -1,
+    "alibi_slopes": normal(3, 2, seed=4),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_rule_and_observation_mapped_over(name: str):
+    options: dict[str, Any] = {"causal": True, "window": (2, 0)}
+
+    def seen(q: Tensor, k: Tensor, v: Tensor, rule: Any) -> list[Tensor]:
+        lead = () if name == "bias" else (None,)  # batch axes within, and none
+        q, k, v = (x[lead] for x in (q, k, v)) if name == "kv_lengths" else (q, k, v)
+        matrix = ch.AttentionMatrix(q, k, **options, **{name: rule[None] if name == "kv_lengths" else rule})
+        found = matrix.observe(v, entropy=True, received=True, top=2, image=(2, 2), distance=True, peak=True)
+        top = found.top
+        assert top is not None
+        parts = found.output, found.entropy, found.received, top.indices, found.image, found.distance, found.peak
+        return [*parts, matrix @ v, matrix.T @ v]
+
+    mapped = vmap(seen)(X, X + 1, X - 1, RULES[name])
+    one_by_one = [seen(*each) for each in zip(X, X + 1, X - 1, RULES[name], strict=True)]
+    for together, apart in zip(mapped, zip(*one_by_one, strict=True), strict=True):
+        assert torch.equal(together, torch.stack(apart))
+
+
+def test_gradients_of_each_sample_through_a_layer():
+    layer = clearhead.nn.MultiHeadAttention(4, 2, causal=True, sinks=True, rotary=10.0, dtype=torch.float64)
+    weights, inputs = dict(layer.named_parameters()), normal(3, 5, 4)
+
+    def one(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(layer, weights, (x[None],)).square().sum()
+
+    found = vmap(grad(one), in_dims=(None, 0))(weights, inputs)
+    for at, x in enumerate(inputs):
+        layer.zero_grad()
+        layer(x[None]).square().sum().backward()
+        for name, weight in layer.named_parameters():
+            torch.testing.assert_close(found[name][at], weight.grad)
+
+
+def test_layers_side_by_side():
+    layers = [clearhead.nn.MultiHeadAttention(4, 2, dtype=torch.float64) for _ in range(3)]
+    weights, _ = torch.func.stack_module_state(layers)  # type: ignore[arg-type]
+    inputs = normal(2, 5, 4)
+    found = vmap(lambda each: functional_call(layers[0], each, (inputs,)))(weights)
+    for mine, layer in zip(found, layers, strict=True):
+        torch.testing.assert_close(mine, layer(inputs))
+
+
+def test_vmap_compiled():
+    compiled = torch.compile(vmap(lambda x: sdpa(x, x, x)), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(X), theirs(X, X, X))
+
+
+def test_tensors_without_numbers_give_shapes():
+    q, k, v = (normal(2, h, n, d).to("meta") for h, n, d in ((4, 5, 3), (2, 6, 3), (2, 6, 7)))
+    output = sdpa(q, k, v, enable_gqa=True)
+    assert (output.shape, output.device.type, output.dtype) == ((2, 4, 5, 7), "meta", torch.float64)
+    assert ch.AttentionMatrix(q, k).observe(top=2).top.weights.shape == (2, 4, 5, 2)  # type: ignore[union-attr]
+    layer = clearhead.nn.MultiHeadAttention(8, 2, device="meta")
+    assert layer(torch.empty(2, 3, 8, device="meta")).shape == (2, 3, 8)
+    with pytest.raises(DtypeError, match=r"^k is on device cpu but q is on device meta"):
+        ch.attention(q, X, v)
+
+
+class Own(Tensor):
+    """A tensor of a class of one's own, as one writes it."""
+
+
+def jagged() -> Tensor:
+    return torch.nested.nested_tensor([normal(2, 4, 3), normal(2, 4, 3)], layout=torch.jagged)
+
+
+def strided() -> Tensor:
+    return torch.nested.nested_tensor([normal(2, 4, 3), normal(2, 4, 3)], layout=torch.strided)
+
+
+def batched_gradients(x: Tensor) -> None:
+    x = x.clone().requires_grad_()
+    torch.autograd.grad(ch.attention(x, x, x), x, torch.stack([x, x]), is_grads_batched=True)
+
+
+ODD: dict[str, tuple[Callable[[], Any], str]] = {
+    "a nested tensor": (lambda: ch.attention(jagged(), jagged(), jagged()), "q is a nested tensor"),
+    "an older nested tensor": (lambda: ch.attention(strided(), strided(), strided()), "q is a nested tensor"),
+    "nested in the drop-in": (lambda: sdpa(jagged(), jagged(), jagged()), "query is a nested tensor"),
+    "nested keys": (lambda: ch.attention(X, jagged(), X), "k is a nested tensor"),
+    "a list of values": (lambda: sdpa(X, X, [[1.0]]), "value is a list: expected a PyTorch tensor"),  # type: ignore[arg-type]
+    "torch.jit.trace": (lambda: traced(lambda x: ch.attention(x, x, x)), "torch.jit.trace would record"),
+    "torch.jit.trace of the drop-in": (lambda: traced(lambda x: sdpa(x, x, x)), "torch.jit.trace would record"),
+    "torch.jit.trace with a graph": (
+        lambda: traced(lambda x: ch.attention(x, x, x), X.clone().requires_grad_()),
+        "torch.jit.trace would record",
+    ),
+    "many gradients at once": (lambda: batched_gradients(X), "gradient holds many gradients at once"),
+    "a trace under vmap": (lambda: vmap(lambda x: ch.trace(x, x, x).output)(X), "q is inside torch.func"),
+    "a masked tensor": (
+        lambda: ch.attention(*(masked() for _ in "qkv")),
+        "q is a masked tensor, and a mask of its own is not read here",
+    ),
+}  # fmt: skip
+
+
+def traced(function: Callable[[Tensor], Tensor], x: Tensor = X) -> Any:
+    return torch.jit.trace(function, (x,), check_trace=False)
+
+
+def masked() -> Any:
+    from torch.masked import masked_tensor
+
+    return masked_tensor(X, X > 0)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors")
+@pytest.mark.filterwarnings("ignore:.*MaskedTensors is in prototype stage")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(("call", "words"), ODD.values(), ids=ODD)
+def test_what_is_not_read_is_refused_by_name(call: Callable[[], Any], words: str):
+    with pytest.raises(ClearheadError, match=f"^{words}"):
+        call()
+
+
+def test_a_class_of_ones_own_goes_through():
+    x = X.as_subclass(Own)
+    for found in (ch.attention(x, x, x), sdpa(x, x, x), ch.AttentionMatrix(x, x) @ x):
+        torch.testing.assert_close(found.as_subclass(Tensor), sdpa(X, X, X))
+
+
+@pytest.mark.slow  # JAX is large
+def test_jaxs_tracers_are_named():
+    jax = pytest.importorskip("jax")
+    x = jax.numpy.ones((2, 3))
+    assert ch.attention(x, x, x).shape == (2, 3)
+    for transform in (jax.jit, jax.grad, jax.vmap):
+        with pytest.raises(DtypeError, match=r"^q is traced by JAX"):
+            transform(lambda x: ch.attention(x, x, x).sum())(jax.numpy.ones((2, 2, 3)))
+        with pytest.raises(DtypeError, match=r"^bias is traced by JAX"):
+            transform(lambda x: ch.attention(X[0], X[0], X[0], bias=x).sum())(jax.numpy.ones((4, 4)))
+
+
+def test_what_jax_would_call_a_tracer_is_named(monkeypatch: pytest.MonkeyPatch):
+    tracer = type("Tracer", (), {"shape": (2, 3)})
+    monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(core=SimpleNamespace(Tracer=tracer)))  # type: ignore[arg-type]
+    with pytest.raises(DtypeError, match=r"^q is traced by JAX"):
+        ch.attention(tracer(), tracer(), tracer())

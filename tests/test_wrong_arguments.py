@@ -1,0 +1,87 @@
+"""Whatever is given to whatever is public: an answer, or one of the project's own errors.
+
+Python's own TypeError is right only where a call does not fit the signature; every call here fits. A failure prints the
+line @reproduce_failure(…), which draws the same again; `calls.WRONG[name]()` is the value called so.
+"""
+
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import calls
+from clearhead.errors import ClearheadError
+
+# Modules whose checks are mended elsewhere, to be switched on: move a line to calls.public() and see it pass.
+TO_BE_SWITCHED_ON = (
+    "clearhead.set_num_threads",
+    "clearhead.watch, Seen",
+    "clearhead.nn.MultiHeadAttention, SingleHeadAttention, KVCache",
+    "clearhead.torch.scaled_dot_product_attention",
+    "clearhead.distributed.plan",
+    "clearhead.view.server",
+)
+NOT_DRAWN = {
+    ("Trace.document", "scene"): "made by the program itself, as are its fields",
+    ("AttentionMatrix.plot", "head"): "draws a figure each time, which takes long; to_svg has the same checks",
+}
+OWN = {("each", "a type"), ("each", "a function")}  # a caller's function raises what it likes
+
+
+@pytest.fixture(autouse=True, scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Where a wrong path is a right one, the file is written into an empty folder."""
+    before = Path.cwd()
+    os.chdir(tmp_path_factory.mktemp("written"))
+    yield
+    os.chdir(before)
+
+
+def answers(name: str, wrong: dict[str, str]) -> None:
+    """Fail where a call raises what is not the project's own."""
+    if OWN & set(wrong.items()):
+        return
+    given = {parameter: calls.WRONG[value]() for parameter, value in wrong.items()}
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Converting a tensor with requires_grad")
+            calls.public()[name](given)
+    except ClearheadError:
+        return
+    except BaseException as error:
+        error.add_note(f"raised by {name}({', '.join(f'{k}={v}' for k, v in wrong.items())})")
+        raise
+
+
+def names(name: str) -> list[str]:
+    return [parameter for parameter in calls.public()[name].names if (name, parameter) not in NOT_DRAWN]
+
+
+@pytest.mark.parametrize("name", [name for name in calls.public() if names(name)])
+@settings(print_blob=True, max_examples=60)
+@given(data=st.data())
+def test_wrong_arguments_get_an_answer_or_an_error_of_ours(name: str, data: st.DataObject):
+    chosen = data.draw(st.lists(st.sampled_from(names(name)), min_size=1, max_size=2, unique=True))
+    answers(name, {parameter: data.draw(st.sampled_from(sorted(calls.WRONG)), parameter) for parameter in chosen})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in calls.public() if names(name)])
+def test_every_wrong_argument_alone(name: str):
+    for parameter in names(name):
+        for value in calls.WRONG:
+            answers(name, {parameter: value})
+
+
+@pytest.mark.parametrize(("name", "call"), [(n, c) for n, c in calls.public().items() if not n[0].isupper()])
+def test_unknown_names_are_refused(name: str, call: calls.Call):
+    def ask(**extra: Any) -> Any:
+        return call.call(**call.right, **extra)
+
+    with pytest.raises(TypeError, match="atention"):
+        ask(atention=True)
