@@ -18,14 +18,14 @@ PACKAGE = Path(clearhead.__file__).parent
 FLOORS = tuple(
     floor.split()
     for floor in (  # from the ground up; a folder is one entry
-        "errors axes device arrays values room threads files arrayfiles words picture notebook",
+        "errors axes device arrays values room threads files arrayfiles digits words picture notebook",
         "problem visibility merging observations operands",
         "reference",
         "engines",
         "glance view functional indexing matrix flow backward torch_autograd torch_op torch_graph cache torch",
         "nn watching distributed",
         "casefile steps story tracing layer claims diagnosing diagnosis model checkpoint hub explain",
-        "cli __main__ report bench",
+        "cli arguments __main__ report bench",
     )
 )
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}

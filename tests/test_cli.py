@@ -13,6 +13,7 @@ import pytest
 from rich.cells import cell_len
 
 from seeds import fresh
+from terminal import call
 
 PLAIN = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLORTERM", "TERM", "COLUMNS")}
 LONG = "there was an old woman who lived in a shoe she had so many children she didn't know what to do"
@@ -52,8 +53,8 @@ def test_eighty_columns_hold_every_line(language, text, colour):
 
 
 def test_chinese_is_chinese_throughout():
-    done = run("explain", "humpty dumpty sat on", "--lang", "zh")
-    for words in ("逐步计算", "M = S'，禁止处为 -∞ (causal)", "A = softmax(M)，逐行", "被遮蔽", "最大偏差"):
+    done = call("explain", "humpty dumpty sat on", "--lang", "zh")
+    for words in ("逐步计算", "M = S'，不可关注处为 -∞ (causal)", "A = softmax(M)，逐行", "被遮蔽", "最大偏差"):
         assert words in done.stdout
     for english in ("forbidden", "each row", "largest", "chosen"):
         assert english not in done.stdout
@@ -96,7 +97,7 @@ def test_numbers_to_twelve_columns_and_pixels_beyond():
         text = " ".join(words[:count])
         size = len(model.tokens(text))
         if size in (12, 13):
-            assert ("each cell" in run("explain", text).stdout or "«" in run("explain", text).stdout) == (size > 12)
+            assert ("each cell" in call("explain", text).stdout or "«" in call("explain", text).stdout) == (size > 12)
 
 
 def test_hostile_tokens_are_text():
@@ -108,11 +109,11 @@ def test_hostile_tokens_are_text():
 
 def test_json_goes_to_a_file_or_to_the_pipe(tmp_path):
     place = tmp_path / "out.json"
-    done = run("explain", "jack and jill", "--json", place)
+    done = call("explain", "jack and jill", "--json", place)
     assert done.returncode == 0
     data = json.loads(place.read_text(encoding="utf-8"))
     assert [t["text"] for t in data["tokens"]] == ["jack", " and", " jill"]
-    assert json.loads(run("explain", "jack and jill", "--json", "-").stdout) == data
+    assert json.loads(call("explain", "jack and jill", "--json", "-").stdout) == data
     assert list(tmp_path.iterdir()) == [place]
 
 
@@ -126,14 +127,15 @@ def wrong(tmp_path):
 
 
 def test_trace_tells_the_wrong_example_from_the_truth(wrong):
-    done = run("trace", wrong)
+    done = call("trace", wrong)
     assert done.returncode == 1
-    assert "the first wrong step is scores, by up to 3: it is Q·K, not Q·Kᵀ: K is not transposed" in done.stdout
-    assert "weights: wrong too, and off from its own scores by up to 0.0088" in done.stdout
+    said = " ".join(done.stdout.split())
+    assert "the first wrong step is scores, by up to 3: it is Q·K, not Q·Kᵀ: K is not transposed" in said
+    assert "weights: wrong too, and off by up to 0.008807 from what the claimed scores would give" in said
     for row in ("6.5000  10.0000", "2.0000   3.5000", "0.0050   0.9950", "0.0558   0.9442", "0.9224   2.1553"):
         assert row in done.stdout
-    assert "K 没有转置" in run("trace", wrong, "--lang", "zh").stdout
-    data = json.loads(run("trace", wrong, "--json", "-").stdout)
+    assert "K 没有转置" in call("trace", wrong, "--lang", "zh").stdout
+    data = json.loads(call("trace", wrong, "--json", "-").stdout)
     assert data["first_wrong"] == "scores"
     assert data["claims"][0]["mistake"] == "transpose missing"
 
@@ -142,20 +144,122 @@ def test_trace_of_a_layer_prints_every_step(tmp_path):
     rng = fresh()
     w = {name: rng.standard_normal((6, 6)) for name in ("w_q", "w_k", "w_v", "w_o")}
     np.savez(tmp_path / "layer.npz", x=rng.standard_normal((20, 6)), **w, num_heads=2, causal=True)
-    done = run("trace", tmp_path / "layer.npz")
+    done = call("trace", tmp_path / "layer.npz")
     assert done.returncode == 0, done.stderr
     for words in ("Q = X·W^Q", "U = H·W^O", "head 0 of 2", "the first 8 × 8 of 20 × 20", "nothing to check"):
         assert words in done.stdout
     assert max(cell_len(line) for line in done.stdout.splitlines()) <= 80
 
 
+@pytest.fixture
+def batches(tmp_path):
+    rng = np.random.default_rng(3)
+    q = rng.standard_normal((3, 4, 5, 2)).round(2) + np.arange(12).reshape(3, 4, 1, 1)
+    k, v = rng.standard_normal((2, 3, 2, 5, 2)).round(2)
+    np.savez(tmp_path / "batches.npz", q=q, k=k, v=v)
+    return tmp_path / "batches.npz", q, k
+
+
+def test_trace_shows_the_head_and_batch_entry_asked_for(batches):
+    place, q, k = batches
+    for batch, head in ((0, 0), (2, 1), (1, 3)):
+        said = call("trace", place, "--batch", batch, "--head", head).stdout
+        assert f"batch {batch} of 3, head {head} of 4" in said
+        assert f"batch {batch} of 3, key head {head // 2} of 2" in said
+        for array in (q[batch, head], k[batch, head // 2], q[batch, head] @ k[batch, head // 2].T):
+            assert "\n".join("  " + " ".join(f"{x:8.4f}" for x in row) for row in array) in said
+        assert "--head N shows another" in said
+        assert "--batch N shows another" in said
+    for wrong, words in ((("--head", 4), "head 4 is outside 0..3"), (("--batch", -1), "batch -1 is outside 0..2")):
+        done = call("trace", place, *wrong)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert words in done.stderr
+
+
+def test_trace_shows_the_head_whose_claim_is_wrong(batches):
+    place, q, k = batches
+    scores = q @ np.repeat(k, 2, axis=1).swapaxes(-1, -2)
+    scores[2, 1, 3, 4] += 5
+    np.savez(place, **{**np.load(place), "scores": scores})
+    assert "batch 2 of 3, head 1 of 4" in call("trace", place).stdout
+
+
+def test_trace_says_where_a_large_claim_is_furthest_off(tmp_path):
+    q, k, v = np.random.default_rng(0).standard_normal((3, 20, 4)).round(3)
+    scores = q @ k.T
+    right = scores[17, 11]
+    scores[17, 11] += 2
+    np.savez(tmp_path / "large.npz", q=q, k=k, v=v, scores=scores)
+    said = call("trace", tmp_path / "large.npz").stdout
+    assert f"furthest off at row 17, column 11: claimed {right + 2:.6g}, right {right:.6g}" in " ".join(said.split())
+
+
+@pytest.mark.parametrize("size", [6, 40, 200])
+def test_nan_is_shown_and_spoils_no_other_row(tmp_path, size):
+    q, k, v = np.random.default_rng(0).standard_normal((3, size, 4))
+    q[2, 1] = np.nan
+    np.savez(tmp_path / "nan.npz", q=q, k=k, v=v, causal=True, scores=q @ k.T)
+    done = call("trace", tmp_path / "nan.npz")
+    assert done.returncode == 0
+    assert "min NaN" not in done.stdout
+    assert "? NaN" in " ".join(done.stdout.split()) or size == 6
+    assert size == 200 or re.search(r"^q_2 .*(NaN|\?)", done.stdout, re.MULTILINE)
+    assert re.search(r"^q_[05] .*(@|1\.000)", done.stdout, re.MULTILINE)  # of 200, three rows make one line
+
+
+def test_three_axes_are_told_as_they_were_read(tmp_path):
+    x = np.ones((2, 3, 4))
+    np.savez(tmp_path / "three.npz", q=x, k=x, v=x)
+    said = " ".join(call("trace", tmp_path / "three.npz").stdout.split())
+    assert "read as q (heads 2, queries 3, d_k 4)" in said
+    assert "shape (2, 1, 3, 4)" in said
+
+
+def test_a_layer_is_told_as_it_is(tmp_path):
+    w = {name: np.eye(4) for name in ("w_q", "w_k", "w_v")}
+    np.savez(tmp_path / "layer.npz", x=np.eye(3, 4), **w, num_heads=2)
+    said = call("trace", tmp_path / "layer.npz").stdout
+    assert "each token's vector: what enters the layer" in said
+    assert "normalis" not in said
+    assert "the heads side by side (concatenated): there is no W^O" in said
+    assert "mixed" not in said
+    np.savez(tmp_path / "layer.npz", x=np.eye(3, 4), **w, w_o=np.eye(4), num_heads=2)
+    assert "the heads mixed by W^O" in call("trace", tmp_path / "layer.npz").stdout
+
+
+def test_no_weight_reads_as_zero(tmp_path):
+    q, k = np.ones((1, 1)), np.array([[0.0], [-3], [-8], [-20], [-60]])
+    np.savez(tmp_path / "small.npz", q=q, k=k, v=k * 1e-7, scale=1.0)
+    weights = np.exp(k[:, 0]) / np.exp(k[:, 0]).sum()
+    said = call("trace", tmp_path / "small.npz").stdout
+    shown = re.search(r"^q_0 +(.*)", said, re.MULTILINE).group(1).split()
+    np.testing.assert_allclose([float(x) for x in shown], weights, rtol=0.05)
+    values = re.search(r"^V .*?\n.*?\n((?: +\S+\n)+)", said, re.MULTILINE).group(1).split()
+    np.testing.assert_allclose([float(x) for x in values], k[:, 0] * 1e-7, rtol=0.01)
+
+
+def test_twelve_columns_fit_eighty(tmp_path):
+    np.savez(tmp_path / "wide.npz", q=np.eye(12), k=np.eye(12), v=np.eye(12), causal=True)
+    said = call("trace", tmp_path / "wide.npz").stdout
+    assert re.search(r"^q_11( +0\.\d+){12}", said, re.MULTILINE)
+    assert max(cell_len(line) for line in said.splitlines()) <= 80
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["--json", "-", "explain", "a"], "--json stands before the command"),
+        (["--lang", "zh", "info"], "info prints English only"),
+        (["explain", "a", "--model", ""], "--model: it is empty"),
+        (["explain", "a", "--json", "-", "--html", "-"], "standard output"),
+        (["bench", "--threads", "0"], "number of threads is 0"),
+        (["bench", "--quick", "--only", "full", "--save", "README.md/x"], "README.md/x cannot be"),
+        (["bench", "--device", "cuda", "--only", "full"], "--only is for --device cpu"),
+        (["explain", "--file", "README.md", "--html", "-", "--head", "1"], "--head is for one token"),
         (["explain", ""], "the text is empty"),
         (["explain", "  \n"], "the text is empty"),
         (["explain"], "expected TEXT or --file"),
-        (["explain", "a", "--layer", "two"], "invalid int value: 'two'"),
+        (["explain", "a", "--layer", "two"], "expected a whole number, not 'two'"),
         (["explain", "a", "--layer", "2"], "layer 2 is outside 0..1"),
         (["explain", "a", "--head", "8"], "head 8 is outside 0..7"),
         (["explain", "a", "--token", "zebra"], "'zebra' is neither a position"),
@@ -169,7 +273,7 @@ def test_trace_of_a_layer_prints_every_step(tmp_path):
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_two(arguments, words, tmp_path):
-    done = run(*arguments)
+    done = call(*arguments)
     assert done.returncode == 2
     assert done.stdout == ""
     assert words in done.stderr
@@ -190,7 +294,7 @@ def test_bad_input_is_one_line_and_exit_code_two(arguments, words, tmp_path):
 )
 def test_a_file_that_cannot_be_computed(tmp_path, case, words):
     (tmp_path / "case.json").write_text(json.dumps(case))
-    done = run("trace", tmp_path / "case.json", "--json", tmp_path / "out.json")
+    done = call("trace", tmp_path / "case.json", "--json", tmp_path / "out.json")
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr
     assert done.stderr.count("\n") == 1
@@ -199,10 +303,100 @@ def test_a_file_that_cannot_be_computed(tmp_path, case, words):
 
 @pytest.mark.parametrize("command", [[], ["explain"], ["trace"]])
 def test_help_shows_examples(command):
-    done = run(*command, "--help")
+    done = call(*command, "--help")
     assert done.returncode == 0
     assert "examples:" in done.stdout or not command
-    assert run("--version").stdout.startswith("clearhead ")
+    assert call("--version").stdout.startswith("clearhead ")
+
+
+@pytest.mark.parametrize("encoding", ["gbk", "cp1252", "ascii"])
+@pytest.mark.parametrize("words", ["explain 猫_sat_on_two", "trace examples/wrong.json", "explain --help"])
+def test_every_encoding_shows_the_numbers(encoding, words):
+    command = [sys.executable, "-m", "clearhead", *words.replace("_", " ").split(" ", 1)]
+    done = subprocess.run(
+        command, capture_output=True, env={**PLAIN, "PYTHONIOENCODING": encoding}, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (1 if "wrong" in words else 0, b"")
+    said = done.stdout.decode(encoding)
+    assert "A = softmax(" in said or "usage:" in said
+    if encoding == "ascii" and "explain" in words and "usage:" not in said:
+        assert "0 \\u732b1/3" in said
+        assert re.search(r"^  _sat|^  \d _sat +-?\d", said, re.MULTILINE)
+        assert max(map(len, said.splitlines())) <= 80
+
+
+def test_the_c_locale_shows_the_numbers():
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    assert "S = Q.KT" in run("explain", "humpty dumpty", **plain).stdout
+
+
+def test_chinese_needs_an_encoding_that_has_it(tmp_path):
+    for encoding, code in (("gbk", 0), ("cp1252", 2)):
+        command = [sys.executable, "-m", "clearhead", "--lang", "zh", "explain", "humpty"]
+        environment = {**PLAIN, "PYTHONIOENCODING": encoding}
+        done = subprocess.run(command, capture_output=True, env=environment, timeout=60, check=False)
+        assert done.returncode == code
+        assert ("逐步计算" in done.stdout.decode(encoding)) == (code == 0)
+    numbers = run("explain", "humpty", "--lang", "zh", "--json", "-", PYTHONIOENCODING="ascii").stdout
+    assert json.loads(numbers)["text"] == "humpty"
+
+
+def test_bytes_that_are_no_text_are_refused():
+    command = [sys.executable.encode(), b"-m", b"clearhead", b"explain", b"caf\xe9 sat"]
+    done = subprocess.run(command, capture_output=True, env=PLAIN, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"TEXT is no UTF-8: character 3 is byte 0xe9." in done.stderr
+    assert done.stderr.count(b"\n") == 1
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no full disk here")
+@pytest.mark.parametrize("words", ["explain humpty", "info --json", "--help"])
+def test_a_full_disk_is_one_line(words):
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "clearhead", *words.split()]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=PLAIN, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr == b"clearhead: standard output: No space left on device.\n"
+
+
+def test_closed_streams_are_no_crash():
+    command = f'"{sys.executable}" -m clearhead explain humpty >&-'
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, env=PLAIN, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("gone", "words", "extra"),
+    [("starlette", "view", "view"), ("uvicorn", "view", "view"), ("torch", "bench --device cuda", "gpu")],
+)
+def test_what_is_not_installed_is_named_with_its_extra(gone, words, extra):
+    code = (
+        f"import sys; sys.modules[{gone!r}] = None; from clearhead.cli import main; sys.exit(main({words.split()!r}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=PLAIN, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f'hint: pip install "clearhead[{extra}]"' in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [[], ["explain"], ["trace"], ["diagnose"], ["view"], ["bench"], ["info"]])
+def test_help_names_the_extras_within_eighty_columns(command):
+    said = call(*command, "--help").stdout
+    assert max(map(cell_len, said.splitlines())) <= 80
+    assert "examples:" in said or not command
+    if command in ([], ["view"]):
+        assert 'pip install "clearhead[view]"' in " ".join(said.split())
+
+
+def test_tokens_of_bytes_are_named_after_their_character():
+    for language, words in (("en", "has not learned 猫 and splits it into its bytes"), ("zh", "没有学过“猫”")):
+        said = call("explain", "猫 sat", "--lang", language).stdout
+        assert "0 猫1/3   1 猫2/3   2 猫3/3   3 ␣sat" in said
+        assert words in " ".join(said.split())
+        assert not set("çĮ«") & set(said)
+    assert "bytes" not in call("explain", "a cat sat").stdout
 
 
 def test_a_closed_pipe_is_no_error():
@@ -237,7 +431,7 @@ def test_no_heavy_package_is_loaded_for_the_main_job():
 def test_html_writes_one_page_that_is_the_same_every_time(tmp_path, command):
     pages = []
     for name in ("a.html", "b.html"):
-        done = run(*command, "--html", tmp_path / name, "--lang", "zh")
+        done = call(*command, "--html", tmp_path / name, "--lang", "zh")
         assert done.stderr == ""
         pages.append((tmp_path / name).read_bytes())
     assert pages[0] == pages[1]

@@ -116,7 +116,7 @@ def test_what_these_inputs_cannot_show_is_said():
     one = ch.diagnose(q, k, v, v, causal=True)
     assert one.verdict == "right"
     assert "causal mask missing" in [e.mistakes[0] for e in one.unseen]
-    assert "these inputs could not show it if: the causal mask is missing" in one.told()
+    assert "with these inputs this mistake would not show: the causal mask is missing" in one.told()
     assert "more than one token" in one.told()
     assert not ch.diagnose(q, k, v, v).unseen
     q, k, v = fresh().standard_normal((3, 9, 8))
@@ -133,7 +133,7 @@ def test_two_that_fit_equally_are_both_named():
     twice = ch.diagnose(q, k, v, softmax(q @ k.T / 4) @ v)
     assert twice.verdict == "ambiguous"
     assert "2 explanations fit them equally well" in twice.told()
-    assert "有 2 种解释同样吻合" in twice.told("zh")
+    assert "有 2 种解释都同样吻合" in twice.told("zh")
 
 
 def test_none_of_the_known_mistakes():

@@ -2,21 +2,27 @@
 
 import json
 import re
+from functools import cache
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from clearhead.cli import main
 from clearhead.errors import SelectionError
-from clearhead.explain import explain, explain_windows
+from clearhead.explain import explain, explain_windows, parts_of
 from clearhead.model import load
 
 TEXT = "humpty dumpty sat on a wall"
 
 
+shipped = cache(load)
+
+
 @pytest.fixture(scope="module")
 def model():
-    return load()
+    return shipped()
 
 
 def test_the_numbers_are_the_models_own(model):
@@ -137,3 +143,22 @@ def test_a_token_of_a_long_text_is_found_in_its_window(model):
     with pytest.raises(SelectionError, match=r"token '559' is neither a position 0\.\.558 nor a word of the text"):
         explain_windows(model, text, token="559")
     assert len(explain_windows(model, TEXT)) == 1
+
+
+def test_bytes_of_a_character_are_named_after_it(model):
+    names, split = parts_of(model.tokens("猫 sat, né"), "猫 sat, né")
+    assert names == ["猫1/3", "猫2/3", "猫3/3", " sat", ",", " n", "é1/2", "é2/2"]
+    assert (split.first, split.character, split.parts, split.characters) == ("猫1/3", "猫", 3, 2)
+    assert parts_of(model.tokens("a cat"), "a cat").split is None
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12))
+def test_the_parts_of_a_character_are_counted_whole(text):
+    tokens = shipped().tokens(text)
+    names = parts_of(tokens, text).names
+    for at, (token, name) in enumerate(zip(tokens, names, strict=True)):
+        if name != token.text:
+            place, of = map(int, name[1:].split("/"))
+            whole = names[at - place + 1 : at - place + 1 + of]
+            assert whole == [f"{name[0]}{part + 1}/{of}" for part in range(of)]
+            assert 2 <= of <= len(name[0].encode())

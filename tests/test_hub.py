@@ -121,7 +121,7 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["explain", TEXT, "--model", place, "--html", str(page), "--json", str(numbers)]) == 0
     said = capsys.readouterr().out
     assert "RoPE(norm(X·W^Q))" in said
-    assert "agree" in said
+    assert "step by step against the" in said
     assert page.stat().st_size > 10_000
     assert json.loads(numbers.read_text())["model"]["kv_heads"] == 2
 

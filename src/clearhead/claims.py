@@ -119,11 +119,11 @@ def _said(verdict: Verdict) -> Words:
     if verdict.source is None or verdict.follows is None:
         return wrong
     more = both("follows" if follows(verdict) else "also off", source=verdict.source, difference=verdict.off_source)
-    return {"en": f"{wrong['en']};{more['en']}", "zh": f"{wrong['zh']}；{more['zh'].strip()}"}
+    return {language: f"{wrong[language]}{say(language, 'also')}{more[language]}" for language in LANGUAGES}
 
 
 def _did(verdict: Verdict) -> Words | None:
-    found = {language: say(language, "both").join(verdict.did(language)) for language in LANGUAGES}
+    found = {language: say(language, "and").join(verdict.did(language)) for language in LANGUAGES}
     return found if verdict.did("en") else None
 
 
@@ -217,10 +217,15 @@ def _shaped(name: str, claimed: Array, truth: Array) -> Array:
     raise FileError(f"the claimed {name} has shape {claimed.shape}, but this step has shape {truth.shape}.")
 
 
-def _largest(a: Array, b: Array) -> float:
+def gaps(a: Array, b: Array) -> Array:
+    """How far apart two arrays are, cell by cell: none where both are NaN, ∞ where one is."""
     with np.errstate(invalid="ignore"):
-        gap = np.where(a == b, 0.0, np.abs(a - b))
-    return float(np.where(np.isnan(gap), np.inf, gap).max(initial=0.0))
+        gap = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
+    return np.where(np.isnan(gap), np.inf, gap)
+
+
+def _largest(a: Array, b: Array) -> float:
+    return float(gaps(a, b).max(initial=0.0))
 
 
 def _claim(name: str, value: Any) -> Claim:

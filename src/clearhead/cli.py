@@ -1,12 +1,13 @@
-"""The command line: explain a text, trace a file, diagnose a file.
+"""The command line: explain a text, trace a file, diagnose a file, view, bench, info.
 
 Data goes to standard output, words about problems to standard error.
 
-Exit codes: 0 all is well, 1 a claim in a traced file is wrong or a mistake was found, 2 bad input, 3 no known mistake
-explains the numbers, 130 interrupted.
+Exit codes: 0 all is well, 1 a claim in a traced file is wrong or a mistake was found, 2 bad input or output that cannot
+be written, 3 no known mistake explains the numbers, 130 interrupted.
 """
 
 import argparse
+import codecs
 import json
 import os
 import sys
@@ -15,175 +16,51 @@ from contextlib import suppress
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from clearhead import __version__
+from clearhead import __version__, arguments
 from clearhead.errors import ClearheadError, FileError, MissingExtraError
 from clearhead.files import check_writable, read_text, write_whole
+from clearhead.report import streams
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from clearhead.view.long import Run
 
-_EXPLAIN_EXAMPLES = """examples:
-  clearhead explain "humpty dumpty sat on"
-  clearhead explain "twinkle twinkle little star" --layer 0 --head 3 --token little
-  clearhead explain "jack and jill" --lang zh
-  clearhead explain "humpty dumpty sat on" --html page.html
-  clearhead explain "Attention is all" --model ./gpt2 --json attention.json
-  clearhead explain "Attention is all" --model Qwen/Qwen3-0.6B
-  clearhead explain --file book.txt --html book.html --model ./gpt2
-  clearhead explain --file book.txt --html book.html --windows
-  clearhead explain --file book.txt --html book.html --exact 3.5,7.0 --dtype bfloat16
-"""
-_VIEW_EXAMPLES = """examples:
-  clearhead view seen.safetensors
-  clearhead view ./gpt2 --text-file book.txt
 
-a file is what seen.save("seen.safetensors") wrote in Python; the address is for this machine
-alone, and works until Ctrl-C
-"""
-_TRACE_EXAMPLES = """examples:
-  clearhead trace example.json
-  clearhead trace layer.npz --json steps.json --html page.html
-
-a file holds q, k, v (or x, w_q, w_k, w_v, w_o, num_heads), any score rules, and, where it
-likes, the values it claims for scores, scaled, weights or output:
-  {"q": [[1, 3], [2, 0.5]], "k": [[0.5, 2], [1, 3]], "v": [[0, 4], [1, 2]], "causal": true,
-   "scores": [[6.5, 10], [2, 3.5]]}
-"""
-
-
-_DIAGNOSE_EXAMPLES = """examples:
-  clearhead diagnose case.npz
-  clearhead diagnose case.safetensors --lang zh
-  clearhead diagnose case.json --json -
-
-a file holds q, k, v (or x, w_q, w_k, w_v, w_o, num_heads), any score rules, what your code gave
-for them as theirs, and, unless that is the output, its stage: weights, scores, scaled, masked:
-  {"q": [[1, 3], [2, 0.5]], "k": [[0.5, 2], [1, 3]], "v": [[0, 4], [1, 2]], "causal": true,
-   "theirs": [[3.5, 11], [1.5, 5.5]], "stage": "scores"}
-np.savez("case.npz", q=q, k=k, v=v, theirs=out, causal=True) writes one from Python.
-
-exit code: 0 yours is right, 1 a mistake was found, 2 bad input, 3 no known mistake explains it
-"""
-_BENCH_EXAMPLES = """examples:
-  clearhead bench --quick
-  clearhead bench --peers torch --only full,causal
-  clearhead bench --save benchmarks/results/today
-  clearhead bench --device cuda --save benchmarks/results/today
-"""
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(given: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
-    parser = _parser()
-    given = parser.parse_args(arguments)
+    with streams.readable():
+        try:
+            try:
+                return _run(arguments.given(list(sys.argv[1:] if given is None else given)))
+            finally:
+                sys.stdout.flush()
+        except BrokenPipeError:  # the reader of a pipe has seen enough
+            streams.abandon()
+            return 0
+        except OSError as error:
+            streams.abandon()
+            streams.complain("clearhead", f"{error.filename or 'standard output'}: {error.strerror or error}.")
+            return 2
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return 130
+
+
+def _run(given: argparse.Namespace) -> int:
     if given.command is None:
-        parser.print_help()
+        given.usage()
         return 0
-    run: Callable[[argparse.Namespace], int] = given.run
     try:
         _check_targets(given)
-        return run(given)
+        return _COMMANDS[given.command](given)
     except ClearheadError as error:
-        print(f"clearhead {given.command}: {error.one_line()}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # the reader of a pipe has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Say on one line what is wrong, where argparse would print the usage before it."""
-        self.exit(2, f"{self.prog}: {message}. hint: {self.prog} --help shows examples.\n")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="clearhead", description="Exact attention, with weights that stay visible.")
-    parser.add_argument("--version", action="version", version=f"clearhead {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    explain = _command(
-        commands, "explain", "show how one token's attention output came to be", _EXPLAIN_EXAMPLES, _explain
-    )
-    explain.add_argument("text", metavar="TEXT", nargs="?", help="the text to run through the model")
-    explain.add_argument(
-        "--file",
-        metavar="FILE",
-        help="read the text from FILE (- is standard input) without its last newline; with --html, every head of it",
-    )
-    explain.add_argument(
-        "--windows",
-        action="store_true",
-        help="with --file: cut a text with more tokens than the model has positions into windows, and show each",
-    )
-    explain.add_argument("--exact", metavar="L.H,…", help="with --file and --html: the heads whose weights are exact")
-    explain.add_argument("--dtype", metavar="NAME", help="with --file and --html: store q and k as float16 or bfloat16")
-    explain.add_argument(
-        "--model",
-        metavar="DIR|NAME",
-        help="a GPT-2 directory, or with Transformers any model's directory or name; default: the shipped one",
-    )
-    explain.add_argument(
-        "--layer", type=int, metavar="N", help="the layer, from 0; default: the one with the sharpest head"
-    )
-    explain.add_argument("--head", type=int, metavar="N", help="the head, from 0; default: the sharpest")
-    explain.add_argument(
-        "--token", metavar="N|WORD", help="whose output: a position or a word; default: the last token"
-    )
-    trace = _command(
-        commands, "trace", "compute a file's attention step by step and check its claims", _TRACE_EXAMPLES, _trace
-    )
-    trace.add_argument("file", metavar="FILE", help="a .json, .npz or .safetensors file")
-    diagnose = _command(
-        commands, "diagnose", "name the mistake in your attention from what it gave", _DIAGNOSE_EXAMPLES, _diagnose
-    )
-    diagnose.add_argument("file", metavar="FILE", help="a .npz, .json or .safetensors file")
-    view = _command(commands, "view", "look at every head of a long text in the browser", _VIEW_EXAMPLES, _view)
-    view.add_argument(
-        "source", metavar="FILE|MODEL", nargs="?", help="a file of seen.save, or a model; default: the shipped one"
-    )
-    view.add_argument("--text-file", metavar="FILE", help="the text to run through MODEL; - is standard input")
-    view.add_argument("--windows", action="store_true", help="with --text-file: cut a long text into windows")
-    view.add_argument("--port", type=int, default=0, metavar="N", help="the port; default: a free one")
-    view.add_argument("--no-open", action="store_true", help="do not open a browser, only say the address")
-    bench = _command(commands, "bench", "time the engine beside its peers, in turn, as ratios", _BENCH_EXAMPLES, _bench)
-    bench.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the Triton engine on a GPU")
-    bench.add_argument("--quick", action="store_true", help="fewer cases and rounds: about a minute")
-    bench.add_argument("--peers", metavar="A,B", help="only these peers; default: all that are installed")
-    bench.add_argument("--only", metavar="A,B", help="only these groups of cases")
-    bench.add_argument("--threads", type=int, metavar="N", help="threads for everybody; default: all cores")
-    bench.add_argument("--save", metavar="DIR", help="write bench.json, bench.csv, bench.md and bench.svg there")
-    info = _command(commands, "info", "say what is installed and which engine runs", "", _info)
-    info.add_argument("--json", action="store_true", help="as JSON")
-    for command in (explain, trace, diagnose, view):
-        command.add_argument("--lang", choices=("en", "zh"), default="en", help="English or Chinese; default: en")
-    for command in (explain, trace, diagnose):
-        command.add_argument("--json", metavar="FILE", help="write every number to FILE as JSON; - is standard output")
-    for command in (explain, trace):
-        command.add_argument(
-            "--html", metavar="FILE", help="write the page that shows it, one self-contained file; - is standard output"
-        )
-    return parser
-
-
-def _command(
-    commands: Any, name: str, about: str, examples: str, run: Callable[[argparse.Namespace], int]
-) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=about,
-        description=about[0].upper() + about[1:] + ".",
-        epilog=examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(run=run)
-    return parser
+        streams.complain(f"clearhead {given.command}", error.one_line())
+    except MemoryError:
+        streams.complain(f"clearhead {given.command}", "there is not enough memory for this.")
+    return 2
 
 
 def _check_targets(given: argparse.Namespace) -> None:
@@ -201,6 +78,7 @@ def _explain(given: argparse.Namespace) -> int:
     from clearhead.hub import find
     from clearhead.report.progress import progress
 
+    _encodable("TEXT", given.text or "")
     if (given.text is None) == (given.file is None):
         raise FileError("expected TEXT or --file, one of them.", 'clearhead explain "humpty dumpty sat on"')
     if given.windows and given.file is None:
@@ -211,6 +89,7 @@ def _explain(given: argparse.Namespace) -> int:
         raise FileError("the text is empty: there is no token to explain.", 'clearhead explain "humpty dumpty sat on"')
     if given.file is not None and given.html is not None:
         return _long_page(given)
+    console = _console(given)
     if given.exact is not None or given.dtype is not None:
         raise FileError("--exact and --dtype are for the page of a long text.", "--file FILE --html PAGE")
     chosen = {"layer": given.layer, "head": given.head, "token": given.token}
@@ -225,10 +104,9 @@ def _explain(given: argparse.Namespace) -> int:
         _write_json(given.json, data)
     if given.html is not None:
         every[0].save(given.html, given.lang)
-    if "-" not in (given.json, given.html):
+    if console is not None:
         from clearhead.report import explained
 
-        console = _console()
         for seen in every:
             if seen is not every[0]:
                 console.print()
@@ -243,16 +121,19 @@ def _long_page(given: argparse.Namespace) -> int:
     from clearhead.view import page
     from clearhead.view.long import Wish, document
 
+    for name in ("json", "layer", "head", "token"):
+        if getattr(given, name) is not None:
+            raise FileError(f"--{name} is for one token, and --file with --html shows every head of all tokens.")
     exact = None if given.exact is None else _pairs(given.exact)
     runs = _runs(given, find(given.model), given.text)
-    wish = Wish(title=Path(given.file).name, language=given.lang, exact=exact, dtype=given.dtype)
+    wish = Wish(title=_title(given.file), language=given.lang, exact=exact, dtype=given.dtype)
     data = page.encoded(document(runs, wish, lambda layers: progress(layers, "heads")))
     write_whole(given.html, data)
     heads, tokens = sum(len(sight.heads) for sight in runs[0].sights), sum(len(run.tokens or ()) for run in runs)
     cut = f" in {len(runs)} windows" if given.windows else ""
     said = f"{len(runs[0].sights)} layers, {heads} heads, {tokens} tokens{cut}, {len(data) / 1e6:.1f} MB"
     if given.html != "-":
-        _console().print(f"{given.html}: {said}", highlight=False, markup=False, soft_wrap=True)
+        print(f"{streams.printable(given.html)}: {said}")
     return 0
 
 
@@ -272,7 +153,8 @@ def _view(given: argparse.Namespace) -> int:
     try:
         from clearhead.view import server
     except ImportError as error:
-        raise MissingExtraError(f"view needs a server: {error}.", "pip install 'clearhead[view]'") from None
+        words = f"view needs Starlette and Uvicorn, which are not installed ({error})."
+        raise MissingExtraError(words, 'pip install "clearhead[view]"') from None
 
     def say(address: str) -> None:
         print(address, flush=True)
@@ -283,7 +165,7 @@ def _view(given: argparse.Namespace) -> int:
 
     with server.listen(given.port) as listening:
         runs = _viewed(given)
-        wish = Wish(title=Path(given.text_file or given.source).name, language=given.lang, served=True)
+        wish = Wish(title=_title(given.text_file or given.source), language=given.lang, served=True)
         made = document(runs, wish, lambda layers: progress(layers, "heads"))
         with suppress(KeyboardInterrupt):  # the way to end it
             server.serve(made, runs, say, listening)
@@ -314,43 +196,53 @@ def _viewed(given: argparse.Namespace) -> "list[Run]":
 
 def _trace(given: argparse.Namespace) -> int:
     from clearhead.claims import check_file
+    from clearhead.report import traced
 
+    console = _console(given)
     case = check_file(given.file)
+    place = traced.chosen(case, given.batch, given.head)
     if given.json is not None:
         _write_json(given.json, case.to_json())
     if given.html is not None:
         case.save(given.html, given.lang)
-    if "-" not in (given.json, given.html):
-        from clearhead.report import traced
-
-        traced.show(_console(), case, given.lang)
+    if console is not None:
+        traced.show(console, case, given.lang, place)
     return 0 if case.first_wrong is None else 1
 
 
 def _diagnose(given: argparse.Namespace) -> int:
     from clearhead.diagnosis import diagnose_file
 
+    console = _console(given)
     diagnosis = diagnose_file(given.file)
     if given.json is not None:
         _write_json(given.json, diagnosis.to_json())
-    if given.json != "-":
+    if console is not None:
         from clearhead.report import diagnosed
 
-        diagnosed.show(_console(), diagnosis, given.lang)
+        diagnosed.show(console, diagnosis, given.lang)
     return {"right": 0, "unexplained": 3}.get(diagnosis.verdict, 1)
 
 
 def _bench(given: argparse.Namespace) -> int:
-    from clearhead.bench.command import bench
-    from clearhead.threads import get_num_threads, read_threads
+    from clearhead.threads import get_num_threads, set_num_threads
 
+    if given.threads is not None:
+        set_num_threads(given.threads)  # says what is wrong with the number
     if given.device == "cuda":
-        from clearhead.bench import gpu
-
+        for name in ("peers", "only", "threads"):
+            if getattr(given, name) is not None:
+                raise FileError(f"--{name} is for --device cpu.")
+        try:
+            from clearhead.bench import gpu
+        except ImportError as error:
+            words = f"--device cuda needs PyTorch and Triton, which are not installed ({error})."
+            raise MissingExtraError(words, 'pip install "clearhead[gpu]"') from None
         gpu.bench(quick=given.quick, save=given.save)
         return 0
-    threads = get_num_threads() if given.threads is None else read_threads(given.threads, "--threads 2")
-    bench(quick=given.quick, chosen=given.peers, only=given.only, save=given.save, threads=threads)
+    from clearhead.bench.command import bench
+
+    bench(quick=given.quick, chosen=given.peers, only=given.only, save=given.save, threads=get_num_threads())
     return 0
 
 
@@ -379,19 +271,49 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def _console() -> "Console":
-    from rich.console import Console
+def _console(given: argparse.Namespace) -> "Console | None":
+    """Where the report goes; None where JSON or a page goes to standard output. Raises RuleError as check_encoding."""
+    if "-" in (given.json, getattr(given, "html", None)):
+        return None
+    streams.check_encoding(given.lang)
+    from clearhead.report.console import console
 
-    console = Console(highlight=False, markup=False, emoji=False)
-    if console.color_system == "standard":  # sixteen colours make no scale; terminals with only those are gone
-        console = Console(highlight=False, markup=False, emoji=False, color_system="256")
-    return console
+    return console()
+
+
+def _encodable(name: str, text: str) -> None:
+    """Is it Unicode? What the shell handed over may be bytes of another encoding."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        odd = text[error.start]
+        byte = f"byte {ord(odd) - 0xDC00:#04x}" if "\udc80" <= odd <= "\udcff" else "a lone surrogate"
+        raise FileError(f"{name} is no UTF-8: character {error.start} is {byte}.", "save it as UTF-8.") from None
+
+
+def _title(path: str) -> str:
+    """A file's name for a page, which is UTF-8 whatever the name is."""
+    return Path(path).name.encode("utf-8", "replace").decode("utf-8")
 
 
 def _write_json(target: str, data: dict[str, Any]) -> None:
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False) + "\n"
-    write_whole(target, text.encode("utf-8"))
+    """As UTF-8; with escapes for what it cannot hold, and for a standard output of another encoding."""
+    other = target == "-" and codecs.lookup(sys.stdout.encoding or "utf-8").name != "utf-8"
+    try:
+        text = json.dumps(data, ensure_ascii=other, allow_nan=False).encode("utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(data, allow_nan=False).encode("ascii")
+    write_whole(target, text + b"\n")
 
+
+_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "explain": _explain,
+    "trace": _trace,
+    "diagnose": _diagnose,
+    "view": _view,
+    "bench": _bench,
+    "info": _info,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

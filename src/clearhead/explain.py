@@ -78,7 +78,7 @@ class Explanation:
         return page.html(document(self, language))
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        names = [token.text for token in self.tokens]
+        names = parts_of(self.tokens, self.text).names
         masked = np.isneginf(self.trace.masked)
         name = f"layer {self.layer}, head {self.head}"
         said = f"{self.text}: {name}" + (f", next {self.next[0].text!r}" if self.next else "")
@@ -134,7 +134,7 @@ def document(seen: Explanation, language: Language = "en") -> Document:
         "entropy": listed(seen.entropy),
         "check": both("check", engine=seen.trace.check.engine, difference=seen.trace.check.largest_difference),
     }
-    scene = Scene(seen.text, language, tokens=[token.text for token in seen.tokens], chosen=chosen, facts=facts)
+    scene = Scene(seen.text, language, tokens=parts_of(seen.tokens, seen.text).names, chosen=chosen, facts=facts)
     return story([_page_layer(seen, number) for number in range(config.layers)], scene)
 
 
@@ -313,6 +313,38 @@ def _run(model: "Model | HubModel", tokens: list[Token], each: Callable[[range],
     return run
 
 
+class Parts(NamedTuple):
+    """The tokens' names, and the characters that the tokenizer has split into their bytes."""
+
+    names: list[str]
+    split: "Split | None"
+
+
+class Split(NamedTuple):
+    """The first of the characters that are split into bytes, and how many characters there are."""
+
+    first: str  # the name of its first part, such as 猫1/3
+    character: str
+    parts: int
+    characters: int
+
+
+def parts_of(tokens: list[Token], text: str) -> Parts:
+    """Every token's text; a token that is some bytes of one character is named after it, as 猫1/3."""
+    names, firsts = [token.text for token in tokens], []
+    at = 0
+    while at < len(tokens):
+        span = tokens[at].start, tokens[at].stop
+        after = next((j for j in range(at, len(tokens)) if (tokens[j].start, tokens[j].stop) != span), len(tokens))
+        character, whole = text[slice(*span)], not names[at].startswith(("⟨", "<0x"))
+        if len(character) == 1 and after - at > 1 and not whole:
+            names[at:after] = [f"{character}{part + 1}/{after - at}" for part in range(after - at)]
+            firsts.append(Split(names[at], character, after - at, 0))
+        at = after
+    count = len({found.character for found in firsts})
+    return Parts(names, firsts[0]._replace(characters=count) if firsts else None)
+
+
 def find_token(tokens: list[Token], text: str, wanted: str | None) -> int:
     """The place of a token given as a number or as a word of the text; a word's last token, its last occurrence."""
     if wanted is None:
@@ -329,7 +361,7 @@ def find_token(tokens: list[Token], text: str, wanted: str | None) -> int:
         places = [place for place, token in enumerate(tokens) if ends and token.start < ends[-1] <= token.stop]
         if places:
             return places[-1]
-    said = " ".join(token.text.strip() for token in tokens)
+    said = " ".join(name.strip() for name in parts_of(tokens, text).names)
     raise SelectionError(
         f"token {wanted!r} is neither a position 0..{len(tokens) - 1} nor a word of the text.",
         f"the tokens are: {said}",

@@ -78,9 +78,11 @@ class HubModel:
         return [[Token(i, self.text(i), *span) for i, span in zip(*pair, strict=True)] for pair in pairs]
 
     def text(self, token: int) -> str:
-        """A token's own text; bytes that are no whole character keep the vocabulary's spelling."""
+        """A token's own text; bytes that are no whole character in hexadecimal, ⟨e7⟩."""
         decoded: str = self.tokenizer.decode([token], skip_special_tokens=False)
-        return decoded if decoded and "\ufffd" not in decoded else str(self.tokenizer.convert_ids_to_tokens(token))
+        if decoded and "\ufffd" not in decoded:
+            return decoded
+        return model.hexadecimal(str(self.tokenizer.convert_ids_to_tokens(token)))
 
     def projections(self, _layer: int) -> dict[str, Array]:
         """None: between the projections and the scores stand rotations and norms of the model's own."""

@@ -23,6 +23,11 @@ from clearhead.functional import attention
 SHIPPED = "rhymes"
 _MOST_TOKENIZER = 2**28  # bytes; the largest vocabularies take some 40 million
 
+_VISIBLE = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that GPT-2's vocabulary spells as themselves
+_BYTES = {chr(byte): byte for byte in _VISIBLE} | {
+    chr(256 + place): byte for place, byte in enumerate(byte for byte in range(256) if byte not in _VISIBLE)
+}
+
 
 class Config(NamedTuple):
     """The numbers of config.json that the computation needs."""
@@ -117,9 +122,9 @@ class Model:
         return [Token(i, self.text(i), *span) for i, span in zip(encoded.ids, encoded.offsets, strict=True)]
 
     def text(self, token: int) -> str:
-        """A token's own text; bytes that are no whole character keep the vocabulary's spelling."""
+        """A token's own text; bytes that are no whole character in hexadecimal, ⟨e7⟩."""
         decoded: str = self.tokenizer.decode([token], skip_special_tokens=False)
-        return decoded if "\ufffd" not in decoded else str(self.tokenizer.id_to_token(token))
+        return decoded if "\ufffd" not in decoded else hexadecimal(str(self.tokenizer.id_to_token(token)))
 
     def projections(self, layer: int) -> dict[str, Array]:
         """W^Q, W^K, W^V, W^O and their biases of one layer, each (d_in, d_out)."""
@@ -161,6 +166,17 @@ def too_long(tokens: int, positions: int) -> ShapeError:
         "clearhead explain --file FILE --windows shows it in windows. Models with more positions, for --model: "
         "openai-community/gpt2 has 1,024, HuggingFaceTB/SmolLM2-135M 8,192, Qwen/Qwen3-0.6B 40,960.",
     )
+
+
+def hexadecimal(spelling: str) -> str:
+    """A byte-level vocabulary's spelling of some bytes as their numbers; any other spelling as it is.
+
+    >>> hexadecimal("Ġç"), hexadecimal("<0xE7>")
+    ('⟨20 e7⟩', '<0xE7>')
+    """
+    if spelling.isascii() or not all(character in _BYTES for character in spelling):
+        return spelling
+    return f"⟨{' '.join(f'{_BYTES[character]:02x}' for character in spelling)}⟩"
 
 
 def load(directory: str | Path | None = None) -> Model:

@@ -184,12 +184,13 @@ def attention_steps(sizes: Sizes, used: Used, convention: Convention, itemsize: 
     write = _Writer(sizes, convention, itemsize)
     q, k, v = ("queries", "d_k"), ("keys", "d_k"), ("keys", "d_v")
     a = ("queries", "keys")
+    scaling = ("S' = S/√d_k", "scaled") if used.scale is None else (f"S' = {used.scale:.6g}·S", "scaled by")
     steps = [
         write("q", "Q", "Q", q, (n, d_k), 0),
         write("k", "K", "K", k, (m, d_k), 0, kv=True),
         write("v", "V", "V", v, (m, d_v), 0, kv=True),
         write("scores", "S", "S = Q·Kᵀ" if rows else "S = Kᵀ·Q", a, (n, m), cells * d_k),
-        write("scaled", "S'", "S' = S/√d_k" if used.scale is None else f"S' = {used.scale:.6g}·S", a, (n, m), cells),
+        write("scaled", "S'", scaling[0], a, (n, m), cells, words=scaling[1]),
     ]
     last = "S'"
     if used.softcap is not None:
@@ -204,7 +205,8 @@ def attention_steps(sizes: Sizes, used: Used, convention: Convention, itemsize: 
         last = "M"
     inside = f"[{last}, sink]" if used.sinks else last
     per = "row" if rows else "column"
-    steps.append(write("weights", "A", f"A = softmax({inside}), each {per}", a, (n, m), cells))
+    words = "weights with sink" if used.sinks else "weights"
+    steps.append(write("weights", "A", f"A = softmax({inside}), each {per}", a, (n, m), cells, words=words))
     steps.append(write("output", "O", "O = A·V" if rows else "O = V·A", ("queries", "d_v"), (n, d_v), cells * d_v))
     return Steps(steps)
 

@@ -9,6 +9,7 @@ import numpy as np
 from clearhead import engines, notebook, picture, reference
 from clearhead.arrays import adopt
 from clearhead.axes import Array, brief
+from clearhead.digits import fixed
 from clearhead.files import write_whole
 from clearhead.observations import Wanted
 from clearhead.problem import Described, Problem, Rules, describe_whole
@@ -70,11 +71,12 @@ class TokenTrace:
         weights = rows[head]
         output = np.asarray(self.output).reshape(-1, np.shape(self.output)[-1])[head]
         strongest = [j for j in np.argsort(-weights, kind="stable") if weights[j] > 0]
-        terms = [f"{weights[j]:.4f}·v_{j}" for j in strongest[:count]]
+        terms = [f"{fixed(float(weights[j]), 4, 8)}·v_{j}" for j in strongest[:count]]
         if len(strongest) > count:
-            terms.append(f"({len(strongest) - count} more, {weights[strongest[count:]].sum():.4f} together)")
-        shown = np.array2string(output[:8], precision=4, suppress_small=True)
-        return f"{' + '.join(terms) or '0'} = {shown[:-1] + ' …]' if len(output) > 8 else shown}"
+            rest = float(weights[strongest[count:]].sum())
+            terms.append(f"({len(strongest) - count} more, {fixed(rest, 4, 8)} together)")
+        shown = " ".join(fixed(float(x), 4, 8) for x in output[:8])
+        return f"{' + '.join(terms) or '0'} = [{shown}{' …' if len(output) > 8 else ''}]"
 
 
 class Trace:

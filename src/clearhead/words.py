@@ -1,6 +1,9 @@
 """Every sentence the reports say, in English and in Chinese, in one place."""
 
-from typing import Literal
+from string import Formatter
+from typing import Any, Literal
+
+from clearhead.digits import significant
 
 Language = Literal["en", "zh"]
 LANGUAGES: tuple[Language, ...] = ("en", "zh")
@@ -9,26 +12,37 @@ _WORDS: dict[str, tuple[str, str]] = {
     # what each step does
     "x": ("each token's vector: what enters the layer", "每个词元的向量，即本层的输入"),
     "x normalised": (
-        "each token's vector, layer-normalised: what enters the layer",
-        "每个词元的向量（已做层归一化），即本层的输入",
+        "each token's vector after layer normalisation: what attention reads",
+        "层归一化之后每个词元的向量，即注意力的输入",
     ),
-    "context": ("the other sequence, which keys and values come from", "另一个序列，键和值由它而来"),
+    "context": ("the other sequence: keys and values come from it", "另一个序列，键和值由它计算"),
     "q": ("queries: what each token looks for", "查询：每个词元在找什么"),
-    "k": ("keys: what each token can be found by", "键：每个词元凭什么被找到"),
-    "v": ("values: what each token hands on", "值：每个词元传递什么"),
-    "scores": ("how well each query matches each key: their dot product", "每个查询与每个键的匹配程度：点积"),
-    "scaled": ("kept small, so that the softmax stays soft", "缩小数值，使 softmax 不至于过尖"),
-    "capped": ("scores bent below a cap", "用双曲正切限制分数的大小"),
-    "biased": ("position or other knowledge added to the scores", "把位置等信息加到分数上"),
-    "masked": ("what may not be seen becomes -∞", "不允许看到的位置变为 -∞"),
-    "weights": ("every query's weights are positive and sum to 1", "每个查询的权重为正且总和为 1"),
-    "heads": ("each head: a weighted mean of value rows", "每个头：值行的加权平均"),
-    "concat": ("the heads side by side", "把各个头并排拼接"),
-    "output": ("a weighted mean of value rows", "值行的加权平均"),
-    "layer output": ("W^O mixes the heads: what the layer gives each token", "W^O 混合各头：本层给每个词元的输出"),
+    "k": ("keys: how each token can be found", "键：每个词元凭什么被找到"),
+    "v": ("values: what each token passes on", "值：每个词元传递什么"),
+    "scores": ("how well each query matches each key: their dot product", "查询与键有多匹配：两者的点积"),
+    "scaled": (
+        "divided by √d_k, so that the softmax does not put everything on one key",
+        "除以 √d_k，避免 softmax 把权重全部压在一个键上",
+    ),
+    "scaled by": (
+        "scaled, so that the softmax does not put everything on one key",
+        "缩放分数，避免 softmax 把权重全部压在一个键上",
+    ),
+    "capped": ("large scores limited by tanh", "用 tanh 限制过大的分数"),
+    "biased": ("a bias added to the scores, such as one for positions", "给分数加上偏置，例如位置偏置"),
+    "masked": ("what a query may not attend to becomes -∞", "查询不可关注的位置变为 -∞"),
+    "weights": ("no weight is negative, and each query's weights sum to 1", "每个查询的权重非负，总和为 1"),
+    "weights with sink": (
+        "no weight is negative; each query's weights and its sink's share sum to 1",
+        "权重非负；每个查询的权重与汇点所占份额之和为 1",
+    ),
+    "heads": ("each head: weighted means of the value rows", "每个头：值的各行的加权平均"),
+    "concat": ("the heads side by side", "各个头并排拼接"),
+    "output": ("each row is a weighted mean of the value rows", "每一行都是值的各行的加权平均"),
+    "layer output": ("the heads mixed by W^O: the layer's output", "用 W^O 混合各个头，得到本层的输出"),
     "layer output joined": (
-        "the heads side by side are the output: no W^O mixes them",
-        "各头并排即为本层的输出：没有 W^O 来混合",
+        "the heads side by side (concatenated): there is no W^O to mix them",
+        "各个头并排拼接即为输出：没有 W^O 来混合它们",
     ),
     # explain
     "model": (
@@ -44,50 +58,63 @@ _WORDS: dict[str, tuple[str, str]] = {
         "第 {number} 个窗口，共 {windows} 个：全文 {tokens} 个词元中的第 {first} 至 {last} 个（从 0 数起）",
     ),
     "tokens": ("tokens", "词元"),
+    "split": (
+        "the model's tokenizer has not learned {character} and splits it into its bytes: {first} is byte 1 of "
+        "{parts} ({characters} such characters in all)",
+        "模型的分词器没有学过“{character}”，只能把它拆成字节：{first} 是 {parts} 个字节中的第 1 个"
+        "（这样的字符共 {characters} 种）",
+    ),
     "next": ("most likely next", "最可能的下一个词元"),
     "layer": ("layer {layer}, step by step (all {heads} heads)", "第 {layer} 层，逐步计算（共 {heads} 个头）"),
     "head": ("head {head} of layer {layer}: A", "第 {layer} 层第 {head} 个头：A"),
     "sharpest": (
-        "chosen for token {token}: entropy {entropy:.2f} of at most {most:.2f} nats, the sharpest",
-        "为词元 {token} 自动选择：熵 {entropy:.2f}（最大 {most:.2f}）奈特，最集中",
+        "chosen as the sharpest for token {token}: entropy {entropy:.3g} of at most {most:.3g} nats",
+        "自动选择：对词元 {token} 最集中的头，熵为 {entropy:.3g} 奈特（最大可能为 {most:.3g}）",
     ),
     "entropy": (
-        "token {token}'s row: entropy {entropy:.2f} of at most {most:.2f} nats",
-        "词元 {token} 的行：熵 {entropy:.2f}（最大 {most:.2f}）奈特",
+        "token {token}'s row: entropy {entropy:.3g} of at most {most:.3g} nats",
+        "词元 {token} 所在的行：熵为 {entropy:.3g} 奈特（最大可能为 {most:.3g}）",
     ),
     "axes": ("rows: queries, columns: keys", "行：查询，列：键"),
     "axes columns": ("rows: keys, columns: queries", "行：键，列：查询"),
+    "also": ("; ", "；"),
     "legend": (
         "min {low:.3g}  max {high:.3g}  colour by the square root of the weight",
-        "最小 {low:.3g}  最大 {high:.3g}  颜色按权重的平方根",
+        "最小 {low:.3g}  最大 {high:.3g}  颜色深浅取权重的平方根",
     ),
     "legend plain": ("min {low:.3g}  max {high:.3g}", "最小 {low:.3g}  最大 {high:.3g}"),
     "legend ramp": (
         "min {low:.3g}  max {high:.3g}  «{ramp}» by the square root of the weight",
-        "最小 {low:.3g}  最大 {high:.3g}  «{ramp}» 按权重的平方根",
+        "最小 {low:.3g}  最大 {high:.3g}  «{ramp}» 取权重的平方根",
     ),
     "pooled": (
         "each cell is the mean over {rows:.3g} × {cols:.3g} weights",
-        "每格是 {rows:.3g} × {cols:.3g} 个权重的平均",
+        "每格是 {rows:.3g} × {cols:.3g} 个权重的平均值",
     ),
     "masked cell": ("· masked", "· 被遮蔽"),
     "masked pixel": ("grey: masked", "灰色：被遮蔽"),
+    "nan cell": ("? NaN", "? NaN"),
+    "nan pixel": ("red: NaN", "红色：NaN"),
     "rows sum": ("rows sum to 1 (largest deviation {deviation:.1g})", "每行之和为 1（最大偏差 {deviation:.1g}）"),
+    "rows sum sinks": (
+        "rows sum to {low:.3g} … {high:.3g}, their sinks take the rest",
+        "每行之和为 {low:.3g} … {high:.3g}，其余归汇点",
+    ),
     "how": (
         "how {token} came to be: o = Σ a·v, strongest first",
-        "{token} 的输出如何得来：o = Σ a·v，最强者在前",
+        "{token} 的输出是怎么来的：o = Σ a·v，从强到弱",
     ),
     "key": ("key", "键"),
     "weight": ("weight a", "权重 a"),
-    "contribution": ("a·v, first {count} of {width}", "a·v，前 {count}/{width} 维"),
+    "contribution": ("a·v, first {count} of {width}", "a·v，{width} 维中的前 {count} 维"),
     "more": ("{count} more", "其余 {count} 个"),
     "agree": (
-        "one token alone and the whole matrix agree: largest difference {difference:.1g}",
-        "单个词元的算法与矩阵算法一致：最大差 {difference:.1g}",
+        "this token alone against the whole matrix: largest difference {difference:.1g}",
+        "单独计算这个词元与按矩阵计算相比：最大差值 {difference:.1g}",
     ),
     "check": (
-        "the textbook and the {engine} engine agree: largest difference {difference:.1g}",
-        "教科书算法与 {engine} 引擎一致：最大差 {difference:.1g}",
+        "step by step against the {engine} engine: largest difference {difference:.1g}",
+        "逐步计算与 {engine} 引擎相比：最大差值 {difference:.1g}",
     ),
     # trace
     "three axes": (
@@ -97,45 +124,60 @@ _WORDS: dict[str, tuple[str, str]] = {
         "三个轴按（头 {heads}，词元，宽度）理解，各头独立计算；若是 {heads} 条文本的批次，应为"
         "（批次，头，词元，宽度），即 q[:, None]；整层的（批次，词元，d_model）请用 ch.trace_layer",
     ),
-    "head of": (
-        "head {head} of {heads}; --json FILE writes all",
-        "第 {head} 个头（共 {heads} 个）；--json FILE 写出全部",
+    "batch of": ("batch {batch} of {batches}", "批次 {batch}（共 {batches} 个）"),
+    "head of": ("head {head} of {heads}", "头 {head}（共 {heads} 个）"),
+    "key head of": ("key head {head} of {heads}", "键头 {head}（共 {heads} 个）"),
+    "others heads": (
+        "this is head {head} of {heads}, counted from 0; --head N shows another, --json FILE writes all",
+        "以上是头 {head}（共 {heads} 个，编号从 0 起）；--head N 看其他头，--json FILE 写出全部",
     ),
-    "cut": ("the first {rows} × {cols} of {all_rows} × {all_cols}", "前 {rows} × {cols}，共 {all_rows} × {all_cols}"),
-    "claim right": ("✓ claimed {name}: right", "✓ 所声称的 {name}：正确"),
+    "others batches": (
+        "this is batch entry {batch} of {batches}, counted from 0; --batch N shows another",
+        "以上是批次 {batch}（共 {batches} 个，编号从 0 起）；--batch N 看其他批次",
+    ),
+    "cut": (
+        "the first {rows} × {cols} of {all_rows} × {all_cols}",
+        "共 {all_rows} × {all_cols}，只列出前 {rows} × {cols}",
+    ),
+    "claim right": ("✓ claimed {name}: right", "✓ 文件给出的 {name}：正确"),
     "claim wrong": (
         "✗ claimed {name}: wrong, by up to {difference:.4g}",
-        "✗ 所声称的 {name}：有误，最大相差 {difference:.4g}",
+        "✗ 文件给出的 {name}：有误，最多相差 {difference:.4g}",
     ),
-    "claimed": ("claimed", "声称"),
-    "right": ("right", "正确"),
-    "from own": ("from its own {source}", "由它自己的 {source} 应得"),
+    "worst": (
+        "furthest off at row {row}, column {column}: claimed {claimed:.6g}, right {right:.6g}",
+        "行 {row}，列 {column} 处相差最大：文件给出 {claimed:.6g}，应为 {right:.6g}",
+    ),
+    "claimed": ("claimed:", "文件给出的："),
+    "right": ("right:", "正确的："),
+    "from own": ("what the claimed {source} would give:", "由文件给出的 {source} 应得到："),
     "follows": (
-        "  it does follow from the claimed {source}, so the mistake is made there",
-        "  它确由所声称的 {source} 得出，错误出在那里",
+        "it does follow from the claimed {source}: the mistake was made there",
+        "它确实由文件给出的 {source} 得出，错误出在那一步",
     ),
     "also off": (
-        "  and not even its own {source} give it: off by up to {difference:.4g}",
-        "  它也不能由自己的 {source} 得出：最大相差 {difference:.4g}",
+        "nor does it follow from the claimed {source}: off by up to {difference:.4g}",
+        "由文件给出的 {source} 也得不出它：最多相差 {difference:.4g}",
     ),
     "first wrong": (
         "the first wrong step is {name}, by up to {difference:.4g}",
-        "第一个出错的步骤是 {name}，最大相差 {difference:.4g}",
+        "最先出错的步骤是 {name}，最多相差 {difference:.4g}",
     ),
     "also wrong": (
-        "{name}: wrong too, and off from its own {source} by up to {difference:.4g}",
-        "{name}：同样有误，且与它自己的 {source} 相差最大 {difference:.4g}",
+        "{name}: wrong too, and off by up to {difference:.4g} from what the claimed {source} would give",
+        "{name}：同样有误，与由文件给出的 {source} 应得的结果最多相差 {difference:.4g}",
     ),
-    "follows on": ("{name}: wrong only because {source} is", "{name}：仅因 {source} 有误而错"),
-    "wrong too": ("{name}: wrong too, by up to {difference:.4g}", "{name}：同样有误，最大相差 {difference:.4g}"),
-    "all right": ("every claimed step is right: {names}", "所声称的每一步都正确：{names}"),
-    "no claims": ("the file claims no values, so there is nothing to check", "文件没有声称任何数值，无需核对"),
-    "both": ("; and ", "；并且"),
+    "follows on": ("{name}: wrong only because {source} is wrong", "{name}：只因 {source} 有误才错"),
+    "wrong too": ("{name}: wrong too, by up to {difference:.4g}", "{name}：同样有误，最多相差 {difference:.4g}"),
+    "all right": ("every claimed step is right: {names}", "文件给出的每一步都正确：{names}"),
+    "no claims": ("the file claims no values, so there is nothing to check", "文件没有给出中间结果，无需核对"),
+    "and": ("; and ", "；并且"),
+    "because": (": ", "："),
 }
 
 
 IN_FORMULAS = {
-    ", -∞ where forbidden": "，禁止处为 -∞",
+    ", -∞ where forbidden": "，不可关注处为 -∞",
     ", each row": "，逐行",
     ", each column": "，逐列",
     "sink": "汇点",
@@ -152,4 +194,19 @@ def formula(language: Language, text: str) -> str:
 
 def say(language: Language, key: str, **values: object) -> str:
     """One sentence in the language asked for."""
-    return _WORDS[key][language == "zh"].format(**values)
+    return filled(_WORDS[key][language == "zh"], **values)
+
+
+def filled(sentence: str, **values: object) -> str:
+    """A sentence with its values in place; {x:.3g} prints three significant digits, as everywhere in the reports."""
+    return _FILL.format(sentence, **values)
+
+
+class _Fill(Formatter):
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        if isinstance(value, float) and format_spec.endswith("g"):
+            return significant(value, int(format_spec.strip(".g")))
+        return super().format_field(value, format_spec)
+
+
+_FILL = _Fill()

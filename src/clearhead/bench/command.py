@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from clearhead.bench import peers, run, watching
 from clearhead.bench.cases import Case, cases
 from clearhead.bench.limits import Limits, limits, machine
+from clearhead.digits import fixed, significant
 from clearhead.errors import unknown
 from clearhead.files import make_folder, write_whole
 
@@ -20,7 +21,7 @@ WATCH = "watch"  # a group of its own: whole models instead of cases
 
 def bench(*, quick: bool, chosen: str | None, only: str | None, save: str | None, threads: int) -> None:
     """Measure and report; words and bars go to standard error, the table to standard output."""
-    from rich.console import Console
+    from clearhead.report.console import console
 
     installed = peers.available()
     names = installed if chosen is None else [name for name in chosen.split(",") if name]
@@ -38,18 +39,23 @@ def bench(*, quick: bool, chosen: str | None, only: str | None, save: str | None
     limit = limits(threads)
     rows = _measured([case for case in every if case.group in wanted], names, limit, threads, quick=quick)
     report = run.Report(rows, _watched(threads, quick=quick) if WATCH in wanted else [], found, limit)
-    show(Console(highlight=False, markup=False), report)
+    show(console(), report)
     if folder is not None:
         _save(folder, report)
 
 
 def show(console: "Console", report: run.Report) -> None:
     """The table: milliseconds, share of the limit, and how many times as fast as each peer; and watching's cost."""
+    from rich.text import Text
+
+    from clearhead.report.console import put
+
     if report.rows:
         console.print(_table(report.rows))
         console.print("\ntimes as fast: geometric mean / worst")
         for line in run.summary(report.rows):
-            console.print(f"  {line['group']:<26} {line['peer']:<13} {line['mean']:6.2f} / {line['worst']:.2f}")
+            mean, worst = fixed(line["mean"], 2, 6), fixed(line["worst"], 2, 6)
+            console.print(f"  {line['group']:<26} {line['peer']:<13} {mean:>6} / {worst}")
     if report.watching:
         console.print("\nwatching a model of 12 layers, 12 heads, width 768")
         lines = watching.lines(report.watching)
@@ -58,7 +64,7 @@ def show(console: "Console", report: run.Report) -> None:
             console.print("  ".join(f"{word:>{width}}" for word, width in zip(words, wide, strict=True)))
     peak, read = report.limits.multiply_adds / 1e9, report.limits.bytes_read / 1e9
     console.print(f"\nlimits: {peak:.0f} G multiply-adds/s (float32), {read:.0f} GB/s read")
-    console.print("; ".join(f"{name} {value}" for name, value in report.machine.items()), soft_wrap=True)
+    put(console, Text("; ".join(f"{name} {value}" for name, value in report.machine.items())))
 
 
 def _table(rows: list[run.Row]) -> str:
@@ -70,8 +76,9 @@ def _table(rows: list[run.Row]) -> str:
         if row.case.group != group:
             group = row.case.group
             lines.append(f"[{group}]")
-        ratios = [f"{row.ratios[name]:.2f}" if name in row.ratios else "-" for name in names]
-        figures = [f"{row.seconds['clearhead'] * 1e3:.3f}", f"{row.share:.0%}", *ratios]
+        ratios = [fixed(row.ratios[name], 2, 6) if name in row.ratios else "-" for name in names]
+        share = f"{significant(100 * row.share, 2)}%"
+        figures = [fixed(row.seconds["clearhead"] * 1e3, 3, 10), share, *ratios]
         lines.append(row.case.name)
         lines.append("  ".join(f"{figure:>{len(head)}}" for figure, head in zip(figures, heads, strict=True)))
     return "\n".join(lines)

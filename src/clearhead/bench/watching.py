@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from clearhead.bench.measure import Call, interleaved, ratio
+from clearhead.digits import fixed
 
 WAYS = ("watch", "watch top 8", "sdpa", "eager")
 TOKENS, LONG = 4096, 16384
@@ -47,8 +48,9 @@ def lines(found: list[Cost]) -> list[tuple[str, ...]]:
     """The rows of a table, its heading first."""
     rows: list[tuple[str, ...]] = [("tokens", "way", "seconds", "times sdpa", "peak memory, GB")]
     for cost in found:
-        times = "-" if cost.ratio is None else f"{cost.ratio:.2f}"
-        rows.append((f"{cost.tokens:,}", cost.way, f"{cost.seconds:.2f}", times, f"{cost.peak_bytes / 1e9:.2f}"))
+        times = "-" if cost.ratio is None else fixed(cost.ratio, 2, 6)
+        memory = fixed(cost.peak_bytes / 1e9, 2, 6)
+        rows.append((f"{cost.tokens:,}", cost.way, fixed(cost.seconds, 2, 7), times, memory))
     return rows
 
 

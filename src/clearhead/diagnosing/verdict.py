@@ -7,8 +7,9 @@ from typing import Any, Literal, NamedTuple
 
 from clearhead.diagnosing.recipe import Change, Recipe
 from clearhead.diagnosing.search import Found, Looked
+from clearhead.digits import significant
 from clearhead.values import read_language
-from clearhead.words import Language
+from clearhead.words import Language, filled
 
 Outcome = Literal["right", "mistake", "ambiguous", "unexplained"]
 Confidence = Literal["sure", "likely", "ambiguous"]
@@ -92,7 +93,7 @@ class Explanation:
             ]
             for f in (self.found, *self.alike)
         ]
-        other = f" {_say(language, 'or')} "
+        other = _say(language, "or")
         return [
             sentences[0] if len(set(sentences)) == 1 else other.join(dict.fromkeys(sentences))
             for sentences in zip(*said, strict=True)
@@ -158,71 +159,73 @@ class Diagnosis:
 _SAID: dict[str, tuple[str, str]] = {
     "right": (
         "your numbers are right: they differ by {difference:.2g} at most, where rounding allows {tolerance:.2g}",
-        "你的结果正确：最大相差 {difference:.2g}，舍入误差允许 {tolerance:.2g}",
+        "你的结果正确：最多相差 {difference:.2g}，在舍入误差允许的 {tolerance:.2g} 之内",
     ),
     "mistake": ("your code has a mistake:", "你的代码有一处错误："),
     "mistakes": ("your code has two mistakes:", "你的代码有两处错误："),
     "ambiguous": (
         "your numbers are wrong, and {count} explanations fit them equally well:",
-        "你的结果有误，有 {count} 种解释同样吻合：",
+        "你的结果有误，有 {count} 种解释都同样吻合：",
     ),
     "unexplained": (
         "your numbers are wrong, by up to {difference:.4g}, and none of the known mistakes, alone or in pairs, "
         "explains them",
-        "你的结果有误，最大相差 {difference:.4g}；已知的错误无论单独还是成对都无法解释",
+        "你的结果有误，最多相差 {difference:.4g}；已知的错误，无论单独还是两两组合，都解释不了",
     ),
-    "and": ("and", "并且"),
-    "or": ("or", "或者"),
+    "and": ("and ", "并且"),
+    "or": (" or ", "，或者"),
+    "also": ("; ", "；"),
+    "between": (", ", "、"),
     "change": ("    the line to change: {mend}", "    应改为：{mend}"),
     "sure": (
         "how sure: sure. This gives your numbers to within {residual:.2g}, where rounding allows {tolerance:.2g}; "
-        "without it they are off by up to {difference:.4g}",
-        "把握：确定。这样算出的数与你的相差不过 {residual:.2g}（舍入误差允许 {tolerance:.2g}）；"
-        "而正确结果与你的最大相差 {difference:.4g}",
+        "the right result is up to {difference:.4g} away from yours",
+        "把握：确定。这样算出的结果与你的仅相差 {residual:.2g}（舍入误差允许 {tolerance:.2g}）；"
+        "而正确结果与你的最多相差 {difference:.4g}",
     ),
     "likely": (
         "how sure: likely. This comes within {residual:.2g} of your numbers; the right ones are up to "
         "{difference:.4g} away",
-        "把握：很可能。这样算出的数与你的相差 {residual:.2g}；正确结果与你的最大相差 {difference:.4g}",
+        "把握：很可能。这样算出的结果与你的相差 {residual:.2g}；正确结果与你的最多相差 {difference:.4g}",
     ),
     "tell": (
         "    to tell it from the others, try an input with {needs}",
-        "    要与其他解释区分，请换这样的输入：{needs}",
+        "    要与其他解释区分，请换用这样的输入：{needs}",
     ),
-    "less well": ("fits too, but less well: {names}", "也吻合，但稍差：{names}"),
+    "less well": ("fits too, but less well: {names}", "也说得通，但吻合得稍差：{names}"),
     "first": (
         "the first difference: batch {batch}, head {head}, query {query}, column {column}: "
         "yours {theirs:.6g}, right {right:.6g}",
-        "第一处不同：批次 {batch}，头 {head}，查询 {query}，列 {column}：你的 {theirs:.6g}，正确 {right:.6g}",
+        "第一处不同：批次 {batch}，头 {head}，查询 {query}，列 {column}：你的是 {theirs:.6g}，应为 {right:.6g}",
     ),
     "first joined": (
         "the first difference: batch {batch}, query {query}, column {column}: yours {theirs:.6g}, right {right:.6g}",
-        "第一处不同：批次 {batch}，查询 {query}，列 {column}：你的 {theirs:.6g}，正确 {right:.6g}",
+        "第一处不同：批次 {batch}，查询 {query}，列 {column}：你的是 {theirs:.6g}，应为 {right:.6g}",
     ),
     "sampled": (
         "looked at {batches} batch entries and {queries} queries, not at everything",
-        "只看了 {batches} 个批次条目和 {queries} 个查询，并非全部",
+        "只检查了 {batches} 个批次条目和 {queries} 个查询，并非全部",
     ),
     "nonfinite": (
         "look at the inputs first: {name}[{place}] is {value}; numbers in {name} that are NaN or infinite: {many}",
         "请先检查输入：{name}[{place}] 为 {value}；{name} 中 NaN 或无穷大共 {many} 个",
     ),
     "unseen": (
-        "these inputs could not show it if: {did}; that takes {needs}",
-        "这些输入无法显出这样的错误：{did}；需要{needs}",
+        "with these inputs this mistake would not show: {did}; to show it takes {needs}",
+        "用这组输入看不出这种错误：{did}；要看出来，需要{needs}",
     ),
 }
 
 
 _VALUES: dict[str, tuple[str, str]] = {
     "per head": ("each head with its own block of W^O", "每个头只乘 W^O 的对应块"),
-    "on values": ("on the values, before attention", "在注意力之前就乘在值上"),
+    "on values": ("on the values, before attention", "计算注意力之前就乘到值上"),
     "first corner": ("first corner, query 0 at key 0", "左上角，查询 0 对键 0"),
     "last corner": ("last corner, the last query at the last key", "右下角，最后的查询对最后的键"),
-    "one seen": ("1 where seen, 0 where hidden", "可见处为 1，隐藏处为 0"),
-    "one hidden": ("0 where seen, 1 where hidden", "可见处为 0，隐藏处为 1"),
-    "fill": ("put in their place", "取而代之"),
-    "add": ("added to them", "加在其上"),
+    "one seen": ("1 where seen, 0 where hidden", "可见处为 1，被遮蔽处为 0"),
+    "one hidden": ("0 where seen, 1 where hidden", "可见处为 0，被遮蔽处为 1"),
+    "fill": ("put in their place", "替换了原分数"),
+    "add": ("added to them", "加到了原分数上"),
     "rescale": ("what was summed before", "已累加的部分"),
     "rescale values": ("the sum of values", "值的累加"),
     "rescale sum": ("the sum of powers", "指数之和"),
@@ -231,7 +234,7 @@ _VALUES: dict[str, tuple[str, str]] = {
     "skipped": ("they are skipped", "它们被跳过"),
     "zeros": ("the padding behind them counts as keys with score 0", "其后的填充被当作分数为 0 的键"),
     "zero": ("0", " 0"),
-    "unknown": ("whatever was in memory", "内存中原有的任意值"),
+    "unknown": ("whatever was in memory", "内存中原来的内容"),
 }
 
 
@@ -240,17 +243,17 @@ def _details(recipe: Recipe, change: Change, language: Language) -> dict[str, An
     details: dict[str, Any] = {}
     for field in change:
         value = getattr(recipe, field)
-        details[field] = f"{value:.4g}" if isinstance(value, float) else value
+        details[field] = significant(value, 4) if isinstance(value, float) else value
         if isinstance(value, tuple) and isinstance(value[0], str):
             details |= {"what": _VALUES[value[0]][language == "zh"], "size": value[1]}
         elif isinstance(value, str) and value in _VALUES:
             details[field] = _VALUES[value][language == "zh"]
-    letters = ", ".join(field[-1].upper() for field in change if field[:2] in ("w_", "b_"))
-    return details | {"letters": letters, "rate": f"{recipe.dropout:.0%}"}
+    letters = _say(language, "between").join(field[-1].upper() for field in change if field[:2] in ("w_", "b_"))
+    return details | {"letters": letters, "rate": f"{significant(100 * recipe.dropout, 2)}%"}
 
 
 def _say(language: Language, key: str, **values: object) -> str:
-    return _SAID[key][language == "zh"].format(**values)
+    return filled(_SAID[key][language == "zh"], **values)
 
 
 def _lines(told: Diagnosis, language: Language) -> Iterator[Line]:
@@ -265,7 +268,7 @@ def _lines(told: Diagnosis, language: Language) -> Iterator[Line]:
         yield Line("verdict", _say(language, "ambiguous", count=len(equal)))
         for at, explanation in enumerate(equal):
             if at:
-                yield Line("note", "  " + _say(language, "or"))
+                yield Line("note", "  " + _say(language, "or").strip(" ，"))
             yield from _explained(explanation, language, apart=True)
     else:
         best = told.explanations[0]
@@ -275,7 +278,7 @@ def _lines(told: Diagnosis, language: Language) -> Iterator[Line]:
         yield Line("note", _say(language, best.confidence, **sure))
     less = [e for e in told.explanations[1:] if e.confidence != "ambiguous"]
     if less:
-        names = ", ".join(" + ".join(e.mistakes) for e in less[:5])
+        names = _say(language, "between").join(" + ".join(e.mistakes) for e in less[:5])
         yield Line("note", _say(language, "less well", names=names))
     if told.first_difference is not None:
         key = "first" if told.first_difference.head is not None else "first joined"
@@ -289,10 +292,10 @@ def _lines(told: Diagnosis, language: Language) -> Iterator[Line]:
 
 def _explained(explanation: Explanation, language: Language, *, apart: bool = False) -> Iterator[Line]:
     for at, (did, mend) in enumerate(zip(explanation.did(language), explanation.mend(language), strict=True)):
-        yield Line("did", f"  {_say(language, 'and') + ' ' if at else ''}{did}")
+        yield Line("did", f"  {_say(language, 'and') if at else ''}{did}")
         yield Line("mend", _say(language, "change", mend=mend))
     if apart:
-        needs = "; ".join(explanation.needs(language))
+        needs = _say(language, "also").join(explanation.needs(language))
         yield Line("needs", _say(language, "tell", needs=needs))
 
 

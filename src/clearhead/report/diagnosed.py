@@ -4,6 +4,7 @@ from rich.console import Console
 from rich.text import Text
 
 from clearhead.diagnosing.verdict import Diagnosis
+from clearhead.report.console import put
 from clearhead.words import Language
 
 _STYLES = {"did": "bold", "mend": "green", "note": "dim"}
@@ -14,4 +15,4 @@ def show(console: Console, diagnosis: Diagnosis, language: Language) -> None:
     """Print the answer."""
     for kind, text in diagnosis.lines(language):
         style = _VERDICTS[diagnosis.verdict] if kind == "verdict" else _STYLES.get(kind, "")
-        console.print(Text(text, style=style), soft_wrap=True, highlight=False)
+        put(console, Text(text, style=style))

@@ -8,9 +8,12 @@ from rich.console import Console
 from rich.text import Text
 
 from clearhead.axes import Array, named
-from clearhead.explain import Explanation
+from clearhead.digits import fixed, percent
+from clearhead.explain import Explanation, parts_of
 from clearhead.model import SHIPPED
-from clearhead.report.heat import MOST_NUMBERS, RAMP, bar, colourful, label, numbers, pixels, printable
+from clearhead.report.console import put
+from clearhead.report.heat import MOST_NUMBERS, RAMP, bar, cell_width, colourful, label, numbers, pixels
+from clearhead.report.streams import printable, shown
 from clearhead.words import Language, formula, say
 
 _SHOWN_VALUES = 4
@@ -21,7 +24,7 @@ def show(console: Console, seen: Explanation, language: Language) -> None:
     """Print all of it."""
     for part in (_opening, _layer, _weights, _arithmetic):
         for line in part(console, seen, language):
-            console.print(line, soft_wrap=True, highlight=False)
+            put(console, line)
         if part is not _arithmetic:
             console.print()
 
@@ -46,7 +49,7 @@ def matrix_lines(
     console: Console, weights: Array, masked: Array, rows: list[str], cols: list[str], language: Language
 ) -> Iterator[Text]:
     """A weight matrix with tokens on both axes and its legend."""
-    if len(cols) <= MOST_NUMBERS and len(rows) <= 2 * MOST_NUMBERS:
+    if cell_width(console, len(cols)) and len(rows) <= 2 * MOST_NUMBERS:
         yield from numbers(console, weights, masked, rows, cols)
         pooled, ramp, drawn = weights, "", False
     else:
@@ -54,12 +57,14 @@ def matrix_lines(
         yield from lines
         drawn = colourful(console)
         ramp = "" if drawn else RAMP
-    visible = weights[~masked]
+    visible = weights[~masked & np.isfinite(weights)]
     low, high = (float(visible.min()), float(visible.max())) if visible.size else (0.0, 0.0)
     kind = "legend ramp" if ramp else "legend" if colourful(console) else "legend plain"
     legend = [say(language, kind, low=low, high=high, ramp=ramp)]
     if masked.any():
         legend.append(say(language, "masked pixel" if drawn else "masked cell"))
+    if np.isnan(weights[~masked]).any() and (drawn or ramp):
+        legend.append(say(language, "nan pixel" if drawn else "nan cell"))
     yield Text("  ".join(legend), style="dim")
     if pooled.shape != weights.shape:
         ratio = {"rows": weights.shape[0] / pooled.shape[0], "cols": weights.shape[1] / pooled.shape[1]}
@@ -79,11 +84,17 @@ def _opening(console: Console, seen: Explanation, language: Language) -> Iterato
         yield Text(say(language, "illustration"), style="dim")
     yield Text()
     lead = say(language, "tokens") + "  "
-    yield from wrapped(console, lead, [f"{i} {_spelled(t.text)}   " for i, t in enumerate(seen.tokens)])
+    names, split = parts_of(seen.tokens, seen.text)
+    yield from wrapped(console, lead, [f"{i} {_spelled(name)}   " for i, name in enumerate(names)])
+    if split:
+        safe = split._replace(first=printable(split.first), character=printable(split.character))
+        yield Text(say(language, "split", **safe._asdict()), style="dim")
     lead = say(language, "next") + "  "
     for place, choice in enumerate(seen.next):
         text = Text(lead if place == 0 else " " * cell_len(lead))
-        text.append(f"{label(_spelled(choice.text), 12)} {_percent(choice.probability)}  {bar(choice.probability, 24)}")
+        text.append(f"{label(_spelled(choice.text), 12)} {percent(choice.probability):>7}")
+        if drawn := bar(choice.probability, 24):
+            text.append(f"  {drawn}")
         yield text
 
 
@@ -100,53 +111,63 @@ def _weights(console: Console, seen: Explanation, language: Language) -> Iterato
         say(language, "head", head=seen.head, layer=seen.layer)
         + f"  {named(seen.trace.weights.shape, ('queries', 'keys'))}"
     )
-    facts = {
-        "token": seen.token,
-        "entropy": float(seen.entropy[seen.layer, seen.head]),
-        "most": float(np.log(seen.token + 1)),
-    }
+    visible = int((~np.isneginf(seen.row.masked)).sum())
+    entropy = float(seen.entropy[seen.layer, seen.head])
+    facts = {"token": seen.token, "entropy": entropy, "most": float(np.log(max(1, visible)))}
     yield Text(say(language, "sharpest" if seen.chosen[1] else "entropy", **facts), style="dim")
-    names = [token.text for token in seen.tokens]
+    names = parts_of(seen.tokens, seen.text).names
     masked = np.isneginf(seen.trace.masked)
     yield from matrix_lines(console, seen.trace.weights, masked, names, names, language)
-    deviation = float(np.abs(seen.trace.weights.sum(axis=-1) - 1).max())
-    yield Text(f"{say(language, 'axes')}; {say(language, 'rows sum', deviation=deviation)}", style="dim")
+    yield Text(f"{say(language, 'axes')}{say(language, 'also')}{_sums(seen, language)}", style="dim")
+
+
+def _sums(seen: Explanation, language: Language) -> str:
+    """What the rows of A sum to."""
+    attending = ~np.isneginf(seen.trace.masked).all(axis=-1)
+    sums = seen.trace.weights.sum(axis=-1)[attending]
+    if "sinks" in seen.run.rules:
+        return say(language, "rows sum sinks", low=float(sums.min(initial=1)), high=float(sums.max(initial=0)))
+    return say(language, "rows sum", deviation=float(np.abs(sums - 1).max(initial=0)))
 
 
 def _arithmetic(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:
-    row, tokens = seen.row, seen.tokens
-    name = f"{seen.token} {_spelled(tokens[seen.token].text)}"
+    row, names = seen.row, parts_of(seen.tokens, seen.text).names
+    name = f"{seen.token} {_spelled(names[seen.token])}"
     yield title(say(language, "how", token=name))
     width = row.contributions.shape[-1]
     count = min(_SHOWN_VALUES, width)
     d_k = seen.trace.q.shape[-1]
-    scale = f"q·k/√{d_k}" if abs(seen.trace.problem.scale * d_k**0.5 - 1) < 1e-12 else "scale·q·k"
+    plain = not {"softcap", "bias", "alibi_slopes"} & set(seen.run.rules)
+    default = abs(seen.trace.problem.scale * d_k**0.5 - 1) < 1e-12
+    scale = shown(f"q·k/√{d_k}" if default else "scale·q·k") if plain else "logit"
     head = say(language, "contribution", count=count, width=width)
-    names = _fill(say(language, "key"), 12), _fill(say(language, "weight"), 10, right=True)
-    yield Text(f"  {names[0]}{'q·k':>9}{scale:>10}{names[1]}  {head}")
+    columns = _fill(say(language, "key"), 12), _fill(say(language, "weight"), 10, right=True)
+    yield Text(f"  {columns[0]}{'q·k':>9}{scale if len(scale) < 10 else 'scaled':>10}{columns[1]}  {head}")
     visible = np.flatnonzero(~np.isneginf(row.masked))
     order = visible[np.argsort(-row.weights[visible], kind="stable")]
     for j in order[:_SHOWN_KEYS]:
-        lead = label(f"{j} {_spelled(tokens[j].text)}", 12)
-        figures = f"{row.scores[j]:9.3f}{row.masked[j]:10.4f}{row.weights[j]:10.4f}"
+        lead = label(f"{j} {_spelled(names[j])}", 12)
+        figures = _figure(row.scores[j], 3, 9) + _figure(row.masked[j], 4, 10) + _figure(row.weights[j], 4, 10)
         yield Text(f"  {lead}{figures}  {_values(row.contributions[j], count)}")
     rest = order[_SHOWN_KEYS:]
     if len(rest):
         more = _fill("  " + say(language, "more", count=len(rest)), 33)
-        yield Text(f"{more}{row.weights[rest].sum():10.4f}  {_values(row.contributions[rest].sum(axis=0), count)}")
+        together = _values(row.contributions[rest].sum(axis=0), count)
+        yield Text(f"{more}{_figure(row.weights[rest].sum(), 4, 10)}  {together}")
     total = _fill("  Σ = o", 33)
-    yield Text(f"{total}{row.weights.sum():10.4f}  {_values(row.output, count)}", style="bold")
+    yield Text(f"{total}{_figure(row.weights.sum(), 4, 10)}  {_values(row.output, count)}", style="bold")
     yield Text(say(language, "agree", difference=row.difference), style="dim")
     engine, difference = seen.trace.check
     yield Text(say(language, "check", engine=engine, difference=difference), style="dim")
 
 
-def _percent(share: float) -> str:
-    return f"{share:7.2%}" if share >= 5e-5 else "<0.01%".rjust(7)
-
-
 def _values(row: Array, count: int) -> str:
-    return " ".join(f"{value:8.4f}" for value in row[:count])
+    return " ".join(fixed(float(value), 4, 8).rjust(8) for value in row[:count])
+
+
+def _figure(number: float, decimals: int, width: int) -> str:
+    """A number at the right of its column, a space before it."""
+    return fixed(float(number), decimals, width - 1).rjust(width)
 
 
 def _spelled(text: str) -> str:
@@ -155,5 +176,6 @@ def _spelled(text: str) -> str:
 
 
 def _fill(text: str, width: int, *, right: bool = False) -> str:
+    text = shown(text)
     space = " " * max(0, width - cell_len(text))
     return space + text if right else text + space

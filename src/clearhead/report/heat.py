@@ -13,14 +13,18 @@ from rich.style import Style
 from rich.text import Text
 
 from clearhead.axes import Array
+from clearhead.digits import fixed
 from clearhead.observations import areas
+from clearhead.report.streams import printable, shown
 
 RAMP = " .:-=+*#%@"
 MASK = "·"
 MOST_NUMBERS = 12
-_LEAD = 9  # the width of a row's token
+_LEAD = 9  # the width of a row's token beside pixels
+_LEAST_LEAD = 4  # and beside numbers
 _STOPS = np.array([[26, 20, 40], [72, 44, 118], [128, 80, 182], [190, 140, 226], [248, 226, 255]], dtype=np.float64)
 _MASKED = (58, 58, 62)
+_NAN = (220, 60, 50)
 
 
 def colourful(console: Console) -> bool:
@@ -30,24 +34,23 @@ def colourful(console: Console) -> bool:
 
 def label(text: str, width: int) -> str:
     """A token's text cut or filled to `width` cells; spaces, newlines and control characters stay visible."""
-    shown = printable(text.strip(" ")) or "␣"
-    if cell_len(shown) > width:
-        shown = set_cell_size(shown, max(0, width - 1)) + "…"
-    return set_cell_size(shown, width)
+    name = printable(text.strip(" ")) or shown("␣")
+    if cell_len(name) > width:
+        name = set_cell_size(name, max(0, width - 1)) + "…"
+    return set_cell_size(name, width)
 
 
-def printable(text: str) -> str:
-    """`text` without anything that could move the cursor: newlines as ⏎, other control characters escaped."""
-    return "".join("⏎" if c == "\n" else c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+def cell_width(console: Console, columns: int) -> int:
+    """How wide the cells of a table of numbers may be, a space included; 0 where so many columns do not fit."""
+    widths = (7, 6) if columns <= MOST_NUMBERS else ()
+    return next((width for width in widths if _LEAST_LEAD + 1 + width * columns <= console.width), 0)
 
 
 def numbers(console: Console, cells: Array, masked: Array, rows: Sequence[str], cols: Sequence[str]) -> list[Text]:
     """A table with a number in every cell, coloured by the square root of the weight; masked cells marked."""
-    width = 7 if cells.size and np.abs(cells).max(initial=0) < 10 else 9
-    lead = max(
-        4,
-        min(12, console.width - width * len(cols) - 1, max((cell_len(printable(r.strip())) for r in rows), default=4)),
-    )
+    width = cell_width(console, len(cols))
+    longest = max((cell_len(printable(row.strip())) for row in rows), default=_LEAST_LEAD)
+    lead = max(_LEAST_LEAD, min(12, console.width - width * len(cols) - 1, longest))
     heads = [label(name, width - 2).strip() for name in cols]
     lines = [
         Text(" " * (lead + 1) + "".join(" " * (width - 1 - cell_len(name)) + name + " " for name in heads).rstrip())
@@ -59,7 +62,8 @@ def numbers(console: Console, cells: Array, masked: Array, rows: Sequence[str], 
             if masked[i, j]:
                 line.append(MASK.rjust(width - 1) + " ")
             else:
-                line.append(f"{cells[i, j]:{width - 1}.3f} ", _ink(shades[i, j]) if colourful(console) else None)
+                text = fixed(float(cells[i, j]), 3, width - 1)
+                line.append(f"{text:>{width - 1}} ", _ink(shades[i, j]) if colourful(console) else None)
         lines.append(line)
     return lines
 
@@ -99,16 +103,18 @@ def pixels(
 
 
 def pool(cells: Array, height: int, width: int) -> Array:
-    """The mean of the cells over each pixel's area."""
+    """The mean of the cells over each pixel's area; NaN in the pixels that hold one, and in no other."""
     _, tall = areas(height, cells.shape[0], slice(0, cells.shape[0]))
     _, broad = areas(width, cells.shape[1], slice(0, cells.shape[1]))
-    return np.asarray(tall @ cells @ broad.T)
+    odd = np.isnan(cells)
+    pooled = np.asarray(tall @ np.where(odd, 0.0, cells) @ broad.T)
+    return np.where(tall @ odd.astype(np.float64) @ broad.T > 0, np.nan, pooled) if odd.any() else pooled
 
 
 def shade(cells: Array) -> Array:
     """0 to 1 by the square root of the weight: attention is heavy-tailed, and a linear scale shows one cell."""
-    high = float(cells.max(initial=0.0))
-    return np.sqrt(np.clip(cells, 0.0, None) / high) if high > 0 else np.zeros_like(cells)
+    high = float(cells.max(initial=0.0, where=np.isfinite(cells)))
+    return np.sqrt(np.clip(cells, 0.0, None) / (high or 1.0))  # NaN stays NaN
 
 
 def bar(share: float, width: int) -> str:
@@ -118,6 +124,8 @@ def bar(share: float, width: int) -> str:
 
 
 def _rgb(value: float) -> tuple[int, int, int]:
+    if value != value:
+        return _NAN
     at = value * (len(_STOPS) - 1)
     low = min(int(at), len(_STOPS) - 2)
     red, green, blue = _STOPS[low] + (_STOPS[low + 1] - _STOPS[low]) * (at - low)
@@ -134,7 +142,7 @@ def _ink(value: float) -> Style:
 
 
 def _ramp(value: float) -> str:
-    return RAMP[round(value * (len(RAMP) - 1))]
+    return "?" if value != value else RAMP[round(value * (len(RAMP) - 1))]
 
 
 def _cell(console: Console, value: float, *, hidden: bool) -> tuple[str, Style | None]:

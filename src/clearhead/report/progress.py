@@ -1,5 +1,6 @@
-"""A progress bar on standard error for work that takes over two seconds; nothing for what is quicker."""
+"""A progress bar on standard error for work that takes over two seconds; nothing for what is quicker, or in a pipe."""
 
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
@@ -23,7 +24,7 @@ def _drawn(rest: Iterator[T], what: str, done: int, total: int) -> Iterator[T]:
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task(what, total=total, completed=done)
         for item in rest:
             yield item

@@ -1,71 +1,149 @@
 """A trace in the terminal: every step with formula, shape and numbers, and a verdict on every claim."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import NamedTuple
 
 import numpy as np
 from rich.console import Console
 from rich.text import Text
 
 from clearhead.axes import Array, named
-from clearhead.claims import Case, Verdict, follows
+from clearhead.claims import Case, Verdict, follows, gaps
+from clearhead.digits import fixed
+from clearhead.errors import SelectionError
+from clearhead.report.console import put
 from clearhead.report.explained import matrix_lines, title
+from clearhead.report.streams import shown
 from clearhead.steps import Step
 from clearhead.words import Language, formula, say
 
 _ROWS, _COLS = 8, 8
+_SEPARATOR = {"en": ", ", "zh": "，"}
 
 
-def show(console: Console, case: Case, language: Language) -> None:
+class Place(NamedTuple):
+    """Which batch entry and which head is printed; the leading axes count as one batch."""
+
+    batch: int
+    head: int
+
+
+def chosen(case: Case, batch: int | None, head: int | None) -> Place:
+    """What was asked for, else where the first wrong claim is off the most, else the first.
+
+    Raises SelectionError where there is no such batch entry or head.
+    """
+    problem = case.trace.problem
+    for name, value, size in (("batch", batch, problem.batch), ("head", head, problem.heads)):
+        if value is not None and not 0 <= value < size:
+            count = f"{size} {name}{'' if size == 1 else 's' if name == 'head' else ' entries'}"
+            raise SelectionError(f"{name} {value} is outside 0..{size - 1}: the file has {count}.")
+    worst = _worst(case)
+    return Place(worst.batch if batch is None else batch, worst.head if head is None else head)
+
+
+def show(console: Console, case: Case, language: Language, place: Place) -> None:
     """Print every step, then what is wrong with the claims, first things last so that they stay on the screen."""
     verdicts = {verdict.name: verdict for verdict in case.verdicts}
+    for line in _opening(case, language):
+        put(console, line)
     for step in case.trace.steps:
-        for line in _step(console, case, step, verdicts.get(step.name), language):
-            console.print(line, soft_wrap=True, highlight=False)
+        for line in _step(console, _Picture(case, step, place), verdicts.get(step.name), language):
+            put(console, line)
         console.print()
-    for line in _closing(case, language):
-        console.print(line, soft_wrap=True, highlight=False)
+    for line in _closing(case, language, place):
+        put(console, line)
 
 
-def _step(console: Console, case: Case, step: Step, verdict: Verdict | None, language: Language) -> Iterator[Text]:
+class _Picture(NamedTuple):
+    """One step, and what is printed of its arrays."""
+
+    case: Case
+    step: Step
+    place: Place
+
+    @property
+    def lead(self) -> list[tuple[str, int, int]]:
+        """The axes before the matrix: name, the place that is printed, the size."""
+        problem, step = self.case.trace.problem, self.step
+        group = problem.heads // max(1, problem.kv_heads)
+        places = {"heads": self.place.head, "kv_heads": self.place.head // group}
+        found = [(name, places[name], size) for name, size in self._axes if name in places]
+        batches = prod(size for name, size in self._axes if name not in places)
+        return [("batch", self.place.batch, batches), *found] if len(step.shape) > 2 + len(found) else found
+
+    @property
+    def _axes(self) -> list[tuple[str, int]]:
+        return list(zip(self.step.axes, self.step.shape, strict=True))[:-2]
+
+    def matrix(self, array: Array) -> Array:
+        """The printed matrix of an array with this step's axes."""
+        lead = self.lead
+        flat = np.asarray(array, dtype=np.float64).reshape(*(size for *_, size in lead), *self.step.shape[-2:])
+        return np.asarray(flat[tuple(at for _, at, _ in lead)])
+
+    def where(self, language: Language) -> str:
+        """Which batch entry and head that is; empty where there is only one."""
+        keys = {"batch": "batch of", "heads": "head of", "kv_heads": "key head of"}
+        said = []
+        for name, at, size in self.lead:
+            words = {"batch": at, "batches": size} if name == "batch" else {"head": at, "heads": size}
+            said += [say(language, keys[name], **words)] if size > 1 else []
+        return _SEPARATOR[language].join(said)
+
+
+def _worst(case: Case) -> Place:
+    """Where the first wrong claim is furthest off."""
+    wrong = case.first_wrong
+    problem = case.trace.problem
+    if wrong is None or not wrong.truth.size:
+        return Place(0, 0)
+    per_head = not hasattr(case.trace, "concat") or wrong.name != "output"
+    heads = problem.heads if per_head else 1
+    at = int(gaps(wrong.claimed, wrong.truth).reshape(problem.batch * heads, -1).max(axis=1).argmax())
+    return Place(at // heads, at % heads)
+
+
+def _opening(case: Case, language: Language) -> Iterator[Text]:
+    """How three axes were read, which is not how everybody means them."""
+    if told := case.trace.read_as(language):
+        yield Text(told, style="dim")
+        yield Text()
+
+
+def _step(console: Console, picture: _Picture, verdict: Verdict | None, language: Language) -> Iterator[Text]:
+    case, step = picture.case, picture.step
     yield title(f"{formula(language, step.formula)}   {named(step.shape, step.axes)}")
     yield Text(f"  {say(language, step.words)}", style="dim")
-    array = np.asarray(step.array, dtype=np.float64)
-    if step.name == "weights" and array.ndim == 2 and array.size:
-        rows, cols = (
-            [f"{axis[0]}_{i}" for i in range(size)] for axis, size in zip(_letters(step), array.shape, strict=True)
-        )
-        masked = np.isneginf(np.asarray(case.trace.masked))
+    if where := picture.where(language):
+        yield Text(f"  {where}", style="dim")
+    if 0 in step.shape:
+        return
+    array = picture.matrix(step.array)
+    if step.name == "weights":
+        letters = ["q" if axis == "queries" else "k" for axis in step.axes[-2:]]
+        rows, cols = ([f"{letter}_{i}" for i in range(size)] for letter, size in zip(letters, array.shape, strict=True))
+        masked = np.isneginf(picture.matrix(case.trace.masked))
         yield from matrix_lines(console, array, masked, rows, cols, language)
     else:
         yield from _table(array, language)
     if verdict is not None:
-        yield from _verdict(verdict, language)
-
-
-def _letters(step: Step) -> list[str]:
-    return ["q" if axis == "queries" else "k" for axis in step.axes[-2:]]
+        yield from _verdict(picture, verdict, language)
 
 
 def _table(array: Array, language: Language) -> Iterator[Text]:
-    """The numbers of a matrix, its first rows and columns where it is large; the first head where it has several."""
-    lead = array.shape[:-2]
-    if 0 in array.shape:
-        return
-    if lead:
-        heads = int(np.prod(lead))
-        array = array.reshape(heads, *array.shape[-2:])[0]
-        if heads > 1:
-            yield Text("  " + say(language, "head of", head=0, heads=heads), style="dim")
-    shown = array[:_ROWS, :_COLS]
-    decimals = 4 if np.abs(shown[np.isfinite(shown)]).max(initial=0) < 100 else 2
-    for row in shown:
-        yield Text("  " + " ".join(f"{'-∞' if value == -np.inf else f'{value:.{decimals}f}':>8}" for value in row))
-    if shown.shape != array.shape:
-        size = dict(zip(("rows", "cols", "all_rows", "all_cols"), (*shown.shape, *array.shape), strict=True))
+    """The numbers of a matrix, its first rows and columns where it is large."""
+    part = array[:_ROWS, :_COLS]
+    decimals = 4 if np.abs(part[np.isfinite(part)]).max(initial=0) < 100 else 2
+    for row in part:
+        yield Text("  " + " ".join(f"{shown(fixed(float(value), decimals, 8)):>8}" for value in row))
+    if part.shape != array.shape:
+        size = dict(zip(("rows", "cols", "all_rows", "all_cols"), (*part.shape, *array.shape), strict=True))
         yield Text("  " + say(language, "cut", **size), style="dim")
 
 
-def _verdict(verdict: Verdict, language: Language) -> Iterator[Text]:
+def _verdict(picture: _Picture, verdict: Verdict, language: Language) -> Iterator[Text]:
     if verdict.right:
         yield Text("  " + say(language, "claim right", name=verdict.name), style="green")
         return
@@ -74,32 +152,40 @@ def _verdict(verdict: Verdict, language: Language) -> Iterator[Text]:
         yield Text("    " + did, style="bold")
     if verdict.source and verdict.follows is not None:
         key = "follows" if follows(verdict) else "also off"
-        yield Text("  " + say(language, key, source=verdict.source, difference=verdict.off_source))
+        yield Text("    " + say(language, key, source=verdict.source, difference=verdict.off_source))
         if key == "also off":
-            yield from _labelled(say(language, "from own", source=verdict.source), verdict.follows, language)
-    yield from _labelled(say(language, "claimed"), verdict.claimed, language)
-    yield from _labelled(say(language, "right"), verdict.truth, language)
+            yield Text("  " + say(language, "from own", source=verdict.source))
+            yield from _table(picture.matrix(verdict.follows), language)
+    claimed, right = picture.matrix(verdict.claimed), picture.matrix(verdict.truth)
+    if right.shape[0] > _ROWS or right.shape[1] > _COLS:
+        row, column = (int(at) for at in np.unravel_index(gaps(claimed, right).argmax(), right.shape))
+        worst = {"claimed": float(claimed[row, column]), "right": float(right[row, column])}
+        yield Text("    " + say(language, "worst", row=row, column=column, **worst))
+    for key, array in (("claimed", claimed), ("right", right)):
+        yield Text("  " + say(language, key))
+        yield from _table(array, language)
 
 
-def _labelled(name: str, array: Array, language: Language) -> Iterator[Text]:
-    yield Text(f"  {name}:")
-    yield from _table(np.asarray(array, dtype=np.float64), language)
-
-
-def _closing(case: Case, language: Language) -> Iterator[Text]:
-    engine, difference = case.trace.check
+def _closing(case: Case, language: Language, place: Place) -> Iterator[Text]:
+    problem, (engine, difference) = case.trace.problem, case.trace.check
+    if problem.batch > 1:
+        yield Text(say(language, "others batches", batch=place.batch, batches=problem.batch), style="dim")
+    if problem.heads > 1:
+        yield Text(say(language, "others heads", head=place.head, heads=problem.heads), style="dim")
     yield Text(say(language, "check", engine=engine, difference=difference), style="dim")
-    if case.trace.read_as(language):
-        yield Text(case.trace.read_as(language), style="dim")
-    first = case.first_wrong
-    if not case.verdicts:
+    yield from _judged(case.verdicts, case.first_wrong, language)
+
+
+def _judged(verdicts: Sequence[Verdict], first: Verdict | None, language: Language) -> Iterator[Text]:
+    if not verdicts:
         yield Text(say(language, "no claims"))
     elif first is None:
-        yield Text(say(language, "all right", names=", ".join(v.name for v in case.verdicts)), style="bold green")
+        names = _SEPARATOR[language].join(verdict.name for verdict in verdicts)
+        yield Text(say(language, "all right", names=names), style="bold green")
     else:
         words = say(language, "first wrong", name=first.name, difference=first.difference)
         yield Text(_with_cause(words, first, language), style="bold red")
-        for verdict in case.verdicts:
+        for verdict in verdicts:
             if not verdict.right and verdict is not first:
                 yield Text(_also(verdict, language), style="red")
 
@@ -114,4 +200,4 @@ def _also(verdict: Verdict, language: Language) -> str:
 
 def _with_cause(words: str, verdict: Verdict, language: Language) -> str:
     did = verdict.did(language)
-    return f"{words}: {say(language, 'both').join(did)}" if did else words
+    return f"{words}{say(language, 'because')}{say(language, 'and').join(did)}" if did else words

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from clearhead.arrays import read
+from clearhead.digits import fixed
 from clearhead.glance import glance
 from clearhead.watching.layers import Layer
 
@@ -50,8 +51,8 @@ def heads_of(layer: Layer) -> list[Head]:
 
 
 def _share(x: float) -> str:
-    return "-" if np.isnan(x) else f"{x:.3f}"
+    return "-" if np.isnan(x) else fixed(x, 3, 6)
 
 
 def _number(x: float) -> str:
-    return "-" if np.isnan(x) else f"{x:.2f}"
+    return "-" if np.isnan(x) else fixed(x, 2, 8)

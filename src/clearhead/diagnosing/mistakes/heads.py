@@ -50,7 +50,7 @@ HEADS = (
     Mistake(
         "W transposed",
         _transposed,
-        ("a weight matrix is used as its transpose: W of {letters}", "权重矩阵被当作其转置使用：{letters} 的 W"),
+        ("a weight matrix is used as its transpose: W of {letters}", "误用了权重矩阵的转置：{letters} 的 W"),
         (
             "x @ w, not x @ w.T (PyTorch's nn.Linear stores its weight as (d_out, d_in): transpose it once)",
             "用 x @ w 而不是 x @ w.T（PyTorch 的 nn.Linear 按 (d_out, d_in) 存放权重：转置一次即可）",
@@ -60,7 +60,7 @@ HEADS = (
     Mistake(
         "projection bias left out",
         _unbiased,
-        ("a projection's bias is left out: b of {letters}", "遗漏了投影的偏置：{letters} 的 b"),
+        ("a projection's bias is left out: b of {letters}", "漏加了投影的偏置：{letters} 的 b"),
         ("q = x @ w_q + b_q, and k, v and the output alike", "q = x @ w_q + b_q，k、v 和输出亦然"),
         ("biases other than 0", "不为 0 的偏置"),
         rule="b_q, b_k, b_v, b_o",
@@ -70,7 +70,7 @@ HEADS = (
         when(_keeps_width, {"w_o": "missing"}),
         (
             "the output projection W^O is left out: these are the heads side by side",
-            "遗漏了输出投影 W^O：这只是各头的拼接",
+            "漏掉了输出投影 W^O：这只是各个头的拼接",
         ),
         ("out = concat(heads) @ w_o + b_o",) * 2,
         ("a W^O other than the identity", "不是单位矩阵的 W^O"),
@@ -83,10 +83,10 @@ HEADS = (
         ],
         (
             "W^O is applied before the heads are joined, so that heads do not mix as they should ({w_o})",
-            "W^O 在各头拼接之前就用了，各头没有正确混合（{w_o}）",
+            "拼接各个头之前就乘了 W^O，各个头没有正确混合（{w_o}）",
         ),
         ("out = concat(heads) @ w_o: join first, project then", "out = concat(heads) @ w_o：先拼接，再投影"),
-        ("more than one head", "多于一个头"),
+        ("more than one head", "不止一个头"),
     ),
     Mistake(
         "heads split without the transpose",
@@ -94,57 +94,57 @@ HEADS = (
         (
             "the heads are split by a reshape to (heads, n, d_k) without the transpose: a head holds whole tokens, "
             "not a slice of each",
-            "拆分多头时直接 reshape 成 (heads, n, d_k) 而没有转置：每个头拿到的是若干整词元，而不是每个词元的一段",
+            "拆分多头时直接 reshape 成 (heads, n, d_k) 而没有转置：每个头拿到的是几个完整的词元，而不是每个词元的一段",
         ),
         _SPLIT_ZH,
-        ("more than one head and more than one token", "多于一个头且多于一个词元"),
+        ("more than one head and more than one token", "不止一个头且不止一个词元"),
     ),
     Mistake(
         "heads interleaved",
         when(several_heads, {"split": "interleaved"}),
         (
             "the heads are taken interleaved: head h reads columns h, h + H, h + 2H, …, not a run of d_k",
-            "各头被交错取出：头 h 读的是第 h、h + H、h + 2H… 列，而不是连续的 d_k 列",
+            "各个头交错取列：头 h 取的是第 h、h + H、h + 2H、…列，而不是连续的 d_k 列",
         ),
         _SPLIT_ZH,
-        ("more than one head and d_k > 1", "多于一个头且 d_k > 1"),
+        ("more than one head and d_k > 1", "不止一个头且 d_k > 1"),
     ),
     Mistake(
         "heads merged without the transpose",
         when(_joins, {"merge": "flat"}),
         (
             "the heads are joined by a reshape to (n, heads·d_v) without the transpose: tokens are mixed up",
-            "合并多头时直接 reshape 成 (n, heads·d_v) 而没有转置：词元被打乱",
+            "合并多头时直接 reshape 成 (n, heads·d_v) 而没有转置：不同的词元混在了一起",
         ),
         _MERGE,
-        ("more than one head and more than one token", "多于一个头且多于一个词元"),
+        ("more than one head and more than one token", "不止一个头且不止一个词元"),
     ),
     Mistake(
         "heads merged interleaved",
         when(_joins, {"merge": "interleaved"}),
         (
             "the heads are joined interleaved: column 0 of every head, then column 1 of every head, …",
-            "各头被交错合并：先是各头的第 0 列，再是各头的第 1 列……",
+            "各个头交错合并：先是各个头的第 0 列，再是各个头的第 1 列，依此类推",
         ),
         _MERGE,
-        ("more than one head and d_v > 1", "多于一个头且 d_v > 1"),
+        ("more than one head and d_v > 1", "不止一个头且 d_v > 1"),
     ),
     Mistake(
         "grouped keys tiled",
         when(_grouped, {"groups": "tile"}),
         (
             "grouped keys are tiled, not repeated: query head h reads key head h % kv_heads, not h // group",
-            "分组的键被平铺而不是逐个重复：查询头 h 用了键头 h % kv_heads，而不是 h // group",
+            "分组的键被整体平铺，而没有逐个重复：查询头 h 用的是键头 h % kv_heads，而不是 h // group",
         ),
         ("k = np.repeat(k, group, axis=1), and v alike", "k = np.repeat(k, group, axis=1)，v 亦然"),
-        ("more than one key head, and more query heads", "多于一个键头，且查询头更多"),
+        ("more than one key head, and more query heads", "不止一个键头，且查询头更多"),
     ),
     Mistake(
         "rotary missing",
         when(_rotary, {"rotary": "missing"}),
         ("queries and keys are not rotated to their positions", "查询和键没有按位置旋转"),
         ("q, k = rotate(q), rotate(k)",) * 2,
-        ("more than one token", "多于一个词元"),
+        ("more than one token", "不止一个词元"),
         rule="rotary",
     ),
     Mistake(
@@ -152,20 +152,23 @@ HEADS = (
         when(_rotary, {"rotary": "pairing"}),
         (
             "rotary positions turn the wrong pairs: (2i, 2i + 1) where (i, i + d/2) is meant, or the other way round",
-            "旋转位置编码配错了对：应为 (i, i + d/2) 却用了 (2i, 2i + 1)，或正好相反",
+            "旋转位置编码的维度配对错了：应为 (i, i + d/2) 却用了 (2i, 2i + 1)，或正好相反",
         ),
         ("use the other rotate function, or permute W^Q and W^K once", "改用另一种旋转方式，或把 W^Q、W^K 重排一次"),
-        ("d_k > 2 and more than one token", "d_k > 2 且多于一个词元"),
+        ("d_k > 2 and more than one token", "d_k > 2 且不止一个词元"),
         rule="rotary",
     ),
     Mistake(
         "rotary off by one",
         when(_rotary, {"rotary_shift": 1}, {"rotary_shift": -1}),
         (
-            "queries and keys are rotated to positions that are off by one from each other (queries {rotary_shift})",
-            "查询和键旋转时的位置差了一（查询 {rotary_shift}）",
+            "queries and keys are rotated to positions that are off by one from each other (queries {rotary_shift:+d})",
+            "旋转时查询和键的位置错开了一位（查询 {rotary_shift:+d}）",
         ),
-        ("count both from the same 0: with a cache, the query's position is its length before", "两者从同一个 0 数起"),
+        (
+            "count both from the same 0: with a cache, the query's position is its length before",
+            "两者都从同一个 0 数起：用缓存时，查询的位置是此前的长度",
+        ),
         ("keys that differ", "彼此不同的键"),
         rule="rotary",
     ),
@@ -173,7 +176,7 @@ HEADS = (
         "rotary on values",
         when(_rotary, {"rotary_values": True}),
         ("the values are rotated too: only queries and keys should be", "值也被旋转了：只应旋转查询和键"),
-        ("q, k = rotate(q), rotate(k); leave v alone", "q, k = rotate(q), rotate(k)；不要动 v"),
+        ("q, k = rotate(q), rotate(k); leave v alone", "q, k = rotate(q), rotate(k)；v 保持不变"),
         ("a token beyond position 0", "位置 0 之后的词元"),
         rule="rotary",
     ),

@@ -72,7 +72,7 @@ _WIDE = (
     "在写出结果之前保持输入的精度，至少 float32",
 )
 _UNEVEN = ("a length that is no multiple of the block", "不是块大小整数倍的长度")
-_FLOAT32 = ("inputs and an output of a wider dtype", "更宽数据类型的输入和输出")
+_FLOAT32 = ("inputs and an output of a wider dtype", "精度更高的输入和输出")
 
 KERNELS = (
     Mistake(
@@ -93,10 +93,10 @@ KERNELS = (
         (
             "a kernel over blocks of {size} keys (or a size that leaves as many for the last) keeps only the last "
             "block: its {what} overwritten, not added to",
-            "按每块 {size} 个键（或使最后一块同样长的大小）计算，却只留下最后一块：{what}被覆盖而不是累加",
+            "按每块 {size} 个键（或使最后一块同样长的大小）计算，却只保留了最后一块：{what}被覆盖，而没有累加",
         ),
         ("acc += p @ v, not acc = p @ v", "acc += p @ v，而不是 acc = p @ v"),
-        ("more keys than a block holds", "多于一块的键"),
+        ("more keys than a block holds", "超过一块的键"),
         rare=_other_blocks("last", "last values"),
     ),
     Mistake(
@@ -104,7 +104,7 @@ KERNELS = (
         _key_tails,
         (
             "the keys behind the last whole block of {size} are wrong: {what}",
-            "最后一个整块（每块 {size} 个键）之后的键出错：{what}",
+            "最后一个整块（每块 {size} 个键）之后的键处理有误：{what}",
         ),
         (
             "loop over ceil(m / block) blocks, and mask j < m in the last",
@@ -118,7 +118,7 @@ KERNELS = (
         _row_tails,
         (
             "the queries from {size} on were never written: they are {what} (n is no multiple of the block)",
-            "从第 {size} 个查询起没有写出：它们是{what}（n 不是块大小的整数倍）",
+            "从第 {size} 个查询起没有写出结果：它们是{what}（n 不是块大小的整数倍）",
         ),
         ("launch ceil(n / block) blocks, and store where i < n", "启动 ceil(n / block) 个块，并在 i < n 处写出"),
         _UNEVEN,
@@ -155,7 +155,7 @@ KERNELS = (
         _halves("somewhere"),
         (
             "the numbers are as far from the right ones as {half_dtype} rounds somewhere on the way, and nothing worse",
-            "与正确结果的差别正如途中某处舍入到 {half_dtype}，别无更糟",
+            "误差的大小相当于途中某一步舍入到 {half_dtype}，没有更严重的问题",
         ),
         _WIDE,
         _FLOAT32,
@@ -168,8 +168,8 @@ KERNELS = (
             "dropout is left on: about {rate} of the weights are dropped at random",
             "dropout 没有关闭：约 {rate} 的权重被随机丢弃",
         ),
-        ("model.eval(), or dropout_p=0.0 outside of training", "model.eval()，或在训练之外用 dropout_p=0.0"),
-        ("two runs that differ", "两次不同的运行"),
+        ("model.eval(), or dropout_p=0.0 outside of training", "model.eval()，或在训练以外用 dropout_p=0.0"),
+        ("two runs that differ", "两次结果不同的运行"),
         evidence="chance",
     ),
 )

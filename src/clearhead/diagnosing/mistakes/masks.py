@@ -58,8 +58,8 @@ def _padding(given: Inputs) -> bool:
     return given.problem.kv_lengths is not None
 
 
-_MORE = ("more than one token", "多于一个词元")
-_HIDDEN = ("a key that is hidden from some query", "对某个查询隐藏的键")
+_MORE = ("more than one token", "不止一个词元")
+_HIDDEN = ("a key that is hidden from some query", "对某个查询被遮蔽的键")
 _TRIL = ("scores = where(j <= i + offset, scores, -inf)",) * 2
 _WHERE = (
     "scores = where(mask, scores, -inf), before the softmax",
@@ -122,7 +122,7 @@ MASKS = (
         when(_mask, {"mask": "inverted"}),
         (
             "the mask is inverted: what may attend is hidden, and the other way round",
-            "掩码反了：可见的被隐藏，隐藏的却可见",
+            "掩码反了：该看到的被遮蔽，该遮蔽的却看得到",
         ),
         (
             "mask = ~mask (True means masked in nn.MultiheadAttention, may attend in scaled_dot_product_attention)",
@@ -172,7 +172,7 @@ MASKS = (
     Mistake(
         "query lengths ignored",
         when(lambda given: given.problem.query_lengths is not None, {"query_padding": "missing"}),
-        ("queries behind their length are computed: they should be 0", "长度之外的查询也被计算：它们应为 0"),
+        ("queries behind their length are computed: they should be 0", "超出长度的查询也被计算了：它们的输出应为 0"),
         ("out = where(i < query_lengths[:, None, None, None], out, 0)",) * 2,
         ("a length below the number of queries", "小于查询数的长度"),
         rule="query_lengths",
@@ -190,15 +190,15 @@ MASKS = (
         when(lambda given: given.problem.window != (None, None), {"window": None}),
         ("the window is missing: queries see keys far away", "缺少窗口：查询看到了远处的键"),
         _WINDOW,
-        ("more keys than the window holds", "多于窗口宽度的键"),
+        ("more keys than the window holds", "超过窗口宽度的键"),
         rule="window",
     ),
     Mistake(
         "window off by one",
         _windows,
-        ("the window is off by one: (left, right) is too wide by {window}", "窗口差了一：(左, 右) 宽了 {window}"),
+        ("the window is off by one: (left, right) is too wide by {window}", "窗口差了一位：(左, 右) 多了 {window}"),
         _WINDOW,
-        ("more keys than the window holds", "多于窗口宽度的键"),
+        ("more keys than the window holds", "超过窗口宽度的键"),
         rule="window",
     ),
     Mistake(
@@ -206,7 +206,7 @@ MASKS = (
         when(hides, {"masking": "after"}),
         (
             "the mask is applied after the softmax: rows no longer sum to 1",
-            "掩码用在 softmax 之后：各行之和不再为 1",
+            "softmax 之后才遮蔽：各行之和不再为 1",
         ),
         _WHERE,
         _HIDDEN,
@@ -216,12 +216,12 @@ MASKS = (
         when(lambda given: hides(given) and given.problem.sinks is not None, {"masking": "renormalised"}),
         (
             "the mask is applied after the softmax, and the rows are divided by their sums again",
-            "掩码用在 softmax 之后，各行再除以其和",
+            "softmax 之后才遮蔽，各行再除以各自的和",
         ),
         _WHERE,
         (
             "sinks: without them this is the same as masking before, rounding apart",
-            "汇点：没有它们时与先遮蔽相同（舍入除外）",
+            "汇点；没有汇点时与先遮蔽相同（舍入误差除外）",
         ),
         alone=True,
     ),

@@ -1,0 +1,264 @@
+"""What the command line takes: every command's arguments, their help, and what is wrong with them."""
+
+import argparse
+import sys
+from typing import Any, NoReturn
+
+from clearhead import __version__
+from clearhead.report.streams import complain
+
+_ABOUT = """Exact attention, with weights that stay visible."""
+_EXTRAS = """install more:
+  pip install "clearhead[hf]"      explain and view with models of Transformers
+  pip install "clearhead[view]"    clearhead view
+  pip install "clearhead[bench]"   the plot of clearhead bench --save
+
+clearhead COMMAND --help shows a command's options and examples
+"""
+_EXPLAIN_EXAMPLES = """examples:
+  clearhead explain "humpty dumpty sat on"
+  clearhead explain "twinkle twinkle little star" --layer 0 --token little
+  clearhead explain "jack and jill" --lang zh
+  clearhead explain "humpty dumpty sat on" --html page.html
+  clearhead explain "Attention is all" --model ./gpt2 --json attention.json
+  clearhead explain "Attention is all" --model Qwen/Qwen3-0.6B
+  clearhead explain --file book.txt --html book.html --model ./gpt2
+  clearhead explain --file book.txt --html book.html --windows
+  clearhead explain --file book.txt --html book.html \\
+      --exact 3.5,7.0 --dtype bfloat16
+
+models other than GPT-2 directories need PyTorch and Transformers:
+  pip install "clearhead[hf]"
+"""
+_VIEW_EXAMPLES = """examples:
+  clearhead view seen.safetensors
+  clearhead view ./gpt2 --text-file book.txt
+
+a file is what seen.save("seen.safetensors") wrote in Python; the address is for
+this machine alone, and works until Ctrl-C
+
+the server needs Starlette and Uvicorn:
+  pip install "clearhead[view]"
+"""
+_TRACE_EXAMPLES = """examples:
+  clearhead trace example.json
+  clearhead trace layer.npz --head 3
+  clearhead trace layer.npz --json steps.json --html page.html
+
+a file holds q, k, v (or x, w_q, w_k, w_v, w_o, num_heads), any score rules,
+and, if you want them checked, values that you claim for scores, scaled, weights
+or output:
+  {"q": [[1, 3], [2, 0.5]], "k": [[0.5, 2], [1, 3]], "v": [[0, 4], [1, 2]],
+   "scores": [[6.5, 10], [2, 3.5]]}
+
+exit code: 0 every claim is right, 1 a claim is wrong, 2 bad input
+"""
+_DIAGNOSE_EXAMPLES = """examples:
+  clearhead diagnose case.npz
+  clearhead diagnose case.safetensors --lang zh
+  clearhead diagnose case.json --json -
+
+a file holds q, k, v (or x, w_q, w_k, w_v, w_o, num_heads), any score rules, and
+as theirs what your code gave for them; if that is not the output, its stage
+says which step it is: weights, scores, scaled or masked:
+  {"q": [[1, 3], [2, 0.5]], "k": [[0.5, 2], [1, 3]], "v": [[0, 4], [1, 2]],
+   "theirs": [[3.5, 11], [1.5, 5.5]], "stage": "scores"}
+np.savez("case.npz", q=q, k=k, v=v, theirs=out, causal=True) writes one from
+Python
+
+exit code: 0 yours is right, 1 a mistake was found, 2 bad input, 3 no known
+mistake explains it
+"""
+_BENCH_EXAMPLES = """examples:
+  clearhead bench --quick
+  clearhead bench --peers torch --only full,causal
+  clearhead bench --save benchmarks/results/today
+  clearhead bench --device cuda --save benchmarks/results/today
+
+the plot that --save draws needs matplotlib:
+  pip install "clearhead[bench]"
+"""
+_INFO_EXAMPLES = """examples:
+  clearhead info
+  clearhead info --json
+"""
+_IN_ENGLISH = ("bench", "info")  # commands without --lang
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Say on one line what is wrong, where argparse would print the usage before it."""
+        complain(self.prog, f"{message}. hint: {self.prog} --help shows examples.")
+        sys.exit(2)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Help that cannot be written is an error, where argparse says nothing."""
+        (file or sys.stdout).write(message)
+
+
+def given(arguments: list[str]) -> argparse.Namespace:
+    """The arguments as values; exits with code 2 and one line about what is wrong."""
+    parser = command_line()
+    first = arguments[0] if arguments else ""
+    if first.startswith("-") and not any(first.startswith(known) for known in ("-h", "--h", "--v", "--l")):
+        parser.error(f"{first} stands before the command: options go after it, as in clearhead explain … {first}")
+    values = parser.parse_args(arguments)
+    if values.lang is not None and values.command in _IN_ENGLISH:
+        parser.error(f"--lang {values.lang}: {values.command} prints English only")
+    values.lang = values.lang or "en"
+    values.usage = parser.print_help
+    return values
+
+
+def command_line() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    parser = _Parser(
+        prog="clearhead", description=_ABOUT, epilog=_EXTRAS, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--version", action="version", version=f"clearhead {__version__}")
+    _languages(parser, None)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for add in (_explain, _trace, _diagnose, _view, _bench, _info):
+        add(commands)
+    return parser
+
+
+def _command(commands: Any, name: str, about: str, examples: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=about,
+        description=f"{about[0].upper()}{about[1:]}.",
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return parser
+
+
+def _explain(commands: Any) -> None:
+    explain = _command(commands, "explain", "show how one token's attention output came to be", _EXPLAIN_EXAMPLES)
+    explain.add_argument("text", metavar="TEXT", nargs="?", help="the text to run through the model")
+    explain.add_argument(
+        "--file",
+        type=_name,
+        metavar="FILE",
+        help="read the text from FILE (- is standard input) without its last newline; with --html, every head of it",
+    )
+    explain.add_argument(
+        "--windows",
+        action="store_true",
+        help="with --file: cut a text with more tokens than the model has positions into windows, and show each",
+    )
+    explain.add_argument(
+        "--exact", type=_name, metavar="L.H,…", help="with --file and --html: the heads whose weights are exact"
+    )
+    explain.add_argument(
+        "--dtype", type=_name, metavar="NAME", help="with --file and --html: store q and k as float16 or bfloat16"
+    )
+    explain.add_argument(
+        "--model",
+        type=_name,
+        metavar="DIR|NAME",
+        help="a GPT-2 directory, or with Transformers any model's directory or name; default: the shipped one",
+    )
+    explain.add_argument(
+        "--layer", type=_whole, metavar="N", help="the layer, from 0; default: the one with the sharpest head"
+    )
+    explain.add_argument("--head", type=_whole, metavar="N", help="the head, from 0; default: the sharpest")
+    explain.add_argument(
+        "--token", type=_name, metavar="N|WORD", help="whose output: a position or a word; default: the last token"
+    )
+    _files(explain, html=True)
+    _languages(explain, argparse.SUPPRESS)
+
+
+def _trace(commands: Any) -> None:
+    trace = _command(commands, "trace", "compute a file's attention step by step and check its claims", _TRACE_EXAMPLES)
+    trace.add_argument("file", type=_name, metavar="FILE", help="a .json, .npz or .safetensors file")
+    trace.add_argument(
+        "--head", type=_whole, metavar="N", help="the head to print, from 0; default: where a claim is wrong, else 0"
+    )
+    trace.add_argument("--batch", type=_whole, metavar="N", help="the batch entry to print, from 0; default: as --head")
+    _files(trace, html=True)
+    _languages(trace, argparse.SUPPRESS)
+
+
+def _diagnose(commands: Any) -> None:
+    diagnose = _command(
+        commands, "diagnose", "name the mistake in your attention from what it gave", _DIAGNOSE_EXAMPLES
+    )
+    diagnose.add_argument("file", type=_name, metavar="FILE", help="a .npz, .json or .safetensors file")
+    _files(diagnose, html=False)
+    _languages(diagnose, argparse.SUPPRESS)
+
+
+def _view(commands: Any) -> None:
+    about = "look at every head of a long text in the browser (needs an extra, see below)"
+    view = _command(commands, "view", about, _VIEW_EXAMPLES)
+    view.add_argument(
+        "source",
+        type=_name,
+        metavar="FILE|MODEL",
+        nargs="?",
+        help="a file of seen.save, or a model; default: the shipped one",
+    )
+    view.add_argument(
+        "--text-file", type=_name, metavar="FILE", help="the text to run through MODEL; - is standard input"
+    )
+    view.add_argument("--windows", action="store_true", help="with --text-file: cut a long text into windows")
+    view.add_argument("--port", type=_whole, default=0, metavar="N", help="the port; default: a free one")
+    view.add_argument("--no-open", action="store_true", help="do not open a browser, only say the address")
+    _languages(view, argparse.SUPPRESS)
+
+
+def _bench(commands: Any) -> None:
+    bench = _command(commands, "bench", "time clearhead against its peers, taking turns", _BENCH_EXAMPLES)
+    bench.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the Triton engine on a GPU")
+    bench.add_argument("--quick", action="store_true", help="fewer cases and rounds: about a minute")
+    bench.add_argument("--peers", type=_name, metavar="A,B", help="only these peers; default: all that are installed")
+    bench.add_argument("--only", type=_name, metavar="A,B", help="only these groups of cases")
+    bench.add_argument("--threads", type=_whole, metavar="N", help="threads for everybody; default: all cores")
+    bench.add_argument(
+        "--save", type=_name, metavar="DIR", help="write bench.json, bench.csv, bench.md and bench.svg there"
+    )
+
+
+def _info(commands: Any) -> None:
+    info = _command(commands, "info", "say what is installed and which engine runs", _INFO_EXAMPLES)
+    info.add_argument("--json", action="store_true", help="as JSON")
+
+
+def _languages(parser: argparse.ArgumentParser, default: str | None) -> None:
+    parser.add_argument("--lang", choices=("en", "zh"), default=default, help="English or Chinese; default: en")
+
+
+def _files(parser: argparse.ArgumentParser, *, html: bool) -> None:
+    parser.add_argument(
+        "--json", type=_name, metavar="FILE", help="write every number to FILE as JSON; - is standard output"
+    )
+    if html:
+        parser.add_argument(
+            "--html",
+            type=_name,
+            metavar="FILE",
+            help="write the page that shows it, one self-contained file; - is standard output",
+        )
+
+
+def _name(text: str) -> str:
+    """A file, a model, names with commas: anything but nothing."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty: leave it out for its default")
+    if "\0" in text:
+        raise argparse.ArgumentTypeError("it holds a NUL character")
+    return text
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:  # no number, or one of thousands of digits
+        raise argparse.ArgumentTypeError(f"expected a whole number, not {_short(text)!r}") from None
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 30 else text[:30] + "…"

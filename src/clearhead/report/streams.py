@@ -1,0 +1,102 @@
+"""Standard output and standard error as they are: encodings that lack characters, closed pipes, full disks."""
+
+import codecs
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+from clearhead.errors import RuleError
+from clearhead.words import Language
+
+_MOST = 600  # characters of a message about a mistake
+_INSTEAD = str.maketrans(
+    {"ᵀ": "T", "␣": "_", "⏎": "/", "…": "~", "·": ".", "×": "x", "√": "sqrt", "∞": "inf", "Σ": "sum", "‖": "|"}
+    | {"≤": "<=", "≠": "!=", "→": "->", "«": '"', "»": '"', "✓": "ok", "✗": "x", "⟨": "<", "⟩": ">", "╷": "|"}
+    | dict.fromkeys("▀█▉▊▋▌", "#")
+    | dict.fromkeys("▍▎▏", " ")
+    | {"，": ", ", "：": ": ", "；": "; ", "（": " (", "）": ")", "。": ". ", "、": ", "}
+)
+
+
+def complain(program: str, words: str) -> None:
+    """One line on standard error; nothing in it moves the cursor, however odd what was given."""
+    line = printable(" ".join(words.split()))
+    if len(line) > _MOST:
+        line = f"{line[: _MOST // 2]} … {line[-_MOST // 2 :]}"
+    print(f"{program}: {line}", file=sys.stderr)
+
+
+def printable(text: str) -> str:
+    """`text` without anything that could move the cursor: newlines as ⏎, other control characters escaped."""
+    plain = ("⏎" if c == "\n" else c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return shown("".join(plain))
+
+
+def shown(text: str) -> str:
+    """The text as standard output will show it; what stands in columns is measured after that."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    try:
+        return text.encode(encoding).decode(encoding)
+    except UnicodeEncodeError:
+        return "".join(c if _known(c, encoding) else _instead(c) for c in text)
+
+
+def check_encoding(language: Language) -> None:
+    """Can standard output show Chinese, where it is asked for? Raises RuleError."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    try:
+        if language == "zh":
+            "查询关注键".encode(encoding)
+    except UnicodeEncodeError:
+        raise RuleError(
+            f"--lang zh needs Chinese characters, and the output's encoding, {encoding}, has none.",
+            "set PYTHONIOENCODING=utf-8, or leave --lang out.",
+        ) from None
+
+
+@contextmanager
+def readable() -> Iterator[None]:
+    """Inside, what standard output's and standard error's encodings lack is written in characters that they have."""
+    codecs.register_error("clearhead", _substitute)
+    with ExitStack() as after:
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            if stream is None:  # closed by whoever started this
+                setattr(sys, name, after.enter_context(open(os.devnull, "w", encoding="utf-8")))
+                after.callback(setattr, sys, name, None)
+            elif isinstance(stream, io.TextIOWrapper):
+                after.callback(_restore, stream, stream.errors or "strict")
+                stream.reconfigure(errors="clearhead")
+        yield
+
+
+def abandon() -> None:
+    """Standard output cannot be written: drop what is left of it, also what Python would write at its end."""
+    with suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def _restore(stream: io.TextIOWrapper, errors: str) -> None:
+    with suppress(OSError, ValueError):  # nothing can be written any more
+        stream.reconfigure(errors=errors)
+
+
+def _known(character: str, encoding: str) -> bool:
+    try:
+        return bool(character.encode(encoding))
+    except UnicodeEncodeError:
+        return False
+
+
+def _instead(text: str) -> str:
+    return text.translate(_INSTEAD).encode("ascii", "backslashreplace").decode()
+
+
+def _substitute(error: UnicodeError) -> tuple[str | bytes, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return _instead(error.object[error.start : error.end]), error.end
