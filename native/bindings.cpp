@@ -5,6 +5,7 @@
 #include <nanobind/stl/optional.h>
 
 #include <chrono>
+#include <new>
 #include <numeric>
 #include <optional>
 #include <stdexcept>
@@ -102,8 +103,17 @@ bool interrupted() {
     return PyErr_CheckSignals() != 0;
 }
 
+// Indices and byte counts are 64 bits wide. A broadcast axis may claim any size; no memory holds what these would need.
+void check_sizes(const Job& job) {
+    const Problem& p = job.problem;
+    const double heads = double(p.batch) * double(p.heads), queries = double(p.queries), keys = double(p.keys);
+    const double width = double(p.d_k) + double(p.d_v) + double(job.rows.top) + double(job.columns.g_columns) + 64;
+    if (heads * (queries + keys) * width > 0x1p52 || heads * queries * keys > 0x1p61) throw std::bad_alloc();
+}
+
 void work(bool (*how)(Job, bool (*)()), Job& job, int threads) {
     check(threads > 0, "threads");
+    check_sizes(job);
     job.threads = threads;
     bool done;
     last_look = std::chrono::steady_clock::now();

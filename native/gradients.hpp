@@ -17,7 +17,8 @@ static_assert(kGradientKeys <= kBlock && kGradientKeys % kStrip == 0);
 static_assert(kGradientKeys % kPanel<float> == 0 && kGradientKeys % kPanel<double> == 0);
 
 // products[r·kPitch + j] for the keys j of panels first … last: a strip of rows (depth, kStrip) by panels. A few numbers
-// deep at a time, since one long chain of additions would lie further from the truth than peers' products do.
+// deep at a time, since one long chain of additions would lie further from the truth than peers' products do. Faster than
+// score_panels, whose order of additions the forward pass has.
 template <class M, int R>
 __attribute__((noinline)) void multiply_panels(const typename M::Cell* strip, const typename M::Cell* panels, int64_t depth,
                                                int first, int last, typename M::T* products) {
@@ -204,7 +205,7 @@ template <class M> struct GradientTask {
         pack_strip<M>(p.q, p.type, batch, head, i + s, count, p.d_k, rules.negated, room, query_strip);
         if (want.v) pack_strip<M>(want.output, p.type, batch, head, i + s, count, p.d_v, false, room, output_strip);
         with_rows(count, [&]<int R>() {
-            multiply_panels<M, R>(query_strip, key_panels, depth_k, from, to, a);
+            score_panels<M, R>(query_strip, key_panels, depth_k, from, to, a);  // the very bits that the log-sum-exp was made of
             if (want.v) multiply_panels<M, R>(output_strip, value_panels, depth_v, from, to, d);
         });
         rules.apply(rows + s, count, j0, first, last, a, bend);

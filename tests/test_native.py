@@ -17,7 +17,7 @@ import native_threads
 from clearhead import cli
 from clearhead.arrays import bfloat16
 from clearhead.engines import native
-from clearhead.errors import RuleError
+from clearhead.errors import RuleError, SizeError
 
 HERE = Path(__file__).parent
 
@@ -133,6 +133,35 @@ def test_received_has_the_same_bits_from_the_row_pass_and_the_column_pass(
     np.testing.assert_allclose(one_pass.received, truth, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("asked", "passes"),
+    [
+        ({"received": True, "entropy": True, "logsumexp": True, "top": 8}, ["rows"]),
+        ({"received": True, "entropy": True, "peak": True, "image": (8, 8)}, ["rows", "columns"]),
+        ({"received": True}, ["columns"]),
+    ],
+)
+def test_a_used_matrix_takes_no_more_passes_than_a_fresh_one(
+    asked: dict[str, Any], passes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k, v = (random(1, 2, 300, 32, seed=i) for i in range(3))
+    values = None if set(asked) == {"received"} else v
+    A = ch.AttentionMatrix(q, k, engine="native")
+    A.logsumexp()
+    taken: list[str] = []
+    for name in ("rows", "columns"):
+        real = getattr(native, name)
+        monkeypatch.setattr(native, name, lambda *given, name=name, real=real: (taken.append(name), real(*given))[1])
+    used = A.observe(values, **asked)
+    assert taken == passes
+    taken.clear()
+    fresh = ch.AttentionMatrix(q, k, engine="native").observe(values, **asked)
+    assert len(taken) >= len(passes)
+    for name in asked:
+        for a, b in zip(*(np.atleast_1d(getattr(seen, name)) for seen in (used, fresh)), strict=True):
+            same(a, b)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_decoding_one_token_gives_the_bits_of_the_full_causal_pass(dtype: Any) -> None:
     q, k, v = (random(1, 4 if i == 0 else 2, 2100, 64, dtype=dtype, seed=i) for i in range(3))
@@ -245,6 +274,14 @@ def test_bench_refuses_a_number_of_threads_that_makes_no_sense(count: str, capsy
     assert said.out == ""
     assert "expected a whole number from 1 to 1,024" in said.err
     assert len(said.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("keys", [2**45, 2**55])
+def test_sizes_that_no_memory_holds_are_refused(keys: int) -> None:
+    q = np.ones((1, 8), np.float32)
+    k = np.lib.stride_tricks.as_strided(q, (keys, 8), (0, 4))
+    with pytest.raises(SizeError, match="larger than the machine's memory"):
+        ch.attention(q, k, k, engine="native")
 
 
 def test_numpys_whole_numbers_are_numbers_of_threads() -> None:

@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 from clearhead.values import whole_number
 
@@ -20,12 +19,7 @@ def set_num_threads(count: int) -> None:
     >>> ch.set_num_threads(ch.get_num_threads())
     """
     global _chosen
-    _chosen = read_threads(count)
-
-
-def read_threads(count: Any) -> int:
-    """Read a number of threads from 1 to 1,024."""
-    return whole_number("the number of threads", count, 1, MOST)
+    _chosen = whole_number("the number of threads", count, 1, MOST, "set_num_threads(2)")
 
 
 def get_num_threads() -> int:

@@ -15,6 +15,7 @@ import numpy as np
 from clearhead.arrays import bfloat16, statistics_dtype
 from clearhead.axes import Array
 from clearhead.engines.base import Upstream, elsewhere, narrowed, room_for_rows, widened
+from clearhead.errors import SizeError
 from clearhead.observations import Wanted
 from clearhead.problem import Problem
 from clearhead.threads import get_num_threads
@@ -89,8 +90,8 @@ def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) ->
     if _receives(problem, want):
         received = np.zeros((problem.batch, problem.heads, problem.keys))
         logsumexp = np.empty(shape, dtype) if logsumexp is None else logsumexp
-    _native.rows(
-        get_num_threads(),
+    _call(
+        "rows",
         _rules(problem),
         _bits(q),
         _bits(k),
@@ -172,8 +173,8 @@ def gradients(
     if upstream.bias is not None:  # where it is broadcast over keys, the kernel sums over them only
         full = (problem.batch, problem.heads, problem.queries, 1)
         bias = np.zeros(full if upstream.bias[3] == 1 else upstream.bias, dtype)
-    _native.gradients(
-        get_num_threads(),
+    _call(
+        "gradients",
         _rules(problem),
         _bits(q),
         _bits(k),
@@ -221,8 +222,8 @@ def _columns(
     get = found.get
     height, width = found["image"].shape[-2:] if "image" in found else (0, 0)
     high, wide = found["groups"].shape[-2:] if "groups" in found else (0, 0)
-    _native.columns(
-        get_num_threads(),
+    _call(
+        "columns",
         _rules(problem),
         _bits(q),
         _bits(k),
@@ -241,6 +242,17 @@ def _columns(
         None if g is None else _bits(g),
         1 if g is None else _TYPES[g.dtype],
     )
+
+
+def _call(name: str, *given: Any) -> None:
+    """Let the kernel fill the arrays it is given; SizeError where the memory it works in cannot be had."""
+    try:
+        getattr(_native, name)(get_num_threads(), *given)
+    except MemoryError:
+        raise SizeError(
+            "what the kernel needs to work in is larger than the machine's memory.",
+            "observe(queries=slice(0, 4096)) takes a part; merge_keys joins what disjoint keys answered.",
+        ) from None
 
 
 def _rules(problem: Problem) -> Any:
