@@ -20,17 +20,6 @@ from clearhead.errors import ClearheadError
 CALLS = {**calls.public(), **calls.in_frameworks()}
 
 # What still raises exceptions of others: to be switched on one by one, by taking its line away.
-TO_BE_SWITCHED_ON = {
-    "watch",
-    "nn.MultiHeadAttention",
-    "nn.MultiHeadAttention.forward",
-    "nn.SingleHeadAttention",
-    "nn.KVCache",
-    "torch.scaled_dot_product_attention",
-    "distributed.plan",
-    "Seen.plot",
-    "Seen.rollout",
-}
 NOT_DRAWN = {
     ("Trace.document", "scene"): "made by the program itself, as are its fields",
     ("AttentionMatrix.plot", "head"): "draws a figure each time, which takes long; to_svg has the same checks",
@@ -68,11 +57,7 @@ def names(name: str) -> list[str]:
     return [parameter for parameter in CALLS[name].names if (name, parameter) not in NOT_DRAWN]
 
 
-DRAWN = [name for name in CALLS if names(name) and name not in TO_BE_SWITCHED_ON]
-
-
-def test_the_list_names_what_there_is():
-    assert set(CALLS) > TO_BE_SWITCHED_ON
+DRAWN = [name for name in CALLS if names(name)]
 
 
 @pytest.mark.parametrize("name", DRAWN)
