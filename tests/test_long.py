@@ -874,7 +874,7 @@ def test_the_page_of_a_file_from_the_command_line(tmp_path, capsys):
     header = json.loads(re.search(r'id="clearhead">(.*?)</script>', place.read_text(encoding="utf-8"))[1])
     assert [layer["exact"] for layer in header["runs"][0]["layers"]] == [[3], [2]]
     for wrong, words in (
-        (["--file", str(tmp_path / "none.txt")], "cannot be read"),
+        (["--file", str(tmp_path / "none.txt")], "does not exist"),
         (["text", "--file", str(tmp_path / "book.txt")], "one of them"),
         ([], "one of them"),
         (["text", "--exact", "1.2"], "for the page of a long text"),
