@@ -19,7 +19,6 @@ from clearhead.errors import ClearheadError
 
 CALLS = {**calls.public(), **calls.in_frameworks()}
 
-# What still raises exceptions of others: to be switched on one by one, by taking its line away.
 NOT_DRAWN = {
     ("Trace.document", "scene"): "made by the program itself, as are its fields",
     ("AttentionMatrix.plot", "head"): "draws a figure each time, which takes long; to_svg has the same checks",
