@@ -126,7 +126,8 @@ class MultiHeadAttention(nn.Module):
         self.dropout, self.zero_key, self.batch_first = dropout, zero_key, batch_first
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         widths = [(num_heads * self.d_k, d_model), (num_kv_heads * self.d_k, d_context)]
-        widths += [(num_kv_heads * self.d_v, d_value_context), (num_heads * self.d_v * output_projection, d_model)]
+        widths += [(num_kv_heads * self.d_v, d_value_context)]
+        widths += [(num_heads * self.d_v, d_model)] if output_projection else []
         check_placed("the layer", widths, dtype, device)
         self.q_proj = nn.Linear(d_model, num_heads * self.d_k, bias=bias, **made)
         self.k_proj = nn.Linear(d_context, num_kv_heads * self.d_k, bias=bias, **made)

@@ -120,7 +120,7 @@ def read_members(name: str, value: Any, kinds: tuple[type, ...], wanted: str, hi
     walked = isinstance(value, Iterable) and not isinstance(value, (str, bytes)) and getattr(value, "ndim", 1) == 1
     if not walked:
         raise SelectionError(f"{name} is {shown(value)}: expected {wanted}.", hint)
-    found = []
+    found: list[Any] = []
     for member in value:
         if isinstance(member, bool) or not isinstance(member, kinds):
             raise SelectionError(f"{name} holds {shown(member)}: expected {wanted}.", hint)
