@@ -114,6 +114,8 @@ class Seen(Pictured):
         """On matplotlib axes (extra `plot`): layers × heads by a statistic of `summary`, or one head's weights."""
         if layer is not None and head is not None:
             return self._plot(head, layer, batch, ax)
+        if layer is not None or head is not None:
+            raise RuleError("a head's weights need layer and head, and only one of them is given.", "layer=0, head=0")
         if not isinstance(statistic, str) or statistic not in Head._fields[2:]:
             raise unknown("statistic", statistic, Head._fields[2:])
         lines = [heads_of(self.layer(name)) for name in self.layers]
