@@ -14,6 +14,7 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str], monkeypatc
     assert "there is no GPU" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_tiny_run_from_check_to_table(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ):

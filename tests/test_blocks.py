@@ -146,7 +146,7 @@ def test_other_documents_are_not_even_looked_at(name: str, done: Counter[str]):
     assert done["looks"] == (2 if name == "gradients" else 1) * blocks(case) == (2 if name == "gradients" else 1) * 6
 
 
-@pytest.mark.parametrize("rules", ["whole blocks", *slowly("scattered", "row of biases", "packed and causal")])
+@pytest.mark.parametrize("rules", slowly("whole blocks", "scattered", "row of biases", "packed and causal"))
 def test_what_is_left_out_changes_no_bit(rules: str, monkeypatch: pytest.MonkeyPatch):
     case = drawn(rules)
     for x, at, what in ((case.k, 3, np.nan), (case.v, 90, np.inf), (case.q, 33, -np.inf)):
@@ -159,7 +159,7 @@ def test_what_is_left_out_changes_no_bit(rules: str, monkeypatch: pytest.MonkeyP
             np.testing.assert_array_equal(found[name][answer], truth, f"{name}: {answer}", strict=True)
 
 
-@pytest.mark.parametrize("rules", ["packed", *slowly("in turns", "alone")])
+@pytest.mark.parametrize("rules", slowly("packed", "in turns", "alone"))
 def test_segments_are_a_mask_bit_for_bit(rules: str):
     case = drawn(rules)
     sight = RULES[rules]["query_segments"][:, None] == RULES[rules]["kv_segments"]
@@ -170,6 +170,7 @@ def test_segments_are_a_mask_bit_for_bit(rules: str):
             np.testing.assert_array_equal(x, truth[answer], f"{name}: {answer}", strict=True)
 
 
+@pytest.mark.slow
 def test_where_segments_lie_is_found_for_each_batch_alone():
     """Labels of any size and order, with runs that go on from one batch to the next."""
     rng = np.random.default_rng(2)

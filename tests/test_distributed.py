@@ -52,6 +52,7 @@ def test_every_rule_and_method(tmp_path: Path):
     all_well(tmp_path, [("rules,graph", world, seed) for world in "1234"])
 
 
+@pytest.mark.slow
 def test_bits_bytes_exactness_and_what_has_no_derivative(tmp_path: Path):
     jobs = dict.fromkeys("1234", "bits,exact,windows,counts,cutting,decoding,passes")
     jobs["2"] += ",refused"
@@ -66,6 +67,7 @@ def test_ranks_called_differently_hear_who_and_what(tmp_path: Path):
     all_well(tmp_path, [("differently", world, "0") for world in "234"])
 
 
+@pytest.mark.slow
 def test_faults_end_every_rank_with_the_name_of_the_one(tmp_path: Path):
     everything = run(tmp_path, [("fault", "3", str(wrong), kind, method) for kind, wrong, method in FAULTS])
     for (kind, wrong, method), said in zip(FAULTS, everything, strict=True):
@@ -85,6 +87,7 @@ def long_context(ranks: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*launch, str(example), *limits], capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is limited as Linux counts it")
 def test_four_processes_hold_the_text_that_one_may_not():
     together, alone = long_context(4), long_context(1)

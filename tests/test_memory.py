@@ -75,7 +75,8 @@ def test_twice_the_length_takes_at_most_twice_the_memory(form: str):
     assert long <= 2 * short, f"{short} bytes, then {long}"
 
 
-@pytest.mark.parametrize("engine", ["native", pytest.param("portable", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["native", "portable"])
 def test_sixty_five_thousand_tokens_fit_in_300_megabytes(engine: str):
     """By the process's own high-water mark, which sees what C++ takes too."""
     if engines.get(engine).reasons_not(describe(*np.zeros((3, 2, 2)), {}).problem):

@@ -364,8 +364,10 @@ def test_nothing_else_writes_files():
             words = ast.unparse(node)
             name = words.partition("(")[0].rpartition(".")[2]
             assert name not in writers, f"{path}: {words}"
+            if "os.devnull" in words:
+                continue
             assert name != "open" or not any(f"'{mode}" in words for mode in "wax"), f"{path}: {words}"
-            assert not words.startswith(("np.save", "torch.save", "os.open")) or words.startswith("os.open(os.devnull")
+            assert not words.startswith(("np.save", "torch.save", "os.open")), f"{path}: {words}"
 
 
 def test_many_writers_at_once_leave_one_whole_file(tmp_path: Path):

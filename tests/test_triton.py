@@ -125,7 +125,8 @@ def test_limits_are_told():
         ch.attention(q, q, q, engine="triton")
 
 
-@pytest.mark.parametrize("more", [[], pytest.param(["more"], marks=pytest.mark.slow)], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [[], ["more"]], ids=str)
 def test_every_kernel_compiles_for_a_gpu(more: list[str]):
     """Where there is none, too: what the interpreter lets pass, the compiler may not."""
     program = Path(__file__).parent / "compile_kernels.py"

@@ -69,7 +69,9 @@ def read_number(name: str, value: Any, default: float) -> float:
     if value is None:
         return default
     try:
-        if isinstance(value, (bool, np.bool_, str, bytes)) or getattr(value, "requires_grad", False):
+        if isinstance(value, (bool, np.bool_, str, bytes)):
+            raise TypeError
+        if not isinstance(value, (int, float)) and getattr(value, "requires_grad", False):
             raise TypeError
         number = float(value)
     except OverflowError:
