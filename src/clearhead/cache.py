@@ -28,7 +28,7 @@ def check_placed(what: str, shapes: Iterable[tuple[int, ...]], dtype: torch.dtyp
         if not isinstance(device, (str, int, torch.device, NoneType)) or isinstance(device, bool):
             raise TypeError
         empty = torch.empty(0, dtype=dtype, device=device)
-    except (RuntimeError, AssertionError, TypeError, ValueError):  # each kind of device has its own
+    except (RuntimeError, AssertionError, ImportError, TypeError, ValueError):  # each kind of device has its own
         hint = 'device="cpu", or leave it out.'
         raise RuleError(f"device is {shown(device)}: PyTorch has no such device here.", hint) from None
     size = sum(array_bytes(shape, empty.element_size()) for shape in shapes)
