@@ -201,12 +201,12 @@ def watched(**given: Any) -> None:
         pass
 
 
-def alone(**given: Any) -> Any:
-    """A group of one process."""
+def alone(call: Callable[..., Any], given: dict[str, Any]) -> Any:
+    """In a group of one process."""
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        return ch.distributed.plan(**given)
+        return call(**given)
     finally:
         dist.destroy_process_group()
 
@@ -239,7 +239,14 @@ def in_frameworks() -> dict[str, Call]:
         "torch.scaled_dot_product_attention": Call(
             ch.torch.scaled_dot_product_attention, {"query": x, "key": x, "value": x}),
         "distributed.plan": Call(
-            alone, {"q": x, "k": x}, (*tuple(signature(ch.distributed.plan).parameters)[:-1], *RULES)),
+            lambda **given: alone(ch.distributed.plan, given), {"q": x, "k": x},
+            (*tuple(signature(ch.distributed.plan).parameters)[:-1], *RULES)),
+        "distributed.positions": Call(
+            lambda **given: alone(ch.distributed.positions, given), {"length": 3}, ("length", "group", "layout")),
+        "distributed.shard": Call(
+            lambda **given: alone(ch.distributed.shard, given), {"x": x}, ("x", "dim", "group", "layout")),
+        "distributed.unshard": Call(
+            lambda **given: alone(ch.distributed.unshard, given), {"x": x}, ("x", "dim", "group", "layout")),
         **methods(seen, Seen, {
             "head": {"layer": 0, "head": 0}, "layer": {"layer": 0}, "matrix": {"layer": 0}, "rollout": {"token": 0},
             "save": PATH, "__getitem__": {"layer": 0}}, **LOOKS),

@@ -475,7 +475,7 @@ def test_negative_layers_count_from_the_end():
     [
         ({"layers": 5}, SelectionError, "layers is 5"),
         ({"layers": "0"}, SelectionError, "layers is '0'"),
-        ({"layers": [1.5]}, SelectionError, "1.5 is no layer"),
+        ({"layers": [1.5]}, SelectionError, "layers holds 1.5"),
         ({"heads": 5}, SelectionError, "heads is 5"),
         ({"tokenizer": "x"}, DtypeError, "tokenizer is a str"),
         ({"keep": "x"}, RuleError, "keep is 'x'"),
@@ -512,6 +512,8 @@ def small() -> Any:
         lambda seen: seen.rollout(99),
         lambda seen: seen.plot("x"),
         lambda seen: seen.plot(layer=9, head=0),
+        lambda seen: seen.plot(layer=0),
+        lambda seen: seen.plot(head=0),
         lambda seen: seen.to_svg(99),
         lambda seen: seen.to_svg(batch="x"),
         lambda seen: seen.to_html(foo=1),

@@ -5,6 +5,7 @@ line @reproduce_failure(…), which draws the same again; `calls.WRONG[name]()` 
 """
 
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,11 +20,11 @@ from clearhead.errors import ClearheadError
 
 CALLS = {**calls.public(), **calls.in_frameworks()}
 
-# What still raises exceptions of others: to be switched on one by one, by taking its line away.
 NOT_DRAWN = {
     ("Trace.document", "scene"): "made by the program itself, as are its fields",
     ("AttentionMatrix.plot", "head"): "draws a figure each time, which takes long; to_svg has the same checks",
     ("AttentionMatrix.plot", "batch"): "likewise",
+    ("Seen.plot", "batch"): "likewise",
 }
 OWN = {("each", "a type"), ("each", "a function")}  # a caller's function raises what it likes
 
@@ -33,7 +34,9 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Where a wrong path is a right one, the file is written into an empty folder."""
     before = Path.cwd()
     os.chdir(tmp_path_factory.mktemp("written"))
-    yield
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setenv("MPLBACKEND", "Agg")  # a plot opens no window
+        yield
     os.chdir(before)
 
 
@@ -51,6 +54,9 @@ def answers(name: str, wrong: dict[str, str]) -> None:
     except BaseException as error:
         error.add_note(f"raised by {name}({', '.join(f'{k}={v}' for k, v in wrong.items())})")
         raise
+    finally:
+        if "matplotlib.pyplot" in sys.modules:
+            sys.modules["matplotlib.pyplot"].close("all")
 
 
 def names(name: str) -> list[str]:

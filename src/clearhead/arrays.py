@@ -163,6 +163,8 @@ def check_tensor(x: Any, name: str) -> None:
             "pad it (torch.nested.to_padded_tensor) and give kv_lengths and query_lengths, or join its parts and give "
             "query_segments and kv_segments.",
         )
+    if x.layout != torch.strided:
+        raise DtypeError(f"{name} has layout {x.layout}: expected a dense tensor.", f"{name}.to_dense() makes one.")
     dual = torch.autograd.forward_ad
     func = torch._C._functorch  # what is wrapped by torch.func is refused where it is differentiated
     if dual._current_level >= 0 and not func.is_functorch_wrapped_tensor(x) and dual.unpack_dual(x).tangent is not None:
@@ -219,8 +221,6 @@ def _from_torch(torch: Any, x: Any, name: str) -> Array:
             f"{name} requires grad, and nothing here keeps a graph for it.",
             f"{name}.detach(), or `with torch.no_grad():` around the call.",
         )
-    if x.layout != torch.strided:
-        raise DtypeError(f"{name} has layout {x.layout}: expected a dense tensor.", f"{name}.to_dense() makes one.")
     try:
         return cast("Array", DeviceArray(x.detach())) if x.device.type == "cuda" else _read(torch, x.detach())
     except TypeError:

@@ -1,12 +1,15 @@
 """A key-value cache for decoding: room made in advance, each sequence at its own length."""
 
+from collections.abc import Iterable
+from types import NoneType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from clearhead.arrays import check_tensor
-from clearhead.errors import DtypeError, RuleError, ShapeError
+from clearhead.errors import DtypeError, RuleError, ShapeError, shown
+from clearhead.room import array_bytes, check_room
 from clearhead.values import whole_number
 
 _FIRST = 64  # positions of room, when nothing is said
@@ -15,8 +18,21 @@ _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 def check_dtype(dtype: Any) -> None:
     """Raise unless attention has this dtype of PyTorch's, or it is left to PyTorch."""
-    if dtype is not None and dtype not in _FLOATS:
-        raise DtypeError(f"dtype is {dtype}: expected torch.float64, float32, bfloat16 or float16.")
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype in _FLOATS):
+        raise DtypeError(f"dtype is {shown(dtype)}: expected torch.float64, float32, bfloat16 or float16.")
+
+
+def check_placed(what: str, shapes: Iterable[tuple[int, ...]], dtype: torch.dtype | None, device: Any) -> None:
+    """Is there such a device for PyTorch here, and room on it for tensors of these shapes? RuleError or SizeError."""
+    try:
+        if not isinstance(device, (str, int, torch.device, NoneType)) or isinstance(device, bool):
+            raise TypeError
+        empty = torch.empty(0, dtype=dtype, device=device)
+    except (RuntimeError, AssertionError, ImportError, TypeError, ValueError):  # each kind of device has its own
+        hint = 'device="cpu", or leave it out.'
+        raise RuleError(f"device is {shown(device)}: PyTorch has no such device here.", hint) from None
+    size = sum(array_bytes(shape, empty.element_size()) for shape in shapes)
+    check_room(what, size, "give smaller sizes.", str(empty.device))
 
 
 class KVCache:
@@ -33,7 +49,8 @@ class KVCache:
     Attention over the cache has the bits of the full pass. A layer that decodes may still differ from its full pass, by
     about 1.4e-6 in float32: PyTorch's projections of one position round otherwise than those of many.
 
-    Raises RuleError for a size that is no whole number from 1 up, DtypeError for a dtype that attention has not.
+    Raises RuleError for a size that is no whole number from 1 up or a device that is not here, DtypeError for a dtype
+    that attention has not, SizeError for more than memory.
 
     >>> import torch, clearhead.nn
     >>> cache = clearhead.nn.KVCache(batch=1, kv_heads=2, d_k=4, d_v=4)
@@ -60,9 +77,10 @@ class KVCache:
         window = None if window is None else whole_number("window", window)
         check_dtype(dtype)
         room = capacity if window is None else max(capacity, 2 * window)
+        shapes = [(batch, kv_heads, room, d) for d in (d_k, d_v)]
+        check_placed("the cache", shapes, dtype, device)
         self.window = window
-        self.keys = torch.zeros(batch, kv_heads, room, d_k, dtype=dtype, device=device)
-        self.values = torch.zeros(batch, kv_heads, room, d_v, dtype=dtype, device=device)
+        self.keys, self.values = (torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
         self.lengths = torch.zeros(batch, dtype=torch.int64)  # positions seen, of each sequence
         self.start = 0  # the position that stands first in the room
 
@@ -177,4 +195,4 @@ def _tensor(name: str, value: Any) -> Tensor:
     try:
         return torch.as_tensor(value)
     except (RuntimeError, TypeError, ValueError):
-        raise RuleError(f"{name} is {value!r}: expected a whole number for each sequence.") from None
+        raise RuleError(f"{name} is {shown(value)}: expected a whole number for each sequence.") from None

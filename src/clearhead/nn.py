@@ -12,7 +12,7 @@ except ImportError as error:
 from torch import Tensor, nn
 
 from clearhead.cache import KVCache as KVCache
-from clearhead.cache import check_dtype
+from clearhead.cache import check_dtype, check_placed
 from clearhead.functional import attention
 from clearhead.matrix import AttentionMatrix
 from clearhead.torch import dropped
@@ -59,7 +59,8 @@ class MultiHeadAttention(nn.Module):
     >>> clearhead.nn.MultiHeadAttention(8, 2, causal=True)(torch.ones(1, 5, 8)).shape
     torch.Size([1, 5, 8])
 
-    Raises RuleError for a size, rule or option that makes no sense, DtypeError for a dtype that attention has not.
+    Raises RuleError for a size, rule or option that makes no sense and a device that is not here, DtypeError for a
+    dtype that attention has not, SizeError for more than memory.
     """
 
     def __init__(
@@ -115,14 +116,19 @@ class MultiHeadAttention(nn.Module):
         self.num_heads, self.num_kv_heads, self.d_model = num_heads, num_kv_heads, d_model
         self.d_k = d_model // num_heads if d_k is None else d_k
         self.d_v = self.d_k if d_v is None else d_v
-        if rotary is not None and read_number("rotary", rotary, 0.0) < 1:
-            raise RuleError(f"rotary is {rotary!r}: expected a base from 1 up.", "rotary=10000.0")
+        rotary = None if rotary is None else read_number("rotary", rotary, 0.0)
+        if rotary is not None and rotary < 1:
+            raise RuleError(f"rotary is {rotary}: expected a base from 1 up.", "rotary=10000.0")
         if rotary is not None and self.d_k % 2:
             raise RuleError(f"rotary positions turn pairs of numbers, and d_k is {self.d_k}: expected an even d_k.")
         self.causal, self.rotary = causal, rotary
         self.window, self.softcap = None if window is None else read_window(window), read_softcap(softcap)
         self.dropout, self.zero_key, self.batch_first = dropout, zero_key, batch_first
         made: dict[str, Any] = {"device": device, "dtype": dtype}
+        widths = [(num_heads * self.d_k, d_model), (num_kv_heads * self.d_k, d_context)]
+        widths += [(num_kv_heads * self.d_v, d_value_context)]
+        widths += [(num_heads * self.d_v, d_model)] if output_projection else []
+        check_placed("the layer", widths, dtype, device)
         self.q_proj = nn.Linear(d_model, num_heads * self.d_k, bias=bias, **made)
         self.k_proj = nn.Linear(d_context, num_kv_heads * self.d_k, bias=bias, **made)
         self.v_proj = nn.Linear(d_value_context, num_kv_heads * self.d_v, bias=bias, **made)
@@ -182,6 +188,8 @@ class MultiHeadAttention(nn.Module):
                 raise UnknownNameError(f"{name} is nn.MultiheadAttention's, and not taken here.", _THEIRS[name])
         if cache is not None and not isinstance(cache, KVCache):
             raise DtypeError(f"cache is a {type(cache).__name__}: expected a clearhead.nn.KVCache.")
+        need_weights = read_flag("need_weights", need_weights)
+        average_weights = read_flag("average_weights", average_weights)
         inputs = self._inputs(x, context, value_context)
         q = self._heads(self.q_proj(inputs[0]), self.num_heads, self.q_norm)
         k = self._heads(self.k_proj(inputs[1]), self.num_kv_heads, self.k_norm)

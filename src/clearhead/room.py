@@ -31,8 +31,10 @@ def array_bytes(shape: Sequence[int], itemsize: int) -> int:
 
 def free_bytes(device: str = "cpu") -> int:
     """What this process may still take: the system's free memory and swap, within its group's and its own limits."""
-    if device not in ("cpu", "interpreter"):
+    if device.startswith("cuda"):
         return _on_gpu(device)
+    if device not in ("cpu", "interpreter"):  # nobody says; "meta" takes no memory at all
+        return 2**63 - 1  # what PyTorch can count
     return max(0, min([_of_system(), *_of_groups(), *_of_process()]))
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from clearhead.arrays import autocast, check_tensor
-from clearhead.errors import DtypeError, RuleError, ShapeError
+from clearhead.errors import DtypeError, RuleError, ShapeError, shown
 from clearhead.functional import attention
 from clearhead.matrix import AttentionMatrix
 from clearhead.values import check_probability
@@ -54,7 +54,7 @@ def scaled_dot_product_attention(
     """
     for name, flag in (("is_causal", is_causal), ("enable_gqa", enable_gqa)):
         if not isinstance(flag, bool):
-            raise RuleError(f"{name} is {flag!r}: expected True or False.")
+            raise RuleError(f"{name} is {shown(flag)}: expected True or False.")
     check_probability("dropout_p", dropout_p)
     query, key, value = _broadcast(query, key, value, enable_gqa=enable_gqa)
     rules = _mask_rules(query, key, attn_mask)

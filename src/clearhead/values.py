@@ -1,7 +1,7 @@
 """Reading the value of one score rule: what it may be, and what to say when it is something else."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import inf, prod
 from typing import Any, cast
 
@@ -14,6 +14,7 @@ from clearhead.room import array_bytes, check_room
 from clearhead.words import LANGUAGES, Language
 
 Window = tuple[int | None, int | None]
+_MANY = 2**20  # layers or heads: no model has so many, and a wrong list may have no end
 FAR = 2**53  # positions beyond this are no use to anybody, and would overflow
 
 
@@ -98,7 +99,7 @@ def check_probability(name: str, value: Any) -> None:
         or not isinstance(value, (int, float, np.integer, np.floating))
         or not 0.0 <= value <= 1.0
     ):
-        raise RuleError(f"{name} is {value!r}: expected a probability, 0 to 1.")
+        raise RuleError(f"{name} is {shown(value)}: expected a probability, 0 to 1.")
 
 
 def read_softcap(value: Any) -> float | None:
@@ -111,6 +112,24 @@ def read_softcap(value: Any) -> float | None:
             f"softcap is {cap}: expected a positive number c, for c·tanh(s/c).", "softcap=None turns it off."
         )
     return cap
+
+
+def read_members(name: str, value: Any, kinds: tuple[type, ...], wanted: str, hint: str) -> list[Any]:
+    """Read a list, or whatever else can be walked, whose members are all of these kinds. Raises SelectionError.
+
+    An array has one axis. It ends at the first member of another kind, and for more than a million members.
+    """
+    walked = isinstance(value, Iterable) and not isinstance(value, (str, bytes)) and getattr(value, "ndim", 1) == 1
+    if not walked:
+        raise SelectionError(f"{name} is {shown(value)}: expected {wanted}.", hint)
+    found: list[Any] = []
+    for member in value:
+        if isinstance(member, bool) or not isinstance(member, kinds):
+            raise SelectionError(f"{name} holds {shown(member)}: expected {wanted}.", hint)
+        if len(found) == _MANY:
+            raise SelectionError(f"{name} holds more than {_MANY:,} members: expected {wanted}.", hint)
+        found.append(member)
+    return found
 
 
 def read_flag(name: str, value: Any) -> bool:

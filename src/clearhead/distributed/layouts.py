@@ -5,6 +5,7 @@ from typing import Literal
 
 from clearhead import visibility
 from clearhead.axes import as_slice
+from clearhead.errors import unknown
 from clearhead.problem import Problem
 
 Layout = Literal["contiguous", "zigzag"]
@@ -18,6 +19,8 @@ def pieces(sizes: Sequence[int], layout: Layout) -> list[Pieces]:
     contiguous  rank after rank
     zigzag      rank r holds the r-th chunk and the r-th from the end, so that a causal rule gives all ranks equal work
     """
+    if not (isinstance(layout, str) and layout in LAYOUTS):
+        raise unknown("layout", layout, LAYOUTS)
     if layout == "contiguous":
         return [(place,) for place in _chunks(sizes)]
     chunks = _chunks([(size + 1) // 2 for size in sizes] + [size // 2 for size in reversed(sizes)])

@@ -12,11 +12,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
-from clearhead.errors import DistributedError
+from clearhead.errors import DistributedError, DtypeError, RuleError, shown
+from clearhead.values import read_number
 
 OWN = ("queries", "keys")  # what ranks tell each other and need not have in common
 _calls: dict[str, int] = {}
 _ROLL_CALL = 10.0  # seconds, of the timeout's last third, in which the ranks that are alive say so after a failure
+_LONGEST = 1e9  # seconds: thirty years; PyTorch counts a longer wait wrongly
 _ANEW = "the process group is broken: end it and make a new one."
 _NEVER = 40417  # the tag of a message that nobody sends
 _STORE = (RuntimeError, dist.DistError)  # what the store raises when its holder is gone
@@ -38,10 +40,17 @@ class Ranks:
                 "no process group is initialised.", 'torch.distributed.init_process_group("gloo"), under torchrun.'
             )
         group = dist.group.WORLD if group is None else group
-        rank = dist.get_rank(group)
-        if rank < 0:
+        if isinstance(group, int) and group == dist.GroupMember.NON_GROUP_MEMBER:
             raise DistributedError("this process is not in the group.", "call it on the group's own ranks only.")
-        return Ranks(group, rank, dist.get_world_size(group), 300.0 if timeout is None else timeout)
+        if not isinstance(group, dist.ProcessGroup):
+            raise DtypeError(
+                f"group is {shown(group)}: expected a process group of PyTorch's.",
+                "torch.distributed.new_group([0, 1])",
+            )
+        seconds = read_number("timeout", timeout, 300.0)
+        if not 0 < seconds <= _LONGEST:
+            raise RuleError(f"timeout is {seconds:g}: expected seconds, more than 0 and at most {_LONGEST:g}.")
+        return Ranks(group, dist.get_rank(group), dist.get_world_size(group), seconds)
 
     @property
     def device(self) -> torch.device:

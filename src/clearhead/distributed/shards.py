@@ -15,15 +15,16 @@ import torch
 from torch import Tensor
 
 from clearhead import engines
-from clearhead.arrays import adopt, device_of, on_cpu, to_torch
+from clearhead.arrays import FLOATS, adopt, device_of, on_cpu, plain, to_torch
 from clearhead.axes import Array
 from clearhead.device import DeviceArray
 from clearhead.distributed.layouts import LAYOUTS, Layout, Pieces, pieces
 from clearhead.distributed.ranks import OWN, Ranks, must_equal
 from clearhead.engines.base import Engine
 from clearhead.engines.remote import Remote
-from clearhead.errors import ClearheadError, DistributedError, unknown
+from clearhead.errors import ClearheadError, DistributedError, shown, unknown
 from clearhead.problem import Described, Problem, Rules, check_names, describe
+from clearhead.room import array_bytes, check_room
 
 METHODS = ("gather", "ring", "ulysses", "merge", "auto")
 Found = TypeVar("Found")
@@ -121,8 +122,9 @@ def read(
     def own() -> tuple[Described, dict[str, Any]]:
         check_names(rules)
         for name, value, known in (("layout", layout, LAYOUTS), ("method", method, METHODS)):
-            if value not in known:
+            if not (isinstance(value, str) and value in known):
                 raise unknown(name, value, known)
+        engines.check_name(engine)
         with torch.no_grad():
             local = describe(q, k, v, {})
         return local, _signature(q, k, v, rules) | {"layout": layout, "method": method, "engine": engine}
@@ -202,16 +204,20 @@ def _signature(q: Tensor, k: Tensor, v: Tensor | None, rules: Rules) -> dict[str
         if name in _SHARDED:
             told[name] = "given" if value is not None else "not given"
         else:
-            told[name] = _told(value)
+            told[name] = _told(name, value)
     return told
 
 
-def _told(value: Any) -> Any:
-    if isinstance(value, (Tensor, np.ndarray, list)):
-        array = np.ascontiguousarray(torch.as_tensor(value).detach().double().cpu().numpy())
-        small = array.reshape(-1).tolist()
-        return small if len(small) <= 16 else f"{array.shape} {hashlib.sha1(array.tobytes()).hexdigest()[:12]}"
-    return str(value)
+@torch.no_grad()
+def _told(name: str, value: Any) -> Any:
+    array = plain(value, name) if isinstance(value, (Tensor, np.ndarray, list)) else None
+    if array is None or (array.dtype.kind not in "biuf" and array.dtype not in FLOATS):
+        return shown(value.item() if isinstance(value, np.generic) else value)
+    check_room(name, array_bytes(array.shape, 8), "give fewer tokens.")
+    numbers = np.ascontiguousarray(array, np.float64)
+    if numbers.size <= 16:
+        return numbers.reshape(-1).tolist()
+    return f"{array.shape} {hashlib.sha1(numbers.tobytes()).hexdigest()[:12]}"
 
 
 def _whole(q: Tensor, k: Tensor, rules: Rules, queries: int, keys: int) -> Problem:

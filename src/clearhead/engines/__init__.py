@@ -34,14 +34,19 @@ def get(name: str) -> Engine:
     return cast("Engine", import_module(f"clearhead.engines.{name}"))
 
 
+def check_name(name: str | None) -> None:
+    """Raise UnknownNameError for what is no engine's name; None leaves the choice to `choose`."""
+    if name is not None and not (isinstance(name, str) and name in NAMES):
+        raise unknown("engine", name, NAMES)
+
+
 def choose(problem: Problem, name: str | None = None) -> Plan:
     """The first engine with no reason against it, or the named one; EngineError with every reason where none can.
 
     CLEARHEAD_ENGINE names one for a whole process.
     """
     name = os.environ.get("CLEARHEAD_ENGINE") or None if name is None else name
-    if name is not None and not (isinstance(name, str) and name in NAMES):
-        raise unknown("engine", name, NAMES)
+    check_name(name)
     reasons: dict[str, list[str]] = {}
     for candidate in NAMES if name is None else (name,):
         against = get(candidate).reasons_not(problem)

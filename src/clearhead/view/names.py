@@ -1,9 +1,9 @@
 """What the tokens of somebody's own arrays are called: a list of strings for the text, another for what it looks at."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from clearhead.errors import RuleError, ShapeError
+from clearhead.errors import RuleError, ShapeError, shown
 from clearhead.problem import Problem
 
 Names = Sequence[str] | None
@@ -41,9 +41,13 @@ def token_names(tokens: Any, source_tokens: Any, problem: Problem) -> tuple[Name
 def _strings(name: str, value: Any) -> list[str] | None:
     if value is None:
         return None
-    strings = None if isinstance(value, (str, bytes)) or not hasattr(value, "__iter__") else list(value)
-    if strings is None or not all(isinstance(each, str) for each in strings):
-        raise RuleError(f"{name} is {value!r:.60}: expected a list of strings.", f"{name}=['the', ' cat', ' sat']")
+    walked = isinstance(value, Iterable) and not isinstance(value, (str, bytes)) and getattr(value, "ndim", 1) == 1
+    strings: list[str] = []
+    for each in value if walked else [None]:
+        if not isinstance(each, str):  # at the first: an array of numbers may be larger than memory
+            said = f"{name} is {shown(value)}: expected a list of strings."
+            raise RuleError(said, f"{name}=['the', ' cat', ' sat']")
+        strings.append(each)
     return strings
 
 

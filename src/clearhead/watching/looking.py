@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clearhead.errors import DtypeError, MissingExtraError, RuleError, SelectionError
+from clearhead.errors import DtypeError, MissingExtraError, RuleError, SelectionError, shown
 from clearhead.observations import check_asked
-from clearhead.watching.seen import Seen
+from clearhead.values import read_members
+from clearhead.watching.seen import LAYERS, Seen
 
 if TYPE_CHECKING:
     from clearhead.watching.recording import Recording
@@ -86,7 +87,8 @@ def watch(
         "distance": distance,
     }
     asked = check_asked({**asked, "top": top, "image": image, "logsumexp": True})
-    _check_options(layers, keep=keep, values=values, tokenizer=tokenizer)
+    _check_options(keep=keep, values=values, tokenizer=tokenizer)
+    layers = None if layers is None else read_members("layers", layers, *LAYERS)
     chosen = None if heads is None else _heads(heads)
     switching.check(model)
     watching = _Watching(model, asked, layers, chosen, keep=keep, values=values, tokenizer=tokenizer)
@@ -279,17 +281,11 @@ class _Watching:
         return unseen(self.paths, self.ran, self.went_through)
 
 
-def _check_options(layers: Any, *, keep: Any, values: Any, tokenizer: Any) -> None:
-    """Raises SelectionError, RuleError, DtypeError for what is none of what `watch` says."""
-    if layers is not None:
-        if isinstance(layers, str) or not isinstance(layers, Collection):
-            raise SelectionError(f"layers is {layers!r}: expected a list of numbers or names.", f"layers=[{layers!r}]")
-        for one in layers:
-            if isinstance(one, bool) or not isinstance(one, (int, np.integer, str)):
-                raise SelectionError(f"layers: {one!r} is no layer's number or name.", "layers=[0, 1]")
+def _check_options(*, keep: Any, values: Any, tokenizer: Any) -> None:
+    """Raises RuleError, DtypeError for what is none of what `watch` says."""
     for name, value in (("keep", keep), ("values", values)):
         if not isinstance(value, (bool, np.bool_)):
-            raise RuleError(f"{name} is {value!r}: expected True or False.")
+            raise RuleError(f"{name} is {shown(value)}: expected True or False.")
     if tokenizer is not None and not callable(getattr(tokenizer, "decode", None)):
         raise DtypeError(
             f"tokenizer is a {type(tokenizer).__name__}: expected something with decode(list of ids).",
@@ -299,13 +295,10 @@ def _check_options(layers: Any, *, keep: Any, values: Any, tokenizer: Any) -> No
 
 def _heads(given: Any) -> list[int]:
     """The heads to keep, in order. Raises SelectionError for what is no head's number."""
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        raise SelectionError(f"heads is {given!r}: expected a list of numbers.", f"heads=[{given!r}]")
-    given = list(given)
-    for head in given:
-        if isinstance(head, bool) or not isinstance(head, (int, np.integer)) or head < 0:
-            raise SelectionError(f"heads: {head!r} is no head's number: expected whole numbers from 0 up.")
-    return sorted(set(given))
+    heads = read_members("heads", given, (int, np.integer), "a list of whole numbers from 0 up", "heads=[0, 1]")
+    if heads and min(heads) < 0:
+        raise SelectionError(f"heads holds {min(heads)}: expected a list of whole numbers from 0 up.", "heads=[0, 1]")
+    return sorted(set(heads))
 
 
 def _stack(path: str) -> str:

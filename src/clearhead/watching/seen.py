@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from types import NoneType
 from typing import Any, Unpack, cast
 
 import numpy as np
@@ -16,13 +15,15 @@ from clearhead.errors import FileError, RuleError, SelectionError, shown, unknow
 from clearhead.flow import rollout
 from clearhead.matrix import AttentionMatrix
 from clearhead.observations import Observation
-from clearhead.values import read_path
+from clearhead.values import read_members, read_path
 from clearhead.view import figure
 from clearhead.view.long import Run, Sight
 from clearhead.view.pictured import Page, Pictured
 from clearhead.watching.layers import Layer
 from clearhead.watching.saved import read, write
 from clearhead.watching.summary import Head, Summary, heads_of
+
+LAYERS = (int, np.integer, str), "a list of layers' numbers or names", "layers=[0, 1]"
 
 
 @dataclass(eq=False)
@@ -75,9 +76,8 @@ class Seen(Pictured):
 
         `layers` names the layers of one stack where a model has several. Raises what `ch.rollout` raises.
         """
-        if isinstance(layers, str) or not isinstance(layers, (Iterable, NoneType)):
-            raise SelectionError(f"layers is {layers!r}: expected a list of numbers or names.", f"layers=[{layers!r}]")
-        names = self.layers if layers is None else [self._name(layer) for layer in layers]
+        given = None if layers is None else read_members("layers", layers, *LAYERS)
+        names = self.layers if given is None else [self._name(layer) for layer in given]
         chosen = [name for name in names if not self.layer(name).cross]
         again = next((name for name in chosen if self.layer(name).call > 1), None)
         if layers is None and again:
@@ -114,6 +114,8 @@ class Seen(Pictured):
         """On matplotlib axes (extra `plot`): layers × heads by a statistic of `summary`, or one head's weights."""
         if layer is not None and head is not None:
             return self._plot(head, layer, batch, ax)
+        if layer is not None or head is not None:
+            raise RuleError("a head's weights need layer and head, and only one of them is given.", "layer=0, head=0")
         if not isinstance(statistic, str) or statistic not in Head._fields[2:]:
             raise unknown("statistic", statistic, Head._fields[2:])
         lines = [heads_of(self.layer(name)) for name in self.layers]
