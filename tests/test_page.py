@@ -15,7 +15,7 @@ from browser import browser, opened, until
 from clearhead import explain as explaining
 from clearhead import model, notebook
 from clearhead.arrays import bfloat16
-from clearhead.errors import FileError, RuleError, ShapeError, UnknownNameError
+from clearhead.errors import FileError, RuleError, SelectionError, ShapeError, UnknownNameError
 from clearhead.story import Scene
 from clearhead.view import page as writing
 from clearhead.view.container import DIGITS, Document, parts
@@ -424,7 +424,7 @@ def test_with_a_sink_nobody_says_that_rows_sum_to_one(running, tmp_path):
     with opened(running, place) as (page, _):
         _all_of(page)
         text = page.locator("#step-weights").text_content()
-        assert "together with the sink's share they sum to 1" in text
+        assert "its sink's share sum to 1" in text
         share = 1 - trace.weights[1].sum()
         assert f"{share:.4f}" in text
 
@@ -478,8 +478,8 @@ def test_a_page_is_written_under_the_name_of_a_page(seen, tmp_path):
         with pytest.raises(RuleError, match="language is 'fr'"):
             thing.to_html(language="fr")
     for wrong, error, words in (
-        ({"exact": 5}, RuleError, "expected pairs"),
-        ({"exact": [5]}, RuleError, "expected pairs"),
+        ({"exact": 5}, SelectionError, "expected a list of (layer, head) pairs"),
+        ({"exact": [5]}, SelectionError, "expected a list of (layer, head) pairs"),
         ({"foo": 1}, UnknownNameError, "unknown option `foo`"),
         ({"title": 3}, RuleError, "title is 3"),
         ({"tokens": ["a"]}, ShapeError, "1 strings for 2 keys"),

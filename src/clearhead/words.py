@@ -37,9 +37,9 @@ _WORDS: dict[str, tuple[str, str]] = {
         "no weight is negative; each query's weights and its sink's share sum to 1",
         "权重非负；每个查询的权重与汇点所占份额之和为 1",
     ),
-    "heads": ("each head: weighted means of the value rows", "每个头：值的各行的加权平均"),
+    "heads": ("each head: weighted means of the values", "每个头：值的加权平均"),
     "concat": ("the heads side by side", "各个头并排拼接"),
-    "output": ("each row is a weighted mean of the value rows", "每一行都是值的各行的加权平均"),
+    "output": ("each output is a weighted mean of the values", "每个输出都是值的加权平均"),
     "layer output": ("the heads mixed by W^O: the layer's output", "用 W^O 混合各个头，得到本层的输出"),
     "layer output joined": (
         "the heads side by side (concatenated): there is no W^O to mix them",
