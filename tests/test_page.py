@@ -478,8 +478,8 @@ def test_a_page_is_written_under_the_name_of_a_page(seen, tmp_path):
         with pytest.raises(RuleError, match="language is 'fr'"):
             thing.to_html(language="fr")
     for wrong, error, words in (
-        ({"exact": 5}, SelectionError, "expected a list of (layer, head) pairs"),
-        ({"exact": [5]}, SelectionError, "expected a list of (layer, head) pairs"),
+        ({"exact": 5}, SelectionError, "expected a list of .layer, head. pairs"),
+        ({"exact": [5]}, SelectionError, "expected a list of .layer, head. pairs"),
         ({"foo": 1}, UnknownNameError, "unknown option `foo`"),
         ({"title": 3}, RuleError, "title is 3"),
         ({"tokens": ["a"]}, ShapeError, "1 strings for 2 keys"),
