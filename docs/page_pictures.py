@@ -8,7 +8,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "tests"))
 
 from browser import browser, opened, until  # noqa: E402
-from clearhead.explain import explain, seen_in  # noqa: E402
+from clearhead.explaining import explain, seen_in  # noqa: E402
 from clearhead.model import load  # noqa: E402
 from clearhead.view.long import Wish, document  # noqa: E402
 from clearhead.view.page import encoded  # noqa: E402
@@ -24,7 +24,7 @@ LONG = "#at=0.1.3&cell=150.140&by=previous&show=most.sqrt.0.0"
 
 def main() -> None:
     """Write every picture."""
-    seen = explain(load(), TEXT)
+    seen = explain(TEXT, load())
     with TemporaryDirectory() as folder, browser() as running:
         for name, (language, width, height, theme, step) in SHOTS.items():
             path = Path(folder) / f"{name}.html"

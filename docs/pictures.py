@@ -10,7 +10,7 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
-from clearhead.explain import explain
+from clearhead.explaining import explain
 from clearhead.model import load
 from clearhead.report import explained
 
@@ -27,7 +27,7 @@ PICTURES = {
 def draw(name: str, text: str) -> str:
     """One run as SVG; the fonts that rich would fetch from the network are left to the reader's own."""
     console = Console(width=80, record=True, file=io.StringIO(), force_terminal=True, color_system="truecolor")
-    explained.show(console, explain(load(), text), "en")
+    explained.show(console, explain(text, load()), "en")
     frame = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
     frame = frame.replace("Fira Code", "DejaVu Sans Mono, Menlo, Consolas")
     shown = " ".join(text.split())

@@ -28,7 +28,7 @@ from clearhead import hub
 from clearhead.claims import check_file
 from clearhead.diagnosis import diagnose_file
 from clearhead.errors import ClearheadError
-from clearhead.explain import explain
+from clearhead.explaining import explain
 
 GROWTH = 512 * 2**20  # bytes that reading one small file may take
 VALUES = [
@@ -93,7 +93,7 @@ def read(path: Path) -> None:
     """Read a file as its name says, and use what was read."""
     if path.is_dir():
         found = hub.find(str(path))
-        json.dumps(explain(found, "humpty dumpty").to_json(), allow_nan=False)
+        json.dumps(explain("humpty dumpty", found).to_json(), allow_nan=False)
     elif path.name.startswith("seen"):
         seen = ch.load(path)
         repr(seen), [seen.layer(name) for name in seen.layers]

@@ -24,7 +24,7 @@ FLOORS = tuple(
         "engines",
         "glance view functional indexing matrix flow backward torch_autograd torch_op torch_graph cache torch",
         "nn watching distributed",
-        "casefile steps story tracing layer claims diagnosing diagnosis model texts checkpoint hub explain",
+        "casefile steps story tracing layer claims diagnosing diagnosis model texts checkpoint hub explaining",
         "cli arguments __main__ report bench",
     )
 )

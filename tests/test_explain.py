@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from clearhead.cli import main
 from clearhead.errors import SelectionError
-from clearhead.explain import explain, explain_windows
+from clearhead.explaining import explain, explain_windows
 from clearhead.model import load
 from clearhead.texts import parts_of
 
@@ -27,7 +27,7 @@ def model():
 
 
 def test_the_numbers_are_the_models_own(model):
-    seen = explain(model, TEXT, layer=1, head=2)
+    seen = explain(TEXT, model, layer=1, head=2)
     ids = [t.id for t in model.tokens(TEXT)]
     run = model.run(ids)
     logits = run.logits[-1].astype(np.float64)
@@ -47,7 +47,7 @@ def test_the_numbers_are_the_models_own(model):
 
 
 def test_nothing_given_takes_the_last_token_and_the_sharpest_head(model):
-    seen = explain(model, TEXT)
+    seen = explain(TEXT, model)
     assert seen.token == len(seen.tokens) - 1
     run = model.run([t.id for t in seen.tokens])
     for layer, part in enumerate(run.layers):
@@ -56,19 +56,19 @@ def test_nothing_given_takes_the_last_token_and_the_sharpest_head(model):
         last /= last.sum(axis=-1, keepdims=True)
         np.testing.assert_allclose(seen.entropy[layer], -(last * np.log(last)).sum(axis=-1), atol=1e-5)
     assert seen.entropy[seen.layer, seen.head] == seen.entropy.min()
-    assert explain(model, TEXT, layer=1).head == seen.entropy[1].argmin()
-    assert explain(model, TEXT, head=3).layer == seen.entropy[:, 3].argmin()
+    assert explain(TEXT, model, layer=1).head == seen.entropy[1].argmin()
+    assert explain(TEXT, model, head=3).layer == seen.entropy[:, 3].argmin()
 
 
 @pytest.mark.parametrize(
     ("wanted", "place"), [("0", 0), ("-1", 5), ("dumpty", 1), ("Humpty", 0), ("a", 4), (" on ", 3), ("ump", 1)]
 )
 def test_a_token_is_found_by_place_or_word(model, wanted, place):
-    assert explain(model, TEXT, token=wanted).token == place
+    assert explain(TEXT, model, token=wanted).token == place
 
 
 def test_a_word_of_several_tokens_is_its_last_one(model):
-    seen = explain(model, "the xylophonist", token="xylophonist")
+    seen = explain("the xylophonist", model, token="xylophonist")
     assert len(seen.tokens) > 3
     assert seen.token == len(seen.tokens) - 1
 
@@ -76,12 +76,12 @@ def test_a_word_of_several_tokens_is_its_last_one(model):
 @pytest.mark.parametrize("choice", [{"layer": 2}, {"head": 8}, {"layer": -1}, {"token": "egg"}, {"token": "6"}])
 def test_what_is_not_there_is_an_error(model, choice):
     with pytest.raises(SelectionError) as caught:
-        explain(model, TEXT, **choice)
+        explain(TEXT, model, **choice)
     assert next(iter(choice)) in str(caught.value)
 
 
 def test_json_holds_all_of_it(model):
-    data = json.loads(json.dumps(explain(model, TEXT, layer=0, head=1).to_json(), allow_nan=False))
+    data = json.loads(json.dumps(explain(TEXT, model, layer=0, head=1).to_json(), allow_nan=False))
     assert np.array(data["head_steps"]["weights"]).shape == (6, 6)
     assert data["head_steps"]["masked"][0][1] is None
     assert [s["name"] for s in data["layer_steps"]][-1] == "output"

@@ -26,7 +26,7 @@ from clearhead.claims import check_file
 from clearhead.cli import main
 from clearhead.diagnosis import diagnose_file
 from clearhead.errors import ClearheadError, FileError
-from clearhead.explain import explain
+from clearhead.explaining import explain
 from clearhead.hub import find
 from clearhead.model import load
 from test_saving import somebody_else
@@ -329,7 +329,7 @@ def test_damaged_weights_are_said(tmp_path: Path, value: float):
     weights[name][:, 3] = value
     save_file(weights, place / "model.safetensors")
     with pytest.raises(FileError, match=r"(NaN or infin).*: its weights are damaged, or too large"):
-        explain(load(place), "humpty dumpty")
+        explain("humpty dumpty", load(place))
 
 
 def rewritten(place: Path, **changes: object) -> Path:

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 import clearhead as ch
 from clearhead import hub
 from clearhead.cli import main
-from clearhead.explain import explain, explain_windows, windows
+from clearhead.explaining import explain, explain_windows, windows
 from watched import FAMILIES, SMALL, Family, build
 
 FAMILY = {family.name: family for family in FAMILIES}
@@ -57,7 +57,7 @@ def saved(place: Path, family: Family, **changes: Any) -> tuple[str, Any]:
 )
 def test_the_head_explained_is_the_models_own(tmp_path: Path, name: str):
     place, model = saved(tmp_path, FAMILY[name])
-    seen = explain(hub.find(place), TEXT, layer=1, head=2)
+    seen = explain(TEXT, hub.find(place), layer=1, head=2)
     ids = torch.tensor([[token.id for token in seen.tokens]])
     model.set_attn_implementation("eager")
     with torch.no_grad():
@@ -77,7 +77,7 @@ def test_the_head_explained_is_the_models_own(tmp_path: Path, name: str):
 
 def test_what_goes_into_attention_and_comes_out_of_it(tmp_path: Path):
     place, model = saved(tmp_path, FAMILY["llama"])
-    seen = explain(hub.find(place), TEXT, layer=0)
+    seen = explain(TEXT, hub.find(place), layer=0)
     run, attention = seen.run, model.model.layers[0].self_attn
     with torch.no_grad():
         x = torch.from_numpy(run.x)
@@ -95,7 +95,7 @@ def test_a_layer_that_runs_several_times_is_explained_each_time(tmp_path: Path):
     model.set_attn_implementation("eager")
     attention = model.encoder.albert_layer_groups[0].albert_layers[0].attention
     for layer in (0, 1):
-        seen = explain(hub.find(place), TEXT, layer=layer, head=2)
+        seen = explain(TEXT, hub.find(place), layer=layer, head=2)
         with torch.no_grad():
             out = model(torch.tensor([[token.id for token in seen.tokens]]), output_attentions=True)
             np.testing.assert_allclose(seen.trace.weights, out.attentions[layer][0, 2], atol=2e-5)
@@ -107,7 +107,7 @@ def test_a_layer_that_runs_several_times_is_explained_each_time(tmp_path: Path):
 
 def test_w_o_beside_the_attention_module_is_found(tmp_path: Path):
     place, model = saved(tmp_path, FAMILY["bert"])
-    seen = explain(hub.find(place), TEXT, layer=1)
+    seen = explain(TEXT, hub.find(place), layer=1)
     dense = model.encoder.layer[1].attention.output.dense
     joined = torch.from_numpy(np.array(seen.run.heads)).transpose(0, 1).reshape(len(seen.tokens), -1)
     with torch.no_grad():
@@ -160,7 +160,7 @@ def test_gpt2_needs_no_pytorch(tmp_path: Path):
     place, model = saved(tmp_path, FAMILY["gpt2"])
     found = hub.find(place)
     assert isinstance(found, ch.model.Model)
-    seen = explain(found, TEXT, layer=0, head=1)
+    seen = explain(TEXT, found, layer=0, head=1)
     model.set_attn_implementation("eager")
     with torch.no_grad():
         out = model(torch.tensor([[token.id for token in seen.tokens]]), output_attentions=True)
@@ -174,9 +174,9 @@ def test_positions_that_are_for_padding_hold_no_token(tmp_path: Path):
     place, _ = saved(tmp_path, FAMILY["bert"])
     hf.RobertaModel(config).eval().save_pretrained(place)
     found = hub.find(place)
-    assert len(explain(found, " ".join(["humpty"] * 20)).tokens) == 20
+    assert len(explain(" ".join(["humpty"] * 20), found).tokens) == 20
     with pytest.raises(ch.errors.ShapeError, match="the text has 21 tokens but the model has 20 positions"):
-        explain(found, " ".join(["humpty"] * 21))
+        explain(" ".join(["humpty"] * 21), found)
     assert [len(part.tokens) for part in explain_windows(found, " ".join(["humpty"] * 45))] == [20, 20, 5]
 
 
@@ -320,7 +320,7 @@ def test_a_long_text_is_refused_or_cut_into_windows(tmp_path: Path, family: str)
     with pytest.raises(
         ch.errors.ShapeError, match=f"the text has {total} tokens but the model has {positions} positio"
     ):
-        explain(found, text)
+        explain(text, found)
     cut = windows(found, text)
     assert [part.window for part in cut] == [
         (1, 3, 0, own, len(words)), (2, 3, own, 2 * own, len(words)), (3, 3, 2 * own, len(words), len(words))
@@ -332,7 +332,7 @@ def test_a_long_text_is_refused_or_cut_into_windows(tmp_path: Path, family: str)
         assert all(
             part.text[token.start : token.stop] == token.text for token in part.tokens if token.stop > token.start
         )
-    alone = explain(found, cut[1].text, layer=0, head=0)
+    alone = explain(cut[1].text, found, layer=0, head=0)
     seen = explain_windows(found, text, layer=0, head=0)
     assert len(seen) == 3
     np.testing.assert_array_equal(seen[1].trace.weights, alone.trace.weights)

@@ -12,8 +12,7 @@ import pytest
 
 import clearhead as ch
 from browser import browser, opened, until
-from clearhead import explain as explaining
-from clearhead import model, notebook
+from clearhead import explaining, model, notebook
 from clearhead.arrays import bfloat16
 from clearhead.errors import FileError, RuleError, SelectionError, ShapeError, UnknownNameError
 from clearhead.story import Scene
@@ -42,7 +41,7 @@ def running():
 
 @pytest.fixture(scope="module")
 def seen():
-    return explaining.explain(model.load(), TEXT)
+    return explaining.explain(TEXT, model.load())
 
 
 @pytest.fixture(scope="module")

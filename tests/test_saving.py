@@ -49,10 +49,10 @@ def saved(request: pytest.FixtureRequest, case: str) -> Callable[[Path | str], N
         elif request.param == "page":
             matrix.save(place)
         elif request.param == "explanation":
-            from clearhead.explain import explain
+            from clearhead.explaining import explain
             from clearhead.model import load
 
-            explain(load(), "humpty").save(place)
+            explain("humpty", load()).save(place)
         else:
             from clearhead.watching.saved import write as record
 

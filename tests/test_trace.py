@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import clearhead as ch
 from clearhead.axes import Array
 from clearhead.errors import RuleError, SelectionError, ShapeError, UnknownNameError
-from clearhead.explain import document, explain
+from clearhead.explaining import document, explain
 from clearhead.model import load
 from clearhead.story import Scene
 from clearhead.tracing import Trace
@@ -152,7 +152,7 @@ def test_a_layer_file_of_the_users_own_x_is_not_called_normalised():
     assert "归一化" not in says(mine, "x", "zh")
     header = mine.document(Scene("")).header
     assert "normalised" not in header["words"]["en"]["x"]
-    model = explain(load(), "humpty dumpty")
+    model = explain("humpty dumpty", load())
     assert "after layer normalisation" in say("en", model.steps[0].words)
     assert "after layer normalisation" in document(model).header["words"]["en"]["x"]
 

@@ -21,6 +21,7 @@ from clearhead.errors import ClearheadError
 CALLS = {**calls.public(), **calls.in_frameworks()}
 
 NOT_DRAWN = {
+    ("explain", "model"): "names are looked for in a hub, which takes two seconds each; test_hub.py has them",
     ("Trace.document", "scene"): "made by the program itself, as are its fields",
     ("AttentionMatrix.plot", "head"): "draws a figure each time, which takes long; to_svg has the same checks",
     ("AttentionMatrix.plot", "batch"): "likewise",

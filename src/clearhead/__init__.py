@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from clearhead.diagnosis import diagnose as diagnose
     from clearhead.diagnosis import diagnose_layer as diagnose_layer
+    from clearhead.explaining import explain as explain
     from clearhead.flow import rollout as rollout
     from clearhead.functional import attention as attention
     from clearhead.functional import plan as plan
@@ -31,6 +32,7 @@ _HOMES = {
     "attention": "functional",
     "diagnose": "diagnosis",
     "diagnose_layer": "diagnosis",
+    "explain": "explaining",
     "get_num_threads": "threads",
     "load": "watching.seen",
     "plan": "functional",

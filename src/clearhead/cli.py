@@ -74,11 +74,12 @@ def _check_targets(given: argparse.Namespace) -> None:
 
 
 def _explain(given: argparse.Namespace) -> int:
-    from clearhead.explain import explain, explain_windows
+    from clearhead.explaining import explain, explain_windows
     from clearhead.hub import find
     from clearhead.report.progress import progress
+    from clearhead.texts import check_unicode
 
-    _encodable("TEXT", given.text or "")
+    check_unicode("TEXT", given.text or "")
     if (given.text is None) == (given.file is None):
         raise FileError("expected TEXT or --file, one of them.", 'clearhead explain "humpty dumpty sat on"')
     if given.windows and given.file is None:
@@ -98,7 +99,7 @@ def _explain(given: argparse.Namespace) -> int:
         every = explain_windows(model, given.text, **chosen, each=each)
         data: dict[str, Any] = {"windows": [seen.to_json() for seen in every]}
     else:
-        every = [explain(model, given.text, **chosen, each=each)]
+        every = [explain(given.text, model, **chosen, each=each)]
         data = every[0].to_json()
     if given.json is not None:
         _write_json(given.json, data)
@@ -174,7 +175,7 @@ def _view(given: argparse.Namespace) -> int:
 
 def _runs(given: argparse.Namespace, model: Any, text: str) -> "list[Run]":
     """A text through a model, as one run, or as one for each window."""
-    from clearhead.explain import seen_in, seen_windows
+    from clearhead.explaining import seen_in, seen_windows
     from clearhead.report.progress import progress
 
     each = partial(progress, what="layers")
@@ -279,16 +280,6 @@ def _console(given: argparse.Namespace) -> "Console | None":
     from clearhead.report.console import console
 
     return console()
-
-
-def _encodable(name: str, text: str) -> None:
-    """Is it Unicode? What the shell handed over may be bytes of another encoding."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        odd = text[error.start]
-        byte = f"byte {ord(odd) - 0xDC00:#04x}" if "\udc80" <= odd <= "\udcff" else "a lone surrogate"
-        raise FileError(f"{name} is no UTF-8: character {error.start} is {byte}.", "save it as UTF-8.") from None
 
 
 def _title(path: str) -> str:

@@ -15,9 +15,10 @@ import numpy as np
 
 from clearhead import checkpoint, model
 from clearhead.axes import Array
-from clearhead.errors import FileError, MissingExtraError, ShapeError
+from clearhead.errors import DtypeError, FileError, MissingExtraError, ShapeError, shown
 from clearhead.files import json_of
 from clearhead.model import LayerRun, Model, Run, Token
+from clearhead.values import read_path
 from clearhead.watching.looking import watch
 
 _OUTPUTS = ("o_proj", "out_proj", "c_proj", "dense", "out_lin", "wo", "o")  # W^O, as attention classes call it
@@ -116,10 +117,15 @@ class HubModel:
         return Run(layers, None if logits is None else logits[0].float().numpy())
 
 
-def find(name: str | None) -> Model | HubModel:
-    """The shipped model, a directory in GPT-2 layout (run in NumPy), or what Transformers loads by that name."""
+def find(name: Any) -> Model | HubModel:
+    """The shipped model, a GPT-2 directory (run in NumPy), what Transformers loads by that name, or a model itself."""
     if name is None:
         return model.load()
+    if isinstance(name, (Model, HubModel)):
+        return name
+    if not isinstance(name, (str, os.PathLike)):
+        raise DtypeError(f"model is {shown(name)}: expected a directory, a name or a loaded model.", 'model="./gpt2"')
+    name = str(read_path(name))
     if not name.strip():
         raise FileError("the model's name is empty.", "leave --model out for the one that ships with clearhead.")
     place = Path(name)

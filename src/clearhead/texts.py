@@ -3,7 +3,9 @@
 import re
 from typing import NamedTuple
 
-from clearhead.errors import SelectionError
+import numpy as np
+
+from clearhead.errors import FileError, SelectionError, shown
 from clearhead.model import Token
 
 
@@ -23,6 +25,16 @@ class Split(NamedTuple):
     characters: int
 
 
+def check_unicode(name: str, text: str) -> None:
+    """Raise FileError for what is no Unicode: a shell may hand over bytes of another encoding."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        odd = text[error.start]
+        byte = f"byte {ord(odd) - 0xDC00:#04x}" if "\udc80" <= odd <= "\udcff" else "a lone surrogate"
+        raise FileError(f"{name} is no UTF-8: character {error.start} is {byte}.", "save it as UTF-8.") from None
+
+
 def parts_of(tokens: list[Token], text: str) -> Parts:
     """Every token's text; a token that is some bytes of one character is named after it, as 猫1/3."""
     names, firsts = [token.text for token in tokens], []
@@ -39,17 +51,19 @@ def parts_of(tokens: list[Token], text: str) -> Parts:
     return Parts(names, firsts[0]._replace(characters=count) if firsts else None)
 
 
-def find_token(tokens: list[Token], text: str, wanted: str | None) -> int:
+def find_token(tokens: list[Token], text: str, wanted: int | str | None) -> int:
     """The place of a token given as a number or as a word of the text; a word's last token, its last occurrence."""
     if wanted is None:
         return len(tokens) - 1
+    if isinstance(wanted, bool) or not isinstance(wanted, (int, np.integer, str)):
+        raise SelectionError(f"token is {shown(wanted)}: expected a position or a word of the text.")
     try:
         number = int(wanted)
     except ValueError:
         number = None
     if number is not None and -len(tokens) <= number < len(tokens):
         return number % len(tokens)
-    word = re.escape(wanted.strip())
+    word = re.escape(str(wanted).strip())
     for pattern in (rf"(?<!\w){word}(?!\w)", word):  # a whole word first, then any part of the text
         ends = [found.end() for found in re.finditer(pattern, text, re.IGNORECASE)] if word else []
         places = [place for place, token in enumerate(tokens) if ends and token.start < ends[-1] <= token.stop]

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from clearhead.axes import Array, named
 from clearhead.digits import fixed, percent
-from clearhead.explain import Explanation
+from clearhead.explaining import Explanation
 from clearhead.model import SHIPPED
 from clearhead.report.console import put
 from clearhead.report.heat import MOST_NUMBERS, RAMP, bar, cell_width, colourful, label, numbers, pixels

@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from clearhead import notebook, picture
-from clearhead.axes import Array
-from clearhead.errors import FileError, SelectionError
+from clearhead.axes import Array, brief
+from clearhead.errors import DtypeError, FileError, RuleError, SelectionError, shown
 from clearhead.matrix import AttentionMatrix
 from clearhead.model import SHIPPED, LayerRun, Model, Run, Token
 from clearhead.problem import Rules, describe
 from clearhead.steps import Sizes, Steps, layer_steps
 from clearhead.story import Layer, Scene, both, story
-from clearhead.texts import find_token, parts_of
+from clearhead.texts import check_unicode, find_token, parts_of
 from clearhead.tracing import TokenTrace, Trace, listed, trace, used_rules
+from clearhead.values import whole_number
 from clearhead.view import page
 from clearhead.view.container import Document, narrowed
 from clearhead.view.long import Run as LongRun
@@ -53,9 +54,9 @@ class Choice(NamedTuple):
     probability: float
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Explanation:
-    """A text, what the model says next, and one head of one layer, step by step."""
+    """A text, what the model says next, and one head of one layer, step by step; made by `explain`."""
 
     model: "Model | HubModel"
     text: str
@@ -72,6 +73,11 @@ class Explanation:
     row: TokenTrace  # the chosen token, computed alone
     entropy: Array  # (layers, heads): of the chosen token's row, in nats
     window: Window | None = None  # None: the whole text
+
+    def __repr__(self) -> str:
+        return brief(
+            "Explanation", {"text": repr(self.text), "layer": self.layer, "head": self.head, "token": self.token}
+        )
 
     def to_html(self, language: Language = "en") -> str:
         """The explaining page as one self-contained text."""
@@ -159,25 +165,45 @@ def _projections(model: "Model | HubModel", number: int) -> dict[str, Array]:
 
 
 def explain(
-    model: "Model | HubModel",
     text: str,
+    model: "str | os.PathLike[str] | Model | HubModel | None" = None,
     *,
     layer: int | None = None,
     head: int | None = None,
-    token: str | None = None,
+    token: int | str | None = None,
     count: int = 5,
     each: Callable[[range], Iterable[int]] = iter,
 ) -> Explanation:
-    """Run `text` and take one token's attention apart; what is not given is chosen: the last token, the sharpest head.
+    """Run `text` through a model and take one token's attention apart: what `clearhead explain` prints, as an object.
 
+    model         a directory in GPT-2 layout, what Transformers loads by that name (extra `hf`), or one that is loaded;
+                  None is the small one that ships with clearhead, trained on nursery rhymes, for illustration
     layer, head   from 0; None takes the one whose row for the token has the least entropy
     token         a position (negative counts from the end) or a word of the text; None is the last
     count         how many next tokens to list
     each          walks the model's layers; a progress bar goes there
-    Raises SelectionError when there is no such layer, head or token, ShapeError when the text does not fit.
+    Returns an Explanation: tokens, next, steps (each intermediate's shape and formula), trace (the chosen head with its
+    numbers, (queries, keys) and (queries, d_v)), row (the chosen token alone), entropy (layers, heads) in nats;
+    `save`, `to_html`, `to_json`. In a notebook it shows itself.
+    Raises SelectionError when there is no such layer, head or token, ShapeError when the text does not fit, FileError
+    for a model that cannot be read. O(tokens²·d_model) for each layer.
+
+    >>> import clearhead as ch
+    >>> seen = ch.explain("humpty dumpty sat on")
+    >>> seen.next[0].text, seen.trace.weights.shape
+    (' a', (4, 4))
     """
-    tokens = model.tokens(text)
-    return _explained(model, (text, tokens, None), (layer, head, find_token(tokens, text, token)), count, each)
+    if not isinstance(text, str):
+        raise DtypeError(f"text is {shown(text)}: expected a string.", 'explain("humpty dumpty sat on")')
+    if not callable(each):
+        raise RuleError(f"each is {shown(each)}: expected what walks the layers.", "each=tqdm")
+    from clearhead.hub import find
+
+    check_unicode("text", text)
+    loaded, count = find(model), whole_number("count", count, 0)
+    tokens = loaded.tokens(text)
+    at = find_token(tokens, text, token)
+    return _explained(loaded, (text, tokens, None), (layer, head, at), count, each)
 
 
 def explain_windows(
@@ -366,5 +392,7 @@ def _layer_steps(run: LayerRun) -> Steps:
 
 
 def _check_index(name: str, value: int | None, size: int) -> None:
-    if value is not None and not 0 <= value < size:
-        raise SelectionError(f"{name} {value} is outside 0..{size - 1}: the model has {size} {name}s.")
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= value < size:
+        raise SelectionError(f"{name} {shown(value)} is outside 0..{size - 1}: the model has {size} {name}s.")
