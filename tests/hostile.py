@@ -5,6 +5,7 @@ library's own errors, or takes more memory than a whole file could need. With NU
 is being read stands in the last line of output, so that a process that died says of what.
 """
 
+import io
 import json
 import random
 import resource
@@ -237,6 +238,8 @@ def main() -> int:
     seed, count = (int(word) for word in sys.argv[1:3])
     numbers = [int(sys.argv[3])] if len(sys.argv) > 3 else range(count)
     warnings.simplefilter("error")
+    assert isinstance(sys.stdout, io.TextIOWrapper)
+    sys.stdout.reconfigure(errors="backslashreplace")  # an error may quote what no encoding can write
     with tempfile.TemporaryDirectory() as folder:
         whole_place, place = Path(folder) / "whole", Path(folder) / "damaged"
         whole_place.mkdir()

@@ -379,7 +379,7 @@ def test_damaged_files_of_every_kind():
 
 @pytest.mark.slow
 def test_many_damaged_files_of_every_kind():
-    hostile(20_000)
+    hostile(6_000)
 
 
 def test_a_model_directory_that_nests_without_end(tmp_path: Path):
