@@ -162,6 +162,12 @@ def cases(
     return Case(q, k, v, values, seed)
 
 
+def each_engine(names: Sequence[str] = engines.NAMES) -> Any:
+    """One test for each engine; what takes the interpreter long is among the slow ones."""
+    slow = pytest.mark.slow
+    return pytest.mark.parametrize("engine", [pytest.param(n, marks=slow) if n == "triton" else n for n in names])
+
+
 def on_every_engine(
     names: Sequence[str] = engines.NAMES, *, times: float = 1.0, limits: dict[str, Any] | None = None, **drawn: Any
 ) -> Callable[[Callable[..., None]], Callable[[str], None]]:

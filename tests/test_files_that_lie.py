@@ -374,7 +374,7 @@ def hostile(count: int) -> None:
 
 
 def test_damaged_files_of_every_kind():
-    hostile(200)
+    hostile(60)
 
 
 @pytest.mark.slow

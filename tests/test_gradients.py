@@ -15,12 +15,12 @@ from clearhead.axes import Array
 from clearhead.engines.base import Upstream
 from clearhead.errors import EngineError
 from losses import ANSWERS, Losses, grouped, summed
-from problems import Case, on_every_engine
+from problems import Case, each_engine, on_every_engine
 from seeds import fresh
 from slack import assert_close, rounding
 
 ENGINES = [name for name in engines.NAMES if hasattr(engines.get(name), "gradients")]
-every_engine = pytest.mark.parametrize("engine", ENGINES)
+every_engine = each_engine(ENGINES)
 some_answers = st.sets(st.sampled_from(ANSWERS), min_size=1).map(sorted)
 
 

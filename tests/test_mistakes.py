@@ -77,6 +77,7 @@ def right_or_not(case, names):
     return "equal" if exact and not best.found.fitted else f"missed: {names} {found!r}"
 
 
+@pytest.mark.slow
 def test_a_hundred_random_pairs():
     """At least 95 % of those that can be told apart; two whose numbers another answer gives too cannot."""
     rng = fresh()

@@ -17,11 +17,11 @@ from clearhead.engines.base import Upstream
 from clearhead.errors import EngineError
 from clearhead.observations import Wanted
 from clearhead.problem import describe
-from problems import Case, draw_layout, on_every_engine
+from problems import Case, draw_layout, each_engine, on_every_engine
 from slack import Slack, assert_close, assert_top, dtype_of_statistics, rounding
 
 HALVES = tuple(dtype for dtype in FLOATS if dtype.itemsize == 2)
-every_engine = pytest.mark.parametrize("engine", engines.NAMES)
+every_engine = each_engine()
 
 
 def refused(engine: str, case: Case) -> bool:
