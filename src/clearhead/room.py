@@ -8,9 +8,7 @@ from pathlib import Path
 
 from clearhead.errors import SizeError
 
-SMALL = (
-    2**26
-)  # bytes: what is smaller is not looked at, since reading the machine's state takes longer than a short call
+SMALL = 2**26  # bytes: less is not looked at, since reading the machine's state takes longer than a short call
 _ANY = 2**47  # bytes that a process can address: the limit where a system does not say what is free
 
 
