@@ -3,7 +3,7 @@
 python benchmarks/pages.py [--quick]      needs chromium; peers are measured where they are installed
 
 Queries and keys are drawn from N(0, 1) in bfloat16, causal: the widest weights and the worst case for compression.
-Peers get the same weights in float32, each in its own way of writing a page.
+Peers get the same weights in float32, and each writes its page in its own way.
 """
 
 import os
@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 
 import clearhead as ch
-from clearhead.arrays import bfloat16
+from clearhead.core.arrays import bfloat16
 from clearhead.view import page
-from clearhead.view.long import Run, Sight, Wish, document
+from clearhead.view.long import PageOptions, ShownLayer, ShownRun, document
+from clearhead.view.parts import one_sequence
 
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
 # name, layers, heads, tokens, d_k, exact heads (None: all), budget in MB, measured in the browser
@@ -34,14 +35,14 @@ CASES: tuple[tuple[str, int, int, int, int, Any, float], ...] = (
 )
 
 
-def runs(layers: int, heads: int, n: int, d: int) -> tuple[list[Run], list[Any]]:
+def runs(layers: int, heads: int, n: int, d: int) -> tuple[list[ShownRun], list[Any]]:
     rng = np.random.default_rng(0)
     matrices = []
     for _ in range(layers):
         q, k = (rng.standard_normal((1, heads, n, d), dtype=np.float32).astype(bfloat16) for _ in "qk")
         matrices.append(ch.AttentionMatrix(q, k, causal=True))
-    sights = [Sight(str(at), range(heads), matrix.sequence(0)) for at, matrix in enumerate(matrices)]
-    return [Run("model", sights, [f" w{at}" for at in range(n)])], matrices
+    layers = [ShownLayer(str(at), range(heads), one_sequence(matrix, 0)) for at, matrix in enumerate(matrices)]
+    return [ShownRun("model", layers, [f" w{at}" for at in range(n)])], matrices
 
 
 @contextmanager
@@ -101,7 +102,7 @@ def circuitsvis(weights: list[Any], tokens: list[str]) -> str:
 
 
 def inspectus(weights: list[Any], _tokens: list[str]) -> str:
-    """Its data alone, base64 of float32: it has no way to write a page."""
+    """Its data alone, as base64 of float32, since it cannot write a page."""
     from base64 import b64encode
 
     return "".join(b64encode(w.tobytes()).decode() for w in weights)
@@ -121,7 +122,7 @@ def main(arguments: list[str]) -> None:
             looked, matrices = runs(layers, heads, n, d)
             place = Path(folder) / "page.html"
             start = time.monotonic()
-            place.write_bytes(page.encoded(document(looked, Wish(title=name, exact=exact))))
+            place.write_bytes(page.encoded(document(looked, PageOptions(title=name, exact=exact))))
             took = time.monotonic() - start
             picture, whole = first_picture(running, place)
             tile = tile_time(running, place) * 1000 if exact != [] and n > 1024 else float("nan")

@@ -1,9 +1,9 @@
-"""Time and bytes per rank of sharded attention, on paper, up to 1,024 ranks and 10 million tokens.
+"""A model of sharded attention's time and bytes per rank, up to 1,024 ranks and 10 million tokens.
 
-    python benchmarks/scale.py --check      the bytes of this model beside those counted on 2 to 4 gloo processes
+    python benchmarks/scale.py --check      compare the model's bytes with those counted on 2 to 4 gloo processes
     python benchmarks/scale.py --write      measure the kernel here, check, and write docs/scale.svg and the tables
 
-The model knows shapes, one kernel speed and one link speed. A forward pass of one layer, causal, in zigzag:
+The model uses the shapes, one kernel speed and one link speed. For a causal forward pass of one layer in zigzag order:
 gather and ulysses wait for their messages and then compute; ring hides each step's message behind its computation;
 a window needs the keys before a rank's first query and no others; merge moves queries, for decoding.
 """
@@ -45,7 +45,7 @@ def key_bytes(layer: Layer) -> int:
 
 
 def received(method: str, n: int, ranks: int, layer: Layer) -> int:
-    """Bytes that the busiest rank receives in a causal forward pass; equal shards, in zigzag."""
+    """Bytes that the busiest rank receives in a causal forward pass; equal shards, in zigzag order."""
     others = n - n // ranks
     if method in ("gather", "ring"):
         return others * key_bytes(layer)
@@ -55,19 +55,19 @@ def received(method: str, n: int, ranks: int, layer: Layer) -> int:
 
 
 def received_window(n: int, ranks: int, layer: Layer, window: int) -> int:
-    """The same with `window` keys before each query; contiguous shards, by gather."""
+    """As `received`, with a window of keys before each query; contiguous shards, method gather."""
     return min(window, n - n // ranks) * key_bytes(layer)
 
 
 def received_decoding(method: str, n: int, ranks: int, layer: Layer) -> int:
-    """The same for one new query on the last rank, its keys on all ranks."""
+    """As `received`, for decoding one new query on the last rank, with keys on all ranks."""
     if method == "merge":
         return (ranks - 1) * layer.heads * (layer.d + 1) * layer.statistic
     return (n - n // ranks) * key_bytes(layer)
 
 
 def operations(n: int, ranks: int, layer: Layer, window: int | None = None) -> float:
-    """Of a rank: two products of two operations for each pair that may see each other."""
+    """Operations per rank: two products, of d multiplications and additions each, for each visible pair."""
     pairs = n * n / 2 if window is None else n * window
     return 4 * layer.heads * layer.d * pairs / ranks
 
@@ -93,7 +93,7 @@ def possible(method: str, ranks: int, layer: Layer) -> bool:
 
 
 def cases() -> list[tuple[str, str, str, dict[str, object]]]:
-    """What is counted: a name, a method, which ranks have queries, and the rules."""
+    """The cases that are counted: name, method, the ranks that have queries, and the rules."""
     zigzag = {"causal": True, "layout": "zigzag"}
     found: list[tuple[str, str, str, dict[str, object]]] = [(f"{m}, causal, zigzag", m, "all", zigzag) for m in METHODS]
     found.append(("gather, window 24", "gather", "all", {"causal": True, "window": (24, None)}))
@@ -113,7 +113,7 @@ SMALL = Layer(heads=12, kv_heads=12, d=8, itemsize=4)
 
 
 def count(rank: int, world: int, port: int) -> None:
-    """One of the processes of `check`: what each case receives, and how long an agreement takes."""
+    """One process of `check`: prints the bytes received in each case, and the time of one agreement among ranks."""
     import torch
     import torch.distributed as dist
 
@@ -152,7 +152,7 @@ def count(rank: int, world: int, port: int) -> None:
 
 
 def check() -> list[str]:
-    """Rows of a table: every case on 2 to 4 processes, the model's bytes and the counted ones; they must be equal."""
+    """Table rows with the model's and the counted bytes of every case on 2 to 4 processes; they must be equal."""
     rows, agreements = [], []
     for world in (2, 3, 4):
         with socket.socket() as free:
@@ -179,7 +179,7 @@ def check() -> list[str]:
 
 
 def measured_rate() -> float:
-    """Operations per second of the kernel on this machine, bfloat16, causal, 8,192 tokens."""
+    """Operations per second of the kernel on this machine: bfloat16, causal, 8,192 tokens."""
     import torch
 
     import clearhead as ch

@@ -1,9 +1,9 @@
-"""Training a small model for 200 steps, its attention from clearhead.nn and from PyTorch: time and loss, side by side.
+"""Trains a small model for 200 steps with attention from clearhead.nn and from PyTorch, and compares time and loss.
 
 python benchmarks/training.py [steps]
 
-Both models start from the same weights and read the same batches of the project's rhymes as bytes. Steps alternate, so
-that both meet the same noise; the ratio is the median over steps of PyTorch's time over clearhead's.
+Both models start from the same weights and read the same batches of the project's rhymes as bytes. Their steps
+alternate, so that noise hits both; the ratio is the median over steps of PyTorch's time divided by clearhead's.
 """
 
 import sys
@@ -37,7 +37,7 @@ class Theirs(nn.Module):
 
 
 class Model(nn.Module):
-    """A decoder over bytes: embeddings, pre-norm blocks, a head."""
+    """A decoder over bytes: embeddings, pre-norm blocks, and an output layer."""
 
     def __init__(self, attention: Callable[[], nn.Module]) -> None:
         super().__init__()

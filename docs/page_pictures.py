@@ -1,4 +1,4 @@
-"""Photograph the pages for the README: python docs/page_pictures.py writes the PNGs. Needs chromium."""
+"""Photograph the pages for the READMEs and docs: python docs/page_pictures.py writes the PNGs. Needs chromium."""
 
 import sys
 from pathlib import Path
@@ -8,9 +8,10 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "tests"))
 
 from browser import browser, opened, until  # noqa: E402
-from clearhead.explaining import explain, seen_in  # noqa: E402
-from clearhead.model import load  # noqa: E402
-from clearhead.view.long import Wish, document  # noqa: E402
+from clearhead.explaining.every_layer import seen_in  # noqa: E402
+from clearhead.explaining.explain import explain  # noqa: E402
+from clearhead.explaining.gpt2 import load  # noqa: E402
+from clearhead.view.long import PageOptions, document  # noqa: E402
 from clearhead.view.page import encoded  # noqa: E402
 
 TEXT = "humpty dumpty sat on"
@@ -37,7 +38,7 @@ def main() -> None:
         path = Path(folder) / "long.html"
         lines = (HERE.parent / "training/rhymes.txt").read_text(encoding="utf-8").splitlines()
         run = seen_in(load(), "\n".join(lines[:28]))
-        path.write_bytes(encoded(document([run], Wish(title="nursery rhymes"))))
+        path.write_bytes(encoded(document([run], PageOptions(title="nursery rhymes"))))
         options = {"color_scheme": "light", "device_scale_factor": 1.5, "wait": ".map-of", "place": LONG}
         with opened(running, path, 1240, 900, **options) as (page, _):
             until(page, "document.querySelector('.map-of').dataset.missing === '0'")

@@ -10,18 +10,12 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
-from clearhead.explaining import explain
-from clearhead.model import load
+from clearhead.explaining.explain import explain
+from clearhead.explaining.gpt2 import load
 from clearhead.report import explained
 
 HERE = Path(__file__).parent
-PICTURES = {
-    "explain.svg": "humpty dumpty sat on",
-    "explain-long.svg": "humpty dumpty sat on a wall,\n"
-    "humpty dumpty had a great fall;\n"
-    "all the king's horses and all the king's men\n"
-    "couldn't put humpty together again.",
-}
+PICTURES = {"explain.svg": "humpty dumpty sat on"}
 
 
 def draw(name: str, text: str) -> str:
@@ -30,9 +24,9 @@ def draw(name: str, text: str) -> str:
     explained.show(console, explain(text, load()), "en")
     frame = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
     frame = frame.replace("Fira Code", "DejaVu Sans Mono, Menlo, Consolas")
-    shown = " ".join(text.split())
-    command = f'clearhead explain "{shown if len(shown) < 40 else shown[:28] + "…"}"'
-    return console.export_svg(title=command, theme=MONOKAI, code_format=frame, unique_id=name.split(".")[0])
+    return console.export_svg(
+        title=f'clearhead explain "{text}"', theme=MONOKAI, code_format=frame, unique_id=name.split(".")[0]
+    )
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Run the README's console blocks: python docs/transcripts.py writes their output anew, --check compares.
+"""Run the console blocks of the READMEs and of docs: python docs/transcripts.py writes their output, --check compares.
 
 A block is ```console; each line that starts with "$ " is run by the shell as written, at 80 columns and without colour.
 """
@@ -9,13 +9,16 @@ import re
 import subprocess
 import sys
 import sysconfig
+from functools import cache
 from pathlib import Path
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+PAGES = (ROOT / "README.md", ROOT / "README.zh-CN.md", *sorted((ROOT / "docs").glob("*.md")))
 BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 ROUNDING = re.compile(r"\d(\.\d+)?e-\d+")  # rounding errors differ from one processor to the next
 
 
+@cache
 def run(command: str) -> str:
     """What the command prints."""
     plain = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "COLORTERM")}
@@ -26,14 +29,14 @@ def run(command: str) -> str:
         text=True,
         encoding="utf-8",
         env=plain,
-        cwd=README.parent,
+        cwd=ROOT,
         check=False,
     )
     return "".join(line.rstrip() + "\n" for line in (done.stdout + done.stderr).splitlines())
 
 
 def renewed(text: str) -> str:
-    """The README with every console block's output run anew."""
+    """The page with the output of every console block's commands as it is now."""
 
     def block(found: re.Match[str]) -> str:
         commands = [line for line in found.group(1).splitlines() if line.startswith("$ ")]
@@ -43,18 +46,21 @@ def renewed(text: str) -> str:
 
 
 def main() -> int:
-    """Write the README, or compare it with what the commands print now."""
+    """Write the pages, or compare them with what the commands print now."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="exit 1 when a block is not what its command prints now")
     check = parser.parse_args().check
-    old = README.read_text(encoding="utf-8")
-    new = renewed(old)
-    if not check:
-        README.write_text(new, encoding="utf-8")
-    elif ROUNDING.sub("ε", old) != ROUNDING.sub("ε", new):
-        print("the README's transcripts are not current: python docs/transcripts.py", file=sys.stderr)
-        return 1
-    return 0
+    stale = []
+    for page in PAGES:
+        old = page.read_text(encoding="utf-8")
+        new = renewed(old)
+        if not check:
+            page.write_text(new, encoding="utf-8")
+        elif ROUNDING.sub("ε", old) != ROUNDING.sub("ε", new):
+            stale.append(page.name)
+    if stale:
+        print(f"not current: {', '.join(stale)}; run python docs/transcripts.py", file=sys.stderr)
+    return 1 if stale else 0
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""A whole small model over a text that no single process may hold, and the attention of the whole.
+"""A small model reads a text that is too long for one process, and the attention over the whole text is observed.
 
     torchrun --nproc-per-node 4 examples/long_context.py [--tokens N] [--memory MIB]
 
-Each process holds its share of the positions, in zigzag, and never more: keys and values go around in a ring. The text
-is noise in which one passage stands twice. The model has random weights, but its first layer mixes each token with the
-three before it, and its second looks for what is alike: the attention of the whole finds the passage again. --memory
-limits what each process may allocate beyond what it has when it starts: with 400, four processes do what one cannot.
+Each process keeps its share of the positions, sharded in zigzag; keys and values are passed around in a ring. The text
+is noise that contains one passage twice. The model has random weights, but its first layer mixes each token with the
+three before it, and its second layer attends to similar tokens, so the attention over the whole text finds the passage
+again. --memory limits what each process may allocate after it has started: with 400, four processes succeed where one
+fails.
 """
 
 import argparse
@@ -18,14 +19,14 @@ from torch import Tensor, nn
 
 import clearhead as ch
 
-PASSAGE = 512  # tokens that stand twice: after a quarter of the text, and at its end
+PASSAGE = 512  # tokens of the passage that occurs twice: after a quarter of the text, and at its end
 WIDTH, HEADS, KV_HEADS = 256, 4, 2
 PLACE = {"layout": "zigzag", "method": "ring"}
 SHADES = " .:-=+*#%@"
 
 
 class Layer(nn.Module):
-    """Attention over all positions of all ranks, then a feed-forward network over this rank's own."""
+    """Attention over the positions of all ranks, then a feed-forward network over the positions of this rank."""
 
     def __init__(self, rules: dict[str, object]) -> None:
         super().__init__()
@@ -41,11 +42,11 @@ class Layer(nn.Module):
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
     def keys(self, x: Tensor) -> Tensor:
-        """(1, kv_heads, own positions, d)."""
+        """(1, kv_heads, this rank's positions, d)."""
         return self.k(self.norms[0](x)).unflatten(-1, (KV_HEADS, -1)).transpose(0, 1)[None]
 
     def queries(self, x: Tensor) -> Tensor:
-        """The keys again, once for each head that shares them: what is alike attends to each other."""
+        """The keys, repeated for each head that shares them: with q = k, similar tokens attend to each other."""
         return self.keys(x).repeat_interleave(HEADS // KV_HEADS, dim=1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -56,21 +57,21 @@ class Layer(nn.Module):
 
 
 def text(tokens: int) -> Tensor:
-    """Noise in which one passage stands twice, (tokens,) of bytes."""
+    """Noise that contains one passage twice, (tokens,) of bytes."""
     ids = torch.randint(256, (tokens,), dtype=torch.uint8)
     ids[-PASSAGE:] = ids[tokens // 4 : tokens // 4 + PASSAGE]
     return ids
 
 
 def limit(mebibytes: int) -> None:
-    """Allow this process so much memory beyond what it has now."""
+    """Allow this process to allocate so much memory in addition to what it has now."""
     status = Path("/proc/self/status").read_text()
     now = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmData"))
     resource.setrlimit(resource.RLIMIT_DATA, (now + mebibytes * 2**20,) * 2)
 
 
 def show(picture: Tensor) -> None:
-    """A picture of weights, (height, width), darker where there are more, by their square root."""
+    """Print an image of weights, (height, width); a denser character is a larger square root of the weight."""
     shares = (picture / picture.max()).sqrt() * (len(SHADES) - 1)
     for row in shares.round().int().tolist():
         print("  " + "".join(SHADES[shade] for shade in row))
@@ -78,7 +79,7 @@ def show(picture: Tensor) -> None:
 
 @torch.no_grad()
 def main() -> None:
-    """Run every layer, then look."""
+    """Run every layer, then print what the second one attends to."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--tokens", type=int, default=32768)
     options.add_argument("--memory", type=int, metavar="MIB")

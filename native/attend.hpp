@@ -1,4 +1,4 @@
-// One attention problem in plain C terms: what the Python side hands over and every per-instruction-set kernel reads.
+// One attention problem in plain C types: what bindings.cpp fills in, and the kernel of every instruction set reads.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ struct View {
     int64_t batch = 0, head = 0, row = 0, column = 0;
 };
 
-// Shapes and score rules; visibility.py is the meaning of every field.
+// Shapes and score rules; core/visibility.py defines the meaning of every field.
 struct Problem {
     Type type, bias_type;
     int64_t batch, heads, kv_heads, v_heads, queries, keys, d_k, d_v;
@@ -33,26 +33,30 @@ struct Problem {
     View q, k, v;
 };
 
-// Where answers go: contiguous (batch, heads, queries, …); null where not asked for. Statistics are float, or double for f64.
+// The statistics that are one number per query. RowAnswers' members, what Python may name and what the kernel says it
+// computes are made from this one list.
+#define CLEARHEAD_PER_QUERY(EACH) EACH(logsumexp) EACH(max_logit) EACH(entropy) EACH(distance) EACH(own)
+#define CLEARHEAD_MEMBER(name) void* name = nullptr;
+
+// Where the row pass writes its results: contiguous (batch, heads, queries, …); null where not requested. Statistics
+// are float, or double for f64.
 struct RowAnswers {
-    void* output = nullptr;  // in the problem's type; in the statistics' where unrounded
-    void* logsumexp = nullptr;
-    void* max_logit = nullptr;
-    void* entropy = nullptr;
-    void* distance = nullptr;
+    CLEARHEAD_PER_QUERY(CLEARHEAD_MEMBER)
+    void* output = nullptr;  // in the problem's type; in the statistics' for keep_float32
+    bool keep_float32 = false;
     void* top_weights = nullptr;
     int64_t* top_indices = nullptr;
     int64_t top = 0;
     double* received = nullptr;  // (batch, heads, keys): the one column statistic that the row pass can finish itself
-    bool unrounded = false;
 };
 
-// Answers that need the final log-sum-exp, (batch, heads, queries) contiguous in the statistics' type.
+// Results of the column pass, which needs the final log-sum-exp: (batch, heads, queries), contiguous, in the
+// statistics' type.
 struct ColumnAnswers {
     const void* logsumexp = nullptr;
-    double* received = nullptr;             // (batch, heads, keys)
-    double* peak = nullptr;                 // (batch, heads, keys)
-    double* image = nullptr;                // (batch, heads, height, width)
+    double* received = nullptr;  // (batch, heads, keys)
+    double* peak = nullptr;      // (batch, heads, keys)
+    double* image = nullptr;     // (batch, heads, height, width)
     int64_t height = 0, width = 0;
     double* groups = nullptr;               // (batch, heads, query groups, key groups)
     const int64_t* query_labels = nullptr;  // (batch, queries)
@@ -65,8 +69,8 @@ struct ColumnAnswers {
     int64_t g_columns = 0;
 };
 
-// The loss's derivatives: what is known of them, and where the others go. Numbers are in the statistics' type, contiguous,
-// and null where not given or not asked for. The answers start at 0.
+// The backward pass: the upstream gradients, and where it writes the gradients of its inputs, which must start at 0.
+// All are contiguous, in the statistics' type, and null where not given or not requested.
 struct GradientAnswers {
     const void* logsumexp = nullptr;  // (batch, heads, queries)
     const void* rows = nullptr;       // (batch, heads, queries)
@@ -79,12 +83,12 @@ struct GradientAnswers {
     void* v = nullptr;                // (batch, v_heads, keys, d_v)
     void* bias = nullptr;             // its strides are 0 where it is broadcast
     int64_t bias_batch = 0, bias_head = 0, bias_row = 0, bias_column = 0;
-    int64_t* spans = nullptr;   // (batch, tiles, 2): the keys that some query of a tile may see by position
-    int32_t* turns = nullptr;   // (batch, heads, tiles): how many blocks of keys have given a tile of queries their part
+    int64_t* spans = nullptr;  // (batch, tiles, 2): the keys that positions let some query of a tile see
+    int32_t* turns = nullptr;  // (batch, heads, tiles): how many blocks of keys have been added to a tile's queries
 };
 
-// A problem cut into tasks. Rows of a run are (head in run, query), flattened: all heads of a run share one key head and
-// one value head. Cutting changes no bit of the answers.
+// A problem cut into tasks. The rows of a run are (head in run, query), flattened: all heads of a run share one key
+// head and one value head. The cut changes no bit of the results.
 struct Job {
     Problem problem;
     RowAnswers rows;
@@ -98,20 +102,20 @@ struct Job {
     int64_t blocks = 0;      // tasks in a run
     int64_t first_run = 0;   // of this wave
     int64_t wave_runs = 0;
-    bool split = false;        // one task per span of keys; `parts` keeps what each found until they are merged
+    bool split = false;  // one task per span of keys; `parts` has their states until they are merged
     int64_t spans = 0;
     char* parts = nullptr;
-    bool packed = false;       // keys and values of this wave lie packed, else each task packs its own
-    bool direct_values = false;  // values are read where they are
+    bool packed = false;         // the keys and values of this wave are packed first; else each task packs its own
+    bool direct_values = false;  // values are read in place
     int64_t first_key_head = 0, first_value_head = 0;  // of this wave, counted over batches
     char* packed_keys = nullptr;
     char* packed_values = nullptr;
     int64_t key_chunk = 0, key_chunks = 0;  // tasks of the column pass
-    int64_t segment_rows = 0;       // queries whose column sums are taken together before they join the others'
-    double* segment_sums = nullptr;  // (batch·heads, segments, keys), when the row pass takes them
+    int64_t segment_rows = 0;               // queries whose column sums are added up separately, as one segment
+    double* segment_sums = nullptr;         // (batch·heads, segments, keys), when the row pass computes `received`
 };
 
-// What one instruction set offers for one way of computing.
+// The functions of one instruction set for one type of numbers.
 struct Kernel {
     int64_t strip_rows, tile_rows, block_keys, span_keys, vector_bytes;
     int64_t (*packed_key_bytes)(const Job&);    // one key head
@@ -131,12 +135,12 @@ struct Kernel {
     void (*gradients)(const Job&, int64_t batch, int64_t unit, int64_t block, void* scratch);
 };
 
-// The three ways of computing of one instruction set.
+// One instruction set.
 struct Level {
     const char* name;
-    Kernel f64, f32, bf16;  // f16 runs in f32
-    int64_t (*exercise)(int64_t rounds, float* result);  // independent float multiply-adds; says how many
-    float (*read)(const float* from, int64_t count);     // looks at so many floats, a multiple of 256
+    Kernel f64, f32, bf16;                               // f16 runs in f32
+    int64_t (*exercise)(int64_t rounds, float* result);  // independent float multiply-adds; returns how many
+    float (*read)(const float* from, int64_t count);     // reads so many floats, a multiple of 256
 };
 
 }  // namespace clearhead

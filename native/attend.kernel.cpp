@@ -1,6 +1,6 @@
 // The kernel, compiled once per instruction set: CMakeLists.txt sets the flags and CLEARHEAD_LEVEL, the level's name.
-// Read in this order: simd, exponential, tiles, packing, rules, top, found, rows, answers, received, columns, operand,
-// gradients.
+// Read in this order: simd, exponential, tiles, packing, rules, top, softmax_state, key_blocks, rows, row_results,
+// received, columns, operand, gradients.
 #include "columns.hpp"
 #include "gradients.hpp"
 #include "received.hpp"
@@ -14,7 +14,7 @@ namespace clearhead {
 namespace {
 
 template <class M> int64_t scratch_bytes(const Job& job) {
-    return most(row_scratch_bytes<M>(job), column_scratch_bytes<M>(job));
+    return max_of(row_scratch_bytes<M>(job), column_scratch_bytes<M>(job));
 }
 
 template <class M> void fill(Kernel& kernel) {
@@ -40,12 +40,13 @@ template <class M> void fill(Kernel& kernel) {
     kernel.gradients = gradients<M>;
 }
 
-// What the processor can do at best: chains of multiply-adds that wait for nobody, for the bench's limit.
+// The processor's peak rate of multiply-adds, for the benchmark's limit: independent chains of them.
 int64_t exercise(int64_t rounds, float* result) {
     constexpr int chains = kRegisters == 32 ? 24 : 12;
     Vec<float> sum[chains];
-    for (int c = 0; c < chains; ++c) sum[c] = spread<float>(*result + float(c));  // all different, or one would stand for all
-    const Vec<float> a = spread<float>(*result), b = spread<float>(1.0f - *result);
+    for (int c = 0; c < chains; ++c)
+        sum[c] = broadcast<float>(*result + float(c));  // different, or the compiler would compute one for all
+    const Vec<float> a = broadcast<float>(*result), b = broadcast<float>(1.0f - *result);
     for (int64_t i = 0; i < rounds; ++i)
 #pragma GCC unroll 24
         for (int c = 0; c < chains; ++c) sum[c] = fma(sum[c], a, b);
@@ -53,7 +54,7 @@ int64_t exercise(int64_t rounds, float* result) {
     return rounds * chains * kLanes<float>;
 }
 
-// Reading and nothing else: the largest of many floats.
+// The rate of reading memory, for the same: the largest of many floats.
 float read(const float* from, int64_t count) {
     constexpr int chains = 256 / kLanes<float> < 16 ? 256 / kLanes<float> : 16;
     Vec<float> best[chains] = {};

@@ -5,16 +5,19 @@
 #include <nanobind/stl/optional.h>
 
 #include <chrono>
+#include <cstring>
 #include <new>
 #include <numeric>
 #include <optional>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "dispatch.hpp"
 #include "threads.hpp"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 using namespace clearhead;
 
 namespace {
@@ -30,7 +33,8 @@ int64_t bytes_of(Type type) { return type == Type::f64 ? 8 : type == Type::f32 ?
 
 View view(const Given& x, int64_t bytes, int64_t b, int64_t h, int64_t r, int64_t c, const char* what) {
     check(x.ndim() == 4 && x.itemsize() == size_t(bytes), what);
-    check(int64_t(x.shape(0)) == b && int64_t(x.shape(1)) == h && int64_t(x.shape(2)) == r && int64_t(x.shape(3)) == c, what);
+    check(int64_t(x.shape(0)) == b && int64_t(x.shape(1)) == h && int64_t(x.shape(2)) == r && int64_t(x.shape(3)) == c,
+          what);
     return {x.data(), x.stride(0), x.stride(1), x.stride(2), x.stride(3)};
 }
 
@@ -38,7 +42,9 @@ template <class T> const T* whole(const std::optional<Given>& x, int64_t count, 
     if (!x) return nullptr;
     check(x->size() == size_t(count) && x->itemsize() == sizeof(T), what);
     int64_t expected = 1;
-    if (count) for (size_t i = x->ndim(); i-- > 0; expected *= int64_t(x->shape(i))) check(x->shape(i) == 1 || x->stride(i) == expected, what);
+    if (count)
+        for (size_t i = x->ndim(); i-- > 0; expected *= int64_t(x->shape(i)))
+            check(x->shape(i) == 1 || x->stride(i) == expected, what);
     return static_cast<const T*>(x->data());
 }
 
@@ -47,6 +53,43 @@ void* room(const std::optional<Taken>& x, int64_t count, int64_t bytes, const ch
     check(x->size() == size_t(count) && x->itemsize() == size_t(bytes), what);
     return x->data();
 }
+
+// What Python gives by name. `done` refuses a name that nobody asked for, so that no answer is forgotten.
+class Named {
+  public:
+    explicit Named(const nb::dict& given) {
+        for (auto [name, value] : given) items.push_back({nb::cast<const char*>(name), value});
+    }
+
+    std::optional<Given> read(const char* name) { return cast<Given>(name); }
+    std::optional<Taken> write(const char* name) { return cast<Taken>(name); }
+    int number(const char* name) { return cast<int>(name).value_or(-1); }
+
+    void done() const {
+        for (const Item& item : items)
+            if (!item.asked) throw std::invalid_argument("the kernel has no " + std::string(item.name));
+    }
+
+  private:
+    struct Item {
+        const char* name;
+        nb::handle value;
+        bool asked = false;
+    };
+
+    template <class T> std::optional<T> cast(const char* name) {
+        for (Item& item : items) {
+            if (std::strcmp(item.name, name) != 0) continue;
+            item.asked = true;
+            T x;
+            if (!nb::try_cast(item.value, x, false)) throw nb::type_error(name);
+            return x;
+        }
+        return std::nullopt;
+    }
+
+    std::vector<Item> items;
+};
 
 // The shapes and the score rules; keeps their arrays alive.
 struct Described {
@@ -61,24 +104,36 @@ struct Described {
     }
 };
 
-Described describe(int type, nb::tuple sizes, nb::tuple places, double scale, double softcap, const Given& offset, std::optional<Given> kv_lengths, std::optional<Given> query_lengths,
-                   std::optional<Given> query_segments, std::optional<Given> kv_segments, std::optional<Given> alibi_slopes,
-                   std::optional<Given> sinks, std::optional<Given> bias, int bias_type, std::optional<Given> mask, nb::object kept) {
+// Named one by one in `m.def`: what Python forgets, or knows and this side does not, is a TypeError there.
+Described describe(int type, int64_t batch, int64_t heads, int64_t kv_heads, int64_t queries, int64_t keys, int64_t d_k,
+                   int64_t row_start, int64_t row_step, int64_t column_start, int64_t column_step, int64_t left,
+                   int64_t right, double scale, double softcap, const Given& query_offset,
+                   std::optional<Given> kv_lengths, std::optional<Given> query_lengths,
+                   std::optional<Given> query_segments, std::optional<Given> kv_segments,
+                   std::optional<Given> alibi_slopes, std::optional<Given> sinks, std::optional<Given> bias,
+                   int bias_type, std::optional<Given> mask, nb::object kept) {
     check(type >= 0 && type < 4 && bias_type >= 0 && bias_type < 4, "type");
     Described d;
     Problem& p = d.p;
     p.type = Type(type);
     p.bias_type = Type(bias_type);
-    int64_t* size[] = {&p.batch, &p.heads, &p.kv_heads, &p.queries, &p.keys, &p.d_k};
-    check(sizes.size() == 6 && places.size() == 6, "sizes");
-    for (int i = 0; i < 6; ++i) *size[i] = nb::cast<int64_t>(sizes[i]);
-    int64_t* place[] = {&p.row_start, &p.row_step, &p.column_start, &p.column_step, &p.left, &p.right};
-    for (int i = 0; i < 6; ++i) *place[i] = nb::cast<int64_t>(places[i]);
+    p.batch = batch;
+    p.heads = heads;
+    p.kv_heads = kv_heads;
+    p.queries = queries;
+    p.keys = keys;
+    p.d_k = d_k;
+    p.row_start = row_start;
+    p.row_step = row_step;
+    p.column_start = column_start;
+    p.column_step = column_step;
+    p.left = left;
+    p.right = right;
     check(p.kv_heads > 0 ? p.heads % p.kv_heads == 0 : p.heads == 0, "heads");
     check(p.row_step != 0 && p.column_step != 0, "steps");
     p.scale = scale;
     p.softcap = softcap;
-    p.offset = whole<int64_t>(offset, p.batch, "query_offset");
+    p.offset = whole<int64_t>(query_offset, p.batch, "query_offset");
     p.kv_lengths = whole<int64_t>(kv_lengths, p.batch, "kv_lengths");
     p.query_lengths = whole<int64_t>(query_lengths, p.batch, "query_lengths");
     p.query_segments = whole<int64_t>(query_segments, p.batch * p.queries, "query_segments");
@@ -124,65 +179,78 @@ void work(bool (*how)(Job, bool (*)()), Job& job, int threads) {
     if (!done) throw nb::python_error();
 }
 
-void rows(int threads, const Described& d, const Given& q, const Given& k, std::optional<Given> v, std::optional<Taken> output, std::optional<Taken> logsumexp,
-          std::optional<Taken> max_logit, std::optional<Taken> entropy, std::optional<Taken> distance,
-          std::optional<Taken> top_weights, std::optional<Taken> top_indices, int64_t top, std::optional<Taken> received) {
+#define CLEARHEAD_NAME(name) #name,
+const char* const statistics[] = {
+    CLEARHEAD_PER_QUERY(CLEARHEAD_NAME) "output", "top", "received", "peak", "image", "groups"};
+
+// Reads v (batch, heads, keys, d_v) into the problem.
+void take_values(Problem& p, const std::optional<Given>& v) {
+    check(v && v->ndim() == 4, "v");
+    p.v_heads = int64_t(v->shape(1));
+    p.d_v = int64_t(v->shape(3));
+    check(p.v_heads > 0 ? p.heads % p.v_heads == 0 : p.heads == 0, "v's heads");
+    p.v = view(*v, bytes_of(p.type), p.batch, p.v_heads, p.keys, p.d_v, "v");
+}
+
+void rows(int threads, const Described& d, const Given& q, const Given& k, std::optional<Given> v, nb::dict answers) {
     Job job;
     job.problem = d.with(q, k);
     Problem& p = job.problem;
+    RowAnswers& want = job.rows;
+    Named named(answers);
     const int64_t n = p.batch * p.heads * p.queries, wide = p.type == Type::f64 ? 8 : 4;
-    if (output) {
-        check(v && v->ndim() == 4, "v");
-        p.v_heads = int64_t(v->shape(1));
-        p.d_v = int64_t(v->shape(3));
-        check(p.v_heads > 0 ? p.heads % p.v_heads == 0 : p.heads == 0, "v's heads");
-        p.v = view(*v, bytes_of(p.type), p.batch, p.v_heads, p.keys, p.d_v, "v");
-    }
-    check(top >= 0 && !top == !top_weights && !top == !top_indices, "top");
-    const bool unrounded = output && bytes_of(p.type) == 2 && output->itemsize() == 4;
-    job.rows = {room(output, n * p.d_v, unrounded ? 4 : bytes_of(p.type), "output"),
-                room(logsumexp, n, wide, "logsumexp"),
-                room(max_logit, n, wide, "max_logit"),
-                room(entropy, n, wide, "entropy"),
-                room(distance, n, wide, "distance"),
-                room(top_weights, n * top, wide, "top_weights"),
-                static_cast<int64_t*>(room(top_indices, n * top, 8, "top_indices")),
-                top,
-                static_cast<double*>(room(received, p.batch * p.heads * p.keys, 8, "received")),
-                unrounded};
-    check(!received || logsumexp, "received needs logsumexp");
+    const auto output = named.write("output"), received = named.write("received");
+    const auto weights = named.write("top_weights"), indices = named.write("top_indices");
+    if (output) take_values(p, v);
+    want.keep_float32 = output && bytes_of(p.type) == 2 && output->itemsize() == 4;
+    want.output = room(output, n * p.d_v, want.keep_float32 ? 4 : bytes_of(p.type), "output");
+#define CLEARHEAD_TAKE(name) want.name = room(named.write(#name), n, wide, #name);
+    CLEARHEAD_PER_QUERY(CLEARHEAD_TAKE)
+    want.top = weights ? int64_t(weights->shape(weights->ndim() - 1)) : 0;
+    want.top_weights = room(weights, n * want.top, wide, "top_weights");
+    want.top_indices = static_cast<int64_t*>(room(indices, n * want.top, 8, "top_indices"));
+    check(!weights == !indices && (!weights || want.top > 0), "top");
+    want.received = static_cast<double*>(room(received, p.batch * p.heads * p.keys, 8, "received"));
+    check(!received || answers.contains("logsumexp"), "received needs logsumexp");
+    named.done();
     work(attend, job, threads);
 }
 
-void columns(int threads, const Described& d, const Given& q, const Given& k, const Given& logsumexp, std::optional<Taken> received, std::optional<Taken> peak,
-             std::optional<Taken> image, int64_t height, int64_t width, std::optional<Taken> groups,
-             std::optional<Given> query_labels, std::optional<Given> key_labels, int64_t query_groups, int64_t key_groups,
-             std::optional<Taken> weights, std::optional<Taken> transposed, std::optional<Given> g, int g_type) {
+// `known`: the log-sum-exp, the labels of groups, g; `answers`: what is to be filled.
+void columns(int threads, const Described& d, const Given& q, const Given& k, nb::dict known, nb::dict answers) {
     Job job;
     job.problem = d.with(q, k);
     const Problem& p = job.problem;
     ColumnAnswers& want = job.columns;
+    Named given(known), named(answers);
     const int64_t heads = p.batch * p.heads, wide = p.type == Type::f64 ? 8 : 4;
+    const auto logsumexp = given.read("logsumexp");
+    check(bool(logsumexp), "logsumexp");
     want.logsumexp = wide == 8 ? static_cast<const void*>(whole<double>(logsumexp, heads * p.queries, "logsumexp"))
                                : static_cast<const void*>(whole<float>(logsumexp, heads * p.queries, "logsumexp"));
-    want.received = static_cast<double*>(room(received, heads * p.keys, 8, "received"));
-    want.peak = static_cast<double*>(room(peak, heads * p.keys, 8, "peak"));
-    check(!image || (height > 0 && width > 0), "image");
-    want.image = static_cast<double*>(room(image, heads * height * width, 8, "image"));
-    want.height = height;
-    want.width = width;
-    want.groups = static_cast<double*>(room(groups, heads * query_groups * key_groups, 8, "groups"));
-    want.query_labels = whole<int64_t>(query_labels, p.batch * p.queries, "query labels");
-    want.key_labels = whole<int64_t>(key_labels, p.batch * p.keys, "key labels");
-    want.query_groups = query_groups;
-    want.key_groups = key_groups;
-    if (groups) {
-        check(want.query_labels && want.key_labels, "labels");
-        for (int64_t i = 0; i < p.batch * p.queries; ++i) check(want.query_labels[i] < query_groups, "query labels");
-        for (int64_t j = 0; j < p.batch * p.keys; ++j) check(want.key_labels[j] < key_groups, "key labels");
+    want.received = static_cast<double*>(room(named.write("received"), heads * p.keys, 8, "received"));
+    want.peak = static_cast<double*>(room(named.write("peak"), heads * p.keys, 8, "peak"));
+    if (const auto image = named.write("image")) {
+        check(image->ndim() == 4 && image->shape(2) > 0 && image->shape(3) > 0, "image");
+        want.height = int64_t(image->shape(2));
+        want.width = int64_t(image->shape(3));
+        want.image = static_cast<double*>(room(image, heads * want.height * want.width, 8, "image"));
     }
-    want.weights = room(weights, heads * p.queries * p.keys, wide, "weights");
-    if (transposed) {
+    want.query_labels = whole<int64_t>(given.read("query_labels"), p.batch * p.queries, "query labels");
+    want.key_labels = whole<int64_t>(given.read("key_labels"), p.batch * p.keys, "key labels");
+    if (const auto groups = named.write("groups")) {
+        check(groups->ndim() == 4 && want.query_labels && want.key_labels, "labels");
+        want.query_groups = int64_t(groups->shape(2));
+        want.key_groups = int64_t(groups->shape(3));
+        want.groups = static_cast<double*>(room(groups, heads * want.query_groups * want.key_groups, 8, "groups"));
+        for (int64_t i = 0; i < p.batch * p.queries; ++i)
+            check(want.query_labels[i] < want.query_groups, "query labels");
+        for (int64_t j = 0; j < p.batch * p.keys; ++j) check(want.key_labels[j] < want.key_groups, "key labels");
+    }
+    want.weights = room(named.write("weights"), heads * p.queries * p.keys, wide, "weights");
+    const auto g = given.read("g");
+    if (const auto transposed = named.write("transposed")) {
+        const int g_type = given.number("g_type");
         check(g && g->ndim() == 4 && g_type >= 0 && g_type < 4, "g");
         const int64_t g_heads = int64_t(g->shape(1));
         check(g_heads == 1 || g_heads == p.heads, "g's heads");
@@ -192,39 +260,42 @@ void columns(int threads, const Described& d, const Given& q, const Given& k, co
         if (g_heads == 1) want.g.head = 0;
         want.transposed = room(transposed, heads * p.keys * want.g_columns, wide, "transposed");
     }
+    given.done();
+    named.done();
     work(observe, job, threads);
 }
 
-void gradients(int threads, const Described& d, const Given& q, const Given& k, std::optional<Given> v, std::optional<Given> output, const Given& logsumexp,
-               const Given& rows, std::optional<Given> keys, std::optional<Given> entropy,
-               std::optional<Given> distance, const Taken& by_q, const Taken& by_k, std::optional<Taken> by_v,
-               std::optional<Taken> by_bias) {
+// `known`: the log-sum-exp, v, and what is known of the loss (base.Upstream); `answers`: the derivatives.
+void gradients(int threads, const Described& d, const Given& q, const Given& k, nb::dict known, nb::dict answers) {
     Job job;
     job.problem = d.with(q, k);
     Problem& p = job.problem;
     GradientAnswers& want = job.gradients;
+    Named given(known), named(answers);
     const int64_t wide = p.type == Type::f64 ? 8 : 4, heads = p.batch * p.heads;
-    const auto given = [&](const std::optional<Given>& x, int64_t count, const char* what) {
-        return wide == 8 ? static_cast<const void*>(whole<double>(x, count, what)) : static_cast<const void*>(whole<float>(x, count, what));
+    const auto per = [&](const char* name, int64_t count) {
+        const auto x = given.read(name);
+        return wide == 8 ? static_cast<const void*>(whole<double>(x, count, name))
+                         : static_cast<const void*>(whole<float>(x, count, name));
     };
-    want.logsumexp = given(logsumexp, heads * p.queries, "logsumexp");
-    want.rows = given(rows, heads * p.queries, "rows");
-    want.keys = given(keys, heads * p.keys, "keys");
-    want.entropy = given(entropy, heads * p.queries, "entropy");
-    want.distance = given(distance, heads * p.queries, "distance");
+    want.logsumexp = per("logsumexp", heads * p.queries);
+    want.rows = per("rows", heads * p.queries);
+    want.keys = per("keys", heads * p.keys);
+    want.entropy = per("entropy", heads * p.queries);
+    want.distance = per("distance", heads * p.queries);
+    check(known.contains("logsumexp") && known.contains("rows"), "logsumexp and rows");
+    const auto output = given.read("output"), v = given.read("v");
+    const auto by_v = named.write("v");
     check(!output == !v && !output == !by_v, "output, v and v's derivative");
     if (output) {
-        check(v->ndim() == 4, "v");
-        p.v_heads = int64_t(v->shape(1));
-        p.d_v = int64_t(v->shape(3));
-        check(p.v_heads > 0 ? p.heads % p.v_heads == 0 : p.heads == 0, "v's heads");
-        p.v = view(*v, bytes_of(p.type), p.batch, p.v_heads, p.keys, p.d_v, "v");
+        take_values(p, v);
         want.output = view(*output, bytes_of(p.type), p.batch, p.heads, p.queries, p.d_v, "output");
         want.v = room(by_v, p.batch * p.v_heads * p.keys * p.d_v, wide, "v's derivative");
     }
-    want.q = room(by_q, heads * p.queries * p.d_k, wide, "q's derivative");
-    want.k = room(by_k, p.batch * p.kv_heads * p.keys * p.d_k, wide, "k's derivative");
-    if (by_bias) {
+    want.q = room(named.write("q"), heads * p.queries * p.d_k, wide, "q's derivative");
+    want.k = room(named.write("k"), p.batch * p.kv_heads * p.keys * p.d_k, wide, "k's derivative");
+    check(answers.contains("q") && answers.contains("k"), "q's and k's derivatives");
+    if (const auto by_bias = named.write("bias")) {
         check(by_bias->ndim() == 4, "bias's derivative");
         const int64_t size[] = {p.batch, p.heads, p.queries, p.keys};
         int64_t* stride[] = {&want.bias_batch, &want.bias_head, &want.bias_row, &want.bias_column};
@@ -235,6 +306,8 @@ void gradients(int threads, const Described& d, const Given& q, const Given& k, 
         }
         want.bias = room(by_bias, int64_t(by_bias->size()), wide, "bias's derivative");
     }
+    given.done();
+    named.done();
     work(differentiate, job, threads);
 }
 
@@ -263,7 +336,9 @@ float read_all(int threads, const Given& x) {
         float best[4096];
     } context{static_cast<const float*>(x.data()), {}};
     const int64_t count = int64_t(x.size()) / piece;
-    check(level() && x.itemsize() == 4 && int64_t(x.size()) % piece == 0 && count <= 4096 && whole<float>(x, x.size(), "x"), "x");
+    check(level() && x.itemsize() == 4 && int64_t(x.size()) % piece == 0 && count <= 4096 &&
+              whole<float>(x, x.size(), "x"),
+          "x");
     const auto body = [](const void* given, int64_t task, void*) {
         Context& c = *static_cast<Context*>(const_cast<void*>(given));
         c.best[task] = level()->read(c.from + task * piece, piece);
@@ -282,12 +357,21 @@ float read_all(int threads, const Given& x) {
 NB_MODULE(_native, m) {
     nb::set_leak_warnings(false);
     nb::class_<Described>(m, "Described");
-    m.def("describe", &describe);
+    m.def("describe", &describe, nb::kw_only(), "type"_a, "batch"_a, "heads"_a, "kv_heads"_a, "queries"_a, "keys"_a,
+          "d_k"_a, "row_start"_a, "row_step"_a, "column_start"_a, "column_step"_a, "left"_a, "right"_a, "scale"_a,
+          "softcap"_a, "query_offset"_a, "kv_lengths"_a.none(), "query_lengths"_a.none(), "query_segments"_a.none(),
+          "kv_segments"_a.none(), "alibi_slopes"_a.none(), "sinks"_a.none(), "bias"_a.none(), "bias_type"_a,
+          "mask"_a.none(), "kept"_a);
     m.def("rows", &rows);
     m.def("columns", &columns);
     m.def("gradients", &gradients);
     m.def("exercise", &exercise);
     m.def("read", &read_all);
+    m.def("statistics", [] {
+        nb::list names;
+        for (const char* name : statistics) names.append(name);
+        return names;
+    });
     m.def("level", [] { return level() ? level()->name : ""; });
     m.def("levels", &level_names);
 }

@@ -23,7 +23,7 @@ namespace {
 
 struct Candidate {
     const char* name;
-    bool there;
+    bool available;
     void (*fill)(Level&);
 };
 
@@ -37,8 +37,8 @@ bool has_avx512bf16() {  // not among __builtin_cpu_supports' names in every com
 int candidates(Candidate (&list)[4]) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
-                      __builtin_cpu_supports("f16c");
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                      __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c");
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
                         __builtin_cpu_supports("avx512vl");
@@ -63,12 +63,12 @@ struct Choice {
     Choice() {
         Candidate list[4];
         const int count = candidates(list);
-        const char* asked = std::getenv("CLEARHEAD_ISA");
+        const char* requested = std::getenv("CLEARHEAD_ISA");
         for (int i = 0; i < count; ++i) {
-            if (!list[i].there) continue;
+            if (!list[i].available) continue;
             names += names.empty() ? "" : " ";
             names += list[i].name;
-            if (found || (asked && *asked && std::strcmp(asked, list[i].name) != 0)) continue;
+            if (found || (requested && *requested && std::strcmp(requested, list[i].name) != 0)) continue;
             list[i].fill(level);
             found = true;
         }

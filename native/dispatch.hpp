@@ -1,16 +1,17 @@
-// The one decision about the processor, and the cut of a problem into tasks.
+// The choice of the instruction set, and the three passes over a problem.
 #pragma once
 
 #include "attend.hpp"
 
 namespace clearhead {
 
-// What the processor and CLEARHEAD_ISA allow; decided when first asked. Null when CLEARHEAD_ISA names a level that this
-// build or this processor has not.
+// The fastest level that the processor has and CLEARHEAD_ISA allows; chosen at the first call. Null when CLEARHEAD_ISA
+// names a level that this build or this processor lacks.
 const Level* level();
-const char* level_names();  // those that this processor can run, fastest first, separated by spaces
+const char* level_names();  // the levels that this processor has, fastest first, separated by spaces
 
-// Both return false when `stop` ended the work early, and throw std::bad_alloc.
+// The row pass, the column pass and the backward pass. They return false when `stop` ended the work early, and throw
+// std::bad_alloc.
 bool attend(Job job, bool (*stop)());
 bool observe(Job job, bool (*stop)());
 bool differentiate(Job job, bool (*stop)());

@@ -1,10 +1,10 @@
-// Reading arrays of any type and strides, and the packed forms that the tiles read.
+// Reads arrays of any type and strides, and packs them into the forms that the products in tiles.hpp read.
 //
-//   keys     (panel, depth, kPanel)     a panel is kPanel keys side by side, zeros past the end
+//   keys     (panel, depth, kPanel)     a panel is kPanel keys side by side; keys past the end are zeros
 //   queries  (strip, depth, kStrip)     a strip is kStrip queries side by side
 //   values   (key / per_cell, columns)  columns a multiple of the lanes
 //
-// The depth counts cells: d_k of them, or d_k / 2 pairs.
+// `depth` is d_k counted in cells: a cell is one number, or a pair of bfloat16 numbers.
 #pragma once
 
 #include "attend.hpp"
@@ -13,8 +13,8 @@
 namespace clearhead {
 namespace {
 
-// Hands out pieces of one buffer, each on its own cache line. Without a buffer it only counts: a task that is made with
-// none says how many bytes it needs.
+// Allocates from one buffer, each piece on its own cache line. Without a buffer it only counts, so a task that is
+// constructed without one tells how many bytes it needs.
 struct Arena {
     char* start;
     int64_t bytes = 0;
@@ -25,8 +25,8 @@ struct Arena {
     }
 };
 
-CLEARHEAD_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-CLEARHEAD_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+CLEARHEAD_INLINE int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
+CLEARHEAD_INLINE int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 CLEARHEAD_INLINE int64_t up_to_multiple(int64_t x, int64_t of) { return (x + of - 1) / of * of; }
 
 CLEARHEAD_INLINE int64_t bytes_of(Type type) { return type == Type::f64 ? 8 : type == Type::f32 ? 4 : 2; }
@@ -35,29 +35,30 @@ CLEARHEAD_INLINE const char* row_of(const View& x, Type type, int64_t batch, int
     return static_cast<const char*>(x.data) + (batch * x.batch + head * x.head + row * x.row) * bytes_of(type);
 }
 
-// `count` numbers of one row, widened to T.
+// Reads `count` numbers of one row, converted to T.
 template <class T> void fetch(const char* row, int64_t stride, Type type, int64_t count, T* to) {
     switch (type) {
-    case Type::f64:
-        for (int64_t i = 0; i < count; ++i) to[i] = T(reinterpret_cast<const double*>(row)[i * stride]);
-        return;
-    case Type::f32:
-        if (stride == 1)
-            for (int64_t i = 0; i < count; ++i) to[i] = T(reinterpret_cast<const float*>(row)[i]);
-        else
-            for (int64_t i = 0; i < count; ++i) to[i] = T(reinterpret_cast<const float*>(row)[i * stride]);
-        return;
-    default: {
-        const uint16_t* from = reinterpret_cast<const uint16_t*>(row);
-        const bool brain = type == Type::bf16;
-        if constexpr (sizeof(T) == 4)
-            if (stride == 1) return widen(from, to, count, brain);
-        for (int64_t i = 0; i < count; ++i) to[i] = T(brain ? from_bf16(from[i * stride]) : from_f16(from[i * stride]));
-    }
+        case Type::f64:
+            for (int64_t i = 0; i < count; ++i) to[i] = T(reinterpret_cast<const double*>(row)[i * stride]);
+            return;
+        case Type::f32:
+            if (stride == 1)
+                for (int64_t i = 0; i < count; ++i) to[i] = T(reinterpret_cast<const float*>(row)[i]);
+            else
+                for (int64_t i = 0; i < count; ++i) to[i] = T(reinterpret_cast<const float*>(row)[i * stride]);
+            return;
+        default: {
+            const uint16_t* from = reinterpret_cast<const uint16_t*>(row);
+            const bool is_bf16 = type == Type::bf16;
+            if constexpr (sizeof(T) == 4)
+                if (stride == 1) return widen(from, to, count, is_bf16);
+            for (int64_t i = 0; i < count; ++i)
+                to[i] = T(is_bf16 ? from_bf16(from[i * stride]) : from_f16(from[i * stride]));
+        }
     }
 }
 
-// One row as cells, zeros up to a whole cell.
+// Reads one row as cells; an odd last number is paired with 0.
 template <class M> void fetch_cells(const char* row, int64_t stride, Type type, int64_t count, typename M::Cell* to) {
     if constexpr (M::per_cell == 1)
         fetch(row, stride, type, count, to);
@@ -74,16 +75,33 @@ template <class M> void fetch_cells(const char* row, int64_t stride, Type type, 
 
 template <class M> CLEARHEAD_INLINE int64_t depth_of(int64_t d) { return (d + M::per_cell - 1) / M::per_cell; }
 
-// Does a row lie in memory just as its cells would?
+// Whether a row's bytes in memory are its cells, so that products can read them in place.
 template <class M> CLEARHEAD_INLINE bool in_cells(const View& x, Type type, int64_t d) {
     if (x.column != 1 || d % M::per_cell) return false;
     return M::per_cell == 2 ? type == Type::bf16 : bytes_of(type) == int64_t(sizeof(typename M::T));
 }
 
-// Rows first … first + kPanel of a matrix become one panel; `room` holds kPanel rows of cells.
-template <class M>
-void pack_panel(const View& x, Type type, int64_t batch, int64_t head, int64_t first, int64_t rows, int64_t d,
-                typename M::Cell* room, typename M::Cell* panel, Ahead* ahead = nullptr) {
+// Cells that the functions below need for rows on their way into a panel or a strip.
+template <class M> CLEARHEAD_INLINE int64_t staging_cells(int64_t depth) {
+    return max_of(kPanel<typename M::T>, kStrip + 1) * up_to_multiple(depth, kLanes<typename M::T>);
+}
+
+// Row r's number in a cell that holds it, and the same set to 0. A pair holds an even row and the next.
+template <class M> CLEARHEAD_INLINE typename M::T element_of(const typename M::Cell* cell, int64_t r) {
+    if constexpr (M::per_cell == 1) return *cell;
+    uint16_t half;
+    std::memcpy(&half, reinterpret_cast<const char*>(cell) + r % M::per_cell * 2, 2);
+    return from_bf16(half);
+}
+
+template <class M> CLEARHEAD_INLINE void clear_element(typename M::Cell* cell, int64_t r) {
+    std::memset(reinterpret_cast<char*>(cell) + r % M::per_cell * 2, 0, sizeof *cell / M::per_cell);
+}
+
+// Packs rows first … first + kPanel of a matrix as one panel.
+template <class M> void pack_panel(const View& x, Type type, int64_t batch, int64_t head, int64_t first, int64_t rows,
+                                   int64_t d, typename M::Cell* staging, typename M::Cell* panel,
+                                   Prefetch* prefetch = nullptr) {
     using T = typename M::T;
     constexpr int n = kLanes<T>, wide = kPanel<T>;
     const int64_t depth = depth_of<M>(d), pitch = up_to_multiple(depth, n);
@@ -91,7 +109,7 @@ void pack_panel(const View& x, Type type, int64_t batch, int64_t head, int64_t f
     const bool direct = in_cells<M>(x, type, d);
     int64_t last_whole = depth / n * n;
     for (int j = 0; j < wide; ++j) {
-        T* copy = room + j * pitch;
+        T* copy = staging + j * pitch;
         row[j] = copy;
         if (first + j >= rows)
             for (int64_t i = 0; i < depth; ++i) copy[i] = 0;
@@ -104,7 +122,7 @@ void pack_panel(const View& x, Type type, int64_t batch, int64_t head, int64_t f
         for (int64_t k = 0; k < last_whole; k += n) {
             Vec<T> square[n];
             load_columns<T>(row + side * n, k, square);
-            if (ahead) ahead->ask<3>();
+            if (prefetch) prefetch->issue<3>();
 #pragma GCC unroll 16
             for (int i = 0; i < n; ++i) store(panel + (k + i) * wide + side * n, square[i]);
         }
@@ -112,18 +130,18 @@ void pack_panel(const View& x, Type type, int64_t batch, int64_t head, int64_t f
         for (int j = 0; j < wide; ++j) std::memcpy(panel + k * wide + j, row[j] + k, sizeof(T));
 }
 
-// As score_panels, for as many keys as there are lanes, from rows that lie in memory as their cells would. The sums are
-// taken in the same order, to the same bits.
-template <class M, int R>
-CLEARHEAD_INLINE void score_square(const typename M::Cell* queries, const typename M::T* const* row, int64_t depth,
-                                   typename M::T* scores, Ahead& ahead) {
+// The scores of kLanes keys, read in place, with R queries. The sums are taken in the order of score_panels, to the
+// same bits.
+template <class M, int R> CLEARHEAD_INLINE void score_square(const typename M::Cell* queries,
+                                                             const typename M::T* const* row, int64_t depth,
+                                                             typename M::T* scores, Prefetch& prefetch) {
     using T = typename M::T;
     constexpr int n = kLanes<T>;
-    static_assert(kClose % n == 0);
+    static_assert(kDepthChunk % n == 0);
     static_assert(n % 2 == 0);
     Vec<T> total[R] = {}, even[R] = {}, odd[R] = {};
     for (int64_t k = 0; k < depth; k += n) {
-        ahead.ask<3>();
+        prefetch.issue<3>();
         Vec<T> square[n];
         load_columns<T>(row, k, square);
 #pragma GCC unroll 8
@@ -131,14 +149,14 @@ CLEARHEAD_INLINE void score_square(const typename M::Cell* queries, const typena
 #pragma GCC unroll 16
             for (int i = 0; i < n; i += 2) {
                 const typename M::Cell* q = queries + (k + i) * kStrip + r;
-                even[r] = M::multiply_add(spread<T>(q[0]), square[i], even[r]);
-                odd[r] = M::multiply_add(spread<T>(q[kStrip]), square[i + 1], odd[r]);
+                even[r] = M::multiply_add(broadcast<T>(q[0]), square[i], even[r]);
+                odd[r] = M::multiply_add(broadcast<T>(q[kStrip]), square[i + 1], odd[r]);
             }
-        if ((k + n) % kClose && k + n < depth) continue;
+        if ((k + n) % kDepthChunk && k + n < depth) continue;
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             const Vec<T> sum = even[r] + odd[r];
-            total[r] = k < kClose ? sum : total[r] + sum;
+            total[r] = k < kDepthChunk ? sum : total[r] + sum;
             even[r] = odd[r] = Vec<T>{};
         }
     }
@@ -146,7 +164,7 @@ CLEARHEAD_INLINE void score_square(const typename M::Cell* queries, const typena
     for (int r = 0; r < R; ++r) store(scores + r * kPitch<T>, total[r]);
 }
 
-// Two rows of brain floats as pairs, as many whole vectors as there are; returns how many columns that was.
+// Interleaves two rows of bfloat16 numbers to pairs, in whole vectors; returns how many columns that was.
 CLEARHEAD_INLINE int64_t zip_rows(const uint16_t* a, const uint16_t* b, int64_t d, void* to) {
     typedef uint16_t Halves __attribute__((vector_size(kVectorBytes)));
     constexpr int n = kVectorBytes / 2;
@@ -163,10 +181,10 @@ CLEARHEAD_INLINE int64_t zip_rows(const uint16_t* a, const uint16_t* b, int64_t 
     return c;
 }
 
-// Value rows first … last as cells; `columns` is a multiple of the lanes. A pair holds two keys, the odd one out a zero.
-template <class M>
-void pack_value_rows(const View& x, Type type, int64_t batch, int64_t head, int64_t first, int64_t last, int64_t d,
-                     int64_t columns, typename M::Cell* to) {
+// Packs value rows first … last as cells, with zeros up to `columns`, a multiple of the lanes. A pair holds two rows;
+// an odd last row is paired with zeros.
+template <class M> void pack_value_rows(const View& x, Type type, int64_t batch, int64_t head, int64_t first,
+                                        int64_t last, int64_t d, int64_t columns, typename M::Cell* to) {
     if constexpr (M::per_cell == 1) {
         for (int64_t j = first; j < last; ++j, to += columns) {
             fetch(row_of(x, type, batch, head, j), x.column, type, d, to);
@@ -186,29 +204,29 @@ void pack_value_rows(const View& x, Type type, int64_t batch, int64_t head, int6
     }
 }
 
-// Queries as one strip, zeros for those that are missing: `room` holds kStrip + 1 rows of cells. Whole vectors are stored,
-// so the first cells after the strip are lost.
-template <class M>
-void pack_strip(const char* const* from, int count, const View& x, Type type, int64_t d, bool negate,
-                typename M::Cell* room, typename M::Cell* strip) {
+// Packs `count` rows, at most kStrip, as one strip with zeros for the rest; `negate` changes their signs. Whole vectors
+// are stored, so kLanes cells after the strip are overwritten.
+template <class M> void pack_strip(const char* const* from, int count, const View& x, Type type, int64_t d, bool negate,
+                                   typename M::Cell* staging, typename M::Cell* strip) {
     using T = typename M::T;
     constexpr int n = kLanes<T>, squares = (kStrip + n - 1) / n;
     const int64_t depth = depth_of<M>(d), pitch = up_to_multiple(depth, n), last_whole = depth / n * n;
     const T* row[squares * n];
     const bool direct = in_cells<M>(x, type, d);
-    T* zeros = room + kStrip * pitch;
+    T* zeros = staging + kStrip * pitch;
     for (int64_t k = 0; k < depth; ++k) zeros[k] = 0;
     for (int r = 0; r < squares * n; ++r) {
         row[r] = zeros;
         if (r >= count) continue;
-        row[r] = direct ? reinterpret_cast<const T*>(from[r]) : room + r * pitch;
-        if (!direct) fetch_cells<M>(from[r], x.column, type, d, room + r * pitch);
+        row[r] = direct ? reinterpret_cast<const T*>(from[r]) : staging + r * pitch;
+        if (!direct) fetch_cells<M>(from[r], x.column, type, d, staging + r * pitch);
     }
-    // The sign bits of a cell: what a square stores beyond the strip is stored again by the first square, or after it.
-    const uint32_t halves = 0x80008000;
-    Vec<T> sign = spread<T>(T(-0.0));
-    if constexpr (M::per_cell == 2) std::memcpy(&sign, &halves, 4), sign = spread<T>(sign[0]);
+    const uint32_t halves = 0x80008000;  // the sign bits of a pair
+    Vec<T> sign = broadcast<T>(T(-0.0));
+    if constexpr (M::per_cell == 2) std::memcpy(&sign, &halves, 4), sign = broadcast<T>(sign[0]);
     if (!negate) sign = Vec<T>{};
+    // The last squares first: what they store past the strip's end are first cells of the next depth, stored again
+    // later.
     for (int side = squares - 1; side >= 0; --side)
         for (int64_t k = 0; k < last_whole; k += n) {
             Vec<T> square[n];
@@ -225,55 +243,12 @@ void pack_strip(const char* const* from, int count, const View& x, Type type, in
         }
 }
 
-// One query as column r of its strip; `room` holds a row of cells.
-template <class M>
-void pack_query(const View& x, Type type, int64_t batch, int64_t head, int64_t query, int64_t d, bool negate,
-                typename M::Cell* room, typename M::Cell* strip, int r) {
-    fetch_cells<M>(row_of(x, type, batch, head, query), x.column, type, d, room);
-    const int64_t depth = depth_of<M>(d);
-    if (negate) {
-        if constexpr (M::per_cell == 1)
-            for (int64_t k = 0; k < depth; ++k) room[k] = -room[k];
-        else
-            for (int64_t k = 0; k < 2 * depth; ++k) reinterpret_cast<uint16_t*>(room)[k] ^= 0x8000;
-    }
-    for (int64_t k = 0; k < depth; ++k) std::memcpy(strip + k * kStrip + r, room + k, sizeof *room);
-}
-
-// As many rows as a strip holds, or fewer and zeros, as a whole strip; `room` as for a panel, or kStrip rows of cells if
-// those are more. Squares reach past a strip's side, into cells that are written after them: kLanes cells follow the last.
-template <class M>
-void pack_strip(const View& x, Type type, int64_t batch, int64_t head, int64_t first, int count, int64_t d, bool negate,
-                typename M::Cell* room, typename M::Cell* strip) {
-    using T = typename M::T;
-    constexpr int n = kLanes<T>, squares = (kStrip + n - 1) / n;
-    const int64_t depth = depth_of<M>(d), pitch = up_to_multiple(depth, n), last_whole = depth / n * n;
-    const T* row[squares * n];
-    const bool direct = in_cells<M>(x, type, d);
-    for (int r = 0; r < squares * n; ++r) {
-        T* copy = room + least(r, kStrip - 1) * pitch;
-        row[r] = copy;
-        if (r < count && direct)
-            row[r] = reinterpret_cast<const T*>(row_of(x, type, batch, head, first + r));
-        else if (r < count)
-            fetch_cells<M>(row_of(x, type, batch, head, first + r), x.column, type, d, copy);
-        else if (r < kStrip)
-            for (int64_t i = 0; i < depth; ++i) copy[i] = 0;
-    }
-    for (int64_t k = 0; k < last_whole; k += n)
-        for (int side = squares; side-- > 0;) {
-            Vec<T> square[n];
-            load_columns<T>(row + side * n, k, square);
-#pragma GCC unroll 16
-            for (int i = 0; i < n; ++i) store(strip + (k + i) * kStrip + side * n, square[i]);
-        }
-    for (int64_t k = last_whole; k < depth; ++k)
-        for (int r = 0; r < kStrip; ++r) std::memcpy(strip + k * kStrip + r, row[r] + k, sizeof(T));
-    if (!negate) return;
-    if constexpr (M::per_cell == 1)
-        for (int64_t i = 0; i < kStrip * depth; ++i) strip[i] = -strip[i];
-    else
-        for (int64_t i = 0; i < 2 * kStrip * depth; ++i) reinterpret_cast<uint16_t*>(strip)[i] ^= 0x8000;
+// The same for rows first … first + count of a matrix.
+template <class M> void pack_strip(const View& x, Type type, int64_t batch, int64_t head, int64_t first, int count,
+                                   int64_t d, bool negate, typename M::Cell* staging, typename M::Cell* strip) {
+    const char* from[kStrip];
+    for (int r = 0; r < count; ++r) from[r] = row_of(x, type, batch, head, first + r);
+    pack_strip<M>(from, count, x, type, d, negate, staging, strip);
 }
 
 template <class M> CLEARHEAD_INLINE int64_t value_columns(const Problem& p) {
@@ -294,12 +269,12 @@ template <class M> bool values_in_place(const Job& job) {
     return M::per_cell == 1 && in_cells<M>(p.v, p.type, p.d_v) && p.d_v == value_columns<M>(p);
 }
 
-// One block of keys of one head of the wave; heads count over batches. `scratch` is that of a row task, whose first need
-// of it is larger.
+// Packs one block of keys of one head of the wave; heads count over all batches. `scratch` serves for staging; it has
+// the size that a row task needs, which includes that.
 template <class M> void pack_keys(const Job& job, int64_t head, int64_t block, void* scratch) {
     using T = typename M::T;
     const Problem& p = job.problem;
-    const int64_t depth = depth_of<M>(p.d_k), end = least(p.keys, (block + 1) * kBlock);
+    const int64_t depth = depth_of<M>(p.d_k), end = min_of(p.keys, (block + 1) * kBlock);
     T* panels = reinterpret_cast<T*>(job.packed_keys + (head - job.first_key_head) * packed_key_bytes<M>(job));
     for (int64_t j = block * kBlock; j < end; j += kPanel<T>)
         pack_panel<M>(p.k, p.type, head / p.kv_heads, head % p.kv_heads, j, p.keys, p.d_k, static_cast<T*>(scratch),
@@ -311,8 +286,8 @@ template <class M> void pack_values(const Job& job, int64_t head, int64_t block,
     const Problem& p = job.problem;
     const int64_t start = block * kBlock, columns = value_columns<M>(p);
     T* values = reinterpret_cast<T*>(job.packed_values + (head - job.first_value_head) * packed_value_bytes<M>(job));
-    pack_value_rows<M>(p.v, p.type, head / p.v_heads, head % p.v_heads, start, least(p.keys, start + kBlock), p.d_v, columns,
-                       values + start / M::per_cell * columns);
+    pack_value_rows<M>(p.v, p.type, head / p.v_heads, head % p.v_heads, start, min_of(p.keys, start + kBlock), p.d_v,
+                       columns, values + start / M::per_cell * columns);
 }
 
 }  // namespace

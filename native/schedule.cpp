@@ -1,5 +1,5 @@
-// How a problem becomes tasks: runs of heads that share their keys, blocks of rows, waves that bound the packed memory, and
-// spans of keys where there are few rows. None of it changes a bit of the answers.
+// Cuts a problem into tasks: runs of heads that share their keys and values, blocks of rows, waves that limit the
+// memory for packed keys and values, and spans of keys where there are few rows. No cut changes a bit of the results.
 #include <cstdlib>
 #include <memory>
 #include <new>
@@ -17,19 +17,20 @@ namespace clearhead {
 namespace {
 
 constexpr int64_t kWaveBytes = int64_t{64} << 20;  // packed keys and values at a time
-constexpr double kAlone = 3e5;                     // multiply-adds below which waking another thread does not pay
+constexpr double kSingleThread = 3e5;              // multiply-adds below which waking another thread does not pay
 
 struct Free {
     void operator()(char* p) const { std::free(p); }
 };
 using Buffer = std::unique_ptr<char, Free>;
 
-// Memory for one call. What is not much stays with the calling thread for its next call: the system clears fresh pages,
-// and that takes longer than to pack keys into them. A call within a call (a signal's handler) gets memory of its own.
-class Room {
-public:
-    Room() : data(std::move(kept)), bytes(std::exchange(kept_bytes, 0)) {}
-    ~Room() {
+// Memory for one call. The calling thread keeps it for its next call, unless it is large: the system clears fresh
+// pages, and that takes longer than to pack keys into them. A call within a call (from a signal handler) gets other
+// memory.
+class CallMemory {
+  public:
+    CallMemory() : data(std::move(kept)), bytes(std::exchange(kept_bytes, 0)) {}
+    ~CallMemory() {
         if (bytes > kKeep) return;
         kept = std::move(data);
         kept_bytes = bytes;
@@ -48,7 +49,7 @@ public:
         return data.get();
     }
 
-private:
+  private:
     static constexpr int64_t kKeep = int64_t{16} << 20, kHugePage = int64_t{2} << 20;
     inline static thread_local Buffer kept;
     inline static thread_local int64_t kept_bytes = 0;
@@ -56,7 +57,7 @@ private:
     int64_t bytes;
 };
 
-int64_t parts(int64_t x, int64_t size) { return (x + size - 1) / size; }
+int64_t ceil_div(int64_t x, int64_t size) { return (x + size - 1) / size; }
 
 const Kernel& kernel_of(const Problem& p) {
     const Level& here = *level();
@@ -70,44 +71,45 @@ struct Phase {
     void (*body)(const void*, int64_t, void*);
 };
 
-// All tasks of one kind; a small job stays on the calling thread.
-bool go(Phase phase, int64_t scratch, bool alone, bool (*stop)()) {
-    if (!alone) return run({phase.count, phase.job.threads, phase.body, &phase, scratch, stop});
-    const auto all = [](const void* context, int64_t, void* own) {
+// Runs all tasks of one kind; those of a small job on the calling thread alone.
+bool run_phase(Phase phase, int64_t scratch, bool single_thread, bool (*stop)()) {
+    if (!single_thread) return run({phase.count, phase.job.threads, phase.body, &phase, scratch, stop});
+    const auto all = [](const void* context, int64_t, void* thread_scratch) {
         const Phase& f = *static_cast<const Phase*>(context);
-        for (int64_t i = 0; i < f.count; ++i) f.body(context, i, own);
+        for (int64_t i = 0; i < f.count; ++i) f.body(context, i, thread_scratch);
     };
     return run({1, 1, all, &phase, scratch, stop});
 }
 
 void pack_keys(const void* context, int64_t task, void* scratch) {
     const Phase& f = *static_cast<const Phase*>(context);
-    const int64_t blocks = parts(f.job.problem.keys, f.kernel.block_keys);
+    const int64_t blocks = ceil_div(f.job.problem.keys, f.kernel.block_keys);
     f.kernel.pack_keys(f.job, f.job.first_key_head + task / blocks, task % blocks, scratch);
 }
 
 void pack_values(const void* context, int64_t task, void* scratch) {
     const Phase& f = *static_cast<const Phase*>(context);
-    const int64_t blocks = parts(f.job.problem.keys, f.kernel.block_keys);
+    const int64_t blocks = ceil_div(f.job.problem.keys, f.kernel.block_keys);
     f.kernel.pack_values(f.job, f.job.first_value_head + task / blocks, task % blocks, scratch);
 }
 
-struct Place {
+struct TaskPosition {
     int64_t run, piece;
 };
 
-// A few runs at a time, so that their keys and values stay in the caches; of these the last rows first, since under a causal
-// rule they see the most.
-Place place_of(const Job& job, int64_t task, int64_t pieces) {
+// The order of the tasks: a few runs at a time, so that their keys and values stay in the caches, and of these the last
+// rows first, since with `causal` they see the most keys.
+TaskPosition position_of(const Job& job, int64_t task, int64_t pieces) {
     const int64_t together = job.threads, band = task / (together * pieces), first = band * together;
-    const int64_t here = job.wave_runs - first < together ? job.wave_runs - first : together, rest = task % (together * pieces);
+    const int64_t here = job.wave_runs - first < together ? job.wave_runs - first : together,
+                  rest = task % (together * pieces);
     return {job.first_run + first + rest % here, pieces - 1 - rest / here};
 }
 
 void rows(const void* context, int64_t task, void* scratch) {
     const Phase& f = *static_cast<const Phase*>(context);
-    const Place at = place_of(f.job, task, f.job.blocks);
-    f.kernel.rows(f.job, at.run, at.piece, 0, scratch);
+    const TaskPosition position = position_of(f.job, task, f.job.blocks);
+    f.kernel.rows(f.job, position.run, position.piece, 0, scratch);
 }
 
 void spans(const void* context, int64_t task, void* scratch) {
@@ -129,8 +131,8 @@ void columns(const void* context, int64_t task, void* scratch) {
 
 void received(const void* context, int64_t task, void* scratch) {
     const Phase& f = *static_cast<const Phase*>(context);
-    const Place at = place_of(f.job, task, parts(f.job.problem.queries, f.job.segment_rows));
-    f.kernel.rows_and_received(f.job, at.run, at.piece, scratch);
+    const TaskPosition position = position_of(f.job, task, ceil_div(f.job.problem.queries, f.job.segment_rows));
+    f.kernel.rows_and_received(f.job, position.run, position.piece, scratch);
 }
 
 void spans_of_tiles(const void* context, int64_t batch, void*) {
@@ -138,66 +140,69 @@ void spans_of_tiles(const void* context, int64_t batch, void*) {
     f.kernel.gradient_spans(f.job, batch);
 }
 
-// Blocks of keys one after the other, so that a task waits for earlier ones only. Units whose bias is one and the same
-// are one task, which adds up what they give to it.
+// Blocks of keys come in order, so that a task waits for earlier ones only. Units that share one bias are one task,
+// which adds up their gradients of it.
 void gradients(const void* context, int64_t task, void* scratch) {
     const Phase& f = *static_cast<const Phase*>(context);
     const Problem& p = f.job.problem;
     const GradientAnswers& want = f.job.gradients;
-    const int64_t units = f.job.runs / p.batch, block = task / f.job.wave_runs, set = task % f.job.wave_runs;
+    const int64_t units = f.job.runs / p.batch, block = task / f.job.wave_runs, index = task % f.job.wave_runs;
     const bool all_batches = want.bias && !want.bias_batch, all_heads = want.bias && !want.bias_head;
-    const int64_t batch = all_batches ? 0 : all_heads ? set : set / units, unit = all_heads ? 0 : set % units;
+    const int64_t batch = all_batches ? 0 : all_heads ? index : index / units, unit = all_heads ? 0 : index % units;
     for (int64_t b = batch; b < (all_batches ? p.batch : batch + 1); ++b)
         for (int64_t u = unit; u < (all_heads ? units : unit + 1); ++u) f.kernel.gradients(f.job, b, u, block, scratch);
 }
 
-// Queries whose column sums are taken together: at most eight segments a head, of whole tiles, whatever the threads.
+// Queries whose column sums are added up together: at most eight segments for each head, of whole tiles. They do not
+// depend on the number of threads.
 int64_t segment_rows(const Job& job, const Kernel& kernel) {
-    return parts(parts(job.problem.queries, 8), kernel.tile_rows) * kernel.tile_rows;
+    return ceil_div(ceil_div(job.problem.queries, 8), kernel.tile_rows) * kernel.tile_rows;
 }
 
-// Rows of a task: as many as leave every thread several tasks.
+// Rows of a task: as many as still leave several tasks for every thread.
 int64_t rows_of_task(const Job& job, const Kernel& kernel) {
     int64_t rows = 8 * kernel.strip_rows;
-    while (rows > 2 * kernel.strip_rows && job.runs * parts(job.run_rows, rows) < 6 * job.threads) rows /= 2;
-    // A run that fits one task packs its own keys, just in time.
+    while (rows > 2 * kernel.strip_rows && job.runs * ceil_div(job.run_rows, rows) < 6 * job.threads) rows /= 2;
+    // A run that fits into one task packs its keys itself, shortly before it reads them.
     if (job.run_rows <= 2 * rows && job.runs >= 6 * job.threads) rows = job.run_rows;
     return job.run_rows < rows ? job.run_rows : rows;
 }
 
-bool wave(Job& job, const Kernel& kernel, Room& room, bool alone, bool (*stop)()) {
+bool run_wave(Job& job, const Kernel& kernel, CallMemory& memory, bool single_thread, bool (*stop)()) {
     const Problem& p = job.problem;
-    const int64_t blocks = parts(p.keys, kernel.block_keys);
+    const int64_t blocks = ceil_div(p.keys, kernel.block_keys);
     const int64_t batch_runs = p.heads / job.group;
     job.first_key_head = job.first_run * p.kv_heads / batch_runs;
     job.first_value_head = job.first_run * p.v_heads / batch_runs;
-    const int64_t key_heads = job.wave_runs * p.kv_heads / batch_runs, value_heads = job.wave_runs * p.v_heads / batch_runs;
+    const int64_t key_heads = job.wave_runs * p.kv_heads / batch_runs,
+                  value_heads = job.wave_runs * p.v_heads / batch_runs;
     const auto each = [&](int64_t count, void (*body)(const void*, int64_t, void*)) {
-        return go({job, kernel, count, body}, kernel.scratch_bytes(job), alone, stop);
+        return run_phase({job, kernel, count, body}, kernel.scratch_bytes(job), single_thread, stop);
     };
-    const int64_t tasks = job.wave_runs * job.blocks, segments = parts(p.queries, job.segment_rows);
+    const int64_t tasks = job.wave_runs * job.blocks, segments = ceil_div(p.queries, job.segment_rows);
     const bool values = job.packed && job.rows.output && !job.direct_values;
     const int64_t key_bytes = job.packed ? key_heads * kernel.packed_key_bytes(job) : 0;
     const int64_t value_bytes = values ? value_heads * kernel.packed_value_bytes(job) : 0;
-    const int64_t found_bytes = job.rows.received ? job.wave_runs * segments * p.keys * int64_t(sizeof(double))
-                                : job.split       ? tasks * job.spans * kernel.part_bytes(job)
-                                                  : 0;
-    job.packed_keys = room.at_least(key_bytes + value_bytes + found_bytes + 2 * 64);
-    job.packed_values = job.packed_keys + parts(key_bytes, 64) * 64;
-    char* found = job.packed_values + parts(value_bytes, 64) * 64;
+    const int64_t partial_bytes = job.rows.received ? job.wave_runs * segments * p.keys * int64_t(sizeof(double))
+                                  : job.split       ? tasks * job.spans * kernel.part_bytes(job)
+                                                    : 0;
+    job.packed_keys = memory.at_least(key_bytes + value_bytes + partial_bytes + 2 * 64);
+    job.packed_values = job.packed_keys + ceil_div(key_bytes, 64) * 64;
+    char* partial = job.packed_values + ceil_div(value_bytes, 64) * 64;
     if (job.packed && !each(key_heads * blocks, pack_keys)) return false;
     if (values && !each(value_heads * blocks, pack_values)) return false;
     if (job.rows.received) {
-        job.segment_sums = reinterpret_cast<double*>(found);
+        job.segment_sums = reinterpret_cast<double*>(partial);
         if (!each(job.wave_runs * segments, received)) return false;
         for (int64_t run = 0; run < job.wave_runs; ++run)
             for (int64_t s = 0; s < segments; ++s)
                 for (int64_t j = 0; j < p.keys; ++j)
-                    job.rows.received[(job.first_run + run) * p.keys + j] += job.segment_sums[(run * segments + s) * p.keys + j];
+                    job.rows.received[(job.first_run + run) * p.keys + j] +=
+                        job.segment_sums[(run * segments + s) * p.keys + j];
         return true;
     }
     if (!job.split) return each(tasks, rows);
-    job.parts = found;
+    job.parts = partial;
     return each(tasks * job.spans, spans) && each(tasks, merge);
 }
 
@@ -214,26 +219,28 @@ bool attend(Job job, bool (*stop)()) {
     job.runs = p.batch * p.heads / job.group;
     job.run_rows = job.group * p.queries;
     job.block_rows = job.rows.received ? (p.keys > 2048 ? 2 : 4) * kernel.strip_rows : rows_of_task(job, kernel);
-    job.blocks = parts(job.run_rows, job.block_rows);
-    job.spans = parts(p.keys, kernel.span_keys);
+    job.blocks = ceil_div(job.run_rows, job.block_rows);
+    job.spans = ceil_div(p.keys, kernel.span_keys);
     job.direct_values = job.rows.output && kernel.values_in_place(job);
     job.packed = job.rows.received || job.blocks > 1 || job.group < p.heads / p.kv_heads;
     job.split = !job.rows.received && job.blocks == 1 && job.spans > 1 && job.runs < 4 * job.threads;
-    const bool alone = double(p.batch * p.heads) * double(p.queries) * double(p.keys) * double(p.d_k + p.d_v) < kAlone;
-    // A wave holds whole key heads and whole value heads.
+    const bool single_thread =
+        double(p.batch * p.heads) * double(p.queries) * double(p.keys) * double(p.d_k + p.d_v) < kSingleThread;
+    // A wave has whole key heads and whole value heads.
     const int64_t units = p.batch * std::gcd(p.kv_heads, p.v_heads), unit_runs = job.runs / units;
     int64_t take = units;
     if (job.packed) {
         const int64_t key_bytes = p.batch * p.kv_heads / units * kernel.packed_key_bytes(job);
-        const int64_t value_bytes = job.direct_values || !job.rows.output ? 0 : p.batch * p.v_heads / units * kernel.packed_value_bytes(job);
+        const int64_t value_bytes =
+            job.direct_values || !job.rows.output ? 0 : p.batch * p.v_heads / units * kernel.packed_value_bytes(job);
         const int64_t fit = kWaveBytes / (key_bytes + value_bytes + 1);
         take = fit < 1 ? 1 : fit < units ? fit : units;
     }
-    Room room;
+    CallMemory memory;
     for (int64_t first = 0; first < units; first += take) {
         job.first_run = first * unit_runs;
         job.wave_runs = (first + take < units ? take : units - first) * unit_runs;
-        if (!wave(job, kernel, room, alone, stop)) return false;
+        if (!run_wave(job, kernel, memory, single_thread, stop)) return false;
     }
     return true;
 }
@@ -245,11 +252,13 @@ bool observe(Job job, bool (*stop)()) {
     if (heads * p.queries * p.keys == 0) return true;
     job.segment_rows = segment_rows(job, kernel);
     job.key_chunk = 4 * kernel.block_keys;
-    while (job.key_chunk > kernel.block_keys && heads * parts(p.keys, job.key_chunk) < 4 * job.threads) job.key_chunk /= 2;
-    const bool together = job.columns.image || job.columns.groups;  // chunks share pixels and groups
-    job.key_chunks = together ? 0 : parts(p.keys, job.key_chunk);
-    const bool alone = double(heads) * double(p.queries) * double(p.keys) * double(p.d_k) < kAlone;
-    return go({job, kernel, together ? heads : heads * job.key_chunks, columns}, kernel.scratch_bytes(job), alone, stop);
+    while (job.key_chunk > kernel.block_keys && heads * ceil_div(p.keys, job.key_chunk) < 4 * job.threads)
+        job.key_chunk /= 2;
+    const bool one_task = job.columns.image || job.columns.groups;  // all chunks of a head add to the same sums
+    job.key_chunks = one_task ? 0 : ceil_div(p.keys, job.key_chunk);
+    const bool single_thread = double(heads) * double(p.queries) * double(p.keys) * double(p.d_k) < kSingleThread;
+    return run_phase({job, kernel, one_task ? heads : heads * job.key_chunks, columns}, kernel.scratch_bytes(job),
+                     single_thread, stop);
 }
 
 bool differentiate(Job job, bool (*stop)()) {
@@ -257,18 +266,22 @@ bool differentiate(Job job, bool (*stop)()) {
     GradientAnswers& want = job.gradients;
     const Kernel& kernel = kernel_of(p);
     if (p.batch * p.heads * p.queries * p.keys == 0) return true;
-    const int64_t tiles = parts(p.queries, kernel.tile_rows), blocks = parts(p.keys, kernel.gradient_keys);
-    const int64_t units = std::gcd(p.kv_heads, want.v ? p.v_heads : p.kv_heads);  // of a batch: whole key heads and value heads
+    const int64_t tiles = ceil_div(p.queries, kernel.tile_rows), blocks = ceil_div(p.keys, kernel.gradient_keys);
+    const int64_t units =
+        std::gcd(p.kv_heads, want.v ? p.v_heads : p.kv_heads);  // of a batch: whole key heads and value heads
     job.runs = p.batch * units;
     job.wave_runs = (want.bias && !want.bias_batch ? 1 : p.batch) * (want.bias && !want.bias_head ? 1 : units);
-    Room room;
+    CallMemory memory;
     const int64_t spans = p.batch * tiles * 2;
-    want.spans = reinterpret_cast<int64_t*>(room.at_least(spans * int64_t(sizeof(int64_t)) + p.batch * p.heads * tiles * int64_t(sizeof(int32_t))));
+    want.spans = reinterpret_cast<int64_t*>(
+        memory.at_least(spans * int64_t(sizeof(int64_t)) + p.batch * p.heads * tiles * int64_t(sizeof(int32_t))));
     want.turns = reinterpret_cast<int32_t*>(want.spans + spans);
     for (int64_t i = 0; i < p.batch * p.heads * tiles; ++i) want.turns[i] = 0;
-    const bool alone = double(p.batch * p.heads) * double(p.queries) * double(p.keys) * double(p.d_k + p.d_v) < kAlone;
-    return go({job, kernel, p.batch, spans_of_tiles}, 0, alone, stop) &&
-           go({job, kernel, blocks * job.wave_runs, gradients}, kernel.gradient_scratch_bytes(job), alone, stop);
+    const bool single_thread =
+        double(p.batch * p.heads) * double(p.queries) * double(p.keys) * double(p.d_k + p.d_v) < kSingleThread;
+    return run_phase({job, kernel, p.batch, spans_of_tiles}, 0, single_thread, stop) &&
+           run_phase({job, kernel, blocks * job.wave_runs, gradients}, kernel.gradient_scratch_bytes(job),
+                     single_thread, stop);
 }
 
 }  // namespace clearhead

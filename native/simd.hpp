@@ -1,4 +1,4 @@
-// Vectors of one width: the compiler's vector types for what all processors share, intrinsics for the rest.
+// SIMD vectors of one width: the compiler's vector types for what all processors share, intrinsics for the rest.
 // Included by the per-instruction-set units only. Everything is in an anonymous namespace and nothing is an object at
 // namespace scope: two units compiled with different flags must not share code, and nothing may run before dispatch.
 #pragma once
@@ -66,7 +66,7 @@ template <class T> CLEARHEAD_INLINE Vec<T> load(const T* from) {
 
 template <class T> CLEARHEAD_INLINE void store(T* to, Vec<T> v) { std::memcpy(to, &v, sizeof v); }
 
-template <class T> CLEARHEAD_INLINE Vec<T> spread(T x) {  // a copy in every lane, bit for bit
+template <class T> CLEARHEAD_INLINE Vec<T> broadcast(T x) {  // a copy in every lane, bit for bit
 #if defined(__AVX512F__)
     if constexpr (sizeof(T) == 4)
         return (Vec<T>)_mm512_set1_ps(x);
@@ -174,7 +174,7 @@ template <class T> CLEARHEAD_INLINE Vec<T> times_power(Vec<T> x, Vec<T> n) {
 #else  // by two factors, so that results below the normal range are right
     using S = Simd<T>;
     const Vec<T> half = nearest(n * T(0.5));
-    const IntVec<T> zero = (IntVec<T>)spread<T>(S::magic);
+    const IntVec<T> zero = (IntVec<T>)broadcast<T>(S::magic);
     const IntVec<T> a = (IntVec<T>)(half + S::magic) - zero + S::bias;
     const IntVec<T> b = (IntVec<T>)(n - half + S::magic) - zero + S::bias;
     return x * (Vec<T>)(a << S::mantissa) * (Vec<T>)(b << S::mantissa);
@@ -207,31 +207,31 @@ template <class T> CLEARHEAD_INLINE T largest_of(Vec<T> v) {
 #endif
 }
 
-// One bit for each lane of x above `least`.
-template <class T> CLEARHEAD_INLINE uint32_t lanes_above(Vec<T> x, T least) {
+// One bit for each lane of x above `threshold`.
+template <class T> CLEARHEAD_INLINE uint32_t lanes_above(Vec<T> x, T threshold) {
 #if defined(__AVX512F__)
     if constexpr (sizeof(T) == 4)
-        return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(least), _CMP_GT_OQ);
+        return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(threshold), _CMP_GT_OQ);
     else
-        return _mm512_cmp_pd_mask((__m512d)x, _mm512_set1_pd(least), _CMP_GT_OQ);
+        return _mm512_cmp_pd_mask((__m512d)x, _mm512_set1_pd(threshold), _CMP_GT_OQ);
 #elif defined(__AVX2__)
     if constexpr (sizeof(T) == 4)
-        return uint32_t(_mm256_movemask_ps((__m256)(x > spread<T>(least))));
+        return uint32_t(_mm256_movemask_ps((__m256)(x > broadcast<T>(threshold))));
     else
-        return uint32_t(_mm256_movemask_pd((__m256d)(x > spread<T>(least))));
+        return uint32_t(_mm256_movemask_pd((__m256d)(x > broadcast<T>(threshold))));
 #elif defined(__x86_64__)
     if constexpr (sizeof(T) == 4)
-        return uint32_t(_mm_movemask_ps((__m128)(x > spread<T>(least))));
+        return uint32_t(_mm_movemask_ps((__m128)(x > broadcast<T>(threshold))));
     else
-        return uint32_t(_mm_movemask_pd((__m128d)(x > spread<T>(least))));
+        return uint32_t(_mm_movemask_pd((__m128d)(x > broadcast<T>(threshold))));
 #else
     uint32_t bits = 0;
-    for (int i = 0; i < kLanes<T>; ++i) bits |= uint32_t(x[i] > least) << i;
+    for (int i = 0; i < kLanes<T>; ++i) bits |= uint32_t(x[i] > threshold) << i;
     return bits;
 #endif
 }
 
-// The first half of a and b, alternating, and the second half.
+// The first halves of a and b, interleaved, and their second halves.
 template <class V, int... I> CLEARHEAD_INLINE V zip_low(V a, V b, std::integer_sequence<int, I...>) {
     constexpr int n = sizeof...(I);
     return __builtin_shufflevector(a, b, (I % 2 ? n + I / 2 : I / 2)...);
@@ -241,7 +241,8 @@ template <class V, int... I> CLEARHEAD_INLINE V zip_high(V a, V b, std::integer_
     return __builtin_shufflevector(a, b, (n / 2 + (I % 2 ? n + I / 2 : I / 2))...);
 }
 
-// A square of vectors, transposed by log₂ perfect shuffles: each turns the (row, column) bits of an index by one place.
+// Transposes a square of vectors by log₂ perfect shuffles, each of which rotates the (row, column) bits of an index by
+// one.
 template <class T> CLEARHEAD_INLINE void transpose(Vec<T> (&x)[kLanes<T>]) {
     constexpr int n = kLanes<T>;
     using Order = std::make_integer_sequence<int, n>;
@@ -273,8 +274,10 @@ template <class T> CLEARHEAD_INLINE void load_columns(const T* const* row, int64
                 t[s] = _mm512_mask_broadcast_f32x4(t[s], 0x0f00, _mm_loadu_ps(row[8 + s] + at));
                 t[s] = _mm512_mask_broadcast_f32x4(t[s], 0xf000, _mm_loadu_ps(row[12 + s] + at));
             }
-            const __m512d low01 = (__m512d)_mm512_unpacklo_ps(t[0], t[1]), high01 = (__m512d)_mm512_unpackhi_ps(t[0], t[1]);
-            const __m512d low23 = (__m512d)_mm512_unpacklo_ps(t[2], t[3]), high23 = (__m512d)_mm512_unpackhi_ps(t[2], t[3]);
+            const __m512d low01 = (__m512d)_mm512_unpacklo_ps(t[0], t[1]),
+                          high01 = (__m512d)_mm512_unpackhi_ps(t[0], t[1]);
+            const __m512d low23 = (__m512d)_mm512_unpacklo_ps(t[2], t[3]),
+                          high23 = (__m512d)_mm512_unpackhi_ps(t[2], t[3]);
             x[4 * a] = (Vec<T>)_mm512_unpacklo_pd(low01, low23);
             x[4 * a + 1] = (Vec<T>)_mm512_unpackhi_pd(low01, low23);
             x[4 * a + 2] = (Vec<T>)_mm512_unpacklo_pd(high01, high23);
@@ -288,7 +291,7 @@ template <class T> CLEARHEAD_INLINE void load_columns(const T* const* row, int64
     transpose<T>(x);
 }
 
-// Halves and brain floats, one by one; the compiler makes vectors of the latter.
+// float16 and bfloat16 numbers, one by one; the compiler vectorises loops over the latter.
 CLEARHEAD_INLINE float from_bf16(uint16_t bits) {
     const uint32_t wide = uint32_t(bits) << 16;
     float x;
@@ -345,9 +348,9 @@ CLEARHEAD_INLINE uint16_t to_f16(float x) {
 #endif
 }
 
-CLEARHEAD_INLINE void widen(const uint16_t* from, float* to, int64_t count, bool brain) {
+CLEARHEAD_INLINE void widen(const uint16_t* from, float* to, int64_t count, bool is_bf16) {
     int64_t i = 0;
-    if (brain) {
+    if (is_bf16) {
         for (; i < count; ++i) to[i] = from_bf16(from[i]);
         return;
     }

@@ -27,10 +27,10 @@ struct Free {
     void operator()(char* p) const { std::free(p); }
 };
 
-// Memory that a thread keeps from call to call. It belongs to the round that uses it: `stop` may run a signal's handler,
-// whose own call would otherwise free or overwrite it.
+// Memory that a thread keeps from call to call. While a round uses it, the thread does not have it: `stop` may run a
+// signal handler, and a call from there would otherwise free or overwrite it.
 class Scratch {
-public:
+  public:
     Scratch() : data(std::move(kept)), bytes(std::exchange(kept_bytes, 0)) {}
     ~Scratch() {
         if (bytes < kept_bytes) return;
@@ -47,7 +47,7 @@ public:
         return data.get();
     }
 
-private:
+  private:
     inline static thread_local std::unique_ptr<char, Free> kept;
     inline static thread_local int64_t kept_bytes = 0;
     std::unique_ptr<char, Free> data;
@@ -61,34 +61,34 @@ struct Round {  // one call's tasks
 
     void work(bool caller) {
         Scratch scratch;
-        void* own;
+        void* thread_scratch;
         try {
-            own = scratch.at_least(tasks.scratch_bytes);
+            thread_scratch = scratch.at_least(tasks.scratch_bytes);
         } catch (const std::bad_alloc&) {
-            if (caller) failed = true;  // the others may still do it all
+            if (caller) failed = true;  // the other threads may still run all tasks
             return;
         }
         for (int64_t task; !stopped && (task = next++) < tasks.count;) {
-            tasks.body(tasks.context, task, own);
+            tasks.body(tasks.context, task, thread_scratch);
             if (caller && tasks.stop && tasks.stop()) stopped = true;
         }
     }
 };
 
 struct Pool {
-    std::atomic<bool> busy{false};  // a caller has the workers
+    std::atomic<bool> busy{false};  // some caller is using the workers
     std::mutex lock;
     std::condition_variable wake;
     std::atomic<uint64_t> generation{0};
-    std::atomic<int> inside{0};
+    std::atomic<int> active{0};  // workers in the round
     Round* round = nullptr;
-    int workers = 0, wanted = 0;  // a worker whose number is not below `wanted` sleeps on
+    int workers = 0, wanted = 0;  // a worker whose number is not below `wanted` keeps sleeping
 
     void grow(int count) {
         while (workers < count) {
             try {
                 std::thread([this, number = workers] { serve(number); }).detach();
-            } catch (const std::exception&) {  // no more threads, or no memory for one: those that there are do the work
+            } catch (const std::exception&) {  // no more threads, or no memory for one: the present ones do the work
                 return;
             }
             ++workers;
@@ -105,11 +105,11 @@ struct Pool {
                 wake.wait(held, [&] { return generation.load() != seen; });
                 seen = generation.load();
                 mine = number < wanted ? round : nullptr;
-                if (mine) ++inside;
+                if (mine) ++active;
             }
             if (!mine) continue;
             mine->work(false);
-            inside.fetch_sub(1, std::memory_order_release);
+            active.fetch_sub(1, std::memory_order_release);
         }
     }
 
@@ -127,7 +127,7 @@ struct Pool {
             std::lock_guard<std::mutex> held(lock);
             round = nullptr;
         }
-        for (int i = 0; inside.load(std::memory_order_acquire); ++i) {
+        for (int i = 0; active.load(std::memory_order_acquire); ++i) {
             if (i < kSpins)
                 pause();
             else
@@ -136,7 +136,7 @@ struct Pool {
     }
 };
 
-// Never freed: threads may still sleep in it when the process ends. A child process starts without one.
+// Never freed: threads may still sleep in it when the process ends. A forked process starts without one.
 std::atomic<Pool*> pool{nullptr};
 
 Pool& the_pool() {
@@ -152,7 +152,7 @@ Pool& the_pool() {
 
 }  // namespace
 
-void await(const int32_t* turn, int32_t mine) {
+void wait_for_turn(const int32_t* turn, int32_t mine) {
     for (int i = 0; __atomic_load_n(turn, __ATOMIC_ACQUIRE) != mine; ++i) {
         if (i < kSpins)
             pause();

@@ -1,4 +1,5 @@
-// A small pool of threads: tasks are taken from one counter, the caller takes part, and nobody keeps spinning for long.
+// A small pool of threads: tasks are taken from one counter, the calling thread works too, and no thread spins for
+// long.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +12,14 @@ struct Tasks {
     void (*body)(const void* context, int64_t task, void* scratch);
     const void* context;
     int64_t scratch_bytes;  // for each thread, on its own cache line
-    bool (*stop)();         // asked now and then by the calling thread only; true ends the work early. May be null
+    bool (*stop)();         // called by the calling thread only, after each task; true ends the work early. May be null
 };
 
-// Runs all tasks; false when `stop` ended them early. A pool that another caller holds is not waited for: this caller
-// then does its tasks alone. Throws std::bad_alloc.
+// Runs all tasks; false when `stop` ended them early. While another caller uses the pool, the calling thread runs its
+// tasks alone instead of waiting. Throws std::bad_alloc.
 bool run(const Tasks& tasks);
 
-// Returns once *turn is `mine`. The tasks that bring it there must have started earlier, so that some thread has them.
-void await(const int32_t* turn, int32_t mine);
+// Returns once *turn is `mine`. The tasks that count it up to there must have been started before, or it never returns.
+void wait_for_turn(const int32_t* turn, int32_t mine);
 
 }  // namespace clearhead

@@ -1,5 +1,5 @@
-// The register-tiled product that everything is made of: R rows by C vectors, each element one chain of multiply-adds in
-// the order of the depth. So an element's bits do not depend on the shape of the tile it was computed in.
+// The matrix products, tiled by registers: a tile is R rows by C vectors, and each of its elements is one chain of
+// multiply-adds along the depth, in order. So an element's bits do not depend on the shape of the tile.
 #pragma once
 
 #include "simd.hpp"
@@ -7,7 +7,8 @@
 namespace clearhead {
 namespace {
 
-// How cells multiply: one number a cell, or a pair of brain floats that the processor multiplies and adds at once.
+// What a cell is and how cells multiply: one number, or a pair of bfloat16 numbers, of which one instruction multiplies
+// and adds both.
 template <class Number> struct Single {
     using T = Number;
     using Cell = Number;
@@ -23,12 +24,12 @@ template <class Number> struct Single {
 #if defined(__AVX512BF16__)
 struct Paired {
     using T = float;
-    using Cell = float;  // 32 bits that hold two brain floats, neighbours along the depth
+    using Cell = float;  // 32 bits that hold two bfloat16 numbers, neighbours along the depth
     static constexpr int per_cell = 2;
     CLEARHEAD_INLINE Vec<float> multiply_add(Vec<float> a, Vec<float> b, Vec<float> sum) {
         return (Vec<float>)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
     }
-    // Weights are rounded to brain floats where they stand: the first half of the row's bytes holds them.
+    // Weights are rounded to bfloat16 in place: afterwards the first half of the row's bytes holds them.
     CLEARHEAD_INLINE void store_weights(float* row, int j, Vec<float> a, Vec<float> b) {
         const __m512bh both = _mm512_cvtne2ps_pbh((__m512)b, (__m512)a);
         std::memcpy(reinterpret_cast<uint16_t*>(row) + j, &both, 64);
@@ -42,24 +43,25 @@ struct Paired {
 #endif
 
 constexpr int kStrip = kRegisters == 32 ? 14 : 6;  // rows of the widest tile
-constexpr int kTile = 8 * kStrip;                  // queries whose weights are kept side by side
-constexpr int kBlock = 256;                        // keys between two looks at the maximum; blocks start at its multiples
-constexpr int kSpan = 2048;                        // keys summed on their own before they join the rest
-template <class T> constexpr int kPanel = 2 * kLanes<T>;                     // keys side by side in packed panels
-template <class T> constexpr int kPitch = kBlock + 64 / int(sizeof(T));      // from row to row of a strip of scores
+constexpr int kTile = 8 * kStrip;                  // queries of which the column pass keeps the weights at a time
+constexpr int kBlock = 256;  // keys between two updates of the maximum; blocks start at its multiples
+constexpr int kSpan = 2048;  // keys that are summed separately before they are merged; spans start at its multiples
+template <class T> constexpr int kPanel = 2 * kLanes<T>;                 // keys side by side in packed panels
+template <class T> constexpr int kPitch = kBlock + 64 / int(sizeof(T));  // from row to row of a strip of scores
 
-// sum[r][c] += Σ_k a[r·ROW + k·STEP] · b[k·pitch + c·lanes], k < depth; vectors lie in pairs, `apart` from pair to pair.
+// sum[r][c] += Σ_k a[r·ROW + k·STEP] · b[k·pitch + vector c], k < depth. Vectors lie in pairs side by side, and
+// `pair_stride` cells lie between a pair and the next.
 template <class M, int R, int C, int64_t ROW, int64_t STEP>
-CLEARHEAD_INLINE void accumulate(const typename M::Cell* a, const typename M::Cell* b, int64_t pitch, int64_t apart,
-                                 int64_t depth, Vec<typename M::T> (&sum)[R][C]) {
+CLEARHEAD_INLINE void accumulate(const typename M::Cell* a, const typename M::Cell* b, int64_t pitch,
+                                 int64_t pair_stride, int64_t depth, Vec<typename M::T> (&sum)[R][C]) {
     using T = typename M::T;
     for (int64_t k = 0; k < depth; ++k) {
         Vec<T> right[C];
 #pragma GCC unroll 8
-        for (int c = 0; c < C; ++c) right[c] = load(b + c / 2 * apart + c % 2 * kLanes<T>);
+        for (int c = 0; c < C; ++c) right[c] = load(b + c / 2 * pair_stride + c % 2 * kLanes<T>);
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
-            const Vec<T> left = spread<T>(a[r * ROW]);
+            const Vec<T> left = broadcast<T>(a[r * ROW]);
 #pragma GCC unroll 8
             for (int c = 0; c < C; ++c) sum[r][c] = M::multiply_add(left, right[c], sum[r][c]);
         }
@@ -82,54 +84,59 @@ template <class Work> CLEARHEAD_INLINE void with_rows(int rows, Work work) {
         work.template operator()<kStrip>();
 }
 
-// What will be read soon, asked for a few lines at a time between the products, so that it is near by then.
-struct Ahead {
+// Prefetches memory that will be read soon, a few cache lines at a time between the products.
+struct Prefetch {
     struct Rows {
         const char* row = nullptr;
-        int64_t bytes = 0, pitch = 0, left = 0, at = 0;
-    } rows[2];  // the second when the first has been asked for
-    int64_t bytes = 0;  // at a time
+        int64_t bytes = 0, pitch = 0, left = 0, done = 0;  // of a row; to the next; rows; bytes of the present row
+    } rows[2];                                             // the second follows the first
+    int64_t bytes = 0;                                     // at a time
 
     void add(int which, const void* first, int64_t bytes_here, int64_t pitch, int64_t count) {
         const bool whole = bytes_here == pitch;
-        rows[which] = {static_cast<const char*>(first), whole ? bytes_here * count : bytes_here, pitch, whole ? count > 0 : count, 0};
+        rows[which] = {static_cast<const char*>(first), whole ? bytes_here * count : bytes_here, pitch,
+                       whole ? count > 0 : count, 0};
     }
 
-    template <int LEVEL> CLEARHEAD_INLINE_MEMBER void ask() {
+    template <int LEVEL> CLEARHEAD_INLINE_MEMBER void issue() {
         for (int64_t more = bytes; more > 0;) {
             Rows& r = rows[rows[0].left == 0];
             if (r.left == 0) return;
-            const char* from = r.row + r.at;
-            const int64_t here = r.bytes - r.at < more ? r.bytes - r.at : more;
+            const char* from = r.row + r.done;
+            const int64_t here = r.bytes - r.done < more ? r.bytes - r.done : more;
             for (int64_t i = 0; i < here; i += 64) __builtin_prefetch(from + i, 0, LEVEL);
             more -= here;
-            r.at += here;
-            if (r.at >= r.bytes) r.at = 0, r.row += r.pitch, --r.left;
+            r.done += here;
+            if (r.done >= r.bytes) r.done = 0, r.row += r.pitch, --r.left;
         }
     }
 };
 
-constexpr int kClose = 16;  // depth summed on its own, evens and odds apart, before it joins the rest
+constexpr int kDepthChunk = 16;  // cells of the depth that are summed separately, even and odd ones apart
 
-// scores[r·kPitch + j] for the keys j of C / 2 panels: queries (depth, kStrip), panels (panel, depth, kPanel). Many short
-// chains instead of one as long as the depth: one would lie further from the truth than the matrix-vector product that
-// peers use for a single query. The sums so far wait in `scores`, since the next chains need the registers.
-template <class M, int R, int C>
-CLEARHEAD_INLINE void score(const typename M::Cell* queries, const typename M::Cell* panels, int64_t depth,
-                            typename M::T* scores, Ahead* ahead) {
+// scores[r·kPitch + j] = q_r·k_j for the keys j of C / 2 panels: queries (depth, kStrip), panels (panel, depth,
+// kPanel). Many short chains are more accurate than one as long as the depth, which would have a larger error than the
+// matrix-vector product that other libraries use for a single query. The sums so far stay in `scores`, since the next
+// chains need the registers.
+template <class M, int R, int C> CLEARHEAD_INLINE void score_tile(const typename M::Cell* queries,
+                                                                  const typename M::Cell* panels, int64_t depth,
+                                                                  typename M::T* scores, Prefetch* prefetch) {
     using T = typename M::T;
     constexpr int64_t pitch = kPanel<T>;
-    const int64_t apart = depth * pitch;
-    for (int64_t start = 0; start < depth || start == 0; start += kClose) {  // once without depth: all scores are 0
-        if (ahead) ahead->ask<2>();  // to the second cache
+    const int64_t pair_stride = depth * pitch;  // a pair of vectors is a row of a panel
+    for (int64_t start = 0; start < depth || start == 0;
+         start += kDepthChunk) {             // once without depth: all scores are 0
+        if (prefetch) prefetch->issue<2>();  // to the second-level cache
         Vec<T> even[R][C] = {}, odd[R][C] = {};
-        const int64_t stop = depth - start < kClose ? depth : start + kClose;
+        const int64_t stop = depth - start < kDepthChunk ? depth : start + kDepthChunk;
         int64_t k = start;
         for (; k + 2 <= stop; k += 2) {
-            accumulate<M, R, C, 1, kStrip>(queries + k * kStrip, panels + k * pitch, pitch, apart, 1, even);
-            accumulate<M, R, C, 1, kStrip>(queries + (k + 1) * kStrip, panels + (k + 1) * pitch, pitch, apart, 1, odd);
+            accumulate<M, R, C, 1, kStrip>(queries + k * kStrip, panels + k * pitch, pitch, pair_stride, 1, even);
+            accumulate<M, R, C, 1, kStrip>(queries + (k + 1) * kStrip, panels + (k + 1) * pitch, pitch, pair_stride, 1,
+                                           odd);
         }
-        if (k < stop) accumulate<M, R, C, 1, kStrip>(queries + k * kStrip, panels + k * pitch, pitch, apart, 1, even);
+        if (k < stop)
+            accumulate<M, R, C, 1, kStrip>(queries + k * kStrip, panels + k * pitch, pitch, pair_stride, 1, even);
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
@@ -141,34 +148,40 @@ CLEARHEAD_INLINE void score(const typename M::Cell* queries, const typename M::C
     }
 }
 
-template <class M, int R>
-__attribute__((noinline)) void score_panels(const typename M::Cell* queries, const typename M::Cell* panels, int64_t depth,
-                                            int first, int last, typename M::T* scores, Ahead* ahead = nullptr) {
+// The scores of R queries with the keys of panels first … last.
+template <class M, int R> __attribute__((noinline)) void score_panels(const typename M::Cell* queries,
+                                                                      const typename M::Cell* panels, int64_t depth,
+                                                                      int first, int last, typename M::T* scores,
+                                                                      Prefetch* prefetch = nullptr) {
     using T = typename M::T;
-    constexpr int few = kRegisters < 32 || R > 2 ? 2 : 8 / R;  // vectors: few rows, more chains under way
-    constexpr int high = R * 4 + 3 <= kRegisters ? R : R / 2;  // rows of a tile whose sums fit the registers
-    static_assert(R % high == 0 && high * few * 2 <= kRegisters);
+    // A tile with few rows has more vectors, so that enough chains run at the same time; all sums fit the registers.
+    constexpr int vectors = kRegisters < 32 || R > 2 ? 2 : 8 / R;
+    constexpr int tile_rows = R * 4 + 3 <= kRegisters ? R : R / 2;
+    static_assert(R % tile_rows == 0 && tile_rows * vectors * 2 <= kRegisters);
     int p = first;
-    for (; p + few / 2 <= last; p += few / 2)
-        for (int r = 0; r < R; r += high)
-            score<M, high, few>(queries + r, panels + p * depth * kPanel<T>, depth, scores + r * kPitch<T> + p * kPanel<T>, ahead);
+    for (; p + vectors / 2 <= last; p += vectors / 2)
+        for (int r = 0; r < R; r += tile_rows)
+            score_tile<M, tile_rows, vectors>(queries + r, panels + p * depth * kPanel<T>, depth,
+                                              scores + r * kPitch<T> + p * kPanel<T>, prefetch);
     for (; p < last; ++p)
-        for (int r = 0; r < R; r += high)
-            score<M, high, 2>(queries + r, panels + p * depth * kPanel<T>, depth, scores + r * kPitch<T> + p * kPanel<T>, ahead);
+        for (int r = 0; r < R; r += tile_rows)
+            score_tile<M, tile_rows, 2>(queries + r, panels + p * depth * kPanel<T>, depth,
+                                        scores + r * kPitch<T> + p * kPanel<T>, prefetch);
 }
 
-// out[r][c] = out[r][c]·shrink[r] + Σ_j weights[r][j]·values[j][c], for C vectors of columns.
+// out[r][c] = out[r][c]·rescale[r] + Σ_j weights[r][j]·values[j][c] for R rows and C vectors of columns; without
+// `rescale`, the sum is added. Row r's weight j lies at r·ROW + j·STEP.
 template <class M, int R, int C, int64_t ROW, int64_t STEP>
-CLEARHEAD_INLINE void mix_columns(const typename M::Cell* weights, const typename M::Cell* values, int64_t pitch,
-                                  int64_t depth, const typename M::T* shrink, typename M::T* out, int64_t out_pitch,
-                                  Ahead* ahead) {
+CLEARHEAD_INLINE void weighted_sum_tile(const typename M::Cell* weights, const typename M::Cell* values, int64_t pitch,
+                                        int64_t depth, const typename M::T* rescale, typename M::T* out,
+                                        int64_t out_pitch, Prefetch* prefetch) {
     using T = typename M::T;
     Vec<T> sum[R][C] = {};
-    if (ahead)
-        for (int64_t k = 0; k < depth; k += kClose) {
-            ahead->ask<3>();
+    if (prefetch)
+        for (int64_t k = 0; k < depth; k += kDepthChunk) {
+            prefetch->issue<3>();
             accumulate<M, R, C, ROW, STEP>(weights + k * STEP, values + k * pitch, pitch, 2 * kLanes<T>,
-                                           depth - k < kClose ? depth - k : kClose, sum);
+                                           depth - k < kDepthChunk ? depth - k : kDepthChunk, sum);
         }
     else
         accumulate<M, R, C, ROW, STEP>(weights, values, pitch, 2 * kLanes<T>, depth, sum);
@@ -177,23 +190,27 @@ CLEARHEAD_INLINE void mix_columns(const typename M::Cell* weights, const typenam
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) {
             T* to = out + r * out_pitch + c * kLanes<T>;
-            store(to, shrink ? fma(load(to), spread<T>(shrink[r]), sum[r][c]) : load(to) + sum[r][c]);
+            store(to, rescale ? fma(load(to), broadcast<T>(rescale[r]), sum[r][c]) : load(to) + sum[r][c]);
         }
 }
 
+// The same for all columns.
 template <class M, int R, int64_t ROW, int64_t STEP>
-__attribute__((noinline)) void mix_rows(const typename M::Cell* weights, const typename M::Cell* values, int64_t pitch,
-                                        int64_t depth, const typename M::T* shrink, typename M::T* out,
-                                        int64_t out_pitch, int64_t columns, Ahead* ahead = nullptr) {
+__attribute__((noinline)) void weighted_sum(const typename M::Cell* weights, const typename M::Cell* values,
+                                            int64_t pitch, int64_t depth, const typename M::T* rescale,
+                                            typename M::T* out, int64_t out_pitch, int64_t columns,
+                                            Prefetch* prefetch = nullptr) {
     using T = typename M::T;
-    constexpr int wide = kRegisters < 32 ? 2 : R <= 2 ? 8 : R <= 4 ? 4 : 2;  // few rows: more columns, so that enough chains are under way
+    // With few rows, more columns at a time, so that enough chains run at the same time.
+    constexpr int wide = kRegisters < 32 ? 2 : R <= 2 ? 8 : R <= 4 ? 4 : 2;
     int64_t c = 0;
     for (; c + wide * kLanes<T> <= columns; c += wide * kLanes<T>)
-        mix_columns<M, R, wide, ROW, STEP>(weights, values + c, pitch, depth, shrink, out + c, out_pitch, ahead);
+        weighted_sum_tile<M, R, wide, ROW, STEP>(weights, values + c, pitch, depth, rescale, out + c, out_pitch,
+                                                 prefetch);
     for (; c + 2 * kLanes<T> <= columns; c += 2 * kLanes<T>)
-        mix_columns<M, R, 2, ROW, STEP>(weights, values + c, pitch, depth, shrink, out + c, out_pitch, ahead);
+        weighted_sum_tile<M, R, 2, ROW, STEP>(weights, values + c, pitch, depth, rescale, out + c, out_pitch, prefetch);
     for (; c < columns; c += kLanes<T>)
-        mix_columns<M, R, 1, ROW, STEP>(weights, values + c, pitch, depth, shrink, out + c, out_pitch, ahead);
+        weighted_sum_tile<M, R, 1, ROW, STEP>(weights, values + c, pitch, depth, rescale, out + c, out_pitch, prefetch);
 }
 
 }  // namespace

@@ -12,7 +12,8 @@ for (const entry of kinds.map((name) => `src/kinds/${name}`)) {
   const { outputFiles } = await build({ ...options, target, entryPoints: [entry] });
   const text = outputFiles[0].text;
   const name = entry.split("/").at(-1);
-  if (/<\/(script|style)|<!--/i.test(text)) throw new Error(`${name} cannot stand inside a page: it holds </script, </style or <!--`);
+  if (/<\/(script|style)|<!--/i.test(text))
+    throw new Error(`${name} cannot stand inside a page: it holds </script, </style or <!--`);
   const place = new URL(name, out);
   if (process.argv.includes("--check")) {
     const committed = await readFile(place, "utf8").catch(() => "");

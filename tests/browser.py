@@ -1,4 +1,4 @@
-"""A page opened as a reader opens it: from disk, in a browser without a network."""
+"""A page opened from disk in a real browser without a network."""
 
 import os
 import shutil
@@ -8,6 +8,7 @@ import pytest
 
 _FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
 _QUIET = ("--disable-component-update", "--disable-sync")
+_AWAKE = ("--disable-renderer-backgrounding", "--disable-backgrounding-occluded-windows")
 BROWSER = os.environ.get("CLEARHEAD_BROWSER") or shutil.which("chromium") or shutil.which("chromium-browser")
 
 
@@ -18,14 +19,14 @@ def browser():
     if BROWSER is None:
         pytest.skip("no chromium is installed: apt-get install chromium, or name one with CLEARHEAD_BROWSER")
     with playwright.sync_playwright() as driver:
-        running = driver.chromium.launch(executable_path=BROWSER, args=[*_FLAGS, *_QUIET])
+        running = driver.chromium.launch(executable_path=BROWSER, args=[*_FLAGS, *_QUIET, *_AWAKE])
         yield running
         running.close()
 
 
 @contextmanager
 def opened(running, path, width=1280, height=900, wait=".step", place="", **options):
-    """The page, and a list of all that should not be: requests, console messages, errors."""
+    """The page, and a list of everything unwanted: requests, console messages, errors."""
     context = running.new_context(viewport={"width": width, "height": height}, offline=True, **options)
     page, unwanted = context.new_page(), []
     page.on("console", lambda message: unwanted.append(f"console: {message.text}"))
@@ -38,7 +39,7 @@ def opened(running, path, width=1280, height=900, wait=".step", place="", **opti
 
 
 def until(page, expression, patience=5000):
-    """Wait for an expression to be true; the page's own policy forbids Playwright's way, which evaluates strings."""
+    """Wait until an expression is true; Playwright's own wait evaluates strings, which the page's policy forbids."""
     for _ in range(patience // 50):
         if page.evaluate(expression):
             return

@@ -1,4 +1,4 @@
-"""Every public callable with arguments that are right, and values that are wrong somewhere, to put in their place."""
+"""Every public callable with valid arguments, and wrong values to put in place of an argument."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,9 +15,11 @@ import torch.distributed as dist
 
 import clearhead as ch
 from clearhead import nn
-from clearhead.matrix import TransposedMatrix
-from clearhead.problem import Rules
-from clearhead.tracing import TokenTrace, Trace
+from clearhead.core.problem import Rules
+from clearhead.core.statistics import Watched, askable
+from clearhead.distributed.matrix import ShardedTransposedMatrix
+from clearhead.ops.matrix import TransposedMatrix
+from clearhead.textbook.trace import TokenTrace, Trace
 from clearhead.watching.layers import Layer
 from clearhead.watching.seen import Seen
 
@@ -29,14 +31,14 @@ GROUPS = (np.array([0, 1, 1]), np.array([0, 0, 1]))
 
 
 class Mute:
-    """Not even its name can be had."""
+    """Even its repr raises."""
 
     def __repr__(self) -> str:
         raise ValueError("no words")
 
 
 class Claims:
-    """Says that it has a shape."""
+    """Claims to have a shape."""
 
     shape = "wide"
     ndim = 2
@@ -90,15 +92,15 @@ WRONG: dict[str, Callable[[], Any]] = {**{n: lambda x=x: x for n, x in {**PLAIN,
 
 @dataclass(frozen=True)
 class Call:
-    """Something public, with arguments that are right."""
+    """A public callable with valid arguments."""
 
     call: Callable[..., Any]
     right: dict[str, Any] = field(default_factory=dict)
-    options: tuple[str, ...] = ()  # further names that it takes
+    options: tuple[str, ...] = ()  # further argument names that it takes
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What can be wrong: the signature's own names, and the rules or options behind `**`."""
+        """The arguments that can be wrong: the names in the signature, and the rules or options behind `**`."""
         own = [p for p in signature(self.call).parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
         return (*(p.name for p in own), *self.options)
 
@@ -112,6 +114,7 @@ class Call:
 def methods(owner: Callable[[], Any], kind: type, right: dict[str, dict[str, Any]], **options: Any) -> dict[str, Call]:
     """The public methods of a class, each called on a fresh object."""
     names = [name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))]
+    names = [name for name in names if not hasattr(getattr(kind, name), "__deprecated__")]
     found = {}
     for name in [*names, *(n for n in right if n.startswith("__"))]:
         bound = getattr(owner(), name)
@@ -163,11 +166,11 @@ def public() -> dict[str, Call]:
             matrix,
             ch.AttentionMatrix,
             {
-                "top": {"k": 2}, "image": {"height": 2, "width": 2}, "near": {"left": 1}, "sequence": {"batch": 0},
-                "one": {"head": 0}, "groups": {"query_groups": GROUPS[0], "key_groups": GROUPS[1]}, "save": PATH,
+                "top": {"k": 2}, "image": {"height": 2, "width": 2}, "part": {"batch": 0},
+                "groups": {"query_groups": GROUPS[0], "key_groups": GROUPS[1]}, "save": PATH,
                 "__getitem__": {"key": 0}, "__matmul__": {"v": V},
             },
-            **LOOKS,
+            **LOOKS, observe=askable(),
         ),
         **methods(lambda: matrix().T, TransposedMatrix, {"__getitem__": {"key": 0}, "__matmul__": {"g": Q}}),
         **methods(
@@ -203,13 +206,29 @@ def watched(**given: Any) -> None:
 
 
 def alone(call: Callable[..., Any], given: dict[str, Any]) -> Any:
-    """In a group of one process."""
+    """Run in a process group of one process."""
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         return call(**given)
     finally:
         dist.destroy_process_group()
+
+
+def sharded() -> ch.distributed.ShardedAttentionMatrix:
+    return ch.distributed.ShardedAttentionMatrix(torch.from_numpy(Q), torch.from_numpy(K), causal=True)
+
+
+def methods_alone(owner: Callable[[], Any], kind: type, right: dict[str, dict[str, Any]]) -> dict[str, Call]:
+    """As `methods`, of objects that live in a process group: each call makes its own, in a group of one process."""
+
+    def call(name: str) -> Callable[..., Any]:
+        return lambda **given: alone(lambda **inner: getattr(owner(), name)(**inner), given)
+
+    names = [name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))]
+    names += [name for name in right if name.startswith("__")]
+    taken = {name: tuple(signature(getattr(kind, name)).parameters)[1:] for name in names}
+    return {f"{kind.__name__}.{name}": Call(call(name), right.get(name, {}), taken[name]) for name in names}
 
 
 def made(kind: type, given: dict[str, Any]) -> None:
@@ -222,14 +241,14 @@ def made(kind: type, given: dict[str, Any]) -> None:
 
 @cache
 def in_frameworks() -> dict[str, Call]:
-    """What is public in PyTorch's and Transformers' homes."""
+    """Public callables of the parts for PyTorch and Transformers."""
     x = torch.ones(1, 2, 3, 4)
-    layer = nn.MultiHeadAttention(8, 2)
+    flat, layer = torch.from_numpy(FLAT), nn.MultiHeadAttention(8, 2)
     # fmt: off
     return {
         "set_num_threads": Call(threads, {"count": 1}),
         "watch": Call(watched, {"model": torch.nn.Linear(2, 2)},
-                      tuple(signature(ch.watch).parameters)),
+                      (*list(signature(ch.watch).parameters)[:-1], *Watched.__annotations__)),
         "nn.MultiHeadAttention": Call(
             lambda **given: made(nn.MultiHeadAttention, given), {"d_model": 8, "num_heads": 2},
                                       tuple(signature(nn.MultiHeadAttention).parameters)),
@@ -239,8 +258,20 @@ def in_frameworks() -> dict[str, Call]:
         "nn.KVCache": Call(nn.KVCache, {"batch": 1, "kv_heads": 2, "d_k": 4, "d_v": 4}),
         "torch.scaled_dot_product_attention": Call(
             ch.torch.scaled_dot_product_attention, {"query": x, "key": x, "value": x}),
+        "distributed.attention": Call(
+            lambda **given: alone(ch.distributed.attention, given), {"q": flat, "k": flat, "v": flat},
+            (*tuple(signature(ch.distributed.attention).parameters)[:-1], *RULES)),
+        "distributed.ShardedAttentionMatrix": Call(
+            lambda **given: alone(ch.distributed.ShardedAttentionMatrix, given), {"q": flat, "k": flat},
+            (*tuple(signature(ch.distributed.ShardedAttentionMatrix).parameters)[:-1], *RULES)),
+        **methods_alone(sharded, ch.distributed.ShardedAttentionMatrix, {
+            "top": {"k": 2}, "image": {"height": 2, "width": 2},
+            "groups": {"query_groups": GROUPS[0], "key_groups": GROUPS[1]},
+            "__getitem__": {"key": 0}, "__matmul__": {"v": torch.from_numpy(V)}}),
+        **methods_alone(lambda: sharded().T, ShardedTransposedMatrix, {
+            "__getitem__": {"key": 0}, "__matmul__": {"g": torch.from_numpy(Q)}}),
         "distributed.plan": Call(
-            lambda **given: alone(ch.distributed.plan, given), {"q": x, "k": x},
+            lambda **given: alone(ch.distributed.plan, given), {"q": flat, "k": flat},
             (*tuple(signature(ch.distributed.plan).parameters)[:-1], *RULES)),
         "distributed.positions": Call(
             lambda **given: alone(ch.distributed.positions, given), {"length": 3}, ("length", "group", "layout")),
@@ -249,7 +280,7 @@ def in_frameworks() -> dict[str, Call]:
         "distributed.unshard": Call(
             lambda **given: alone(ch.distributed.unshard, given), {"x": x}, ("x", "dim", "group", "layout")),
         **methods(seen, Seen, {
-            "head": {"layer": 0, "head": 0}, "layer": {"layer": 0}, "matrix": {"layer": 0}, "rollout": {"token": 0},
+            "head": {"layer": 0, "head": 0}, "layer": {"layer": 0}, "matrix": {"layer": 0}, "rollout": {"query": 0},
             "save": PATH, "__getitem__": {"layer": 0}}, **LOOKS),
     }
     # fmt: on

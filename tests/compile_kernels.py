@@ -12,15 +12,15 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from clearhead.device import DeviceArray
+from clearhead.core.device_array import DeviceArray
+from clearhead.core.problem import describe
+from clearhead.core.statistics import Groups, Wanted
 from clearhead.engines import triton
 from clearhead.engines.base import Upstream
-from clearhead.observations import Groups, Wanted
-from clearhead.problem import describe
 
 
 class Stub:
-    """As much of a driver as compiling asks for."""
+    """The part of a driver that compiling needs."""
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
@@ -46,7 +46,7 @@ def array(*shape: int, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def everything(dtype: torch.dtype, d: int, **rules: Any) -> None:
-    """Each kernel, with every answer at once."""
+    """Each kernel, with all its results at once."""
     q, k, v = (array(1, heads, 128, d, dtype=dtype) for heads in (4, 2, 2))
     problem = describe(q, k, None, rules).problem
     number = torch.float64 if dtype == torch.float64 else torch.float32

@@ -11,20 +11,20 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when NumPy loads, which is later
-os.environ.setdefault("TRITON_INTERPRET", "1")  # the GPU's kernels run on the CPU, where tests can be
+os.environ.setdefault("TRITON_INTERPRET", "1")  # the GPU kernels run on the CPU in Triton's interpreter
 
 import seeds
 
 QUIET = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.differing_executors)
 
-settings.register_profile("default", max_examples=100, deadline=None, suppress_health_check=QUIET, print_blob=True)
+settings.register_profile("default", max_examples=60, deadline=None, suppress_health_check=QUIET, print_blob=True)
 settings.register_profile("thorough", max_examples=1000, deadline=None, suppress_health_check=QUIET, print_blob=True)
 settings.load_profile("default")
 
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
-    print(f"CLEARHEAD_SEED={seeds.start()} draws this test's numbers again.")  # shown where the test fails
+    print(f"CLEARHEAD_SEED={seeds.start()} draws this test's numbers again.")  # pytest shows it when the test fails
 
 
 @pytest.hookimpl(wrapper=True)
@@ -38,7 +38,7 @@ def pytest_make_collect_report() -> Generator[None, Any, Any]:
 
 
 def _whole(report: Any) -> Any:
-    """In CI nothing is skipped: what a test needs is installed there, or the gate fails."""
+    """In CI no test may be skipped: everything that tests need is installed there, otherwise the gate fails."""
     if report.skipped and not hasattr(report, "wasxfail") and os.environ.get("CI"):
         report.outcome, report.longrepr = "failed", f"skipped, and CI is set: {report.longrepr[-1]}"
     return report

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.axes import Array
+from clearhead.core.axes import Array
 from problems import Case
 
 

@@ -1,4 +1,4 @@
-"""A loss of some of attention's answers: what autograd says of it in float64, and how far an engine may be off."""
+"""A loss of some results of attention: its gradients by autograd in float64, and the allowed error of an engine."""
 
 from functools import cached_property
 from typing import Any
@@ -7,9 +7,9 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from clearhead import visibility
-from clearhead.arrays import statistics_dtype
-from clearhead.axes import Array
+from clearhead.core import visibility
+from clearhead.core.arrays import statistics_dtype
+from clearhead.core.axes import Array
 from problems import Case
 from slack import Slack, assert_close, rounding
 
@@ -17,7 +17,7 @@ ANSWERS = ("output", "logsumexp", "entropy", "received")
 
 
 class Losses:
-    """A linear loss of some answers to a case, what autograd says about it, and how far an engine may be off."""
+    """A linear loss of some results for a case, its gradients by autograd, and the allowed error of an engine."""
 
     def __init__(self, case: Case, answers: list[str]) -> None:
         self.case, self.problem = case, case.problem
@@ -53,7 +53,7 @@ class Losses:
 
     @cached_property
     def slack(self) -> dict[str, Array]:
-        """Each weight and each logit's derivative is off by so much of the magnitudes that are added up in it."""
+        """The allowed error of each weight and of each logit's gradient, relative to the magnitudes that it sums."""
         case, problem, slack, book = self.case, self.problem, Slack(self.case), self.case.book
         mags = {name: np.abs(self.wide(name)) for name in ANSWERS}
         eps = slack.eps * np.sqrt(problem.queries + problem.keys + problem.d_k)
@@ -77,7 +77,7 @@ class Losses:
         bent = logit if problem.softcap is None else logit * (1 + 1 / problem.softcap)
         # multiplying pairs of bfloat16, a processor takes what lies below the normal range for zero, also a sum
         flushed = slack.tiny * (1 + problem.queries + problem.keys) if problem.dtype == ml_dtypes.bfloat16 else 0.0
-        if problem.dtype == np.float16:  # an engine may round what it multiplies to it, and little goes below its range
+        if problem.dtype == np.float16:  # an engine may round its operands to it, and little lies below its range
             flushed = float(ml_dtypes.finfo(np.float16).smallest_subnormal)
         score = abs(problem.scale) * bent + flushed
         output = mags["output"] if "output" in self.by else np.zeros((*row.shape, values.shape[-1]))
@@ -128,7 +128,7 @@ def summed(x: Array, shape: tuple[int, ...]) -> Array:
 def formula(
     case: Case, visible: torch.Tensor, q: Any, k: Any, v: Any, bias: Any = None, sinks: Any = None
 ) -> dict[str, torch.Tensor]:
-    """Attention and its observations as one writes them down, scores forbidden by -inf."""
+    """Attention and its observations by the plain formulas, with masked scores at -inf."""
     problem = case.problem
     k, v = (x.repeat_interleave(problem.heads // max(1, x.shape[1]), 1) for x in (k, v))
     scores = problem.scale * (q @ k.transpose(-1, -2))
@@ -143,7 +143,7 @@ def formula(
             - torch.from_numpy(problem.alibi_slopes)[:, None, None] * (rows - torch.arange(problem.keys)).abs().double()
         )
     empty = ~visible.any(-1, keepdim=True)
-    masked = torch.where(visible | empty, scores, -torch.inf)  # an empty row is answered for at the end
+    masked = torch.where(visible | empty, scores, -torch.inf)  # empty rows are set at the end
     extra = [] if sinks is None else [torch.where(empty, 0.0, sinks.reshape(-1, 1, 1))]
     lse = torch.logsumexp(torch.cat([masked, *extra], -1), -1, keepdim=True)
     logs = torch.where(visible, masked - lse, 0.0)

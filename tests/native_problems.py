@@ -6,12 +6,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from clearhead import reference
-from clearhead.arrays import statistics_dtype
+from clearhead.core import reference
+from clearhead.core.arrays import statistics_dtype
+from clearhead.core.problem import describe
+from clearhead.core.statistics import Groups, Wanted
 from clearhead.engines import native
 from clearhead.engines.base import Upstream
-from clearhead.observations import Groups, Wanted
-from clearhead.problem import describe
 
 DTYPES = {
     np.dtype(np.float64): (1e-11, 1e-11),

@@ -1,6 +1,6 @@
-"""Callers in several threads while the number of threads changes: `python native_threads.py calls`.
+"""Calls from several Python threads while the kernel's number of threads changes: `python native_threads.py calls`.
 
-Every answer must have the bits that one thread gives.
+Every result must have the bits that one thread gives.
 """
 
 import sys
@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 import clearhead as ch
-from clearhead.axes import Array
+from clearhead.core.axes import Array
+from clearhead.core.problem import describe
+from clearhead.core.statistics import Wanted
 from clearhead.engines import native
 from clearhead.engines.base import Upstream
-from clearhead.observations import Wanted
-from clearhead.problem import describe
 
 Ask = Callable[[], list[Array]]
 
@@ -59,7 +59,7 @@ def ask_rest(q: Array, k: Array) -> Ask:
 
 
 def stress(calls: int, callers: int = 4) -> int:
-    """How many of so many calls answered other bits while another thread set 1, 2 and 64 threads in turn."""
+    """How many of the calls gave other bits while another thread set 1, 2 and 64 threads in turn."""
     before = ch.get_num_threads()
     ch.set_num_threads(1)
     asked = [(ask, ask()) for ask in questions()]

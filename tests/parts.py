@@ -31,7 +31,7 @@ def only_keys(case: Case, start: int, stop: int) -> Case:
 
 
 def only_batch(case: Case, at: int) -> Case:
-    """One item of the first batch axis; the axis is kept."""
+    """One entry of the first batch axis; the axis is kept."""
     rules = _cut(case, (slice(at, at + 1), *(slice(None),) * (case.q.ndim - 1)))
     for name in ("kv_lengths", "query_lengths", "query_offset", "query_segments", "kv_segments"):
         value = np.asarray(rules.get(name, 0))

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clearhead as ch
-from clearhead import engines, reference
-from clearhead.arrays import FLOATS
-from clearhead.axes import Array
-from clearhead.problem import Described, Problem, describe
+from clearhead import engines
+from clearhead.core import reference
+from clearhead.core.arrays import FLOATS
+from clearhead.core.axes import Array
+from clearhead.core.problem import Described, Problem, describe
 
 RULES = (
     "scale",
@@ -43,8 +44,9 @@ INTERPRETED = {"most": 400, "most_heads": 6}  # Triton's interpreter is slow; te
 
 
 def examples(times: float) -> settings:
-    """So many times as many examples as the profile says: more where they are quick and the ways to go wrong many."""
-    return settings(max_examples=int(times * settings().max_examples))
+    """Multiply the profile's number of examples: more where they are quick and much can go wrong."""
+    profile = settings.get_profile(settings.get_current_profile_name())
+    return settings(max_examples=max(1, round(times * profile.max_examples)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Case:
-    """One problem as a user would write it, with the truth about it."""
+    """One problem as a user would write it, with the reference's results."""
 
     q: Array
     k: Array
@@ -163,7 +165,7 @@ def cases(
 
 
 def each_engine(names: Sequence[str] = engines.NAMES) -> Any:
-    """One test for each engine; what takes the interpreter long is among the slow ones."""
+    """One test for each engine; those that are slow in Triton's interpreter are marked slow."""
     slow = pytest.mark.slow
     return pytest.mark.parametrize("engine", [pytest.param(n, marks=slow) if n == "triton" else n for n in names])
 
@@ -190,7 +192,7 @@ def on_every_engine(
 
 
 def draw_layout(draw: st.DrawFn, x: Array) -> Array:
-    """The same numbers with other strides in memory."""
+    """The same numbers with different strides in memory."""
     return LAYOUTS[draw(st.sampled_from(sorted(LAYOUTS)))](x)
 
 
@@ -248,7 +250,7 @@ def _bias(draw: st.DrawFn, rng: np.random.Generator, shape: Shape) -> dict[str, 
 def _mask(draw: st.DrawFn, rng: np.random.Generator, shape: Shape) -> dict[str, Any]:
     mask = np.asarray(rng.random(_broadcasting(draw, shape.weights)) < draw(st.sampled_from((0.2, 0.6, 0.95))))
     if mask.ndim > 1 and draw(st.booleans()):
-        mask = mask & (rng.random((*mask.shape[:-1], 1)) < 0.8)  # rows that see nothing
+        mask = mask & (rng.random((*mask.shape[:-1], 1)) < 0.8)  # with empty rows
     return {"mask": mask}
 
 

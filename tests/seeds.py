@@ -1,4 +1,4 @@
-"""Fresh random numbers for every test, and the one number that draws them again.
+"""Fresh random numbers for every test, and the seed that draws them again.
 
 A failing test shows its seed; `CLEARHEAD_SEED=… pytest tests/test_x.py::test_y` replays it.
 """
@@ -24,5 +24,5 @@ def start() -> int:
 
 
 def fresh() -> np.random.Generator:
-    """A generator of its own for each call; the same ones in the same order when the test is replayed."""
+    """A new generator for each call; the same ones in the same order when the test is replayed."""
     return np.random.default_rng(_sequence.spawn(1)[0])

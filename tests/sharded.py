@@ -14,8 +14,9 @@ import torch.distributed as dist
 from torch.autograd import forward_ad
 
 import clearhead as ch
-from clearhead import arrays, engines
-from clearhead.device import DeviceArray
+from clearhead import engines
+from clearhead.core import arrays
+from clearhead.core.device_array import DeviceArray
 from clearhead.engines.remote import Remote
 
 METHODS = ("gather", "ring", "ulysses", "merge")
@@ -27,7 +28,7 @@ def problem(
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any], list[int], list[int]]:
     """Whole q, k, v and rules, and how many queries and keys each rank holds: any numbers, also none."""
     group, batch, d = int(rng.integers(1, 3)), 2, 4
-    heads = world * int(rng.integers(1, 3))  # of keys; so that they can be dealt out, too
+    heads = world * int(rng.integers(1, 3))  # of keys, so that the zigzag layout can split them too
     if rng.random() < 0.3:
         heads, group = 1, world * group
     queries, keys = (rng.multinomial(int(rng.integers(0, 40)), rng.dirichlet(np.ones(world))).tolist() for _ in "qk")
@@ -86,7 +87,7 @@ def close(found: Any, expected: Any, what: str) -> None:
 
 
 def rules(rank: int, world: int, seed: int) -> None:
-    """Outputs, gradients and observations of random problems, as one process has them."""
+    """Outputs, gradients and observations of random problems, compared with those of one process."""
     rng = np.random.default_rng(seed)
     for _ in range(12):
         given, told, queries, keys = problem(rng, world)
@@ -95,7 +96,7 @@ def rules(rank: int, world: int, seed: int) -> None:
         what = f"{method} {layout} {sorted(told)} {queries} {keys}"
         leaves = {name: x.clone().requires_grad_() for name, x in given.items()}
         for name in ("mask", "bias"):
-            if name in told:  # some batches and heads share it
+            if name in told:  # shared by some batch entries and heads
                 told[name] = told[name][tuple(slice(0, 1 if rng.random() < 0.4 else None) for _ in "bh")]
         if "bias" in told:
             leaves["bias"] = told["bias"] = told["bias"].clone().requires_grad_()
@@ -158,7 +159,7 @@ def observed(given, told, own, here, place, queries, keys, rank, what) -> None: 
 
 
 def graph(rank: int, world: int, seed: int) -> None:
-    """Derivatives of losses about what was observed, as one process has them."""
+    """Gradients of losses of the observations, compared with those of one process."""
     rng = np.random.default_rng(seed)
     for _ in range(8):
         given, told, queries, keys = problem(rng, world)
@@ -290,7 +291,7 @@ def passes(rank: int, world: int, _seed: int) -> None:
 
 
 def device(rank: int, world: int, _seed: int) -> None:
-    """Tensors in a GPU's memory, which is here that of Triton's interpreter: computed there, and answered there."""
+    """Tensors on a device, here treated so by Triton's interpreter: computed there, with results there."""
     rng = np.random.default_rng(5)
     given = {name: torch.from_numpy(rng.standard_normal((1, 2, 21, 4))) for name in "qkv"}
     told: dict[str, Any] = {
@@ -307,7 +308,7 @@ def device(rank: int, world: int, _seed: int) -> None:
     sizes = [21 // world + (one < 21 % world) for one in range(world)]
     own = {name: cut(x, 2, sizes, rank, "contiguous") for name, x in given.items()}
     told = mine(told, sizes, sizes, rank, "contiguous")
-    arrays._from_torch = lambda _torch, x, _name: DeviceArray(x.detach())  # as tensors on a GPU are read
+    arrays._from_torch = lambda _torch, x, _name: DeviceArray(x.detach())  # read as tensors on a GPU are
     for method in ("gather", "ring"):
         leaves = [x.clone().requires_grad_() for x in own.values()]
         output = ch.distributed.attention(*leaves, method=method, **told)
@@ -330,7 +331,7 @@ def index(rng: np.random.Generator, size: int) -> Any:
 
 
 def bits(rank: int, world: int, seed: int) -> None:
-    """The same bits on every run; those of one process, so of any number, where a query's keys are together."""
+    """The same bits on every run; those of one process where one rank has all keys of a query."""
     rng = np.random.default_rng(seed)
     q, k, v = (torch.from_numpy(rng.standard_normal((1, 12, 96, 8))).float() for _ in range(3))
     sizes = [96 // world + (r < 96 % world) for r in range(world)]
@@ -383,7 +384,7 @@ def received(*shards: torch.Tensor, **rules: Any) -> dict[int, int]:
 
 
 def windows(rank: int, world: int, seed: int) -> None:
-    """With a window, messages come from the neighbour that holds the keys alone, however long the sequence is."""
+    """With a window, messages come only from the neighbour that holds the keys, however long the sequence is."""
     for method in ("gather", "ring", "merge"):
         counted = []
         for own in (64, 256):
@@ -395,13 +396,13 @@ def windows(rank: int, world: int, seed: int) -> None:
 
 
 def neighbours(rank: int, method: str, world: int) -> set[int]:
-    """Keys come from the rank before; with merge, queries come from the rank after, and answers from the one before."""
+    """Keys come from the previous rank; with merge, queries from the next and partial results from the previous."""
     before, after = ({rank - 1} if rank else set()), ({rank + 1} if rank + 1 < world else set())
     return before | after if method == "merge" else before
 
 
 def counts(rank: int, world: int, seed: int) -> None:
-    """Each method receives the bytes that its plan says."""
+    """Each method receives the number of bytes that its plan predicts."""
     rng = np.random.default_rng(seed)
     for _ in range(4):
         sizes = (1 + rng.multinomial(40, rng.dirichlet(np.ones(world)))).tolist()
@@ -423,7 +424,7 @@ def counts(rank: int, world: int, seed: int) -> None:
 
 
 def cutting(rank: int, world: int, seed: int) -> None:
-    """Shards are what `positions` says, and together are the whole."""
+    """Each shard holds the positions that `positions` gives, and all shards together are the whole."""
     x = torch.from_numpy(np.random.default_rng(seed).standard_normal((2, 13, 3)))
     for layout in ("contiguous", "zigzag"):
         own = ch.distributed.shard(x, layout=layout)
@@ -433,7 +434,7 @@ def cutting(rank: int, world: int, seed: int) -> None:
 
 
 def decoding(rank: int, world: int, seed: int) -> None:
-    """One new query on the last rank, keys on all: partial answers are merged."""
+    """One new query on the last rank, keys on all ranks: partial results are merged."""
     rng = np.random.default_rng(seed)
     q, k, v = (torch.from_numpy(rng.standard_normal((2, 4, n, 8))) for n in (1, 50, 50))
     sizes = [50 // world + (r < 50 % world) for r in range(world)]
@@ -445,11 +446,12 @@ def decoding(rank: int, world: int, seed: int) -> None:
 
 
 def differently(rank: int, world: int, _seed: int) -> None:
-    """The last rank calls with something else: it hears what is wrong with it, the others which rank and what."""
+    """The last rank calls with other arguments: its error says what is wrong, the others name rank and argument."""
     last = rank == world - 1
     q, n = torch.zeros(1, 2, 4, 8), 4 * world
     rows, bias = {"mask": np.ones((4, n), bool)}, {"bias": np.zeros((4, n), np.float32)}
-    calls: list[tuple[Any, Any, dict[str, Any], dict[str, Any], str]] = [  # the last's q and k, all's rules, the last's
+    # q and k of the last rank, the rules of all ranks, the rules of the last rank, its error
+    calls: list[tuple[Any, Any, dict[str, Any], dict[str, Any], str]] = [
         (q, torch.zeros(1, 2, 4, 6), {}, {}, "was refused: q has d_k 8 but k has d_k 6"),
         (q[:, :1], q[:, :1], {}, {}, "has q's shape without its length [1, 1, 8], but rank 0 has [1, 2, 8]"),
         (q.double(), q.double(), {}, {}, "has dtype torch.float64, but rank 0 has torch.float32"),
@@ -457,6 +459,8 @@ def differently(rank: int, world: int, _seed: int) -> None:
         (q, q, {"scale": 0.5}, {"scale": 0.25}, "has scale 0.25, but rank 0 has 0.5"),
         (q, q, {"sinks": torch.zeros(2)}, {"sinks": torch.ones(2)}, "has sinks [1.0, 1.0], but rank 0 has [0.0, 0.0]"),
         (q, q, {}, {"causual": True}, "was refused: unknown rule `causual`"),
+        (q.numpy(), q.numpy(), {}, {}, "was refused: q is a ndarray: expected a PyTorch tensor"),
+        (q, q, {}, {"timeout": -1.0}, "was refused: timeout is -1: expected seconds"),
         (q, q, {}, {"layout": "zigzag"}, "has layout zigzag, but rank 0 has contiguous"),
         (q, q, {"method": "ring"}, {"method": "gather"}, "has method gather, but rank 0 has ring"),
         (q, q, {"engine": "portable"}, {"engine": None}, "has engine None, but rank 0 has portable"),
@@ -476,11 +480,12 @@ def differently(rank: int, world: int, _seed: int) -> None:
         tensors = (own_q, own_k, own_k) if last else (q, q, q)
         told = ""
         try:
-            ch.distributed.attention(*tensors, timeout=20.0, **given)
+            ch.distributed.attention(*tensors, **{"timeout": 20.0, **given})
         except ch.errors.ClearheadError as error:
             told = error.one_line()
         check(told, expected)
     matrix = ch.distributed.ShardedAttentionMatrix(q, q, timeout=20.0)
+    many, texts = torch.zeros(()).expand(4, 2**40), slice("a", None)
     asked: list[tuple[Callable[[], Any], str]] = [
         (lambda: matrix.observe(entropy=last), "has entropy True, but rank 0 has False"),
         (lambda: matrix.observe(entropy=1 if last else True), "was refused: entropy is 1: expected True or False."),
@@ -488,6 +493,14 @@ def differently(rank: int, world: int, _seed: int) -> None:
         (lambda: matrix[0, 0, 99 if last else 0], "was refused: index 99 is outside axis 2"),
         (lambda: matrix @ q[..., : 4 if last else 8], "has v's width 4, but rank 0 has 8"),
         (lambda: matrix.T @ q[0, 0, : 3 if last else 4], "was refused: g has shape (3, 8)"),
+        (lambda: matrix.T @ (many if last else q), "was refused: Aᵀ·g of shape (1, 2, 4, 1099511627776) would take"),
+        (lambda: matrix @ (many if last else q), "was refused: the output of (batch 1, heads 2, queries 4, keys 4)"),
+        (lambda: matrix.observe(queries=texts if last else slice(2)), "was refused: queries is slice('a', None, None)"),
+        (lambda: matrix.top(2**70 if last else 2), "was refused: top=1,180,591,620,717,411,303,424 of (batch 1, "),
+        (lambda: matrix.image(2, 2**40 if last else 2), "was refused: image=(2, 1099511627776) of (batch 1, "),
+        (lambda: ch.distributed.attention(q, q, None if last else q, timeout=20.0), "was refused: v is a NoneType"),
+        (lambda: ch.distributed.unshard(q, 9 if last else -2), "was refused: dim 9 is outside 0..3"),
+        (lambda: ch.distributed.unshard(q.double() if last else q), "has dtype torch.float64, but rank 0 has torch.fl"),
     ]
     for ask, expected in asked:
         told = ""
@@ -498,7 +511,7 @@ def differently(rank: int, world: int, _seed: int) -> None:
         check(told, expected)
 
 
-FAULTS = {  # what goes wrong on one rank, and what the others say
+FAULTS = {  # the fault on one rank, and the error on the others
     "absent": "rank {} did not call within 8 s",
     "late": "rank {} did not call within 8 s",
     "dies": "rank {} no longer answers",
@@ -511,11 +524,11 @@ FAULTS = {  # what goes wrong on one rank, and what the others say
 
 
 def fault(rank: int, world: int, seed: int, kind: str, method: str) -> None:
-    """Something goes wrong on one rank: all end with an error within the timeout, and say which rank it was."""
+    """One rank fails: all ranks end with an error within the timeout that names the rank."""
     limit, wrong = 8.0, seed % world
     told = ""
     q = torch.ones(1, 6, 8, 8, requires_grad=True)
-    ch.distributed.attention(q, q, q, engine="portable", method=method).sum().backward()  # all goes well, once
+    ch.distributed.attention(q, q, q, engine="portable", method=method).sum().backward()  # the first call succeeds
     if rank == wrong:
         engine = engines.get("portable")
         if kind == "absent":
@@ -538,9 +551,9 @@ def fault(rank: int, world: int, seed: int, kind: str, method: str) -> None:
     assert told, "an answer without one of the ranks"
     print("ended", time.time())
     if rank != wrong or kind == "late":
-        assert time.monotonic() - start < 30, time.monotonic() - start  # the group itself would wait for 60
+        assert time.monotonic() - start < 30, time.monotonic() - start  # the group's own timeout is 60 seconds
         holder = "rank 0, which holds the store, no longer answers"
-        gone = wrong == 0 or rank == wrong  # the holder is the one, or has left before the late one came
+        gone = wrong == 0 or rank == wrong  # the store's holder failed, or left before the late rank
         assert FAULTS[kind].format(wrong) in told or (gone and holder in told), told
 
 
@@ -559,7 +572,7 @@ def break_down(*_: Any) -> None:
 
 
 def meeting_place(file: Path, rank: int, world: int, wait: timedelta) -> dist.TCPStore:
-    """Rank 0 holds the store, at a port that was free, and tells it in a file."""
+    """Rank 0 opens the store at a free port and writes the port into a file."""
     if rank == 0:
         store = dist.TCPStore("127.0.0.1", 0, world, is_master=True, wait_for_workers=False, timeout=wait)
         unfinished = file.with_suffix(".new")
@@ -572,7 +585,7 @@ def meeting_place(file: Path, rank: int, world: int, wait: timedelta) -> dist.TC
 
 
 def one_rank(job: str, rank: int, place: Path) -> None:
-    """Run one rank of a job; what it says goes to a file, and "well" is its last word."""
+    """Run one rank of a job; its output goes to a file and ends with "well" if all went well."""
     scenarios, world, seed, *more = job.split("/")
     told = os.open(place, os.O_WRONLY | os.O_CREAT)
     for stream in (1, 2):

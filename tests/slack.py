@@ -1,6 +1,6 @@
-"""How far an answer may lie from the truth: never an invented number.
+"""Tolerances derived from rounding: how far a result may lie from the reference.
 
-A naive run in the statistics' dtype gets each logit wrong by about eps times the size of what is added up in it, and so
+A naive run in the statistics' dtype gets each logit wrong by about eps times the size of its terms, and so
 each weight by that much relative to itself. Everything else is a sum of weights, times what multiplies them. FACTOR is
 the one number allowed on top.
 """
@@ -11,17 +11,17 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from clearhead import reference, visibility
-from clearhead.arrays import statistics_dtype
-from clearhead.axes import Array
-from clearhead.problem import Problem
+from clearhead.core import reference, visibility
+from clearhead.core.arrays import statistics_dtype
+from clearhead.core.axes import Array
+from clearhead.core.problem import Problem
 from problems import Case
 
 FACTOR = 4.0
 
 
 class Slack:
-    """The allowed error of every answer about one problem, in the reference's axes (batch, heads, …).
+    """The allowed error of every result for one problem, in the reference's axes (batch, heads, …).
 
     Any engine may round weights to bfloat16 before it multiplies, as processors multiply pairs of them; to float16 only
     the Triton engine, as a GPU multiplies halves by halves. Without a name it is the engine that a call would take.
@@ -42,7 +42,7 @@ class Slack:
         return self.product(spread, self.book.output, output_dtype)
 
     def product(self, spread: Array, truth: Array, output_dtype: np.dtype[Any]) -> Array:
-        """Of weights times what has the magnitudes `spread`, (batch, heads, keys, columns)."""
+        """For weights times an operand of magnitudes `spread`, (batch, heads, keys, columns)."""
         allowed = self.weights @ spread + rounding(truth, output_dtype)
         if output_dtype in self.rounding_weights:
             allowed = allowed + float(ml_dtypes.finfo(output_dtype).eps) * (self.book.weights @ spread) + self.tiny
@@ -53,10 +53,10 @@ class Slack:
             return self.logit
         if name == "entropy":
             return self.logit * (1 + reference.entropy(self.book))
-        return self.logit * reference.distance(self.case.problem, self.book) + self.tiny
+        return self.logit * reference.per_query(self.case.problem, self.book)[name] + self.tiny
 
     def image(self, weights: Array, height: int, width: int) -> Array:
-        """A pixel's edges are rounded too: by eps times where they lie, which is eps · pixels of a pixel's width."""
+        """A pixel's edges are rounded too: by eps times their position, which is eps · pixels of a pixel's width."""
         largest = weights.max(axis=(-1, -2), initial=0)[..., None, None]
         slack = reference.Textbook(**{**vars(self.book), "weights": self.logit.max(initial=0) * weights})
         return (
@@ -67,7 +67,7 @@ class Slack:
 
 
 def rounding(x: Array, dtype: np.dtype[Any]) -> Array:
-    """What rounding x to `dtype` may cost."""
+    """The error that rounding x to `dtype` may add."""
     narrow = ml_dtypes.finfo(dtype)
     return float(narrow.eps) * np.abs(x) + float(narrow.smallest_subnormal)
 
@@ -104,7 +104,7 @@ def dtype_of_statistics(problem: Problem) -> np.dtype[Any]:
 
 
 def assert_top(case: Case, top: Any, count: int, times: float = 1.0) -> None:
-    """Weights as the reference's; the keys are different ones, visible, and hold those weights."""
+    """The weights equal the reference's; the keys are distinct and visible, and have these weights."""
     book, slack = case.book, times * Slack(case).weights
     weights, indices = reference.top(book, count)
     found, places = (x.reshape(weights.shape) for x in top)

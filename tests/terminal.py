@@ -1,4 +1,4 @@
-"""The command line in this process, with streams of any encoding: what a pipe at its end would read."""
+"""The command line run in this process, with output streams of any encoding."""
 
 import io
 import sys

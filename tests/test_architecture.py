@@ -1,4 +1,4 @@
-"""The house stands: imports go down only, parts stay small, what is heavy loads when used, names explain themselves."""
+"""The architecture: imports only go down, modules are short, heavy packages load late, public names are documented."""
 
 import ast
 import inspect
@@ -6,26 +6,37 @@ import subprocess
 import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import pytest
 
 import clearhead
 from clearhead import engines
-from clearhead.problem import Rules
+from clearhead.core.problem import Rules
+from clearhead.core.statistics import Watched
+from clearhead.diagnosing.verdict import Diagnosis
+from clearhead.explaining.explain import Explanation
+from clearhead.textbook.trace import TokenTrace, Trace
+from clearhead.watching.seen import Seen
 
 PACKAGE = Path(clearhead.__file__).parent
 FLOORS = tuple(
     floor.split()
-    for floor in (  # from the ground up; a folder is one entry
-        "errors axes device arrays values room threads files arrayfiles digits words picture notebook",
-        "problem visibility merging observations operands",
-        "reference",
-        "engines",
-        "glance view functional indexing matrix flow backward torch_autograd torch_op torch_graph cache torch",
+    for floor in (  # the floors from the lowest to the highest; a folder is one entry
+        "errors digits deprecated",
+        "words",
+        "core",
+        "engines view",
+        "ops",
+        "torch",
         "nn watching distributed",
-        "casefile steps story tracing layer claims diagnosing diagnosis model texts checkpoint hub explaining",
-        "cli arguments __main__ report bench",
+        "textbook",
+        "diagnosing explaining",
+        "report",
+        "bench",
+        "arguments",
+        "cli",
+        "__main__",
     )
 )
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
@@ -52,7 +63,7 @@ def imports_of(module: str) -> set[str]:
 
 
 def _module_in(name: str) -> str | None:
-    """clearhead.engines.base.Engine is in engines.base; what only the package itself holds is in no module."""
+    """The module of a dotted name: engines.base for clearhead.engines.base.Engine; none for the package's own."""
     parts = name.split(".")
     if parts[0] != "clearhead":
         return None
@@ -74,29 +85,28 @@ def test_every_module_has_a_floor_and_imports_go_down_only(module: str):
         assert floor_of(imported) <= floor_of(module), f"{module} imports {imported}, which is on a floor above"
 
 
-def test_no_module_imports_itself_by_a_way_round():
+def test_there_are_no_import_cycles():
     tuple(TopologicalSorter({module: imports_of(module) for module in MODULES if module != "__init__"}).static_order())
 
 
 @pytest.mark.parametrize("module", sorted(m for m in MODULES if m.startswith("engines.")))
-def test_engines_know_words_and_meaning_only(module: str):
+def test_engines_import_the_core_and_not_each_other(module: str):
     for imported in imports_of(module):
-        shared = floor_of(imported) == FLOOR["engines"] and imported.split(".")[-1] not in engines.NAMES
+        shared = imported.startswith("engines.") and imported.split(".")[-1] not in engines.NAMES
         above = imported == "engines.__init__"
-        assert floor_of(imported) <= 1 or (shared and not above) or module == "engines.__init__", imported
+        below = floor_of(imported) < FLOOR["engines"]
+        assert below or (shared and not above) or module == "engines.__init__", imported
 
 
-@pytest.mark.parametrize("home", FLOORS[5])
-def test_homes_in_frameworks_do_not_know_each_other(home: str):
-    modules = [module for module in MODULES if module.split(".")[0] == home]
-    assert modules
-    for module in modules:
-        strangers = {imported for imported in imports_of(module) if floor_of(imported) == 5} - set(modules)
-        assert not strangers, f"{module} imports {strangers}"
+@pytest.mark.parametrize("module", sorted(set(MODULES) - {"__init__"}))
+def test_folders_on_one_floor_do_not_import_each_other(module: str):
+    room = module.split(".")[0]
+    strangers = {m for m in imports_of(module) if floor_of(m) == FLOOR[room] and m.split(".")[0] != room}
+    assert not strangers, f"{module} imports {strangers}"
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
-def test_parts_are_small(module: str):
+def test_modules_and_functions_are_short(module: str):
     lines = MODULES[module].read_text(encoding="utf-8").count("\n")
     assert lines <= 400, f"{module} has {lines} lines"
     for node in ast.walk(tree_of(module)):
@@ -105,8 +115,44 @@ def test_parts_are_small(module: str):
             assert length <= 80, f"{module}.{node.name} has {length} lines"
 
 
+PUBLIC_UNDERSCORES = {
+    "_fields": "of named tuples",
+    "_asdict": "of named tuples",
+    "_replace": "of named tuples",
+    "_make": "of named tuples",
+    "_C": "PyTorch's compiled part: what functorch and autograd are doing has no public name",
+    "_functorch": "in torch._C, as above",
+    "_are_functorch_transforms_active": "in torch._C, as above",
+    "_current_graph_task_id": "in torch._C, as above",
+    "_current_level": "of torch.autograd.forward_ad: is a dual number about?",
+    "_version": "of tensors: was it written to in place?",
+    "_attn_implementation": "of Transformers' configurations: which attention runs",
+}
+
+
+def private_names_of_others(tree: ast.Module) -> set[str]:
+    """Names with an underscore that a module imports from other modules or reads from their objects."""
+    own = {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    used = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            mine = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            (own if mine else used).add(node.attr)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            own.add(node.target.id)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("clearhead."):
+            used |= {alias.name for alias in node.names}
+    return {name for name in used - own if name.startswith("_") and not name.endswith("__")}
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_no_module_reads_private_names_of_another_module(module: str):
+    found = private_names_of_others(tree_of(module)) - set(PUBLIC_UNDERSCORES)
+    assert not found, f"{module} reads {sorted(found)}, which other modules keep to themselves"
+
+
 def test_every_failure_can_be_replayed():
-    """Numbers come from a seed that is written down or shown (seeds.fresh)."""
+    """Random numbers come from a fixed seed or from one that a failing test shows (seeds.fresh)."""
     for path in Path(__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("default_rng"):
@@ -116,7 +162,7 @@ def test_every_failure_can_be_replayed():
 @pytest.mark.parametrize("name", clearhead.__all__)
 def test_no_public_name_swallows_unknown_options(name: str):
     for option in inspect.signature(getattr(clearhead, name)).parameters.values():
-        assert option.kind is not option.VAR_KEYWORD or option.annotation == Unpack[Rules], option
+        assert option.kind is not option.VAR_KEYWORD or option.annotation in (Unpack[Rules], Unpack[Watched]), option
 
 
 def run(program: str) -> str:
@@ -124,7 +170,7 @@ def run(program: str) -> str:
 
 
 def loaded_by(statement: str) -> set[str]:
-    """The packages that are not Python's own and that this statement loads."""
+    """The third-party packages that this statement loads."""
     program = f"import sys; before = set(sys.modules); {statement}; print(*(set(sys.modules) - before))"
     return {name.split(".")[0] for name in run(program).split()} - set(sys.stdlib_module_names)
 
@@ -157,12 +203,36 @@ def test_type_checkers_see_the_same_names():
     assert seen == set(clearhead.__all__)
 
 
-def test_no_module_is_called_like_a_public_name():
+def test_no_module_has_the_name_of_a_public_object():
     assert not set(clearhead.__all__) & {module.split(".")[0] for module in MODULES}
 
 
 @pytest.mark.parametrize("name", clearhead.__all__)
-def test_each_public_name_explains_itself_with_an_example(name: str):
+def test_each_public_name_has_a_docstring_with_an_example(name: str):
     words = getattr(clearhead, name).__doc__
     assert words
     assert ">>>" in words, f"{name} has no example"
+
+
+def described_here() -> dict[str, Any]:
+    """Public functions and methods of the folders above engines/ and ops/, by name."""
+    import clearhead.nn
+    import clearhead.torch
+
+    owners = [clearhead.nn.KVCache, clearhead.nn.MultiHeadAttention, Diagnosis, Explanation, Seen, TokenTrace, Trace]
+    rooms = ("textbook", "diagnosing", "explaining", "watching")
+    functions = {n: f for n in clearhead.__all__ if (f := getattr(clearhead, n)).__module__.split(".")[1] in rooms}
+    functions["scaled_dot_product_attention"] = clearhead.torch.scaled_dot_product_attention
+    methods = {f"{owner.__name__}.{name}": getattr(owner, name) for owner in owners for name in vars(owner)}
+    return functions | {name: f for name, f in methods.items() if "._" not in name and callable(f)}
+
+
+def test_a_docstring_names_the_errors_that_its_function_raises():
+    """Every public function, and every other one that raises directly or through a check or reader that it calls."""
+    for name, function in described_here().items():
+        words, source = function.__doc__, inspect.getsource(function)
+        assert words, f"{name} does not say what it does"
+        if "raise " in source or "read_" in source or "whole_number(" in source or "." not in name:
+            assert "Raise" in words, f"{name} does not say what it raises"
+        if "." not in name:
+            assert ">>>" in words, f"{name} has no example"

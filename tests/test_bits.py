@@ -1,4 +1,4 @@
-"""The same bits every time: alone or among others, whatever the neighbours, the strides, the number of threads."""
+"""The same bits every time: for any slice of the batch, heads and queries, any strides and any number of threads."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
 import clearhead as ch
-from clearhead.axes import Array
+from clearhead.core.axes import Array
 from parts import only_batch, only_queries
 from problems import Case, cases
 
@@ -21,7 +21,7 @@ COLUMNS: dict[str, Any] = {"received": True, "peak": True, "image": (9, 70)}
 
 
 def answers(case: Case, **wanted: Any) -> dict[str, Array]:
-    """What is asked for and the output, by name."""
+    """The requested statistics and the output, by name."""
     seen = case.matrix().observe(case.v, **wanted)
     return {name: getattr(seen, name) for name in (*wanted, "output")}
 
@@ -32,7 +32,7 @@ def assert_same_bits(actual: dict[str, Array], expected: dict[str, Array]) -> No
 
 
 @given(case=cases(), data=st.data())
-def test_it_does_not_matter_what_else_is_asked(case: Case, data: st.DataObject):
+def test_requesting_other_statistics_changes_no_bit(case: Case, data: st.DataObject):
     together = answers(case, **ROWS, **COLUMNS)
     one = data.draw(st.sampled_from((*ROWS, *COLUMNS)))
     assert_same_bits(together, answers(case, **{one: {**ROWS, **COLUMNS}[one]}))
@@ -42,7 +42,7 @@ def test_it_does_not_matter_what_else_is_asked(case: Case, data: st.DataObject):
 
 
 @given(case=cases())
-def test_a_second_run_gives_the_same(case: Case):
+def test_a_second_run_gives_the_same_bits(case: Case):
     matrix = case.matrix()
     first = matrix.observe(case.v, **ROWS, **COLUMNS)
     again = matrix.observe(case.v, **ROWS, **COLUMNS)
@@ -51,26 +51,26 @@ def test_a_second_run_gives_the_same(case: Case):
 
 
 @given(case=cases(), data=st.data())
-def test_a_used_matrix_answers_as_a_fresh_one(case: Case, data: st.DataObject):
+def test_a_used_matrix_gives_the_same_bits_as_a_fresh_one(case: Case, data: st.DataObject):
     names = data.draw(st.sets(st.sampled_from((*ROWS, *COLUMNS)), min_size=1))
     asked = {name: {**ROWS, **COLUMNS}[name] for name in names}
     v = case.v if data.draw(st.booleans()) else None
     matrix = case.matrix()
     fresh = matrix.observe(v, **asked)
-    matrix.logsumexp()  # known from here on
+    matrix.logsumexp()  # the matrix keeps the log-sum-exp from here on
     used = matrix.observe(v, **asked)
     for name in (*names, *(["output"] if v is not None else [])):
         np.testing.assert_array_equal(getattr(used, name), getattr(fresh, name), err_msg=name, strict=True)
 
 
 @given(case=cases())
-def test_strides_do_not_matter(case: Case):
+def test_strides_change_no_bit(case: Case):
     plain = Case(*(np.ascontiguousarray(x) for x in (case.q, case.k, case.v)), case.rules, case.seed)
     assert_same_bits(answers(plain, **ROWS, **COLUMNS), answers(case, **ROWS, **COLUMNS))
 
 
 @given(case=cases(), data=st.data())
-def test_rows_alone_are_the_rows_among_others(case: Case, data: st.DataObject):
+def test_some_queries_alone_have_the_same_bits_as_among_all_queries(case: Case, data: st.DataObject):
     start, stop = sorted(data.draw(st.tuples(*[st.integers(0, case.problem.queries)] * 2)))
     whole = answers(case, **ROWS)
     expected = {name: x[..., start:stop, :] if name == "output" else x[..., start:stop] for name, x in whole.items()}
@@ -78,7 +78,7 @@ def test_rows_alone_are_the_rows_among_others(case: Case, data: st.DataObject):
 
 
 @given(case=cases(axes=(4, 5)), data=st.data())
-def test_one_batch_alone_is_the_same_as_with_its_neighbours(case: Case, data: st.DataObject):
+def test_one_batch_entry_alone_has_the_same_bits_as_in_its_batch(case: Case, data: st.DataObject):
     assume(case.q.shape[0])
     at = data.draw(st.integers(0, case.q.shape[0] - 1))
     whole = answers(case, **ROWS, **COLUMNS)
@@ -87,14 +87,14 @@ def test_one_batch_alone_is_the_same_as_with_its_neighbours(case: Case, data: st
 
 
 @given(case=cases(axes=(3, 4)), data=st.data())
-def test_a_query_head_alone_is_the_same_as_in_its_group(case: Case, data: st.DataObject):
+def test_a_query_head_alone_has_the_same_bits_as_in_its_group(case: Case, data: st.DataObject):
     head = data.draw(st.integers(0, case.problem.heads - 1))
     dense = np.asarray(case.matrix())
     np.testing.assert_array_equal(case.matrix()[..., head, :, :], dense[..., head, :, :])
 
 
 @given(case=cases(dtypes=(np.dtype(np.float64), np.dtype(np.float32))), threads=st.sampled_from((2, 3, 5, 7, 16)))
-def test_the_number_of_threads_does_not_matter(case: Case, threads: int):
+def test_the_number_of_threads_changes_no_bit(case: Case, threads: int):
     found = []
     for count in (1, threads):
         with threadpool_limits(count):
@@ -105,7 +105,7 @@ def test_the_number_of_threads_does_not_matter(case: Case, threads: int):
 
 
 @pytest.mark.parametrize("shape", [(130, 700, 64, 64), (64, 512, 130, 200), (3, 1100, 33, 1)])
-def test_the_number_of_threads_does_not_matter_where_blas_would_use_them(shape: tuple[int, int, int, int]):
+def test_the_number_of_threads_changes_no_bit_where_blas_would_use_several(shape: tuple[int, int, int, int]):
     rng, (n, m, d_k, d_v) = np.random.default_rng(0), shape
     case = Case(rng.standard_normal((n, d_k)), rng.standard_normal((m, d_k)), rng.standard_normal((m, d_v)), {}, 0)
     g, found = rng.standard_normal((n, 65)), []
@@ -125,7 +125,7 @@ print(hashlib.sha256(b"".join(x.tobytes() for x in (seen.output, seen.entropy, s
 """
 
 
-def test_a_fresh_process_with_other_threads_gives_the_same():
+def test_a_new_process_with_another_number_of_threads_gives_the_same_bits():
     digests = set()
     for threads in ("1", "2"):
         env = {**os.environ, "OPENBLAS_NUM_THREADS": threads, "OMP_NUM_THREADS": threads}
@@ -134,7 +134,7 @@ def test_a_fresh_process_with_other_threads_gives_the_same():
     assert len(digests) == 1
 
 
-def test_inputs_are_left_as_they_were():
+def test_inputs_are_not_modified():
     rng = np.random.default_rng(0)
     q, k, v, bias = (rng.standard_normal(shape) for shape in ((5, 4), (7, 4), (7, 3), (5, 7)))
     before = [x.copy() for x in (q, k, v, bias)]

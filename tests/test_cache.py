@@ -1,4 +1,4 @@
-"""Decoding with a key-value cache equals the full pass, however the positions arrive."""
+"""Decoding with a key-value cache equals the full pass, however the tokens are split into calls."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def room(layer: MultiHeadAttention, batch: int = 2, **options: Any) -> KVCache:
 
 @every_layer
 @pytest.mark.parametrize("chunks", [(1,) * 9, (4, 1, 3, 1), (9,), (0, 5, 0, 4)])
-def test_in_pieces_as_in_one(options: dict[str, Any], chunks: tuple[int, ...]):
+def test_decoding_in_pieces_equals_one_full_pass(options: dict[str, Any], chunks: tuple[int, ...]):
     layer, x = made(causal=True, **options), normal(2, 9, 12)
     cache = room(layer, capacity=2)
     parts = [layer(part, cache=cache) for part in x.split(chunks, 1)]
@@ -41,7 +41,7 @@ def test_in_pieces_as_in_one(options: dict[str, Any], chunks: tuple[int, ...]):
 @every_layer
 @pytest.mark.parametrize("first", [1, 4, 20])
 def test_sequences_of_unequal_length(options: dict[str, Any], first: int):
-    """Prompts of 3 and 7, then more in pieces of which each sequence takes its own share."""
+    """Prompts of 3 and 7 tokens, then pieces of which each sequence takes a different number of tokens."""
     layer, x = made(causal=True, **options), normal(2, 12, 12)
     cache, taken = room(layer, capacity=first), torch.tensor([0, 0])
     outputs: list[list[Tensor]] = [[], []]
@@ -63,7 +63,7 @@ def padded(x: Tensor, length: int) -> Tensor:
     return torch.cat([x, x.new_full((length - len(x), x.shape[1]), 7.0)])
 
 
-def test_the_cache_alone_with_its_rules():
+def test_attention_over_the_cached_keys_with_the_rules_of_the_cache():
     q, k, v = (normal(2, 2, 9, 4, seed=seed) for seed in range(3))
     cache, parts = KVCache(2, 2, 4, 4, dtype=F64, capacity=1), []
     for at in range(0, 9, 3):
@@ -72,7 +72,7 @@ def test_the_cache_alone_with_its_rules():
     close(torch.cat(parts, 2), ch.attention(q, k, v, causal=True))
 
 
-def test_what_another_sequence_has_more_is_not_seen():
+def test_a_shorter_sequence_does_not_see_beyond_its_own_length():
     q, k = (normal(2, 1, 5, 4, seed=seed) for seed in range(2))
     cache = KVCache(2, 1, 4, 4, dtype=F64)
     keys, values, rules = cache.append(k, k, torch.tensor([3, 5]))
@@ -82,7 +82,7 @@ def test_what_another_sequence_has_more_is_not_seen():
 
 @pytest.mark.parametrize("own", [None, (None, None), (2, None), (9, 0)])
 @pytest.mark.parametrize("chunks", [(1,) * 30, (7, 1, 1, 5, 16)])
-def test_a_window_keeps_little_and_answers_the_same(own: Any, chunks: tuple[int, ...]):
+def test_a_cache_with_a_window_stays_small_and_gives_the_same_output(own: Any, chunks: tuple[int, ...]):
     layer, x = made(causal=True, rotary=1e4, d_k=4, window=own), normal(2, 30, 12)
     cache = room(layer, window=4, capacity=1)
     found = torch.cat([layer(part, cache=cache) for part in x.split(chunks, 1)], 1)
@@ -109,7 +109,7 @@ def test_a_window_over_sequences_of_unequal_length():
     assert cache.lengths.tolist() == [40, 20]
 
 
-def test_beam_search_and_taking_back():
+def test_reordering_and_cropping_the_cache():
     layer, x = made(causal=True, rotary=1e4, d_k=4), normal(3, 8, 12)
     cache = room(layer, batch=3)
     layer(x[:, :5], cache=cache)
@@ -117,7 +117,7 @@ def test_beam_search_and_taking_back():
     cache.reorder(order)
     beams = torch.cat([x[order, :5], x[:, 5:]], 1)
     close(layer(x[:, 5:7], cache=cache), layer(beams)[:, 5:7])
-    cache.crop(6)  # speculative decoding: the last was not accepted
+    cache.crop(6)  # as in speculative decoding, where the last token was not accepted
     close(layer(x[:, 6:], cache=cache), layer(beams)[:, 6:])
     cache.crop(torch.tensor([8, 4, 8]))
     assert cache.lengths.tolist() == [8, 4, 8]
@@ -129,7 +129,7 @@ def test_beam_search_and_taking_back():
     close(layer(x, cache=cache), layer(x))
 
 
-def test_room_is_made_seldom():
+def test_the_buffers_are_rarely_reallocated():
     cache, moves, at = KVCache(1, 1, 2, 2, capacity=1), 0, 0
     for step in range(1000):
         keys, _, _ = cache.append(torch.full((1, 1, 1, 2), float(step)), torch.ones(1, 1, 1, 2))
@@ -146,7 +146,7 @@ def test_room_is_made_seldom():
     assert sliding.keys.data_ptr() == room
 
 
-def test_nothing_stays_of_a_graph():
+def test_the_cache_keeps_no_autograd_graph():
     layer = made(causal=True)
     cache = room(layer)
     output = layer(normal(2, 3, 12), cache=cache)
@@ -184,7 +184,7 @@ WRONG: dict[str, tuple[Any, type[ClearheadError], str]] = {
 
 
 @pytest.mark.parametrize(("call", "error", "words"), WRONG.values(), ids=WRONG)
-def test_an_error_changes_nothing(call: Any, error: type[ClearheadError], words: str):
+def test_a_refused_call_leaves_the_cache_unchanged(call: Any, error: type[ClearheadError], words: str):
     cache = filled()
     before = cache.keys.clone(), cache.values.clone(), cache.lengths.clone(), cache.start
     with pytest.raises(error, match=f"^{words}"):
@@ -194,7 +194,7 @@ def test_an_error_changes_nothing(call: Any, error: type[ClearheadError], words:
     assert before[3] == after[3]
 
 
-def test_an_error_in_the_layer_leaves_the_cache_as_it_was():
+def test_an_error_in_the_layer_leaves_the_cache_unchanged():
     layer, x = made(causal=True), normal(2, 6, 12)
     cache = room(layer)
     layer(x[:, :3], cache=cache)
@@ -211,12 +211,12 @@ SIZES: dict[str, Any] = {"batch": 1, "kv_heads": 2, "d_k": 3, "d_v": 4}
 
 @pytest.mark.parametrize("name", [*SIZES, "capacity", "window"])
 @pytest.mark.parametrize("value", [0, -2, 1.5, True, "a", torch.ones(1)])
-def test_sizes_that_make_no_sense(name: str, value: Any):
+def test_invalid_sizes_are_refused(name: str, value: Any):
     with pytest.raises(RuleError, match=f"^{name} is .*: expected a whole number from 1 up"):
         KVCache(**{**SIZES, name: value})
 
 
-def test_sizes_may_be_numpys_whole_numbers():
+def test_sizes_may_be_numpy_integers():
     cache = KVCache(**SIZES, capacity=np.int64(1), window=np.int32(2))
     for _ in range(9):
         k, _, rules = cache.append(torch.ones(1, 2, 1, 3), torch.ones(1, 2, 1, 4))
@@ -224,7 +224,7 @@ def test_sizes_may_be_numpys_whole_numbers():
     assert rules["window"] == (1, None)
 
 
-def test_a_dtype_that_attention_has_not():
+def test_an_unsupported_dtype_is_refused():
     with pytest.raises(DtypeError, match=r"^dtype is torch.int32: expected"):
         KVCache(**SIZES, dtype=torch.int32)
 

@@ -27,7 +27,7 @@ def run(*arguments, **environment):
     )
 
 
-def test_explain_prints_the_whole_story():
+def test_explain_prints_every_section():
     done = run("explain", "humpty dumpty sat on")
     assert (done.returncode, done.stderr) == (0, "")
     for words in (
@@ -46,13 +46,13 @@ def test_explain_prints_the_whole_story():
 @pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize("text", ["humpty dumpty sat on", LONG, f"{LONG} {LONG} {LONG}", "你好，世界 🙂", "a"])
 @pytest.mark.parametrize("colour", [{}, {"FORCE_COLOR": "1", "COLORTERM": "truecolor", "TERM": "xterm-256color"}])
-def test_eighty_columns_hold_every_line(language, text, colour):
+def test_every_line_fits_eighty_columns(language, text, colour):
     done = run("explain", text, "--lang", language, COLUMNS="80", **colour)
     assert done.returncode == 0, done.stderr
     assert max(cell_len(ESCAPE.sub("", line)) for line in done.stdout.splitlines()) <= 80
 
 
-def test_chinese_is_chinese_throughout():
+def test_chinese_output_has_no_english_left():
     done = call("explain", "humpty dumpty sat on", "--lang", "zh")
     for words in ("逐步计算", "M = S'，不可关注处为 -∞ (causal)", "A = softmax(M)，逐行", "被遮蔽", "最大偏差"):
         assert words in done.stdout
@@ -60,7 +60,7 @@ def test_chinese_is_chinese_throughout():
         assert english not in done.stdout
 
 
-def test_colour_follows_the_environment():
+def test_the_environment_turns_colour_on_and_off():
     assert "\x1b" not in run("explain", LONG).stdout
     full = run("explain", f"{LONG} {LONG} {LONG}", FORCE_COLOR="1", COLORTERM="truecolor", TERM="xterm-256color").stdout
     assert "▀" in full
@@ -74,7 +74,7 @@ def test_colour_follows_the_environment():
     assert ".:-=+*#%@" in none
 
 
-def test_numbers_to_twelve_columns_and_pixels_beyond():
+def test_up_to_twelve_columns_are_numbers_and_more_are_a_picture():
     words = [
         "one",
         "two",
@@ -90,7 +90,7 @@ def test_numbers_to_twelve_columns_and_pixels_beyond():
         "twelve",
         "thirteen",
     ]
-    from clearhead.model import load
+    from clearhead.explaining.gpt2 import load
 
     model = load()
     for count in range(1, len(words) + 1):
@@ -100,7 +100,7 @@ def test_numbers_to_twelve_columns_and_pixels_beyond():
             assert ("each cell" in call("explain", text).stdout or "«" in call("explain", text).stdout) == (size > 12)
 
 
-def test_hostile_tokens_are_text():
+def test_control_characters_in_tokens_are_escaped():
     done = run("explain", "a\x1b[31mred\x07\u202e<b>\r\nend", FORCE_COLOR="1", TERM="xterm-256color")
     assert done.returncode == 0
     left = ESCAPE.sub("", done.stdout)
@@ -126,7 +126,7 @@ def wrong(tmp_path):
     return place
 
 
-def test_trace_tells_the_wrong_example_from_the_truth(wrong):
+def test_trace_finds_the_error_in_the_wrong_example(wrong):
     done = call("trace", wrong)
     assert done.returncode == 1
     said = " ".join(done.stdout.split())
@@ -184,7 +184,7 @@ def test_trace_shows_the_head_whose_claim_is_wrong(batches):
     assert "batch 2 of 3, head 1 of 4" in call("trace", place).stdout
 
 
-def test_trace_says_where_a_large_claim_is_furthest_off(tmp_path):
+def test_trace_says_where_a_large_claimed_array_is_most_wrong(tmp_path):
     q, k, v = np.random.default_rng(0).standard_normal((3, 20, 4)).round(3)
     scores = q @ k.T
     right = scores[17, 11]
@@ -195,7 +195,7 @@ def test_trace_says_where_a_large_claim_is_furthest_off(tmp_path):
 
 
 @pytest.mark.parametrize("size", [6, 40, 200])
-def test_nan_is_shown_and_spoils_no_other_row(tmp_path, size):
+def test_nan_is_shown_in_its_row_and_no_other_row(tmp_path, size):
     q, k, v = np.random.default_rng(0).standard_normal((3, size, 4))
     q[2, 1] = np.nan
     np.savez(tmp_path / "nan.npz", q=q, k=k, v=v, causal=True, scores=q @ k.T)
@@ -207,7 +207,7 @@ def test_nan_is_shown_and_spoils_no_other_row(tmp_path, size):
     assert re.search(r"^q_[05] .*(@|1\.000)", done.stdout, re.MULTILINE)  # of 200, three rows make one line
 
 
-def test_three_axes_are_told_as_they_were_read(tmp_path):
+def test_trace_says_how_it_read_three_axes(tmp_path):
     x = np.ones((2, 3, 4))
     np.savez(tmp_path / "three.npz", q=x, k=x, v=x)
     said = " ".join(call("trace", tmp_path / "three.npz").stdout.split())
@@ -215,7 +215,7 @@ def test_three_axes_are_told_as_they_were_read(tmp_path):
     assert "a batch of 2 texts is (batch, heads, tokens, width)" in said
 
 
-def test_a_layer_is_told_as_it_is(tmp_path):
+def test_trace_describes_only_the_steps_that_a_layer_has(tmp_path):
     w = {name: np.eye(4) for name in ("w_q", "w_k", "w_v")}
     np.savez(tmp_path / "layer.npz", x=np.eye(3, 4), **w, num_heads=2)
     said = call("trace", tmp_path / "layer.npz").stdout
@@ -227,7 +227,7 @@ def test_a_layer_is_told_as_it_is(tmp_path):
     assert "the heads mixed by W^O" in call("trace", tmp_path / "layer.npz").stdout
 
 
-def test_no_weight_reads_as_zero(tmp_path):
+def test_small_weights_are_not_printed_as_zero(tmp_path):
     q, k = np.ones((1, 1)), np.array([[0.0], [-3], [-8], [-20], [-60]])
     np.savez(tmp_path / "small.npz", q=q, k=k, v=k * 1e-7, scale=1.0)
     weights = np.exp(k[:, 0]) / np.exp(k[:, 0]).sum()
@@ -238,7 +238,7 @@ def test_no_weight_reads_as_zero(tmp_path):
     np.testing.assert_allclose([float(x) for x in values], k[:, 0] * 1e-7, rtol=0.01)
 
 
-def test_twelve_columns_fit_eighty(tmp_path):
+def test_twelve_columns_of_numbers_fit_eighty_characters(tmp_path):
     np.savez(tmp_path / "wide.npz", q=np.eye(12), k=np.eye(12), v=np.eye(12), causal=True)
     said = call("trace", tmp_path / "wide.npz").stdout
     assert re.search(r"^q_11( +0\.\d+){12}", said, re.MULTILINE)
@@ -253,8 +253,9 @@ def test_twelve_columns_fit_eighty(tmp_path):
         (["explain", "a", "--model", ""], "--model: it is empty"),
         (["explain", "a", "--json", "-", "--html", "-"], "standard output"),
         (["bench", "--threads", "0"], "number of threads is 0"),
-        (["bench", "--quick", "--only", "full", "--save", "README.md/x"], "README.md/x cannot be"),
-        (["bench", "--device", "cuda", "--only", "full"], "--only is for --device cpu"),
+        (["bench", "--only", "full", "--threads", "2"], "hint: python -m benchmarks --only full --threads 2\n"),
+        (["bench", "--device", "cuda", "--quick"], "hint: python -m benchmarks --quick --device cuda\n"),
+        (["bench", "--save", "some where"], "hint: python -m benchmarks --save 'some where'\n"),
         (["explain", "--file", "README.md", "--html", "-", "--head", "1"], "--head is for one token"),
         (["explain", ""], "the text is empty"),
         (["explain", "  \n"], "the text is empty"),
@@ -292,7 +293,7 @@ def test_bad_input_is_one_line_and_exit_code_two(arguments, words, tmp_path):
         ),
     ],
 )
-def test_a_file_that_cannot_be_computed(tmp_path, case, words):
+def test_a_file_that_cannot_be_computed_is_a_one_line_error(tmp_path, case, words):
     (tmp_path / "case.json").write_text(json.dumps(case))
     done = call("trace", tmp_path / "case.json", "--json", tmp_path / "out.json")
     assert (done.returncode, done.stdout) == (2, "")
@@ -311,7 +312,7 @@ def test_help_shows_examples(command):
 
 @pytest.mark.parametrize("encoding", ["gbk", "cp1252", "ascii"])
 @pytest.mark.parametrize("words", ["explain 猫_sat_on_two", "trace examples/wrong.json", "explain --help"])
-def test_every_encoding_shows_the_numbers(encoding, words):
+def test_every_encoding_prints_the_numbers(encoding, words):
     command = [sys.executable, "-m", "clearhead", *words.replace("_", " ").split(" ", 1)]
     done = subprocess.run(
         command, capture_output=True, env={**PLAIN, "PYTHONIOENCODING": encoding}, timeout=60, check=False
@@ -325,12 +326,12 @@ def test_every_encoding_shows_the_numbers(encoding, words):
         assert max(map(len, said.splitlines())) <= 80
 
 
-def test_the_c_locale_shows_the_numbers():
+def test_the_c_locale_prints_the_numbers():
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     assert "S = Q.KT" in run("explain", "humpty dumpty", **plain).stdout
 
 
-def test_chinese_needs_an_encoding_that_has_it(tmp_path):
+def test_chinese_is_refused_where_the_encoding_lacks_it(tmp_path):
     for encoding, code in (("gbk", 0), ("cp1252", 2)):
         command = [sys.executable, "-m", "clearhead", "--lang", "zh", "explain", "humpty"]
         environment = {**PLAIN, "PYTHONIOENCODING": encoding}
@@ -341,7 +342,7 @@ def test_chinese_needs_an_encoding_that_has_it(tmp_path):
     assert json.loads(numbers)["text"] == "humpty"
 
 
-def test_bytes_that_are_no_text_are_refused():
+def test_text_that_is_not_utf8_is_refused():
     command = [sys.executable.encode(), b"-m", b"clearhead", b"explain", b"caf\xe9 sat"]
     done = subprocess.run(command, capture_output=True, env=PLAIN, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (2, b"")
@@ -351,7 +352,7 @@ def test_bytes_that_are_no_text_are_refused():
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no full disk here")
 @pytest.mark.parametrize("words", ["explain humpty", "info --json", "--help"])
-def test_a_full_disk_is_one_line(words):
+def test_a_full_disk_is_a_one_line_error(words):
     with open("/dev/full", "wb") as full:
         command = [sys.executable, "-m", "clearhead", *words.split()]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=PLAIN, timeout=60, check=False)
@@ -359,7 +360,7 @@ def test_a_full_disk_is_one_line(words):
     assert done.stderr == b"clearhead: standard output: No space left on device.\n"
 
 
-def test_closed_streams_are_no_crash():
+def test_closed_streams_cause_no_crash():
     command = f'"{sys.executable}" -m clearhead explain humpty >&-'
     done = subprocess.run(command, shell=True, capture_output=True, text=True, env=PLAIN, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -367,9 +368,9 @@ def test_closed_streams_are_no_crash():
 
 @pytest.mark.parametrize(
     ("gone", "words", "extra"),
-    [("starlette", "view", "view"), ("uvicorn", "view", "view"), ("torch", "bench --device cuda", "gpu")],
+    [("starlette", "view", "view"), ("uvicorn", "view", "view")],
 )
-def test_what_is_not_installed_is_named_with_its_extra(gone, words, extra):
+def test_a_missing_package_is_named_with_the_extra_that_installs_it(gone, words, extra):
     code = (
         f"import sys; sys.modules[{gone!r}] = None; from clearhead.cli import main; sys.exit(main({words.split()!r}))"
     )
@@ -390,7 +391,7 @@ def test_help_names_the_extras_within_eighty_columns(command):
         assert 'pip install "clearhead[view]"' in " ".join(said.split())
 
 
-def test_tokens_of_bytes_are_named_after_their_character():
+def test_tokens_that_are_part_of_a_character_show_that_character():
     for language, words in (("en", "has not learned 猫 and splits it into its bytes"), ("zh", "没有学过“猫”")):
         said = call("explain", "猫 sat", "--lang", language).stdout
         assert "0 猫1/3   1 猫2/3   2 猫3/3   3 ␣sat" in said
@@ -399,24 +400,28 @@ def test_tokens_of_bytes_are_named_after_their_character():
     assert "bytes" not in call("explain", "a cat sat").stdout
 
 
-def test_a_closed_pipe_is_no_error():
+def test_a_closed_pipe_is_not_an_error():
     command = f'"{sys.executable}" -m clearhead explain "{LONG}" | head -n 1'
     done = subprocess.run(command, shell=True, capture_output=True, text=True, env=PLAIN, timeout=60, check=False)
     assert done.stderr == ""
 
 
-def test_ctrl_c_leaves_no_mess(tmp_path):
-    code = "import sys, time, clearhead.cli, clearhead.model as model; model.load = lambda place=None: time.sleep(30); "
+def test_ctrl_c_ends_without_a_traceback(tmp_path):
+    started = tmp_path.parent / f"{tmp_path.name}-started"
+    code = "import sys, time, pathlib, clearhead.cli, clearhead.explaining.gpt2 as m\n"
+    code += f"m.load = lambda place=None: (pathlib.Path({str(started)!r}).touch(), time.sleep(30))\n"
     code += "sys.exit(clearhead.cli.main(['explain', 'a']))"
     running = subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=-1, text=True, cwd=tmp_path, env=PLAIN)
-    time.sleep(2)
+    while not started.exists():
+        assert running.poll() is None
+        time.sleep(0.05)
     running.send_signal(signal.SIGINT)
     out, err = running.communicate(timeout=20)
     assert (running.returncode, out, err) == (130, "", "interrupted\n")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_heavy_package_is_loaded_for_the_main_job():
+def test_explain_loads_no_heavy_package():
     code = (
         "import sys; from clearhead.cli import main; main(['explain', 'humpty dumpty']); print([m for m in ('torch', "
     )

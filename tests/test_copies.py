@@ -1,4 +1,4 @@
-"""Matrices, observations and traces are copied, pickled and shown in a line."""
+"""Matrices, observations and traces can be copied and pickled, and their reprs are one line."""
 
 import copy
 import pickle
@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.axes import Array
+from clearhead.core.axes import Array
 from clearhead.errors import RuleError
+from clearhead.view.parts import one_head
 
 COPIES: dict[str, Callable[[Any], Any]] = {
     "pickled": lambda x: pickle.loads(pickle.dumps(x)),
@@ -39,7 +40,7 @@ def test_a_copy_of_a_matrix_gives_the_same_weights(how: str, dtype: Any, known: 
     np.testing.assert_array_equal(np.asarray(other), np.asarray(matrix))
     np.testing.assert_array_equal(np.asarray(other.T), np.asarray(matrix).swapaxes(-1, -2))
     assert (other.shape, other.size, other.T.size) == ((2, 3, 5), 30, 30)
-    part = COPIES[how](matrix.one(1))
+    part = COPIES[how](one_head(matrix, 1))
     np.testing.assert_array_equal(np.asarray(part)[0, 0], np.asarray(matrix)[1])
 
 
@@ -52,7 +53,7 @@ def test_a_deep_copy_shares_nothing():
 
 
 @pytest.mark.parametrize("how", ["pickled", "deep-copied"])
-def test_graphs_are_not_copied(how: str):
+def test_matrices_with_an_autograd_graph_are_not_copied(how: str):
     leaf = torch.ones(2, 3, 4, requires_grad=True)
     kept = COPIES[how](ch.AttentionMatrix(leaf, leaf.detach()))
     assert kept.entropy().requires_grad
@@ -63,7 +64,7 @@ def test_graphs_are_not_copied(how: str):
 
 
 @pytest.mark.parametrize("how", COPIES)
-def test_copies_of_answers(how: str):
+def test_observations_and_traces_can_be_copied(how: str):
     q, sinks = normal(2, 3, 4), np.zeros(2)
     seen = ch.AttentionMatrix(q, q, sinks=sinks).observe(q, top=2, image=(2, 2))
     other = COPIES[how](seen)
@@ -77,7 +78,7 @@ def test_copies_of_answers(how: str):
         assert str(again) == str(traced)
 
 
-def test_everything_shows_itself_in_a_line():
+def test_every_repr_is_one_line():
     q = normal(2, 30, 4)
     seen, traced = ch.AttentionMatrix(q, q).observe(q, top=2, entropy=True), ch.trace(q, q, q)
     told = {

@@ -1,4 +1,4 @@
-"""Tensors on a device of their own: Triton's interpreter takes them where they are, every other engine refuses."""
+"""Tensors on a device: Triton's interpreter computes on them there, every other engine refuses them."""
 
 from typing import Any
 
@@ -9,11 +9,12 @@ from torch.nn.attention import SDPBackend
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import clearhead as ch
-from clearhead.axes import Array
-from clearhead.device import DeviceArray
+from clearhead.core.axes import Array
+from clearhead.core.device_array import DeviceArray
+from clearhead.core.problem import describe
+from clearhead.core.statistics import Wanted
 from clearhead.engines.gpu import library
 from clearhead.errors import DtypeError, EngineError
-from clearhead.problem import describe
 
 RULES: dict[str, Any] = {
     "scale": -0.6, "softcap": 2.0, "causal": True, "window": (9, None), "query_offset": np.array([[0], [4]]),
@@ -39,8 +40,8 @@ def here(x: Any) -> Array:
     return x.tensor.numpy()
 
 
-@pytest.mark.parametrize("moved", [(), ("bias", "mask")])
-def test_every_answer_is_that_of_the_cpu_and_stays_on_the_device(moved: tuple[str, ...]):
+@pytest.mark.parametrize("moved", [pytest.param((), marks=pytest.mark.slow), ("bias", "mask")])
+def test_every_result_equals_that_of_the_cpu_and_stays_on_the_device(moved: tuple[str, ...]):
     arrays, rules = inputs()
     q, k, v = (there(x) for x in arrays.values())
     given = {**rules, **{name: there(rules[name]) for name in moved}}
@@ -63,7 +64,7 @@ def test_every_answer_is_that_of_the_cpu_and_stays_on_the_device(moved: tuple[st
     assert str(ch.plan(q, k)).startswith("engine: triton\nnot native: the arrays are on device interpreter")
 
 
-def test_the_engines_of_the_cpu_refuse_and_arrays_must_be_together():
+def test_cpu_engines_refuse_device_tensors_and_all_arrays_must_share_a_device():
     arrays, _ = inputs()
     q, k, v = (there(x) for x in arrays.values())
     for engine in ("native", "portable"):
@@ -76,17 +77,22 @@ def test_the_engines_of_the_cpu_refuse_and_arrays_must_be_together():
 
 
 @pytest.mark.parametrize(
-    "asked", ["output", "received", "entropy logsumexp", "distance output", "image peak max_logit"]
+    "asked",
+    [
+        "entropy logsumexp output",
+        "received",
+        *[pytest.param(names, marks=pytest.mark.slow) for names in ("distance output", "image peak max_logit")],
+    ],
 )
-@pytest.mark.parametrize("queries", [slice(None), slice(-2, 1, -3)])
-def test_derivatives_are_those_of_the_cpu(asked: str, queries: slice, monkeypatch: pytest.MonkeyPatch):
-    """PyTorch's tensors in the CPU's memory, taken for a device's."""
+@pytest.mark.parametrize("queries", [pytest.param(slice(None), marks=pytest.mark.slow), slice(-2, 1, -3)])
+def test_gradients_on_the_device_equal_those_of_the_cpu(asked: str, queries: slice, monkeypatch: pytest.MonkeyPatch):
+    """With CPU tensors that are treated as a device's."""
     arrays, rules = inputs()
     found: dict[str, Any] = {}
     expected: dict[str, Any] = {}
     for pretend, grads in ((False, expected), (True, found)):
         if pretend:
-            monkeypatch.setattr("clearhead.arrays._from_torch", lambda torch, x, name: DeviceArray(x.detach()))
+            monkeypatch.setattr("clearhead.core.arrays._from_torch", lambda torch, x, name: DeviceArray(x.detach()))
         leaves = {name: torch.tensor(x, requires_grad=True) for name, x in arrays.items()}
         leaves |= {name: torch.tensor(rules[name], requires_grad=True) for name in ("bias", "sinks")}
         others = {name: x for name, x in rules.items() if name not in leaves}
@@ -105,17 +111,23 @@ def test_derivatives_are_those_of_the_cpu(asked: str, queries: slice, monkeypatc
         np.testing.assert_allclose(found[name], x, 1e-8, 1e-12, err_msg=name)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("poison", [0.0, np.nan, np.inf])
-def test_where_nothing_is_observed_pytorch_answers_and_what_must_not_be_seen_is_mended(
+@pytest.mark.parametrize(
+    ("causal", "bad"),
+    [
+        (True, np.nan),
+        *[pytest.param(False, value, marks=pytest.mark.slow) for value in (0.0, np.nan, np.inf)],
+        *[pytest.param(True, value, marks=pytest.mark.slow) for value in (0.0, np.inf)],
+    ],
+)
+def test_pytorch_computes_plain_outputs_and_nonfinite_values_reach_only_who_sees_them(
     causal: bool,  # noqa: FBT001
-    poison: float,
+    bad: float,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """With PyTorch's kernels of the CPU in the GPU's place."""
+    """Without observations PyTorch's kernels (here those of the CPU) compute; nonfinite rows are corrected."""
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((2, heads, 70, 8), dtype=np.float32) for heads in (4, 2, 2))
-    v[:, :, 40] += poison
+    v[:, :, 40] += bad
     truth = ch.attention(q, k, v, causal=causal, scale=0.3, engine="portable")
     given = [there(x) for x in (q, k, v)]
     ours = here(ch.attention(*given, causal=causal, scale=0.3))
@@ -125,20 +137,20 @@ def test_where_nothing_is_observed_pytorch_answers_and_what_must_not_be_seen_is_
     for found in (ours, theirs):
         np.testing.assert_array_equal(np.isfinite(found), np.isfinite(truth))
         np.testing.assert_allclose(found[np.isfinite(truth)], truth[np.isfinite(truth)], 2e-5, 1e-6)
-    assert np.isinf(poison) or (ours != theirs).any()  # theirs, not ours again
+    assert np.isinf(bad) or (ours != theirs).any()  # computed by PyTorch's kernel, not by ours
     seen = ch.AttentionMatrix(*given[:2], causal=causal, scale=0.3).observe(given[2], entropy=True)
     np.testing.assert_array_equal(here(seen.output), ours)
 
 
-def test_rules_that_pytorch_lacks_are_named():
+def test_rules_that_pytorch_kernels_lack_are_named():
     arrays, rules = inputs()
     problem = describe(*(there(x) for x in arrays.values()), rules).problem
-    (first, *others) = library.reasons_not(problem, *(there(x) for x in arrays.values()))
-    assert first == "they have no softcap, bias, alibi_slopes, mask, kv_lengths, query_lengths, sinks."
-    assert len(others) == 4
+    reasons = library.reasons_not(problem, *(there(x) for x in arrays.values()), Wanted(output=True))
+    lacked = ("softcap", "bias", "alibi_slopes", "window", "mask", "kv_lengths", "query_lengths", "sinks")
+    assert reasons[:-3] == [f"PyTorch's library of kernels has no rule `{name}`." for name in lacked]
 
 
-def test_parts_join_and_flow_goes_on_where_they_are():
+def test_merges_and_rollout_stay_on_the_device():
     arrays, _ = inputs()
     q, k, v = arrays.values()
     matrices = ch.AttentionMatrix(there(q), there(k)), ch.AttentionMatrix(q, k)
@@ -154,15 +166,16 @@ def test_parts_join_and_flow_goes_on_where_they_are():
     np.testing.assert_allclose(here(ch.rollout(square[:1] * 2, query=3)), ch.rollout(square[1:] * 2, query=3), 1e-9)
 
 
+@pytest.mark.slow
 def test_a_model_on_a_device_is_watched(monkeypatch: pytest.MonkeyPatch):
-    """A small GPT-2 that generates: the same as on the CPU, pretending that its tensors are elsewhere."""
+    """A small GPT-2 generates the same as on the CPU when its tensors are treated as a device's."""
     config = GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20, bos_token_id=1, eos_token_id=None)
     model = GPT2LMHeadModel(config).eval()
     ids = torch.tensor([[5, 3, 8, 2, 7], [1, 1, 4, 9, 6]])
     found = []
     for pretend in (False, True):
         if pretend:
-            monkeypatch.setattr("clearhead.arrays._from_torch", lambda torch, x, name: DeviceArray(x.detach()))
+            monkeypatch.setattr("clearhead.core.arrays._from_torch", lambda torch, x, name: DeviceArray(x.detach()))
         real = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
         with ch.watch(model, entropy=True, received=True, distance=True, top=2, image=(3, 4)) as seen:
             model.generate(ids, attention_mask=real, max_new_tokens=2, do_sample=False)

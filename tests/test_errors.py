@@ -1,4 +1,4 @@
-"""What is said of bad arrays and rules, word for word: the argument, its shape in named axes, what would be right."""
+"""The exact error texts for bad arrays and rules: the argument, its shape in named axes, what was expected."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ import torch
 import clearhead as ch
 from clearhead import engines
 from clearhead.errors import EngineError, RuleError, unknown
-from words import Wrong, assert_words
+from error_texts import Wrong, assert_words
 
 Q, K, V = np.ones((2, 4, 6, 8)), np.ones((2, 2, 5, 8)), np.ones((2, 2, 5, 3))
 FLAT = np.ones((3, 4))
@@ -257,7 +257,7 @@ CASES = {**ARRAYS, **RULES}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_words(name: str, monkeypatch: pytest.MonkeyPatch):
+def test_each_error_has_its_exact_text(name: str, monkeypatch: pytest.MonkeyPatch):
     assert_words(*CASES[name], monkeypatch)
 
 
@@ -276,12 +276,12 @@ def test_an_unknown_engine_in_the_environment_fails(monkeypatch: pytest.MonkeyPa
             call()
 
 
-def test_the_environment_names_the_engine(monkeypatch: pytest.MonkeyPatch):
+def test_the_environment_variable_chooses_the_engine(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CLEARHEAD_ENGINE", "portable")
     assert ch.plan(FLAT, FLAT).engine == "portable"
 
 
-def test_an_engine_that_cannot_says_all_its_reasons(monkeypatch: pytest.MonkeyPatch):
+def test_an_engine_that_refuses_gives_all_its_reasons(monkeypatch: pytest.MonkeyPatch):
     for engine in engines.NAMES:
         monkeypatch.setattr(engines.get(engine), "reasons_not", lambda problem: ["No bias.", "No sinks."])
     for name in (None, *engines.NAMES):
@@ -298,7 +298,7 @@ def test_a_plan_prints_its_reasons():
     assert list(chosen.reasons) == list(engines.NAMES[: engines.NAMES.index(chosen.engine)])
 
 
-def test_one_line_keeps_every_word():
+def test_the_one_line_form_keeps_every_word():
     error = unknown("rule", "masc", ["mask", "bias"])
     assert error.one_line() == "unknown rule `masc`. hint: did you mean `mask`? Known: bias, mask."
     assert RuleError("scale is\n  nan.").one_line() == "scale is nan."

@@ -1,6 +1,6 @@
 """Promise 1: an error of at most 1.25 times that of PyTorch's fused kernel, on the same inputs, against float64.
 
-Outputs and gradients, by the root mean square over a tensor. A single number is not promised.
+Outputs and gradients are compared by the root mean square over a tensor; no bound is promised for a single number.
 """
 
 from collections.abc import Callable
@@ -12,9 +12,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import clearhead as ch
-from clearhead import reference
-from clearhead.axes import Array
-from clearhead.problem import describe
+from clearhead.core import reference
+from clearhead.core.axes import Array
+from clearhead.core.problem import describe
 from clearhead.torch import scaled_dot_product_attention
 
 MOST = 1.25
@@ -26,23 +26,23 @@ SHAPES = [(1, 2, 64, 64, 64), (2, 3, 130, 700, 32), (16, 4, 1, 2000, 128), (1, 4
 @pytest.mark.parametrize("size", [1.0, 4.0])
 @pytest.mark.parametrize("rules", [{}, {"causal": True, "query_offset": 0}])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_no_less_exact_than_pytorchs_fused_kernel(
+def test_outputs_are_no_less_exact_than_pytorchs_fused_kernel(
     shape: tuple[int, ...], rules: dict[str, Any], size: float, dtype: str
 ):
     compare(*(x * size for x in random(shape)), dtype, rules)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_of_a_million_keys(dtype: str):
-    # the largest of so few errors is the luck of one rounding to a half: their mean square tells
+def test_rows_of_a_million_keys_are_no_less_exact(dtype: str):
+    # the largest of so few errors depends on one rounding to float16, so their mean square is compared
     compare(*random((1, 2, 4, 1_000_000, 8)), dtype, measures=(root_mean_square,) if "16" in dtype else None)
 
 
 @pytest.mark.parametrize(
     "dtype", ["float32", "float16"]
-)  # bfloat16's are 0 to the processor's pairs: the README says so
+)  # the processor's bfloat16 products flush subnormal numbers to 0, as the README says
 @pytest.mark.parametrize("small", ["q", "k", "v", "half of v"])
-def test_numbers_below_the_normal_range(small: str, dtype: str):
+def test_subnormal_numbers_are_no_less_exact(small: str, dtype: str):
     q, k, v = random((1, 2, 5, 300, 8))
     tiny = {"float32": 1e-39, "float16": 3e-6}[dtype]
     some = torch.rand(v.shape) < 0.5
@@ -55,7 +55,7 @@ def test_numbers_below_the_normal_range(small: str, dtype: str):
     compare(*given[small], dtype)
 
 
-# Several draws together: with few independent rows, the luck of a few roundings decides the ratio.
+# Several draws together: with few independent rows, a few random roundings would decide the ratio.
 @pytest.mark.parametrize(
     ("dtype", "size"), [("float32", 1.0), ("float32", 3.0), ("float32", 6.0), ("bfloat16", 3.0), ("float16", 3.0)]
 )
@@ -65,8 +65,8 @@ def test_numbers_below_the_normal_range(small: str, dtype: str):
         ((1, 4, 130, 130, 64), {}),
         ((1, 4, 130, 130, 64), {"is_causal": True}),
         ((1, 2, 150, 400, 128), {}),
-        ((2, 16, 1, 2000, 64), {}),
-        ((2, 16, 1, 2000, 128), {}),
+        ((1, 16, 1, 2000, 64), {}),
+        ((1, 16, 1, 2000, 128), {}),
     ],
 )
 def test_gradients_are_no_less_exact_than_pytorchs_fused_kernels(

@@ -1,4 +1,4 @@
-"""Explanations: every number is the run's own."""
+"""Explanations: every number shown is that of the model's run."""
 
 import json
 import re
@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from clearhead.cli import main
 from clearhead.errors import SelectionError
-from clearhead.explaining import explain, explain_windows
-from clearhead.model import load
-from clearhead.texts import parts_of
+from clearhead.explaining.explain import explain, explain_windows
+from clearhead.explaining.gpt2 import load
+from clearhead.explaining.texts import parts_of
 
 TEXT = "humpty dumpty sat on a wall"
 
@@ -26,7 +26,7 @@ def model():
     return shipped()
 
 
-def test_the_numbers_are_the_models_own(model):
+def test_the_numbers_shown_are_those_of_the_model(model):
     seen = explain(TEXT, model, layer=1, head=2)
     ids = [t.id for t in model.tokens(TEXT)]
     run = model.run(ids)
@@ -46,7 +46,7 @@ def test_the_numbers_are_the_models_own(model):
     assert seen.trace.check.largest_difference < 1e-5
 
 
-def test_nothing_given_takes_the_last_token_and_the_sharpest_head(model):
+def test_the_default_is_the_last_token_and_the_sharpest_head(model):
     seen = explain(TEXT, model)
     assert seen.token == len(seen.tokens) - 1
     run = model.run([t.id for t in seen.tokens])
@@ -63,7 +63,7 @@ def test_nothing_given_takes_the_last_token_and_the_sharpest_head(model):
 @pytest.mark.parametrize(
     ("wanted", "place"), [("0", 0), ("-1", 5), ("dumpty", 1), ("Humpty", 0), ("a", 4), (" on ", 3), ("ump", 1)]
 )
-def test_a_token_is_found_by_place_or_word(model, wanted, place):
+def test_a_token_is_found_by_index_or_by_word(model, wanted, place):
     assert explain(TEXT, model, token=wanted).token == place
 
 
@@ -74,13 +74,13 @@ def test_a_word_of_several_tokens_is_its_last_one(model):
 
 
 @pytest.mark.parametrize("choice", [{"layer": 2}, {"head": 8}, {"layer": -1}, {"token": "egg"}, {"token": "6"}])
-def test_what_is_not_there_is_an_error(model, choice):
+def test_a_missing_token_layer_or_head_is_an_error(model, choice):
     with pytest.raises(SelectionError) as caught:
         explain(TEXT, model, **choice)
     assert next(iter(choice)) in str(caught.value)
 
 
-def test_json_holds_all_of_it(model):
+def test_json_holds_the_whole_explanation(model):
     data = json.loads(json.dumps(explain(TEXT, model, layer=0, head=1).to_json(), allow_nan=False))
     assert np.array(data["head_steps"]["weights"]).shape == (6, 6)
     assert data["head_steps"]["masked"][0][1] is None
@@ -93,7 +93,7 @@ def test_json_holds_all_of_it(model):
 LINE = "humpty dumpty sat on a wall, humpty dumpty had a great fall\n"
 
 
-def test_the_last_newline_of_a_file_is_no_token(tmp_path, capsys):
+def test_the_last_newline_of_a_file_is_not_a_token(tmp_path, capsys):
     for ending in ("", "\n", "\r\n"):
         (tmp_path / "text").write_bytes(f"{TEXT}{ending}".encode())
         assert main(["explain", "--file", str(tmp_path / "text"), "--json", "-"]) == 0
@@ -121,7 +121,7 @@ def test_every_window_of_a_long_text_is_shown(model, tmp_path, capsys):
     assert "".join(part["text"] for part in parts) == place.read_text().removesuffix("\n")
     whole = model.tokenizer.encode(place.read_text().removesuffix("\n")).ids
     assert [token["id"] for part in parts for token in part["tokens"]] == whole
-    for part in parts:  # a window is the text that it holds, run alone
+    for part in parts:  # each window gives the same as its text run alone
         run = model.run([token["id"] for token in part["tokens"]]).layers[part["layer"]]
         np.testing.assert_allclose(part["layer_output"], run.output, atol=1e-5)
     assert main(["explain", "--file", str(place), "--windows", "--html", str(page)]) == 0
@@ -146,7 +146,7 @@ def test_a_token_of_a_long_text_is_found_in_its_window(model):
     assert len(explain_windows(model, TEXT)) == 1
 
 
-def test_bytes_of_a_character_are_named_after_it(model):
+def test_tokens_that_are_part_of_a_character_show_that_character(model):
     names, split = parts_of(model.tokens("猫 sat, né"), "猫 sat, né")
     assert names == ["猫1/3", "猫2/3", "猫3/3", " sat", ",", " n", "é1/2", "é2/2"]
     assert (split.first, split.character, split.parts, split.characters) == ("猫1/3", "猫", 3, 2)
@@ -154,7 +154,7 @@ def test_bytes_of_a_character_are_named_after_it(model):
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12))
-def test_the_parts_of_a_character_are_counted_whole(text):
+def test_tokens_of_one_character_are_counted_as_one(text):
     tokens = shipped().tokens(text)
     names = parts_of(tokens, text).names
     for at, (token, name) in enumerate(zip(tokens, names, strict=True)):

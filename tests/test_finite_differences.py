@@ -1,4 +1,4 @@
-"""Derivatives of every observation against small steps of the float64 definition, which knows no derivative."""
+"""Derivatives of every observation against finite differences of the float64 reference."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -11,12 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import clearhead as ch
-from clearhead import engines, reference, torch_graph
-from clearhead.axes import Array
+from clearhead import engines
+from clearhead.core import reference
+from clearhead.core.axes import Array
+from clearhead.core.statistics import STATISTICS, listed
+from clearhead.ops import torch_graph
 from problems import Case, cases, examples
 
 STEP = 1e-5
-ANSWERS = ("output", "logsumexp", "max_logit", "entropy", "distance", "top", "received", "peak", "image", "groups")
+ANSWERS = tuple(name for name, one in STATISTICS.items() if one.derivative)
 LEAVES = ("q", "k", "v", "bias", "sinks")
 F64 = np.dtype(np.float64)
 Function = Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -25,13 +28,12 @@ some_answers = st.sets(st.sampled_from(ANSWERS), min_size=1).map(sorted)
 
 
 def truth(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Every answer, (batch, heads, …), and which queries or keys those that choose have chosen."""
+    """Every result, (batch, heads, …), and which queries or keys the maxima and top weights were taken from."""
     problem, book = case.problem, case.book
     queries, keys = case.labels()
     weights, indices = reference.top(book, 2)
     answers = {
-        "output": book.output, "logsumexp": book.logsumexp, "max_logit": book.masked.max(-1, initial=-np.inf),
-        "entropy": reference.entropy(book), "distance": reference.distance(problem, book), "top": weights,
+        **reference.per_query(problem, book), "output": book.output, "top": weights,
         "received": reference.received(book), "peak": reference.peak(book), "image": reference.image(book, 2, 3),
         "groups": reference.groups(book, queries.reshape(problem.batch, problem.queries), keys),
     }  # fmt: skip
@@ -52,11 +54,11 @@ def with_leaves(case: Case, leaves: Mapping[str, Array]) -> Case:
 
 
 def check(case: Case, names: list[str], answer: Function) -> None:
-    """For each leaf, the derivative along a random direction; `answer` observes torch tensors on some path."""
+    """Compare the derivative by each leaf along a random direction; `answer` observes torch tensors on some path."""
     leaves = leaves_of(case)
     case = with_leaves(case, leaves)
     values, chosen = truth(case)
-    names = [name for name in names if case.problem.batch or name != "groups"]  # no batch has no labels to count
+    names = [name for name in names if case.problem.batch or name != "groups"]  # an empty batch has no labels to count
     up = {name: case.rng.standard_normal(values[name].shape) for name in names}
     if not up:
         return
@@ -65,7 +67,7 @@ def check(case: Case, names: list[str], answer: Function) -> None:
         name: [truth(with_leaves(case, {**leaves, name: x + step * along[name]})) for step in (STEP, -STEP)]
         for name, x in leaves.items()
     }
-    for kinks in sides.values():  # where another key or query is chosen within the step, there is no derivative
+    for kinks in sides.values():  # there is no derivative where the step changes which key or query is chosen
         for _, choice in kinks:
             for name in up.keys() & chosen.keys():
                 up[name] = np.where(choice[name] == chosen[name], up[name], 0.0)
@@ -87,14 +89,12 @@ def check(case: Case, names: list[str], answer: Function) -> None:
 
 
 def observing(engine: str | None) -> Function:
-    """A path: everything observed together."""
+    """A path: all observations together."""
 
     def answer(given: Mapping[str, Any]) -> dict[str, Any]:
         q, k, v, labels, rules = _apart(given)
-        seen = ch.AttentionMatrix(q, k, engine=engine, **rules).observe(
-            v, logsumexp=True, max_logit=True, entropy=True, distance=True, top=2, received=True, peak=True,
-            image=(2, 3), groups=labels,
-        )  # fmt: skip
+        asked: Any = dict.fromkeys(listed(asked="flag"), True)
+        seen = ch.AttentionMatrix(q, k, engine=engine, **rules).observe(v, top=2, image=(2, 3), groups=labels, **asked)
         found = {name: getattr(seen, name) for name in ANSWERS}
         return {**found, "top": seen.top.weights}  # type: ignore[union-attr]
 
@@ -102,7 +102,7 @@ def observing(engine: str | None) -> Function:
 
 
 def multiplied(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Another: A @ v, and what keys received as Aᵀ·1."""
+    """Another path: A @ v, and the received weights as Aᵀ·1."""
     q, k, v, _, rules = _apart(given)
     matrix = ch.AttentionMatrix(q, k, **rules)
     return {"output": matrix @ v, "received": matrix.T @ torch.ones(q.shape[-2], dtype=torch.float64)}
@@ -117,7 +117,7 @@ def _apart(given: Mapping[str, Any]) -> tuple[Any, ...]:
 @examples(0.7)
 @given(case=any_case, names=some_answers)
 @pytest.mark.parametrize("engine", ["native", "portable"])
-def test_with_a_graph(engine: str, case: Case, names: list[str]):
+def test_through_autograd(engine: str, case: Case, names: list[str]):
     if not engines.get(engine).reasons_not(case.problem):
         check(case, names, observing(engine))
 
@@ -125,15 +125,15 @@ def test_with_a_graph(engine: str, case: Case, names: list[str]):
 @pytest.mark.slow  # Triton's interpreter
 @examples(0.1)
 @given(case=cases(most=60, dtypes=(F64,), axes=(2, 3)), names=some_answers)
-def test_with_a_graph_by_triton(case: Case, names: list[str]):
+def test_through_autograd_with_the_triton_engine(case: Case, names: list[str]):
     if not engines.get("triton").reasons_not(case.problem):
         check(case, names, observing("triton"))
 
 
 @examples(0.5)
 @given(case=any_case, names=some_answers)
-def test_by_the_operator(case: Case, names: list[str]):
-    """The one that torch.compile and torch.export call."""
+def test_through_the_custom_operator(case: Case, names: list[str]):
+    """The custom operator that torch.compile and torch.export call."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch_graph, "observe", torch.ops.clearhead.observe)
         check(case, names, observing(None))
@@ -141,12 +141,12 @@ def test_by_the_operator(case: Case, names: list[str]):
 
 @examples(0.3)
 @given(case=any_case, names=st.sets(st.sampled_from(("output", "received")), min_size=1).map(sorted))
-def test_products(case: Case, names: list[str]):
+def test_through_products(case: Case, names: list[str]):
     check(case, names, multiplied)
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_compiled(name: str):
+def test_through_a_compiled_function(name: str):
     rng = np.random.default_rng(ANSWERS.index(name))
     q, k, v = (rng.standard_normal((1, heads, length, 3)) for heads, length in ((4, 5), (2, 6), (2, 6)))
     rules = {"bias": rng.standard_normal((4, 5, 6)), "sinks": rng.standard_normal(4), "softcap": 2.0}

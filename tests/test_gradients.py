@@ -1,4 +1,4 @@
-"""Derivatives of every answer by everything given: each engine that has them against autograd in float64."""
+"""Gradients of every result by every input: each engine that has gradients against autograd in float64."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,11 +9,13 @@ import torch
 from hypothesis import strategies as st
 
 import clearhead as ch
-from clearhead import backward, engines, reference
-from clearhead.arrays import FLOATS, statistics_dtype, to_torch
-from clearhead.axes import Array
+from clearhead import engines
+from clearhead.core import reference
+from clearhead.core.arrays import FLOATS, statistics_dtype, to_torch
+from clearhead.core.axes import Array
 from clearhead.engines.base import Upstream
 from clearhead.errors import EngineError
+from clearhead.ops import backward
 from losses import ANSWERS, Losses, grouped, summed
 from problems import Case, each_engine, on_every_engine
 from seeds import fresh
@@ -38,7 +40,7 @@ def tensors(case: Case) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 
 def by_autograd(losses: Losses, engine: str | None, given: Case | None = None) -> dict[str, Array]:
-    """The derivatives as a user gets them."""
+    """The gradients as a user gets them."""
     case = given or losses.case
     leaves, rules = tensors(case)
     matrix = ch.AttentionMatrix(
@@ -76,8 +78,8 @@ def rules_at_once(shape: tuple[int, ...], keys: int) -> dict[str, Any]:
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("answers", [*([name] for name in ANSWERS), ANSWERS])
 @pytest.mark.parametrize("left_out", ["", "softcap scale causal window query_segments kv_segments"])
-def test_derivatives_under_all_rules_at_once(engine: str, dtype: np.dtype[Any], answers: list[str], left_out: str):
-    if engine == "triton" and len(answers) == 1 and (left_out or dtype != np.float32):  # its interpreter is slow
+def test_gradients_under_all_rules_at_once(engine: str, dtype: np.dtype[Any], answers: list[str], left_out: str):
+    if engine == "triton" and len(answers) == 1 and (left_out or dtype != np.float32):  # Triton's interpreter is slow
         return
     shape, kv = (2, 2, 4, 9, 5), (2, 2, 2, 8)
     q, k, v = (normal(*size).astype(dtype) for size in (shape, (*kv, 5), (*kv, 3)))
@@ -88,7 +90,7 @@ def test_derivatives_under_all_rules_at_once(engine: str, dtype: np.dtype[Any], 
 
 
 @on_every_engine(ENGINES, times=0.3, limits={"most": 20_000}, answers=some_answers)
-def test_derivatives_under_every_rule(engine: str, case: Case, answers: list[str]):
+def test_gradients_under_drawn_rules(engine: str, case: Case, answers: list[str]):
     if engines.get(engine).reasons_not(case.problem):
         return
     losses = Losses(case, answers)
@@ -98,8 +100,8 @@ def test_derivatives_under_every_rule(engine: str, case: Case, answers: list[str
 @on_every_engine(
     ENGINES, limits={"most": 20_000}, parts=st.sets(st.sampled_from(("output", "keys", "entropy", "bias")))
 )
-def test_the_engines_question(engine: str, case: Case, parts: set[str]):
-    """dS = a·(dO·v + rows + keys - entropy·ln a), and what follows from it."""
+def test_gradients_of_each_engine_follow_the_formulas(engine: str, case: Case, parts: set[str]):
+    """The gradients of scores, dS = a·(dO·v + rows + keys - entropy·ln a), and of the inputs."""
     problem, given = case.problem, case.given
     if engines.get(engine).reasons_not(problem):
         return
@@ -123,7 +125,7 @@ def test_the_engines_question(engine: str, case: Case, parts: set[str]):
 
 
 def by_hand(losses: Losses, own: tuple[int, ...]) -> tuple[Array, ...]:
-    """The formulas that an engine is to follow, in float64."""
+    """The formulas that each engine implements, in float64."""
     problem, given, book = losses.problem, losses.case.given, losses.case.book
     q, k, v = (x.astype(np.float64) for x in (given.q, given.k, given.v))
     group = problem.heads // max(1, k.shape[1])
@@ -144,10 +146,10 @@ def by_hand(losses: Losses, own: tuple[int, ...]) -> tuple[Array, ...]:
     ENGINES,
     times=0.3,
     limits={"most": 2_000, "dtypes": (np.dtype(np.float64), np.dtype(np.float32))},
-    poison=st.sampled_from((np.nan, np.inf)),
+    bad=st.sampled_from((np.nan, np.inf)),
 )
-def test_what_may_not_be_seen_reaches_no_derivative(engine: str, case: Case, poison: float):
-    """Keys that nobody sees and queries that see nothing are poisoned; every derivative stays as it was."""
+def test_nonfinite_values_at_masked_positions_reach_no_gradient(engine: str, case: Case, bad: float):
+    """Keys that no query sees and queries that see no key become nonfinite; every gradient stays the same."""
     if engines.get(engine).reasons_not(case.problem):
         return
     mask = np.broadcast_to(case.rules.get("mask", True), case.problem.shape).copy()
@@ -156,9 +158,9 @@ def test_what_may_not_be_seen_reaches_no_derivative(engine: str, case: Case, poi
     case = replace(case, rules={**case.rules, "mask": mask})
     losses = Losses(case, list(ANSWERS))
     q, k, v = (np.array(x) for x in (case.q, case.k, case.v))
-    q[..., ::3, :] = k[..., 1::4, :] = v[..., 1::4, :] = poison
+    q[..., ::3, :] = k[..., 1::4, :] = v[..., 1::4, :] = bad
     for name in ("output", "logsumexp", "entropy"):
-        losses.by[name][:, :, ::3] = poison  # a loss may say anything of rows that see nothing
+        losses.by[name][:, :, ::3] = bad  # the upstream gradient of an empty row may be any number
     found = by_autograd(losses, engine, replace(case, q=q, k=k, v=v))
     for name in ("output", "logsumexp", "entropy"):
         losses.by[name][:, :, ::3] = 0
@@ -166,7 +168,7 @@ def test_what_may_not_be_seen_reaches_no_derivative(engine: str, case: Case, poi
 
 
 @every_engine
-def test_rows_that_see_what_is_no_number_say_so_and_the_others_do_not(engine: str):
+def test_gradients_are_nan_exactly_for_queries_that_see_nan(engine: str):
     q, k, v = (torch.randn(2, 6, 4, dtype=torch.float64) for _ in range(3))
     v[:, 5] = torch.nan
     sinks = torch.zeros(2, dtype=torch.float64, requires_grad=True)
@@ -188,13 +190,13 @@ def test_a_bias_of_every_shape(engine: str, shape: tuple[int, ...]):
     for ndim in range(len(full) + 1):
         for ones in np.ndindex((2,) * ndim):
             own = tuple(1 if one else size for one, size in zip(ones, full[len(full) - ndim :], strict=True))
-            if engine == "triton" and rng.random() < 0.95:  # its interpreter is slow
+            if engine == "triton" and rng.random() < 0.95:  # Triton's interpreter is slow
                 continue
             losses = Losses(Case(q, k, v, {"bias": rng.standard_normal(own)}, 0), list(ANSWERS))
             losses.check(by_autograd(losses, engine))
 
 
-def test_an_engine_without_derivatives_gives_way_or_says_so(monkeypatch: pytest.MonkeyPatch):
+def test_an_engine_without_gradients_is_passed_over_or_refuses(monkeypatch: pytest.MonkeyPatch):
     q = torch.randn(3, 4, requires_grad=True)
     first = ch.plan(q, q).engine
     monkeypatch.delattr(engines.get(first), "gradients", raising=False)
@@ -206,15 +208,15 @@ def test_an_engine_without_derivatives_gives_way_or_says_so(monkeypatch: pytest.
         ch.attention(q, q, q, engine=first).sum().backward()
 
 
-def test_entropy_over_keys_that_weigh_nothing():
-    """A weight of 0 times a logarithm of -800 is 0, in the answer and in the derivative."""
+def test_entropy_with_keys_of_weight_zero_has_finite_gradients():
+    """A weight of 0 times a logarithm of -800 is 0, in the entropy and in its gradient."""
     case = Case(np.array([[40.0]]), np.array([[20.0], [0.0]]), np.eye(2), {"scale": 1.0}, 0)
     for engine in ENGINES:
         losses = Losses(case, ["entropy"])
         losses.check(by_autograd(losses, engine))
 
 
-def test_the_sinks_share_neither_overflows_nor_is_counted_for_an_empty_row():
+def test_gradients_of_sinks_are_zero_for_empty_rows_and_do_not_overflow():
     answers, by = {"logsumexp": np.full((1, 1, 2), -np.inf)}, {"logsumexp": np.ones((1, 1, 2))}
     case = Case(np.ones((2, 3)), np.ones((2, 3)), np.ones((2, 3)), {"sinks": [1000.0], "mask": False}, 0)
     x = case.given
@@ -225,7 +227,7 @@ def test_the_sinks_share_neither_overflows_nor_is_counted_for_an_empty_row():
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("queries", "keys"), [(0, 3), (3, 0), (0, 0)])
-def test_nothing_has_derivatives_of_nothing(engine: str, queries: int, keys: int):
+def test_gradients_of_empty_inputs_are_zero(engine: str, queries: int, keys: int):
     q = torch.randn(1, 2, queries, 4, requires_grad=True)
     k, v = (torch.randn(1, 1, keys, 4, requires_grad=True) for _ in "kv")
     labels = torch.zeros(queries, dtype=torch.int64), torch.zeros(keys, dtype=torch.int64)

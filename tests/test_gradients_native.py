@@ -1,4 +1,4 @@
-"""The native engine's gradients against PyTorch's automatic ones, in float64, of the plain formula."""
+"""The native engine's gradients against PyTorch's autograd of the plain formula in float64."""
 
 import subprocess
 import sys
@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead import visibility
-from clearhead.arrays import FLOATS, bfloat16, statistics_dtype
-from clearhead.axes import Array
+from clearhead.core import visibility
+from clearhead.core.arrays import FLOATS, bfloat16, statistics_dtype
+from clearhead.core.axes import Array
+from clearhead.core.problem import describe
+from clearhead.core.statistics import Wanted
 from clearhead.engines import native
 from clearhead.engines.base import Upstream
-from clearhead.observations import Wanted
-from clearhead.problem import describe
-from clearhead.threads import get_num_threads, set_num_threads
+from clearhead.engines.threads import get_num_threads, set_num_threads
 from problems import Case, cases, draw_layout, examples
 from slack import Slack, assert_close, rounding
 
@@ -33,7 +33,7 @@ def wide(x: Array) -> Any:
 
 
 class Truth:
-    """A loss that is linear in what attention answers: its gradients, and what an engine is told of it."""
+    """A loss that is linear in the results: its gradients, and the upstream gradients that an engine receives."""
 
     def __init__(self, case: Case, parts: set[str], bias_shape: tuple[int, ...], seed: int) -> None:
         rng, p, given = np.random.default_rng(seed), case.problem, case.given
@@ -84,13 +84,13 @@ class Truth:
         self.sizes(case, get)
 
     def sizes(self, case: Case, get: dict[str, Array]) -> None:
-        """What each gradient adds up, in magnitude, times how wrong each of its terms may be."""
+        """The allowed error of each gradient: the magnitudes of its terms times the allowed error of each term."""
         p, given, slack = case.problem, case.given, Slack(case)
         q, k, v = (np.abs(x.astype(np.float64)) for x in (given.q, given.k, given.v))
         k, v = (np.repeat(x, p.heads // max(1, x.shape[1]), axis=1) for x in (k, v))
         inner = np.abs(get["output"]) @ v.swapaxes(-1, -2) + np.abs(get["keys"])[..., None, :]
         inner = inner + np.abs(get["entropy"])[..., None] * (1 + np.abs(self.log_a))
-        inner = inner + (self.a * inner).sum(-1, keepdims=True)  # so `rows` came to be
+        inner = inner + (self.a * inner).sum(-1, keepdims=True)  # this is where `rows` comes from
         inner = inner + (np.abs(get["logsumexp"]) + np.abs(get["entropy"]))[..., None]
         logit = slack.logit[..., None]
         by_logit = logit * self.a * inner + slack.tiny
@@ -132,7 +132,7 @@ def losses(draw: st.DrawFn) -> tuple[Case, Truth]:
 
 @examples(2)
 @given(losses())
-def test_as_the_plain_formulas_gradients(loss: tuple[Case, Truth]) -> None:
+def test_gradients_equal_those_of_the_plain_formula(loss: tuple[Case, Truth]) -> None:
     case, truth = loss
     found = ask(case, truth)
     assert ("v" in found, "bias" in found) == ("output" in truth.by, truth.upstream.bias is not None)
@@ -142,24 +142,24 @@ def test_as_the_plain_formulas_gradients(loss: tuple[Case, Truth]) -> None:
 
 
 @given(losses(), st.sampled_from((np.nan, np.inf, -np.inf)))
-def test_poison_reaches_only_what_sees_it(loss: tuple[Case, Truth], bad: float) -> None:
+def test_nonfinite_values_reach_only_gradients_that_see_them(loss: tuple[Case, Truth], bad: float) -> None:
     case, truth = loss
     given, told, seen = case.given, truth.upstream, visibility.dense(case.problem)
     if not seen.size:
         return
     clean, others = ask(case, truth), np.arange(case.problem.keys) != case.seed % case.problem.keys
-    poison = lambda x, where: None if x is None else np.where(where, bad, x).astype(x.dtype)  # noqa: E731
+    replaced = lambda x, where: None if x is None else np.where(where, bad, x).astype(x.dtype)  # noqa: E731
     at = ~others[:, None]
-    dirty = replace(given, k=poison(given.k, at), v=poison(given.v, at))
-    found = ask(case, truth, dirty, replace(told, keys=poison(told.keys, ~others)))
+    dirty = replace(given, k=replaced(given.k, at), v=replaced(given.v, at))
+    found = ask(case, truth, dirty, replace(told, keys=replaced(told.keys, ~others)))
     np.testing.assert_array_equal(found["q"][~seen[..., ~others][..., 0]], clean["q"][~seen[..., ~others][..., 0]])
     for name in {"k", "v"} & set(found):
         np.testing.assert_array_equal(found[name][:, :, others], clean[name][:, :, others])
     others = np.arange(case.problem.queries) != case.seed % case.problem.queries
     at = ~others[:, None]
-    dirty = replace(given, q=poison(given.q, at))
-    rows, output = poison(told.rows, ~others), poison(told.output, at)
-    found = ask(case, truth, dirty, replace(told, rows=rows, output=output, entropy=poison(told.entropy, ~others)))
+    dirty = replace(given, q=replaced(given.q, at))
+    rows, output = replaced(told.rows, ~others), replaced(told.output, at)
+    found = ask(case, truth, dirty, replace(told, rows=rows, output=output, entropy=replaced(told.entropy, ~others)))
     np.testing.assert_array_equal(found["q"][:, :, others], clean["q"][:, :, others])
     for name in {"k", "v"} & set(found):
         heads = clean[name].shape[1]
@@ -198,7 +198,7 @@ RULES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("rules", RULES)
-def test_the_same_bits_from_any_threads_and_in_any_batch(dtype: Any, rules: dict[str, Any]) -> None:
+def test_threads_and_batch_change_no_bit_of_the_gradients(dtype: Any, rules: dict[str, Any]) -> None:
     case, told, lse = some_loss(rules, dtype)
     before = get_num_threads()
     try:
@@ -218,7 +218,7 @@ def test_the_same_bits_from_any_threads_and_in_any_batch(dtype: Any, rules: dict
     same(found, {name: alone[name][1:] for name in found})
 
 
-def test_keys_and_values_in_groups_of_their_own() -> None:
+def test_keys_and_values_may_have_different_numbers_of_heads() -> None:
     case, told, lse = some_loss({"causal": True}, np.float32)
     v = random(2, 4, 700, 40, seed=9)
     found = native.gradients(case.problem, case.q, case.k, v, lse, told)
@@ -238,7 +238,7 @@ def test_values_of_another_dtype() -> None:
         np.testing.assert_allclose(found[name], truth[name], rtol=1e-4, atol=1e-4)
 
 
-def test_more_weights_than_thirty_two_bits_count() -> None:
+def test_more_than_two_to_the_32_weights() -> None:
     n = 70_000
     q, k = random(1, 1, n, 4), random(1, 1, n, 4, seed=1)
     problem = describe(q, k, None, {"window": (0, 0)}).problem  # each query sees one key, with a weight of 1
@@ -254,8 +254,8 @@ import os, signal, threading
 import numpy as np, clearhead as ch
 from clearhead.engines import native
 from clearhead.engines.base import Upstream
-from clearhead.observations import Wanted
-from clearhead.problem import describe
+from clearhead.core.statistics import Wanted
+from clearhead.core.problem import describe
 q, rows = np.zeros((1, 4, 60000, 64), np.float32), np.zeros((1, 4, 60000), np.float32)
 threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 try:
@@ -265,6 +265,6 @@ except KeyboardInterrupt:
 """
 
 
-def test_stops_when_asked_to() -> None:
+def test_ctrl_c_stops_the_backward_pass() -> None:
     done = subprocess.run([sys.executable, "-c", INTERRUPT], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout == "stopped\n", done.stderr

@@ -1,4 +1,4 @@
-"""`explain --model` with Transformers' models: small random ones of real classes, saved with a tokenizer."""
+"""`explain --model` with small random models of Transformers' classes, saved with a tokenizer."""
 
 import json
 import socket
@@ -15,9 +15,9 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import clearhead as ch
-from clearhead import hub
 from clearhead.cli import main
-from clearhead.explaining import explain, explain_windows, windows
+from clearhead.explaining import gpt2, hub
+from clearhead.explaining.explain import explain, explain_windows, windows
 from watched import FAMILIES, SMALL, Family, build
 
 FAMILY = {family.name: family for family in FAMILIES}
@@ -42,7 +42,7 @@ TEXT = "humpty dumpty sat on the wall and had a great fall"
 
 
 def saved(place: Path, family: Family, **changes: Any) -> tuple[str, Any]:
-    """A model's directory as people have it, and the model."""
+    """A model's directory as users have it, and the model."""
     model = build(family, **changes)
     model.save_pretrained(place)
     vocabulary = {word: number for number, word in enumerate(["<pad>", "<unk>", *WORDS])}
@@ -55,7 +55,7 @@ def saved(place: Path, family: Family, **changes: Any) -> tuple[str, Any]:
 @pytest.mark.parametrize(
     "name", ["llama", "qwen3", "mistral", "gemma2", "gemma3", "gpt-oss", "phi3", "bert", "distilbert"]
 )
-def test_the_head_explained_is_the_models_own(tmp_path: Path, name: str):
+def test_the_explained_head_is_that_of_the_model(tmp_path: Path, name: str):
     place, model = saved(tmp_path, FAMILY[name])
     seen = explain(TEXT, hub.find(place), layer=1, head=2)
     ids = torch.tensor([[token.id for token in seen.tokens]])
@@ -75,7 +75,7 @@ def test_the_head_explained_is_the_models_own(tmp_path: Path, name: str):
     assert [token.text for token in seen.tokens] == TEXT.split()
 
 
-def test_what_goes_into_attention_and_comes_out_of_it(tmp_path: Path):
+def test_the_values_and_outputs_shown_are_those_of_the_model(tmp_path: Path):
     place, model = saved(tmp_path, FAMILY["llama"])
     seen = explain(TEXT, hub.find(place), layer=0)
     run, attention = seen.run, model.model.layers[0].self_attn
@@ -115,7 +115,7 @@ def test_w_o_beside_the_attention_module_is_found(tmp_path: Path):
     assert next(step.formula for step in seen.steps if step.name == "k") == "K = X·W^K + b^K"
 
 
-def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_explain_model_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     place, _ = saved(tmp_path / "model", FAMILY["gemma3"])
     page, numbers = tmp_path / "page.html", tmp_path / "numbers.json"
     assert main(["explain", TEXT, "--model", place, "--html", str(page), "--json", str(numbers)]) == 0
@@ -130,7 +130,7 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ("name", "what"),
     [("t5", "encoder with a decoder"), ("vit", "no vocab_size"), ("clip", "expected a model of text")],
 )
-def test_models_that_one_text_does_not_run(tmp_path: Path, name: str, what: str):
+def test_models_that_a_single_text_cannot_run_are_refused(tmp_path: Path, name: str, what: str):
     place, _ = saved(tmp_path, FAMILY[name])
     with pytest.raises(ch.errors.FileError, match=what):
         hub.find(place)
@@ -144,7 +144,7 @@ def test_a_pickle_is_not_opened(tmp_path: Path):
         hub.find(place)
 
 
-def test_what_is_no_model_directory(tmp_path: Path):
+def test_directories_without_a_model_are_refused(tmp_path: Path):
     with pytest.raises(ch.errors.FileError, match="not a directory"):
         hub.find(str(tmp_path / "nowhere"))
     (tmp_path / "config.json").write_text('{"model_type": "no-such-type"}')
@@ -156,10 +156,10 @@ def test_what_is_no_model_directory(tmp_path: Path):
 
 
 def test_gpt2_needs_no_pytorch(tmp_path: Path):
-    """A directory in GPT-2 layout runs in NumPy, and says what Transformers' own GPT-2 says."""
+    """A directory in GPT-2 layout runs in NumPy and gives the numbers of Transformers' GPT-2."""
     place, model = saved(tmp_path, FAMILY["gpt2"])
     found = hub.find(place)
-    assert isinstance(found, ch.model.Model)
+    assert isinstance(found, gpt2.Model)
     seen = explain(TEXT, found, layer=0, head=1)
     model.set_attn_implementation("eager")
     with torch.no_grad():
@@ -167,7 +167,7 @@ def test_gpt2_needs_no_pytorch(tmp_path: Path):
     np.testing.assert_allclose(seen.trace.weights, out.attentions[0][0, 1], atol=2e-5)
 
 
-def test_positions_that_are_for_padding_hold_no_token(tmp_path: Path):
+def test_positions_reserved_for_padding_hold_no_token(tmp_path: Path):
     """RoBERTa's 514 positions hold 512 tokens: one more was an IndexError inside PyTorch."""
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     config = hf.RobertaConfig(vocab_size=50, max_position_embeddings=22, pad_token_id=1, **sizes)
@@ -201,13 +201,15 @@ def changed(place: str, **changes: Any) -> str:
         ({"num_attention_heads": 0}, "Transformers cannot load it"),
     ],
 )
-def test_a_config_that_lies_is_refused_before_it_is_built(tmp_path: Path, changes: dict[str, Any], words: str):
+def test_a_config_with_false_claims_is_refused_before_the_model_is_built(
+    tmp_path: Path, changes: dict[str, Any], words: str
+):
     place, _ = saved(tmp_path, FAMILY["llama"])
     with pytest.raises(ch.errors.FileError, match=words):
         hub.find(changed(place, **changes))
 
 
-def test_a_llama_config_over_a_gpt2s_weights(tmp_path: Path):
+def test_a_llama_config_beside_gpt2_weights_is_refused(tmp_path: Path):
     """Transformers would build the default LLaMA of 27 GB and fill it with random numbers."""
     place, _ = saved(tmp_path, FAMILY["gpt2"])
     (tmp_path / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
@@ -215,7 +217,7 @@ def test_a_llama_config_over_a_gpt2s_weights(tmp_path: Path):
         hub.find(place)
 
 
-def test_weights_that_are_not_there_are_never_random(tmp_path: Path):
+def test_missing_weights_are_refused_and_never_random(tmp_path: Path):
     place, _ = saved(tmp_path, FAMILY["llama"])
     weights = load_file(tmp_path / "model.safetensors")
     del weights["model.layers.1.self_attn.o_proj.weight"]
@@ -224,7 +226,7 @@ def test_weights_that_are_not_there_are_never_random(tmp_path: Path):
         hub.find(place)
 
 
-def test_what_transformers_says_is_said_whole(tmp_path: Path):
+def test_messages_of_transformers_are_shown_in_full(tmp_path: Path):
     place, _ = saved(tmp_path, FAMILY["llama"])
     for path in tmp_path.glob("*token*"):
         path.unlink()
@@ -237,15 +239,15 @@ def test_what_transformers_says_is_said_whole(tmp_path: Path):
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache of the hub, and a hub that does not answer."""
+    """An empty cache of the hub, and an address at which no hub answers."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "ENDPOINT", "https://192.0.2.1")  # an address that is nobody's
+    monkeypatch.setattr(constants, "ENDPOINT", "https://192.0.2.1")  # a reserved address: nothing answers there
     for name in ("HTTPS_PROXY", "https_proxy", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path / "cache"
 
 
-def test_a_name_that_is_nowhere_is_refused_soon(cache: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_unknown_model_name_is_refused_quickly(cache: Path, monkeypatch: pytest.MonkeyPatch):
     waited: list[float | None] = []
     monkeypatch.setattr(threading.Thread, "join", lambda _, timeout=None: waited.append(timeout))
     with pytest.raises(ch.errors.FileError) as caught:
@@ -290,22 +292,22 @@ def test_a_cached_model_needs_no_network(cache: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_a_tokenizer_neither_pads_nor_cuts(tmp_path: Path, family: str):
+def test_the_tokenizer_neither_pads_nor_truncates(tmp_path: Path, family: str):
     place, _ = saved(tmp_path, FAMILY[family])
     inner = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     inner.enable_truncation(4)
     inner.enable_padding(length=8)
     inner.save(str(tmp_path / "tokenizer.json"))
     found = hub.find(place)
-    assert isinstance(found, ch.model.Model) == (family == "gpt2")
+    assert isinstance(found, gpt2.Model) == (family == "gpt2")
     for text in (TEXT, "humpty dumpty"):
         assert [token.text for token in found.tokens(text)] == text.split()
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "bert"])
-def test_a_long_text_is_refused_or_cut_into_windows(tmp_path: Path, family: str):
+def test_a_long_text_is_refused_or_split_into_windows(tmp_path: Path, family: str):
     place, _ = saved(tmp_path, FAMILY[family])
-    if family == "bert":  # special tokens stand in every window
+    if family == "bert":  # every window has the special tokens
         inner = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
         inner.post_processor = processors.TemplateProcessing(
             "<pad> $A <unk>", special_tokens=[("<pad>", 0), ("<unk>", 1)]

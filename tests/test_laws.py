@@ -1,4 +1,4 @@
-"""What attention is, whatever the numbers: laws that every answer obeys."""
+"""Laws of attention that results obey for any inputs."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import clearhead as ch
-from clearhead import engines, visibility
-from clearhead.axes import Array
+from clearhead import engines
+from clearhead.core import visibility
+from clearhead.core.axes import Array
 from problems import RULES, Case, cases
 from slack import Slack, assert_close, rounding
 
@@ -23,7 +24,7 @@ def normal(*shape: int, seed: int = 0) -> Array:
 
 
 @given(case=cases(rules=NO_SINKS))
-def test_each_row_of_weights_sums_to_one_or_sees_nothing(case: Case):
+def test_each_row_of_weights_sums_to_one_or_is_empty(case: Case):
     dense, sees = np.asarray(case.matrix()), case.restore(visibility.dense(case.problem).any(axis=-1))
     assert (dense >= 0).all()
     sums = dense.astype(np.float64).sum(axis=-1)
@@ -31,7 +32,7 @@ def test_each_row_of_weights_sums_to_one_or_sees_nothing(case: Case):
 
 
 @given(case=cases())
-def test_a_sink_takes_its_share_of_each_row(case: Case):
+def test_a_row_of_weights_and_its_sink_sum_to_one(case: Case):
     sinks = case.rng.standard_normal(case.problem.heads)
     matrix = case.matrix(sinks=sinks)
     lse, sums = np.asarray(matrix.logsumexp(), np.float64), np.asarray(matrix, np.float64).sum(axis=-1)
@@ -43,7 +44,7 @@ def test_a_sink_takes_its_share_of_each_row(case: Case):
 
 
 @given(case=cases(rules=NO_SINKS))
-def test_an_output_lies_within_the_hull_of_the_values_it_sees(case: Case):
+def test_an_output_lies_in_the_convex_hull_of_its_visible_values(case: Case):
     output, visible = case.attention(), visibility.dense(case.problem)
     group = case.problem.heads // case.problem.kv_heads
     values = np.repeat(case.given.v.astype(np.float64), group, axis=1)[:, :, None]
@@ -110,7 +111,7 @@ def test_fewer_visible_keys_never_raise_the_log_sum_exp(case: Case):
     assert (fewer.logsumexp() <= case.matrix().logsumexp() + case.restore(Slack(case).logit)).all()
 
 
-def test_equal_weights_are_listed_from_the_first_key_on():
+def test_top_lists_equal_weights_in_the_order_of_keys():
     q, k = np.zeros((1, 4)), np.zeros((1200, 4))
     np.testing.assert_array_equal(ch.AttentionMatrix(q, k).top(5).indices, [[0, 1, 2, 3, 4]])
     bias = np.zeros(1200)
@@ -118,7 +119,7 @@ def test_equal_weights_are_listed_from_the_first_key_on():
     np.testing.assert_array_equal(ch.AttentionMatrix(q, k, bias=bias).top(5).indices, [[7, 600, 1100, 0, 1]])
 
 
-def test_top_fills_up_where_fewer_keys_are_visible():
+def test_top_is_padded_where_fewer_keys_are_visible():
     q, k = normal(3, 4), normal(3, 4)
     top = ch.AttentionMatrix(q, k, causal=True).top(5)
     np.testing.assert_array_equal((top.indices >= 0).sum(axis=-1), [1, 2, 3])
@@ -126,7 +127,7 @@ def test_top_fills_up_where_fewer_keys_are_visible():
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_logits_of_any_size_neither_overflow_nor_vanish(dtype: str):
+def test_logits_of_any_size_neither_overflow_nor_underflow(dtype: str):
     q, k, v = (x.astype(dtype) for x in (1e4 * normal(5, 8), normal(7, 8), normal(7, 3)))
     for sign in (1, -1):
         dense = np.asarray(ch.AttentionMatrix(sign * q, k), np.float64)
@@ -171,12 +172,12 @@ def test_axes_of_length_zero(q_shape: tuple[int, ...], k_shape: tuple[int, ...],
         assert np.isneginf(seen.logsumexp).all()
 
 
-def test_without_d_k_every_score_is_zero_and_every_key_weighs_the_same():
+def test_with_d_k_of_zero_every_key_has_the_same_weight():
     np.testing.assert_allclose(ch.AttentionMatrix(np.empty((2, 0)), np.empty((5, 0)))[...], np.full((2, 5), 0.2))
 
 
 @pytest.mark.parametrize("rules", [{}, {"causal": True}, {"sinks": [0.3]}, {"alibi_slopes": [0.2], "window": (3, 1)}])
-def test_one_head_is_the_two_dimensional_call_bit_for_bit(rules: dict[str, Any]):
+def test_one_head_gives_the_same_bits_as_the_two_dimensional_call(rules: dict[str, Any]):
     q, k, v = normal(70, 8), normal(70, 8, seed=1), normal(70, 5, seed=2)
     flat = ch.attention(q, k, v, **rules)
     for lead in ((1,), (1, 1), (1, 1, 1)):
@@ -184,7 +185,7 @@ def test_one_head_is_the_two_dimensional_call_bit_for_bit(rules: dict[str, Any])
         np.testing.assert_array_equal(heads, flat.reshape(*lead, *flat.shape), strict=True)
 
 
-def test_everything_asked_for_takes_two_passes_and_a_known_log_sum_exp_none(monkeypatch: pytest.MonkeyPatch):
+def test_all_statistics_take_two_passes_and_a_known_log_sum_exp_takes_none(monkeypatch: pytest.MonkeyPatch):
     engine, passes = engines.get(ch.plan(normal(2, 2), normal(2, 2)).engine), []
 
     def count(name: str) -> None:

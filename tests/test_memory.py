@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from clearhead import engines
-from clearhead.problem import describe
+from clearhead.core.problem import describe
 
 MEASURE = """
 import json, sys, tracemalloc
@@ -78,7 +78,7 @@ def test_twice_the_length_takes_at_most_twice_the_memory(form: str):
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["native", "portable"])
 def test_sixty_five_thousand_tokens_fit_in_300_megabytes(engine: str):
-    """By the process's own high-water mark, which sees what C++ takes too."""
+    """Measured by the process's peak memory, which includes memory allocated in C++."""
     if engines.get(engine).reasons_not(describe(*np.zeros((3, 2, 2)), {}).problem):
         pytest.skip(f"the {engine} engine is not here")
     environment = {**os.environ, "CLEARHEAD_ENGINE": engine}
@@ -89,7 +89,7 @@ def test_sixty_five_thousand_tokens_fit_in_300_megabytes(engine: str):
 
 
 @pytest.mark.parametrize("tile", ["[1, ::2, 0, 3]", "[1, ::2, 0, :, 3]"])
-def test_a_bias_that_broadcasts_is_never_written_out(tile: str):
+def test_a_broadcast_bias_is_never_expanded_in_memory(tile: str):
     """Nine batches share one bias of 17 MB, and so do a row and a column of three of them."""
     inputs = "(np.zeros((3, 3, 1, 2048, 4), np.float32), np.zeros((2048, 2048), np.float32))"
     row = f"(lambda q, bias: ch.AttentionMatrix(q, q, bias=bias){tile})(*{inputs})"

@@ -1,4 +1,4 @@
-"""Answers over some keys or some queries join into the answer about all."""
+"""Observations over parts of the keys or queries merge into the observation of the whole."""
 
 from functools import reduce
 from typing import Any
@@ -10,38 +10,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import clearhead as ch
-from clearhead import reference
-from clearhead.axes import Array
+from clearhead.core import reference
+from clearhead.core.axes import Array
+from clearhead.core.statistics import PER_QUERY, listed
 from parts import only_keys, only_queries
 from problems import RULES, Case, cases
 from slack import Slack, assert_close, assert_top
 
 FLOATS = (np.dtype(np.float64), np.dtype(np.float32))  # narrower ones round each part's output once more
 NO_SINKS = tuple(rule for rule in RULES if rule != "sinks")
-EACH_PART = 3.0  # two parts and their joining may each be as wrong as the whole
+EACH_PART = 3.0  # each of the two parts and the merge may have the error allowed for the whole
 
 
 def draw_cuts(data: st.DataObject, size: int) -> list[tuple[int, int]]:
-    """Up to four consecutive parts of `size`, empty ones among them."""
+    """Up to four consecutive parts of `size`; some may be empty."""
     cuts = sorted(data.draw(st.lists(st.integers(0, size), max_size=3)))
     return list(zip([0, *cuts], [*cuts, size], strict=True))
 
 
 def rows_of(case: Case) -> ch.Observation:
-    return case.matrix().observe(case.v, logsumexp=True, max_logit=True, entropy=True, distance=True, top=3)
+    asked: Any = dict.fromkeys(listed(axes=PER_QUERY), True)
+    return case.matrix().observe(case.v, top=3, **asked)
 
 
 def assert_rows(case: Case, seen: ch.Observation) -> None:
     slack, book, restore = Slack(case), case.book, case.restore
     assert book.output is not None
     assert seen.top is not None
-    truths = {
-        "logsumexp": book.logsumexp,
-        "max_logit": reference.max_logit(book),
-        "entropy": reference.entropy(book),
-        "distance": reference.distance(case.problem, book),
-    }
-    for name, truth in truths.items():
+    for name, truth in reference.per_query(case.problem, book).items():
         assert_close(getattr(seen, name), restore(truth), EACH_PART * restore(slack.row(name)), name)
     assert_close(seen.output, restore(book.output), EACH_PART * restore(slack.output(case.q.dtype)), "output")
     assert_top(case, seen.top, 3, EACH_PART)
@@ -49,7 +45,7 @@ def assert_rows(case: Case, seen: ch.Observation) -> None:
 
 
 @given(case=cases(rules=NO_SINKS, dtypes=FLOATS), data=st.data())
-def test_parts_over_keys_make_the_whole(case: Case, data: st.DataObject):
+def test_parts_over_keys_merge_into_the_whole(case: Case, data: st.DataObject):
     parts = [rows_of(only_keys(case, *cut)) for cut in draw_cuts(data, case.problem.keys)]
     merged = reduce(ch.Observation.merge_keys, parts)
     assert_rows(case, merged)
@@ -60,7 +56,7 @@ def test_parts_over_keys_make_the_whole(case: Case, data: st.DataObject):
 
 
 @given(case=cases(rules=NO_SINKS, dtypes=FLOATS), data=st.data())
-def test_it_does_not_matter_in_which_order_parts_are_merged(case: Case, data: st.DataObject):
+def test_the_order_of_merging_does_not_matter(case: Case, data: st.DataObject):
     parts = [rows_of(only_keys(case, *cut)) for cut in draw_cuts(data, case.problem.keys)]
     while len(parts) > 1:
         at = data.draw(st.integers(0, len(parts) - 2))
@@ -69,7 +65,7 @@ def test_it_does_not_matter_in_which_order_parts_are_merged(case: Case, data: st
 
 
 @given(case=cases(dtypes=FLOATS), data=st.data())
-def test_parts_over_queries_make_the_whole(case: Case, data: st.DataObject):
+def test_parts_over_queries_merge_into_the_whole(case: Case, data: st.DataObject):
     query_groups, key_groups = case.labels()
     parts = []
     for start, stop in draw_cuts(data, case.problem.queries):
@@ -112,7 +108,7 @@ def test_a_slice_of_the_queries_keeps_every_group():
     np.testing.assert_array_equal(some, [matrix[0], [0, 0], [0, 0]])
 
 
-def test_images_of_equal_pixels_stand_one_above_the_other():
+def test_images_with_pixels_of_equal_height_are_stacked():
     matrix = ch.AttentionMatrix(normal(12, 4), normal(8, 4))
     upper, lower = (matrix.observe(image=size, queries=s) for size, s in (((4, 3), np.s_[:8]), ((2, 3), np.s_[8:])))
     np.testing.assert_allclose(upper.merge_queries(lower).image, matrix.image(6, 3), rtol=1e-13)
@@ -138,14 +134,14 @@ def test_heads_are_chosen_along_their_own_axis(lead: tuple[int, ...], chosen: An
     np.testing.assert_array_equal(found, expected)
 
 
-def test_heads_of_tensors_keep_their_graph():
+def test_selected_heads_of_tensors_keep_their_graph():
     q = torch.ones(2, 3, 4, dtype=torch.float64, requires_grad=True)
     seen = ch.AttentionMatrix(q, q).observe(entropy=True, logsumexp=True)
     assert seen.heads(slice(None, None, -1)).entropy.shape == (2, 3)
     assert seen.heads([1]).logsumexp.requires_grad
 
 
-def test_sinks_are_told_of_whoever_computed_the_part():
+def test_an_observation_says_whether_sinks_were_included():
     q, sinks = torch.ones(2, 3, 4), torch.zeros(2)
     for needs in (False, True):
         part = ch.AttentionMatrix(q.clone().requires_grad_(needs), q, sinks=sinks).observe(logsumexp=True)
@@ -155,7 +151,7 @@ def test_sinks_are_told_of_whoever_computed_the_part():
 
 
 @pytest.mark.parametrize("rows", [1, 4])
-def test_rows_that_neither_part_sees_stay_empty(rows: int):
+def test_rows_that_are_empty_in_both_parts_stay_empty(rows: int):
     q, k, v, sight = normal(rows, 4), normal(6, 4), normal(6, 2), np.zeros((rows, 6), bool)
     parts = [
         ch.AttentionMatrix(q, k[s], mask=sight[:, s]).observe(v[s], logsumexp=True, entropy=True, top=2)

@@ -15,7 +15,7 @@ import pytest
 import clearhead as ch
 import native_threads
 from clearhead import cli
-from clearhead.arrays import bfloat16
+from clearhead.core.arrays import bfloat16
 from clearhead.engines import native
 from clearhead.errors import RuleError, SizeError
 
@@ -36,13 +36,13 @@ def same(a: Any, b: Any) -> None:
 @pytest.mark.parametrize("level", native.levels())
 def test_parity_with_the_reference_at_every_level(level: str) -> None:
     environment = {**os.environ, "CLEARHEAD_ISA": level}
-    run = [sys.executable, str(HERE / "native_problems.py"), "0", "150"]
+    run = [sys.executable, str(HERE / "native_problems.py"), "0", "80"]
     done = subprocess.run(run, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.split() == [level]
 
 
-def test_an_unknown_level_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_level_is_refused_and_the_error_lists_the_known_ones() -> None:
     code = "import clearhead as ch, numpy as np; print(ch.plan(np.eye(2), np.eye(2)))"
     environment = {**os.environ, "CLEARHEAD_ISA": "mmx"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
@@ -141,7 +141,7 @@ def test_received_has_the_same_bits_from_the_row_pass_and_the_column_pass(
         ({"received": True}, ["columns"]),
     ],
 )
-def test_a_used_matrix_takes_no_more_passes_than_a_fresh_one(
+def test_a_used_matrix_makes_no_more_passes_than_a_fresh_one(
     asked: dict[str, Any], passes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     q, k, v = (random(1, 2, 300, 32, seed=i) for i in range(3))
@@ -175,7 +175,7 @@ def test_decoding_one_token_gives_the_bits_of_the_full_causal_pass(dtype: Any) -
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("keys", [40, 2500])
-def test_poison_where_the_rules_forbid_reaches_nothing(dtype: Any, keys: int) -> None:
+def test_nonfinite_values_at_masked_positions_reach_no_result(dtype: Any, keys: int) -> None:
     q, k, v = (random(1, 2, size, 24, dtype=dtype, seed=i) for i, size in enumerate((30, keys, keys)))
     mask = np.ones(keys, bool)
     mask[[3, 17, keys - 2]] = False
@@ -193,7 +193,7 @@ def test_poison_where_the_rules_forbid_reaches_nothing(dtype: Any, keys: int) ->
         assert not np.isfinite(found[:, :, -1].astype(np.float64)).any()
 
 
-def test_rows_that_see_nothing_are_zero() -> None:
+def test_empty_rows_are_zero() -> None:
     q, k, v = (random(1, 1, 20, 16, seed=i) for i in range(3))
     seen = ch.AttentionMatrix(q, k, causal=True, query_offset=-5, engine="native").observe(
         v, logsumexp=True, entropy=True, max_logit=True, top=2, distance=True, received=True
@@ -208,7 +208,7 @@ def test_rows_that_see_nothing_are_zero() -> None:
     assert not nothing.any()
 
 
-def test_more_weights_than_thirty_two_bits_count() -> None:
+def test_more_than_two_to_the_32_weights() -> None:
     n = 70_000  # n² is above 2³²; the window keeps the work small
     q, k, v = random(n, 4), random(n, 4, seed=1), random(n, 2, seed=2)
     matrix = ch.AttentionMatrix(q, k, window=(2, 1))
@@ -260,7 +260,7 @@ def test_the_number_of_threads_may_change_while_other_threads_compute() -> None:
 
 
 @pytest.mark.parametrize("count", [0, -1, 1025, 2**31, 2**63, True, 2.0, "2", None])
-def test_a_number_of_threads_that_makes_no_sense_is_refused(count: Any) -> None:
+def test_an_invalid_number_of_threads_is_refused(count: Any) -> None:
     before = ch.get_num_threads()
     with pytest.raises(RuleError, match=re.escape(f"{count!r}: expected a whole number from 1 to 1,024.")):
         ch.set_num_threads(count)
@@ -268,8 +268,8 @@ def test_a_number_of_threads_that_makes_no_sense_is_refused(count: Any) -> None:
 
 
 @pytest.mark.parametrize("count", ["0", "99999", "-3"])
-def test_bench_refuses_a_number_of_threads_that_makes_no_sense(count: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", "--quick", "--only", "tiny", "--peers", "numpy", "--threads", count]) == 2
+def test_bench_refuses_an_invalid_number_of_threads(count: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "--threads", count]) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert "expected a whole number from 1 to 1,024" in said.err
@@ -277,14 +277,14 @@ def test_bench_refuses_a_number_of_threads_that_makes_no_sense(count: str, capsy
 
 
 @pytest.mark.parametrize("keys", [2**45, 2**55])
-def test_sizes_that_no_memory_holds_are_refused(keys: int) -> None:
+def test_sizes_beyond_any_memory_are_refused(keys: int) -> None:
     q = np.ones((1, 8), np.float32)
     k = np.lib.stride_tricks.as_strided(q, (keys, 8), (0, 4))
     with pytest.raises(SizeError, match="larger than the machine's memory"):
         ch.attention(q, k, k, engine="native")
 
 
-def test_numpys_whole_numbers_are_numbers_of_threads() -> None:
+def test_the_number_of_threads_may_be_a_numpy_integer() -> None:
     before = ch.get_num_threads()
     try:
         ch.set_num_threads(np.int64(3))
@@ -323,7 +323,7 @@ except KeyboardInterrupt:
 """
 
 
-# A signal's handler that computes, in the middle of a call and with more scratch memory than it.
+# A signal handler that calls attention in the middle of a call and needs more scratch memory than that call.
 HANDLER = """
 import signal, threading
 import numpy as np, clearhead as ch
@@ -339,8 +339,9 @@ elsewhere.join()
 handled = []
 def handle(*_):
     handled.append((ch.attention(inner, inner, inner, engine="native") == truths[1]).all())
+    signal.setitimer(signal.ITIMER_REAL, 0.02)  # the next one only now: handlers do not pile up on a busy machine
 signal.signal(signal.SIGALRM, handle)
-signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+signal.setitimer(signal.ITIMER_REAL, 0.02)
 fine = [(ch.attention(outer, outer, outer, engine="native") == truths[0]).all() for _ in range(4)]
 signal.setitimer(signal.ITIMER_REAL, 0)
 print(bool(handled), all(handled), all(fine))
@@ -351,7 +352,7 @@ print(bool(handled), all(handled), all(fine))
 @pytest.mark.parametrize(
     ("code", "said"), [(FORK, ""), (INTERRUPT, "stopped\nand goes on\n"), (HANDLER, "True True True\n")]
 )
-def test_a_process_of_its_own(code: str, said: str) -> None:
+def test_fork_and_interrupts_in_a_separate_process(code: str, said: str) -> None:
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}  # so that reading freed memory ends the process
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
@@ -363,7 +364,9 @@ def test_a_process_of_its_own(code: str, said: str) -> None:
 @pytest.mark.parametrize("lacking", ["compiler", "everything"])
 def test_installs_without_a_compiler(tmp_path: Path, lacking: str) -> None:
     source = tmp_path / "source"
-    shutil.copytree(HERE.parent, source, ignore=shutil.ignore_patterns(".git", "build", "__pycache__", ".venv"))
+    shutil.copytree(
+        HERE.parent, source, ignore=shutil.ignore_patterns(".git", "build", "__pycache__", ".venv", "_native.*")
+    )
     environment = {**os.environ, "CXX": "/bin/false", "CC": "/bin/false"}
     if lacking == "everything":
         environment["PATH"] = str(tmp_path)

@@ -1,4 +1,4 @@
-"""The layers against a formula of their own, PyTorch's MultiheadAttention and Transformers' pieces."""
+"""The layers against plain formulas, PyTorch's MultiheadAttention and modules of Transformers."""
 
 import copy
 import pickle
@@ -24,7 +24,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def made(d_model: int = 12, num_heads: int = 4, seed: int = 0, **options: Any) -> MultiHeadAttention:
-    """A layer in float64 with no parameter at its initial value, for evaluation."""
+    """A layer in float64 in evaluation mode, with every parameter moved away from its initial value."""
     layer = MultiHeadAttention(d_model, num_heads, dtype=F64, **options).eval()
     with torch.no_grad():
         for at, parameter in enumerate(layer.parameters()):
@@ -41,7 +41,7 @@ def rotated(x: Tensor, base: float) -> Tensor:
 
 
 def plain(layer: MultiHeadAttention, x: Tensor, context: Tensor, values: Tensor, **o: Any) -> tuple[Tensor, Tensor]:
-    """The layer as one writes it down, head by head, with every weight stored."""
+    """The layer by the plain formula, head by head, with all weights stored."""
     p, d_k, d_v = layer.state_dict(), layer.d_k, layer.d_v
     project = lambda x, name: nn.functional.linear(x, p[f"{name}.weight"], p.get(f"{name}.bias"))  # noqa: E731
     wide = project(x, "q_proj"), project(context, "k_proj"), project(values, "v_proj")
@@ -94,7 +94,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_every_option_against_the_formula(options: dict[str, Any]):
+def test_every_option_equals_the_formula(options: dict[str, Any]):
     layer, x = made(**options), normal(2, 7, 12, seed=9)
     output, weights = plain(layer, x, x, x, **options)
     close(layer(x), output)
@@ -110,7 +110,7 @@ def test_every_option_against_the_formula(options: dict[str, Any]):
 
 
 @pytest.mark.parametrize("options", [{}, {"extra_key": True, "zero_key": True}, {"num_kv_heads": 2, "d_v": 5}], ids=str)
-def test_cross_attention(options: dict[str, Any]):
+def test_cross_attention_equals_the_formula(options: dict[str, Any]):
     layer = made(d_context=6, d_value_context=8, **options)
     x, context, values = normal(2, 3, 12), normal(2, 5, 6, seed=1), normal(2, 5, 8, seed=2)
     output, weights = plain(layer, x, context, values, **options)
@@ -125,7 +125,7 @@ def test_cross_attention(options: dict[str, Any]):
     close(short[0], layer(x[:1], context[:1, :3], values[:1, :3])[0])
 
 
-def test_one_key_that_is_hidden_hides_no_extra_key():
+def test_a_mask_over_the_keys_does_not_mask_the_extra_key():
     layer, x = made(extra_key=True), normal(2, 3, 12)
     hidden = layer(x, x[:, :1], mask=torch.tensor([False]))
     close(hidden, layer(x, x, mask=torch.zeros(3, 3, dtype=torch.bool)))
@@ -142,7 +142,7 @@ def test_one_key_that_is_hidden_hides_no_extra_key():
      {"vdim": 8}, {"dropout": 0.4}, {"add_bias_kv": True, "add_zero_attn": True, "kdim": 6, "bias": False}],
     ids=str,
 )  # fmt: skip
-def test_pytorchs_layer_gives_its_weights(options: dict[str, Any], *, batch_first: bool):
+def test_a_layer_takes_over_the_weights_of_pytorchs_layer(options: dict[str, Any], *, batch_first: bool):
     torch.manual_seed(0)
     theirs = nn.MultiheadAttention(12, 4, batch_first=batch_first, dtype=F64, **options).eval()
     for parameter in theirs.parameters():
@@ -167,7 +167,7 @@ def test_pytorchs_layer_gives_its_weights(options: dict[str, Any], *, batch_firs
     close(ours(*one), theirs(*one)[0])
 
 
-def test_weights_dtype_and_no_gradient():
+def test_returned_weights_are_float32_without_a_gradient():
     layer, x = MultiHeadAttention(8, 2, dtype=torch.bfloat16), torch.ones(1, 3, 8, dtype=torch.bfloat16)
     output, weights = layer(x, need_weights=True)
     assert (output.dtype, weights.dtype, weights.requires_grad) == (torch.bfloat16, torch.float32, False)
@@ -189,7 +189,7 @@ def test_one_head_is_the_single_head():
     assert list(single.state_dict()) == list(multi.state_dict())
 
 
-def test_names_shapes_and_first_values_are_as_documented():
+def test_parameter_names_shapes_and_initial_values_are_as_documented():
     layer = MultiHeadAttention(
         12, 4, num_kv_heads=2, d_k=5, d_v=7, d_context=6, d_value_context=8, sinks=True, qk_norm=True, extra_key=True
     )
@@ -220,7 +220,7 @@ def test_names_shapes_and_first_values_are_as_documented():
         assert 0.9 < x.std().item() * 32 < 1.1
 
 
-def test_rotary_positions_are_llamas_and_normalised_as_in_qwen3():
+def test_rotary_positions_equal_those_of_llama_and_norms_those_of_qwen3():
     from transformers.models.llama.configuration_llama import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
     from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
@@ -241,7 +241,7 @@ def test_rotary_positions_are_llamas_and_normalised_as_in_qwen3():
         heads = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         if dtype == torch.float32:
             close(layer(x), layer.out_proj(heads.transpose(1, 2).flatten(2)))
-        turned = clearhead.nn._turned(q, torch.arange(300)[None], 1e4)
+        turned = clearhead.nn.layers._rotated(q, torch.arange(300)[None], 1e4)
         assert torch.equal(turned, apply_rotary_pos_emb(q, k, cos, sin)[0])
 
 
@@ -261,7 +261,7 @@ def test_training_lowers_the_loss():
     assert [name for name, p in layer.named_parameters() if torch.equal(p, before[name])] == []
 
 
-def test_copies_and_compiled_layers_answer_alike():
+def test_copies_and_compiled_layers_give_the_same_output():
     options = {"causal": True, "sinks": True, "qk_norm": True, "rotary": 1e4, "num_kv_heads": 2, "d_k": 4}
     layer, x = made(**options), normal(2, 5, 12)
     for copied in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
@@ -269,7 +269,7 @@ def test_copies_and_compiled_layers_answer_alike():
     assert torch.equal(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x))
     frozen = layer.requires_grad_(requires_grad=False)
     frozen.v_proj.requires_grad_()
-    frozen(x).sum().backward()  # a graph for the values alone
+    frozen(x).sum().backward()  # only the values require grad
     assert frozen.v_proj.weight.grad is not None
 
 
@@ -317,7 +317,7 @@ def test_copies_and_compiled_layers_answer_alike():
         (lambda: made(extra_key=True)(normal(2, 3, 12), window=(1, 1)), RuleError, "window with an extra key"),
     ],
 )
-def test_refused_with_words(call: Any, error: type[Exception], words: str):
+def test_wrong_arguments_are_refused_with_these_texts(call: Any, error: type[Exception], words: str):
     with pytest.raises(error, match=f"^{words}"):
         call()
 
@@ -334,14 +334,14 @@ def test_refused_with_words(call: Any, error: type[Exception], words: str):
         ({"average_attn_weights": False}, "average_weights"),
     ],
 )
-def test_names_of_pytorchs_layer_are_answered_with_what_to_write(given: dict[str, Any], instead: str):
+def test_argument_names_of_pytorchs_layer_are_refused_with_the_name_to_use(given: dict[str, Any], instead: str):
     with pytest.raises(UnknownNameError, match=f"^{next(iter(given))} is nn.MultiheadAttention's") as refused:
         made()(normal(2, 3, 12), **given)
     assert refused.value.hint.startswith(instead)
 
 
 class LowRank(nn.Module):
-    """A projection of another kind, as adapters and quantisers put one in its place."""
+    """Another kind of projection, such as adapters and quantisers put in place of a Linear."""
 
     def __init__(self, d_in: int, d_out: int) -> None:
         super().__init__()
@@ -352,20 +352,20 @@ class LowRank(nn.Module):
         return self.both(x.float()).double()
 
 
-def test_projections_of_other_kinds_may_take_their_place():
+def test_projections_may_be_replaced_by_other_modules():
     layer, x = made(), normal(2, 3, 12)
     layer.q_proj = LowRank(12, 12)  # type: ignore[assignment]
     assert layer(x.float(), x, x).dtype == F64
 
 
-def test_sizes_may_be_numpys_whole_numbers():
+def test_sizes_may_be_numpy_integers():
     layer = MultiHeadAttention(np.int64(12), np.int32(4), d_k=np.int64(2), rotary=10)
     assert layer(torch.ones(1, 3, 12)).shape == (1, 3, 12)
 
 
 @pytest.mark.parametrize("part", ["nn", "torch", "distributed"])
 @pytest.mark.parametrize("way", ["import clearhead.{}", "import clearhead; clearhead.{}"])
-def test_without_pytorch_it_is_said_what_to_install(part: str, way: str):
+def test_without_pytorch_the_error_says_what_to_install(part: str, way: str):
     hidden = f"import sys; sys.modules['torch'] = None; {way.format(part)}"
     told = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True, check=False).stderr
     assert f"clearhead.errors.MissingExtraError: clearhead.{part} needs PyTorch: " in told

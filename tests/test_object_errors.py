@@ -1,4 +1,4 @@
-"""What is said of wrong indices, products, wishes and merges, word for word."""
+"""The exact error texts for wrong indices, products, options and merges."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,8 @@ import pytest
 
 import clearhead as ch
 from clearhead.errors import ClearheadError, RuleError
-from words import Wrong, assert_words
+from clearhead.ops.observation import among
+from error_texts import Wrong, assert_words
 
 Q, K, FLAT = np.ones((2, 4, 6, 8)), np.ones((2, 2, 5, 8)), np.ones((3, 4))
 
@@ -107,16 +108,16 @@ OBJECT: dict[str, Wrong] = {
 
 
 @pytest.mark.parametrize("name", OBJECT)
-def test_the_words(name: str, monkeypatch: pytest.MonkeyPatch):
+def test_each_error_of_the_matrix_has_its_exact_text(name: str, monkeypatch: pytest.MonkeyPatch):
     assert_words(*OBJECT[name], monkeypatch)
 
 
-def test_an_array_of_the_weights_is_always_a_copy():
+def test_converting_the_matrix_to_an_array_always_copies():
     with pytest.raises(ValueError, match="an array of them is always a copy"):
         np.asarray(ch.AttentionMatrix(FLAT, FLAT), copy=False)
 
 
-def test_an_image_of_no_pixels():
+def test_an_image_without_pixels_is_refused():
     with pytest.raises(RuleError) as error:
         ch.AttentionMatrix(FLAT, FLAT).image(0, 5)
     assert str(error.value) == "image's height is 0: expected a whole number from 1 up.\n\nhint: image=(256, 256)"
@@ -189,7 +190,7 @@ MERGES: dict[str, Wrong] = {
         "head is 2.5: expected a whole number.",
     ),
     "fewer keys than there are": (
-        lambda: part(peak=True).among(2),
+        lambda: among(part(peak=True), 2),
         ValueError,
         "keys is 2: expected a whole number from 3 up.",
     ),
@@ -245,7 +246,7 @@ MERGES: dict[str, Wrong] = {
 
 
 @pytest.mark.parametrize("name", MERGES)
-def test_the_words_about_parts(name: str):
+def test_each_error_about_parts_has_its_exact_text(name: str):
     call, kind, words = MERGES[name]
     with pytest.raises(kind) as error:
         call()
@@ -292,7 +293,7 @@ REST: dict[str, Wrong] = {
         ValueError,
         "v is (True, 2): expected an array, or its shape in whole numbers.\n\nhint: v=(3, 4)",
     ),
-    "a token in words": (lambda: trace().token("a"), IndexError, "token is 'a': expected a whole number."),
+    "a token in words": (lambda: trace().token("a"), IndexError, "query is 'a': expected a whole number."),
     "cells of no pixels": (
         lambda: trace().to_png(cell=0),
         ValueError,
@@ -328,7 +329,7 @@ REST: dict[str, Wrong] = {
 
 
 @pytest.mark.parametrize("name", REST)
-def test_the_words_about_the_rest(name: str):
+def test_each_other_error_has_its_exact_text(name: str):
     call, kind, words = REST[name]
     with pytest.raises(kind) as error:
         call()

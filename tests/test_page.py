@@ -12,10 +12,12 @@ import pytest
 
 import clearhead as ch
 from browser import browser, opened, until
-from clearhead import explaining, model, notebook
-from clearhead.arrays import bfloat16
+from clearhead.core.arrays import bfloat16
 from clearhead.errors import FileError, RuleError, SelectionError, ShapeError, UnknownNameError
-from clearhead.story import Scene
+from clearhead.explaining import gpt2
+from clearhead.explaining.explain import explain
+from clearhead.textbook.page import Scene
+from clearhead.view import notebook
 from clearhead.view import page as writing
 from clearhead.view.container import DIGITS, Document, parts
 from clearhead.words import say
@@ -41,7 +43,7 @@ def running():
 
 @pytest.fixture(scope="module")
 def seen():
-    return explaining.explain(TEXT, model.load())
+    return explain(TEXT, gpt2.load())
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +61,7 @@ def traced(tmp_path_factory):
 
 
 def bytes_of(text):
-    """Five digits, the lowest first, are four bytes, the lowest first."""
+    """Decode base-85 text: five digits, lowest first, are four bytes, lowest first."""
     words = (
         sum(DIGITS.index(c) * 85**place for place, c in enumerate(text[at : at + 5])) for at in range(0, len(text), 5)
     )
@@ -94,19 +96,19 @@ def test_the_same_trace_gives_the_same_bytes(tmp_path):
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-def test_the_file_is_whole_or_not_there(tmp_path):
+def test_a_failed_save_leaves_no_file(tmp_path):
     with pytest.raises(FileError, match="cannot be written"):
         ch.trace(Q, K, V).save(tmp_path / "missing" / "page.html")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_in_the_file_names_another_place():
+def test_the_file_refers_to_no_other_address():
     text = ch.trace(Q, K, V).to_html()
     places = set(re.findall(r"(?:https?:)?//[\w.]+\.\w+[^\s\"'`)]*", re.sub(r'octet-stream" id="[^<]*', "", text)))
     assert places <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1998/Math/MathML"}
 
 
-def test_arrays_come_back_as_they_were_also_over_several_blocks():
+def test_arrays_are_read_back_unchanged_also_over_several_blocks():
     rng = np.random.default_rng(0)
     given = {
         "a": rng.standard_normal((3, 5)),
@@ -126,7 +128,7 @@ def test_arrays_come_back_as_they_were_also_over_several_blocks():
         assert np.array_equal(stored, array), name
 
 
-def test_hostile_tokens_end_no_element():
+def test_markup_in_tokens_closes_no_element():
     text = _page_with(HOSTILE)
     found = scripts(text)
     assert json.loads(found["clearhead"])["tokens"] == list(HOSTILE)
@@ -173,7 +175,7 @@ def test_pointing_at_a_cell_shows_its_number(running, traced):
         assert "s1,1" in written.text_content()
 
 
-def test_the_weights_of_the_page_are_those_of_the_matrix(running, seen, explained):
+def test_the_weights_on_the_page_are_those_of_the_matrix(running, seen, explained):
     with opened(running, explained) as (page, _):
         _all_of(page)
         table = page.locator("#step-weights details.numbers")
@@ -185,7 +187,7 @@ def test_the_weights_of_the_page_are_those_of_the_matrix(running, seen, explaine
                 assert (text == "masked") if j > i else abs(float(text) - matrix[i, j]) < 1e-4
 
 
-def test_the_keyboard_walks_pins_and_chooses(running, explained, seen):
+def test_the_keyboard_moves_pins_and_chooses(running, explained, seen):
     with opened(running, explained) as (page, unwanted):
         _all_of(page)
         page.locator("#step-weights .figure").focus()
@@ -205,7 +207,7 @@ def test_the_keyboard_walks_pins_and_chooses(running, explained, seen):
         assert unwanted == []
 
 
-def test_a_layer_whose_projections_are_left_out_shows_what_the_run_said(running, explained, seen):
+def test_a_layer_without_stored_projections_shows_the_numbers_of_the_run(running, explained, seen):
     other = (seen.layer + 1) % 2
     with opened(running, explained) as (page, unwanted):
         page.locator("#pick-layer").select_option(str(other))
@@ -218,7 +220,7 @@ def test_a_layer_whose_projections_are_left_out_shows_what_the_run_said(running,
         assert unwanted == []
 
 
-def test_theme_paper_and_axes(running, traced):
+def test_theme_printing_and_axes(running, traced):
     with opened(running, traced, color_scheme="dark") as (page, unwanted):
         ground = "getComputedStyle(document.body).backgroundColor"
         dark = page.evaluate(ground)
@@ -237,7 +239,7 @@ def test_theme_paper_and_axes(running, traced):
         assert unwanted == []
 
 
-def test_what_if_recomputes_says_so_and_leads_back(running, traced):
+def test_what_if_recomputes_says_so_and_can_be_undone(running, traced):
     with opened(running, traced) as (page, _):
         _all_of(page)
         before = page.locator("#step-weights").text_content()
@@ -254,7 +256,7 @@ def test_what_if_recomputes_says_so_and_leads_back(running, traced):
         assert page.locator("#step-weights").text_content() == before
 
 
-def test_hostile_tokens_are_text(running, tmp_path):
+def test_markup_in_tokens_is_shown_as_text(running, tmp_path):
     place = tmp_path / "hostile.html"
     place.write_bytes(_page_with(HOSTILE).encode("utf-8", "xmlcharrefreplace"))
     with opened(running, place) as (page, unwanted):
@@ -269,7 +271,7 @@ def test_hostile_tokens_are_text(running, tmp_path):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
-def test_axe_finds_nothing_and_nothing_is_cut_off(running, explained, scheme, width):
+def test_axe_finds_no_accessibility_problem_and_nothing_is_cut_off(running, explained, scheme, width):
     axe = Path(__file__).parents[1] / "page/node_modules/axe-core/axe.min.js"
     if not axe.exists():
         pytest.skip("axe-core is not installed: npm ci in page/")
@@ -282,7 +284,7 @@ def test_axe_finds_nothing_and_nothing_is_cut_off(running, explained, scheme, wi
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
-def test_each_language_is_whole(running, tmp_path, language):
+def test_each_language_is_translated_completely(running, tmp_path, language):
     place = tmp_path / "page.html"
     ch.trace_layer(*np.random.default_rng(2).standard_normal((5, 4, 4)), num_heads=2).save(place, language)
     with opened(running, place) as (page, _):
@@ -318,7 +320,7 @@ def test_the_step_bar_leads_to_its_step_on_a_fresh_page(running, explained, widt
             assert unwanted == []
 
 
-def test_a_link_to_a_step_and_a_frame_lead_there_too(running, explained, tmp_path):
+def test_a_link_to_a_step_works_also_in_a_frame(running, explained, tmp_path):
     with opened(running, explained, place="#step-output") as (page, _):
         assert _lands(page, "output")
         page.evaluate("location.hash = '#step-scores'")
@@ -334,7 +336,7 @@ def test_a_link_to_a_step_and_a_frame_lead_there_too(running, explained, tmp_pat
 
 
 def _lands(page, step):
-    """The step's heading comes to rest right below the bar, or the page cannot scroll further."""
+    """The step's heading ends up right below the bar, or the page cannot scroll further."""
     gap = f"""(() => {{
         const top = document.querySelector("#step-{step}").getBoundingClientRect().top;
         const below = top - document.querySelector(".map").getBoundingClientRect().bottom;
@@ -416,7 +418,7 @@ def test_the_keyboard_goes_from_queries_to_keys_and_values(running, tmp_path):
         assert written.text_content().startswith("k2,3")
 
 
-def test_with_a_sink_nobody_says_that_rows_sum_to_one(running, tmp_path):
+def test_with_a_sink_the_page_does_not_say_that_rows_sum_to_one(running, tmp_path):
     place = tmp_path / "page.html"
     trace = ch.trace(Q, K, V, sinks=np.array([3.0]))
     trace.save(place)
@@ -428,7 +430,7 @@ def test_with_a_sink_nobody_says_that_rows_sum_to_one(running, tmp_path):
         assert f"{share:.4f}" in text
 
 
-def test_a_scale_of_one_s_own_is_not_called_the_root():
+def test_a_custom_scale_is_not_called_the_square_root():
     own, usual = (
         next(step.words for step in ch.trace(Q, K, V, scale=scale).steps if step.name == "scaled")
         for scale in (0.3, None)
@@ -437,7 +439,7 @@ def test_a_scale_of_one_s_own_is_not_called_the_root():
     assert "√d_k" in say("en", usual)
 
 
-def test_one_s_own_tokens_name_rows_and_columns(running, tmp_path):
+def test_given_tokens_name_rows_and_columns(running, tmp_path):
     place = tmp_path / "page.html"
     trace = ch.trace(*np.random.default_rng(2).standard_normal((3, 4, 2)), causal=True)
     tokens = ["</script><b>", " one", " two", "x" * 999]
@@ -469,7 +471,7 @@ def test_one_s_own_tokens_name_rows_and_columns(running, tmp_path):
         cross.to_html(tokens=list("wxyz"))
 
 
-def test_a_page_is_written_under_the_name_of_a_page(seen, tmp_path):
+def test_wrong_file_names_and_options_of_a_page_are_refused(seen, tmp_path):
     matrix = ch.AttentionMatrix(Q, K)
     for thing in (ch.trace(Q, K, V), matrix, seen):
         with pytest.raises(FileError, match=r"x.npz is no name for a page"):
@@ -493,7 +495,7 @@ def test_a_page_is_written_under_the_name_of_a_page(seen, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_page_says_the_model_s_name_and_not_where_it_lies(seen, tmp_path):
+def test_the_page_shows_the_name_of_the_model_and_not_its_path(seen, tmp_path):
     (tmp_path / "my-gpt2").mkdir()
     local = dataclasses.replace(
         seen,
@@ -516,7 +518,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("odd", [*ODD, "NaN", "infinite", "nothing seen"])
-def test_odd_shapes_and_numbers_draw_without_an_error(running, tmp_path, odd):
+def test_odd_shapes_and_numbers_are_drawn_without_an_error(running, tmp_path, odd):
     rng = np.random.default_rng(4)
     q, k, v = (rng.standard_normal(shape) for shape in ODD.get(odd, ((3, 2),) * 3))
     if odd in ("NaN", "infinite"):
@@ -528,7 +530,7 @@ def test_odd_shapes_and_numbers_draw_without_an_error(running, tmp_path, odd):
         assert unwanted == []
 
 
-def test_columns_convention_is_drawn_so(running, tmp_path):
+def test_the_columns_convention_is_drawn_in_columns(running, tmp_path):
     place = tmp_path / "page.html"
     rng = np.random.default_rng(3)
     q, k, v = (rng.standard_normal(shape) for shape in ((2, 3), (2, 4), (5, 4)))
@@ -552,7 +554,7 @@ def test_columns_convention_is_drawn_so(running, tmp_path):
 
 
 def test_a_wrong_claim_is_shown_at_its_step(running, tmp_path):
-    from clearhead.claims import check_file
+    from clearhead.diagnosing.claims import check_file
 
     case = check_file(Path(__file__).parents[1] / "examples/wrong.json")
     case.save(tmp_path / "page.html")
@@ -568,10 +570,11 @@ def test_a_notebook_gets_text_a_picture_and_a_frame():
 
 
 def _all_of(page):
-    """Scroll through the page, so that everything is drawn."""
+    """Scroll through the page, so that everything is drawn; a browser that draws no frames is not waited for."""
     page.evaluate(
         "async () => { for (let y = 0; y < document.body.scrollHeight; y += 400) {"
-        " scrollTo({top: y, behavior: 'instant'}); await new Promise(requestAnimationFrame) }"
+        " scrollTo({top: y, behavior: 'instant'});"
+        " await new Promise(done => { requestAnimationFrame(done); setTimeout(done, 1000) }) }"
         " scrollTo({top: 0, behavior: 'instant'}) }"
     )
     until(page, "document.querySelectorAll('.hold:empty').length === 0")

@@ -1,4 +1,4 @@
-"""What the page computes, rule by rule, against the reference: its own modules, run in node on its own file."""
+"""What the page computes under each rule, against the reference: its modules run in node on a page's file."""
 
 import json
 import shutil
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import clearhead as ch
-from clearhead.arrays import bfloat16
+from clearhead.core.arrays import bfloat16
 
 SCRIPT = Path(__file__).parents[1] / "page/check/weights.js"
 B, H, KV, N, M, D, DV = 2, 4, 2, 5, 7, 3, 6
@@ -63,7 +63,7 @@ def test_the_page_computes_what_the_reference_computes(rule, dtype, tmp_path):
     np.testing.assert_allclose(page["tile"], flat(trace.weights), rtol=1e-6, atol=1e-30)  # float32, rounded once
 
 
-def test_a_tile_is_the_matrix_own(tmp_path):
+def test_a_tile_of_the_page_equals_the_matrix(tmp_path):
     q, k, v = np.random.default_rng(6).standard_normal((3, 2, 33, 64)).astype(np.float32)
     page = in_the_page(ch.trace(q, k, v, causal=True), tmp_path)
     np.testing.assert_allclose(page["tile"], np.asarray(ch.AttentionMatrix(q, k, causal=True)[:]), rtol=2e-5, atol=1e-9)

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import basic_indices
 
 import clearhead as ch
-from clearhead import engines, reference
-from clearhead.arrays import FLOATS
-from clearhead.axes import Array
+from clearhead import engines
+from clearhead.core import reference
+from clearhead.core.arrays import FLOATS
+from clearhead.core.axes import Array
+from clearhead.core.problem import describe
+from clearhead.core.statistics import PER_QUERY, Wanted, listed
 from clearhead.engines.base import Upstream
 from clearhead.errors import EngineError
-from clearhead.observations import Wanted
-from clearhead.problem import describe
 from problems import Case, draw_layout, each_engine, on_every_engine
 from slack import Slack, assert_close, assert_top, dtype_of_statistics, rounding
 
@@ -25,7 +26,7 @@ every_engine = each_engine()
 
 
 def refused(engine: str, case: Case) -> bool:
-    """Does this engine refuse the problem? Then it must say why, all of it, and run nothing."""
+    """Whether this engine refuses the problem; if so, the error must give every reason and the engine must not run."""
     reasons = engines.get(engine).reasons_not(case.problem)
     if reasons:
         with pytest.raises(EngineError) as error:
@@ -38,17 +39,12 @@ def refused(engine: str, case: Case) -> bool:
 def test_output_and_row_statistics(engine: str, case: Case, top: int):
     if refused(engine, case):
         return
-    seen = case.matrix(engine=engine).observe(
-        case.v, logsumexp=True, max_logit=True, entropy=True, distance=True, top=top
-    )
+    asked: Any = dict.fromkeys(listed(axes=PER_QUERY), True)
+    seen = case.matrix(engine=engine).observe(case.v, top=top, **asked)
     book, slack, restore = case.book, Slack(case, engine), case.restore
     assert book.output is not None
-    expected = {
-        "logsumexp": book.logsumexp,
-        "max_logit": reference.max_logit(book),
-        "entropy": reference.entropy(book),
-        "distance": reference.distance(case.problem, book),
-    }
+    expected = reference.per_query(case.problem, book)
+    assert {*expected} == {*asked}
     for name, truth in expected.items():
         assert_close(getattr(seen, name), restore(truth), restore(slack.row(name)), name)
         assert getattr(seen, name).dtype == dtype_of_statistics(case.problem)
@@ -75,7 +71,7 @@ def test_statistics_of_some_queries_only(engine: str, case: Case, data: st.DataO
     queries = data.draw(st.slices(case.problem.queries))
     labels, matrix = case.labels(), case.matrix(engine=engine)
     if data.draw(st.booleans()):
-        matrix.logsumexp()  # known before, or not: the same answer
+        matrix.logsumexp()  # the log-sum-exp known before, or not
     seen = matrix.observe(
         case.v, logsumexp=True, entropy=True, distance=True, top=3, received=True, peak=True, image=(5, 7),
         groups=labels, queries=queries,
@@ -85,14 +81,15 @@ def test_statistics_of_some_queries_only(engine: str, case: Case, data: st.DataO
         assert_same(engine, getattr(seen, name), getattr(full, name)[..., queries])
     assert_same(engine, seen.output, full.output[..., queries, :])
     for mine, whole in zip(seen.top, full.top, strict=True):
-        if engine != "triton" or mine is seen.top.weights:  # near ties may change places where last bits do
+        # nearly equal weights may swap places where their last bits differ
+        if engine != "triton" or mine is seen.top.weights:
             assert_same(engine, mine, whole[..., queries, :])
     assert_columns(case, seen, queries, (5, 7), labels)
     assert (seen.queries, seen.keys) == (full.output[..., queries, :].shape[-2], case.problem.keys)
 
 
 def assert_same(engine: str, found: Array, expected: Array) -> None:
-    """The same bits; Triton's interpreter multiplies tiles with NumPy, whose last bits follow the tile's height."""
+    """The same bits; only Triton's interpreter multiplies with NumPy, whose last bits depend on the tile's height."""
     found, expected = np.asarray(found), np.asarray(expected)
     assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
     if engine == "triton":
@@ -109,7 +106,8 @@ def assert_columns(
     chosen = np.isin(np.arange(case.problem.queries), np.arange(case.problem.queries)[queries])[:, None]
     book = replace(case.book, weights=case.book.weights * chosen)
     allowed = replace(case.book, weights=slack.weights * chosen)
-    adding = slack.eps * np.sqrt(sum(book.weights.shape[-2:]))  # so many additions round too, each its own way
+    # so many additions round too, in an order that depends on the engine
+    adding = slack.eps * np.sqrt(sum(book.weights.shape[-2:]))
     received = reference.received(book)
     within = reference.received(allowed) + adding * received
     assert_close(seen.received, restore(received), restore(within), "received")
@@ -125,7 +123,7 @@ def assert_columns(
 
 
 @on_every_engine(data=st.data())
-def test_indexing_is_that_of_a_numpy_array(engine: str, case: Case, data: st.DataObject):
+def test_indexing_works_as_on_a_numpy_array(engine: str, case: Case, data: st.DataObject):
     if refused(engine, case):
         return
     matrix = case.matrix(engine=engine)
@@ -142,8 +140,8 @@ def test_indexing_is_that_of_a_numpy_array(engine: str, case: Case, data: st.Dat
 
 
 @every_engine
-def test_each_batch_and_head_alone_has_its_own_rules(engine: str):
-    """Five axes, and every rule with a value of its own for each batch or head."""
+def test_rules_may_differ_for_each_batch_entry_and_head(engine: str):
+    """Five axes, and every rule with a different value for each batch entry or head."""
     interpreted = engine == "triton"
     rng, lead, heads, n, m = np.random.default_rng(0), (1, 2) if interpreted else (3, 3), 4, 5, 7
     rules = {
@@ -173,7 +171,7 @@ def test_each_batch_and_head_alone_has_its_own_rules(engine: str):
 
 
 @every_engine
-def test_slices_beyond_the_ends_are_cut_as_numpy_cuts_them(engine: str):
+def test_slices_beyond_the_ends_are_clipped_as_in_numpy(engine: str):
     rng = np.random.default_rng(0)
     case = Case(rng.standard_normal((4, 2)), rng.standard_normal((5, 2)), rng.standard_normal((5, 2)), {}, 0)
     if refused(engine, case):
@@ -220,7 +218,7 @@ def test_products_from_the_keys_side(engine: str, case: Case, data: st.DataObjec
 
 
 def draw_operand(data: st.DataObject, case: Case, length: int, heads: tuple[int, ...]) -> Array:
-    """What a product takes: one vector or matrix for all heads, or a matrix for each."""
+    """The operand of a product: one vector or matrix for all heads, or one matrix for each head."""
     lead = case.problem.prefix and (*case.problem.prefix[:-1], data.draw(st.sampled_from(heads)))
     width = data.draw(st.sampled_from((1, 2, 5, 65)))
     shape = data.draw(st.sampled_from(((length,), (length, width), (*lead, length, width))))
@@ -238,8 +236,8 @@ def spread_over_heads(case: Case, right: Array) -> Array:
 
 
 @pytest.mark.parametrize("engine", ["native", "portable"])
-def test_weights_rounded_to_halves_would_be_noticed(engine: str):
-    """Of the CPU's engines more is asked than of one that multiplies halves by halves."""
+def test_the_tolerance_notices_weights_rounded_to_float16(engine: str):
+    """CPU engines have a tighter tolerance than one that multiplies float16 by float16."""
     q, k, v = (np.random.default_rng(seed).standard_normal((40, 16)).astype(np.float16) for seed in range(3))
     case = Case(q, k, v, {}, 0)
     rough = (case.book.weights.astype(np.float16).astype(np.float64) @ v.astype(np.float64)).astype(np.float16)
@@ -252,17 +250,19 @@ def test_weights_rounded_to_halves_would_be_noticed(engine: str):
 
 @on_every_engine(times=0.5, limits={"dtypes": HALVES})
 @np.errstate(over="ignore")  # derivatives may leave float16's range
-def test_what_is_asked_for_unrounded_is_what_was_rounded(engine: str, case: Case):
-    """For sums over ranks: rounding it gives the answer that is usual, or its neighbour, being rounded twice."""
+def test_float32_results_round_to_the_results_in_the_inputs_dtype(engine: str, case: Case):
+    """For sums over ranks: rounded, it is the usual result or a neighbour of it, since it was rounded twice."""
     if refused(engine, case):
         return
     run, problem, (q, k, v) = engines.get(engine), case.problem, (case.given.q, case.given.k, case.given.v)
     asked = Wanted(output=True, logsumexp=True)
-    usual, wide = (run.rows(problem, q, k, v, replace(asked, unrounded=one)) for one in (False, True))
+    usual, wide = (run.rows(problem, q, k, v, replace(asked, keep_float32=one)) for one in (False, True))
     assert (usual["output"].dtype, wide["output"].dtype) == (problem.dtype, np.float32)
     assert_close(wide["output"].astype(problem.dtype), usual["output"], rounding(usual["output"], problem.dtype))
     told = Upstream(case.rng.standard_normal(wide["logsumexp"].shape).astype(np.float32), usual["output"])
-    slopes = [run.gradients(problem, q, k, v, wide["logsumexp"], replace(told, unrounded=one)) for one in (False, True)]
+    slopes = [
+        run.gradients(problem, q, k, v, wide["logsumexp"], replace(told, keep_float32=one)) for one in (False, True)
+    ]
     for name, x in slopes[0].items():
         assert (x.dtype, slopes[1][name].dtype) == (problem.dtype, np.float32)
         assert_close(slopes[1][name].astype(problem.dtype), x, rounding(x, problem.dtype), name)
@@ -270,11 +270,11 @@ def test_what_is_asked_for_unrounded_is_what_was_rounded(engine: str, case: Case
 
 @every_engine
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_unrounded_has_digits_that_rounding_takes(engine: str, dtype: np.dtype[Any]):
+def test_float32_results_keep_digits_that_rounding_loses(engine: str, dtype: np.dtype[Any]):
     q, k, v, g = np.random.default_rng(0).standard_normal((4, 1, 2, 33, 8)).astype(dtype)
     run, problem = engines.get(engine), describe(q, k, v, {}).problem
-    rows = run.rows(problem, q, k, v, Wanted(output=True, logsumexp=True, unrounded=True))
-    told = Upstream(np.ones((1, 2, 33), np.float32), g, unrounded=True)
+    rows = run.rows(problem, q, k, v, Wanted(output=True, logsumexp=True, keep_float32=True))
+    told = Upstream(np.ones((1, 2, 33), np.float32), g, keep_float32=True)
     slopes = run.gradients(problem, q, k, v, rows["logsumexp"], told)
     for x in (rows["output"], *slopes.values()):
         assert (x.astype(dtype).astype(np.float32) != x).mean() > 0.9

@@ -1,4 +1,4 @@
-"""What is written to disk: whole or not at all, through links, into devices and pipes, and never in their place."""
+"""Files are written completely or not at all; links, devices and pipes are written through and never replaced."""
 
 import ast
 import errno
@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 
 import clearhead as ch
-from clearhead import files
 from clearhead.cli import main
+from clearhead.core import files
+from clearhead.core.files import write_whole
 from clearhead.errors import FileError
-from clearhead.files import write_whole
 
 CASE = '{"q": [[1, 3], [2, 0.5]], "k": [[0.5, 2], [1, 3]], "v": [[0, 4], [1, 2]]}'
 DATA = bytes(range(256)) * 1000
@@ -37,7 +37,7 @@ def case(tmp_path: Path) -> str:
 
 @pytest.fixture(params=["json", "html", "save", "page", "explanation", "record"])
 def saved(request: pytest.FixtureRequest, case: str) -> Callable[[Path | str], None]:
-    """Every way in which this library writes a file."""
+    """Every function of this library that writes a file."""
 
     def write(place: Path | str) -> None:
         matrix = ch.AttentionMatrix(np.eye(3), np.eye(3))
@@ -49,8 +49,8 @@ def saved(request: pytest.FixtureRequest, case: str) -> Callable[[Path | str], N
         elif request.param == "page":
             matrix.save(place)
         elif request.param == "explanation":
-            from clearhead.explaining import explain
-            from clearhead.model import load
+            from clearhead.explaining.explain import explain
+            from clearhead.explaining.gpt2 import load
 
             explain("humpty", load()).save(place)
         else:
@@ -75,7 +75,7 @@ def test_a_file_keeps_its_mode_and_is_replaced(saved: Callable[[Path], None], tm
     assert sorted(os.listdir(tmp_path)) == ["case.json", "out"]
 
 
-def test_a_new_file_has_the_mode_of_the_umask(saved: Callable[[Path], None], tmp_path: Path):
+def test_a_new_file_has_the_mode_that_the_umask_allows(saved: Callable[[Path], None], tmp_path: Path):
     for mask in (0o022, 0o077, 0o002):
         old = os.umask(mask)
         try:
@@ -85,7 +85,7 @@ def test_a_new_file_has_the_mode_of_the_umask(saved: Callable[[Path], None], tmp
         assert stat.S_IMODE((tmp_path / f"{mask}").stat().st_mode) == 0o666 & ~mask
 
 
-def test_a_links_target_is_written_and_the_links_stay(saved: Callable[[Path], None], tmp_path: Path):
+def test_writing_through_a_link_writes_its_target_and_keeps_the_link(saved: Callable[[Path], None], tmp_path: Path):
     (tmp_path / "far").mkdir()
     target = tmp_path / "far" / "target"
     (tmp_path / "chain").symlink_to("far/middle")
@@ -119,7 +119,7 @@ def test_a_pipe_is_written_to_and_stays(saved: Callable[[Path], None], tmp_path:
 
 @pytest.fixture
 def replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failing test must not replace this machine's /dev/null."""
+    """Guard against a failing test that would replace the real /dev/null."""
 
     def guarded(call: Callable[..., None], *names: object, **options: object) -> None:
         assert not {"/dev/null", "/dev/full"} & set(map(str, names)), f"{call}{names} would take a device away"
@@ -139,7 +139,7 @@ def test_devices_are_written_to(saved: Callable[[Path], None]):
 
 
 @pytest.mark.usefixtures("replaced")
-def test_a_full_device_is_said():
+def test_a_full_device_is_reported():
     with pytest.raises(FileError, match=r"^/dev/full cannot be written: No space left on device\.$"):
         write_whole("/dev/full", DATA)
 
@@ -151,7 +151,7 @@ def test_an_open_descriptor_is_written_to(name: str, tmp_path: Path):
     os.close(written)
     with open(read, "rb") as file:
         assert file.read() == b"heard"
-    with open(tmp_path / "log", "wb", buffering=0) as file:  # a regular file behind a descriptor: after what is there
+    with open(tmp_path / "log", "wb", buffering=0) as file:  # a regular file behind a descriptor is appended to
         file.write(b"before ")
         write_whole(name.format(file.fileno()), b"middle ")
         file.write(b"after")
@@ -194,7 +194,7 @@ def fails(place: Path, code: int) -> None:
     assert sorted(os.listdir(place.parent)) == before
 
 
-def test_a_limit_on_the_size_leaves_the_old_file(tmp_path: Path):
+def test_a_file_size_limit_leaves_the_old_file(tmp_path: Path):
     place = tmp_path / "out"
     place.write_bytes(b"old")
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -212,7 +212,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path):
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(disk)]
     if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
-        return  # only root makes a small disk; the limit above and the failing calls below do without
+        return  # only root can mount a small disk; the size limit above and the failing calls below need no root
     try:
         (disk / "out").write_bytes(b"old")
         fails(disk / "out", errno.ENOSPC)
@@ -226,7 +226,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path):
 
 @pytest.mark.parametrize("call", ["fsync", "replace", "chmod"])
 @pytest.mark.parametrize("raised", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt()])
-def test_whatever_fails_leaves_the_old_file_and_nothing_else(
+def test_any_failing_call_leaves_the_old_file_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, raised: BaseException
 ):
     place = tmp_path / "out"
@@ -242,10 +242,10 @@ def test_whatever_fails_leaves_the_old_file_and_nothing_else(
     assert os.listdir(tmp_path) == ["out"]
 
 
-def test_ctrl_c_while_a_file_is_written_leaves_the_old_one(tmp_path: Path):
+def test_ctrl_c_while_writing_leaves_the_old_file(tmp_path: Path):
     (tmp_path / "out").write_bytes(b"old")
     code = (
-        "import os, time; from clearhead.files import write_whole; fsync = os.fsync\n"
+        "import os, time; from clearhead.core.files import write_whole; fsync = os.fsync\n"
         "os.fsync = lambda d: (print('writing', flush=True), time.sleep(30))\n"
         "write_whole('out', bytes(10**6))"
     )
@@ -261,7 +261,7 @@ def test_ctrl_c_while_a_file_is_written_leaves_the_old_one(tmp_path: Path):
 
 @contextmanager
 def somebody_else(place: Path) -> Iterator[None]:
-    """Inside, this process has no more rights than anybody: root may everything."""
+    """Run as an ordinary user, since root may read and write everything."""
     if os.geteuid():
         yield
         return
@@ -275,7 +275,7 @@ def somebody_else(place: Path) -> Iterator[None]:
         os.seteuid(0)
 
 
-def test_what_may_not_be_written(tmp_path: Path):
+def test_files_without_write_permission_are_refused(tmp_path: Path):
     closed, guarded = tmp_path / "closed", tmp_path / "guarded"
     closed.mkdir()
     (closed / "out").write_bytes(b"old")
@@ -304,7 +304,7 @@ def test_owners_are_kept_where_that_is_allowed(tmp_path: Path):
     assert (after.st_uid, after.st_gid, stat.S_IMODE(after.st_mode)) == (*owner, 0o4640)
 
 
-def test_names_that_are_no_place_for_a_file(tmp_path: Path):
+def test_paths_that_cannot_hold_a_file_are_refused(tmp_path: Path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_bytes(b"old")
     (tmp_path / "loop").symlink_to("loop")
@@ -326,7 +326,7 @@ def test_names_that_are_no_place_for_a_file(tmp_path: Path):
     assert sorted(os.listdir(tmp_path)) == ["file", "folder", "loop"]
 
 
-def test_a_place_is_looked_at_before_the_work(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_path_is_checked_before_the_work(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     for command in (["explain", "humpty"], ["trace", case], ["diagnose", "no-such.json"]):
         for option in ("--json", "--html") if command[0] != "diagnose" else ("--json",):
             assert main([*command, option, str(tmp_path / "no" / "such")]) == 2
@@ -337,9 +337,9 @@ def test_a_place_is_looked_at_before_the_work(case: str, tmp_path: Path, capsys:
             )
 
 
-def test_a_benchs_folder_is_made_before_the_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from clearhead.bench import command, run
-    from clearhead.bench.limits import Limits
+def test_bench_creates_its_folder_before_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from benchmarks import command, run
+    from benchmarks.limits import Limits
 
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(FileError, match=r"cannot be written: (Not a directory|File exists)"):
@@ -353,8 +353,8 @@ def test_a_benchs_folder_is_made_before_the_measuring(tmp_path: Path, monkeypatc
     assert stat.S_IMODE((folder / "bench.md").stat().st_mode) == 0o600
 
 
-def test_nothing_else_writes_files():
-    """Whoever opens a file for writing goes through write_whole."""
+def test_every_file_is_written_through_write_whole():
+    """No code but write_whole opens files for writing."""
     package = Path(files.__file__).parent
     writers = {"write_text", "write_bytes", "save_file", "mkstemp", "NamedTemporaryFile", "imsave", "tofile", "dump"}
     for path in set(package.rglob("*.py")) - {Path(files.__file__)}:

@@ -1,4 +1,4 @@
-"""What a call on tensors that keep a graph refuses, in the words of the call without one."""
+"""Calls on tensors with an autograd graph are refused with the same texts as calls without one."""
 
 from typing import Any
 
@@ -37,6 +37,6 @@ def refusals() -> list[Any]:
 
 
 @pytest.mark.parametrize(("call", "error", "words"), refusals())
-def test_refused_with_words(call: Any, error: type[ClearheadError], words: str):
+def test_calls_with_a_graph_are_refused_with_the_same_texts(call: Any, error: type[ClearheadError], words: str):
     with pytest.raises(error, match=f"^({words})"):
         call()

@@ -1,4 +1,4 @@
-"""Attention inside torch.func and on PyTorch's odd kinds of tensors: right, or refused in words of our own."""
+"""Attention inside torch.func and on PyTorch's special tensors: correct, or refused with a library error."""
 
 import sys
 from collections.abc import Callable
@@ -23,7 +23,7 @@ MASK = normal(3, 4, 4, seed=1)
 
 
 def theirs(*given: Any, **options: Any) -> Tensor:
-    """PyTorch's own, by the formula that its transforms know."""
+    """PyTorch's attention by the plain formula, which its transforms can differentiate."""
     with sdpa_kernel(SDPBackend.MATH):
         return F.scaled_dot_product_attention(*given, **options)
 
@@ -48,7 +48,7 @@ TRANSFORMED: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # PyTorch's own function in its own transforms
 @pytest.mark.parametrize("transformed", TRANSFORMED.values(), ids=TRANSFORMED)
-def test_the_drop_in_transformed_as_pytorchs(transformed: Callable[[Any], Any]):
+def test_torch_func_transforms_of_the_drop_in_equal_those_of_pytorchs(transformed: Callable[[Any], Any]):
     torch.testing.assert_close(transformed(sdpa), transformed(theirs))
 
 
@@ -60,11 +60,11 @@ RULES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_every_rule_and_observation_mapped_over(name: str):
+def test_vmap_over_every_rule_and_observation(name: str):
     options: dict[str, Any] = {"causal": True, "window": (2, 0)}
 
     def seen(q: Tensor, k: Tensor, v: Tensor, rule: Any) -> list[Tensor]:
-        lead = () if name == "bias" else (None,)  # batch axes within, and none
+        lead = () if name == "bias" else (None,)  # with batch axes inside the mapped one, and without
         q, k, v = (x[lead] for x in (q, k, v)) if name == "kv_lengths" else (q, k, v)
         matrix = ch.AttentionMatrix(q, k, **options, **{name: rule[None] if name == "kv_lengths" else rule})
         found = matrix.observe(v, entropy=True, received=True, top=2, image=(2, 2), distance=True, peak=True)
@@ -94,7 +94,7 @@ def test_gradients_of_each_sample_through_a_layer():
             torch.testing.assert_close(found[name][at], weight.grad)
 
 
-def test_layers_side_by_side():
+def test_vmap_over_stacked_layers():
     layers = [clearhead.nn.MultiHeadAttention(4, 2, dtype=torch.float64) for _ in range(3)]
     weights, _ = torch.func.stack_module_state(layers)  # type: ignore[arg-type]
     inputs = normal(2, 5, 4)
@@ -108,7 +108,7 @@ def test_vmap_compiled():
     torch.testing.assert_close(compiled(X), theirs(X, X, X))
 
 
-def test_tensors_without_numbers_give_shapes():
+def test_meta_tensors_give_shapes():
     q, k, v = (normal(2, h, n, d).to("meta") for h, n, d in ((4, 5, 3), (2, 6, 3), (2, 6, 7)))
     output = sdpa(q, k, v, enable_gqa=True)
     assert (output.shape, output.device.type, output.dtype) == ((2, 4, 5, 7), "meta", torch.float64)
@@ -120,7 +120,7 @@ def test_tensors_without_numbers_give_shapes():
 
 
 class Own(Tensor):
-    """A tensor of a class of one's own, as one writes it."""
+    """A user's subclass of Tensor."""
 
 
 def jagged() -> Tensor:
@@ -171,12 +171,12 @@ def masked() -> Any:
 @pytest.mark.filterwarnings("ignore:.*MaskedTensors is in prototype stage")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(("call", "words"), ODD.values(), ids=ODD)
-def test_what_is_not_read_is_refused_by_name(call: Callable[[], Any], words: str):
+def test_unsupported_tensors_are_refused_by_name(call: Callable[[], Any], words: str):
     with pytest.raises(ClearheadError, match=f"^{words}"):
         call()
 
 
-def test_a_class_of_ones_own_goes_through():
+def test_a_tensor_subclass_is_accepted():
     x = X.as_subclass(Own)
     for found in (ch.attention(x, x, x), sdpa(x, x, x), ch.AttentionMatrix(x, x) @ x):
         torch.testing.assert_close(found.as_subclass(Tensor), sdpa(X, X, X))
@@ -194,7 +194,7 @@ def test_jaxs_tracers_are_named():
             transform(lambda x: ch.attention(X[0], X[0], X[0], bias=x).sum())(jax.numpy.ones((4, 4)))
 
 
-def test_what_jax_would_call_a_tracer_is_named(monkeypatch: pytest.MonkeyPatch):
+def test_an_object_that_looks_like_a_jax_tracer_is_named(monkeypatch: pytest.MonkeyPatch):
     tracer = type("Tracer", (), {"shape": (2, 3)})
     monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(core=SimpleNamespace(Tracer=tracer)))  # type: ignore[arg-type]
     with pytest.raises(DtypeError, match=r"^q is traced by JAX"):

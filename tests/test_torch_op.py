@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import clearhead as ch
-from clearhead import torch_op
-from clearhead.torch_op import Asked, Given
+from clearhead.ops import torch_operators as torch_op
+from clearhead.ops.torch_operators import Given, Options
 
 F64 = torch.float64
 
@@ -48,7 +48,7 @@ RULES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
-def test_derivatives_by_small_steps(rules: dict[str, Any]):
+def test_gradcheck_of_output_and_observations(rules: dict[str, Any]):
     """gradcheck: q, k, v, bias and sinks, through the output and every observation that has a derivative."""
     bias, sinks = normal(2, 1, 5, 6, grad=True), normal(4, grad=True)
 
@@ -63,7 +63,7 @@ def test_derivatives_by_small_steps(rules: dict[str, Any]):
 
 @pytest.mark.parametrize("queries", [slice(2, 3), slice(-2, None), slice(None, None, -2), slice(4, 1, -1), slice(0, 0)])
 @pytest.mark.parametrize("shape", [(6,), (1, 6), (5, 1), (2, 1, 5, 6), (), (1, 4, 1, 1)])
-def test_derivatives_of_some_queries(queries: slice, shape: tuple[int, ...]):
+def test_gradients_of_observations_of_some_queries(queries: slice, shape: tuple[int, ...]):
     q, k, v = qkv()
     bias = normal(*shape, grad=True)
 
@@ -79,7 +79,7 @@ def test_derivatives_of_some_queries(queries: slice, shape: tuple[int, ...]):
         torch.testing.assert_close(mine, theirs)
 
 
-def test_products_and_their_derivatives():
+def test_gradients_of_products():
     q, k, v = qkv()
     g, one, sinks = normal(2, 4, 5, 3, grad=True), normal(5, grad=True), normal(4, grad=True)
 
@@ -97,7 +97,7 @@ def test_products_and_their_derivatives():
 
 
 @pytest.mark.parametrize("wanting", ["q", "k", "v", "bias", "sinks"])
-def test_whichever_input_alone_requires_grad(wanting: str):
+def test_any_single_input_may_require_grad(wanting: str):
     q, k, v = qkv(grad=False)
     given = {"q": q, "k": k, "v": v, "bias": normal(6), "sinks": normal(4)}
     given[wanting].requires_grad_()
@@ -153,15 +153,15 @@ def test_any_number_of_axes_and_any_strides(shape: tuple[int, ...]):
 
 
 REQUESTS = {
-    "output": Asked("output logsumexp"),
-    "statistics": Asked("output logsumexp entropy received top_weights top_indices image", top=2, height=2, width=3),
-    "some": Asked("output logsumexp entropy", start=1, stop=4, step=2),
+    "output": Options("output logsumexp"),
+    "statistics": Options("output logsumexp entropy received top_weights top_indices image", top=2, height=2, width=3),
+    "some": Options("output logsumexp entropy", start=1, stop=4, step=2),
 }
 
 
 @pytest.mark.parametrize("asked", REQUESTS.values(), ids=REQUESTS)
-def test_the_operator_keeps_pytorchs_rules(asked: Asked):
-    grad = asked.step is None  # bfloat16's derivatives differ by a rounding from one run of the check to another's sums
+def test_the_operator_passes_opcheck(asked: Options):
+    grad = asked.step is None  # bfloat16 gradients differ by a rounding between runs that sum in different orders
     dtype = torch.bfloat16 if asked.step else torch.float32
     given = Given(
         bias=normal(5, 1, dtype=dtype, grad=grad), sinks=normal(4, grad=grad), causal=True, query_offset=torch.tensor(1)
@@ -169,14 +169,14 @@ def test_the_operator_keeps_pytorchs_rules(asked: Asked):
     torch.library.opcheck(torch.ops.clearhead.observe.default, (*qkv(dtype, grad=grad), *given, *asked))
 
 
-def test_the_other_operators_keep_pytorchs_rules():
+def test_the_other_operators_pass_opcheck():
     q, k, v = qkv()
     given = Given(bias=normal(6, grad=True))
     torch.library.opcheck(torch.ops.clearhead.transposed.default, (q, k, normal(2, 4, 5, 2, grad=True), *given))
     q, k, v, bias = (x.detach() for x in (q, k, v, normal(6)))
     given, output = Given(bias=bias), ch.AttentionMatrix(q, k, bias=bias).observe(v, logsumexp=True)
     rest = [output.logsumexp, output.output], "output", [torch.ones_like(output.output)], True
-    call = (q, k, v, *given, *Asked("logsumexp output"), *rest)
+    call = (q, k, v, *given, *Options("logsumexp output"), *rest)
     torch.library.opcheck(torch.ops.clearhead.observe_backward.default, call)
     rest = output.logsumexp, torch.ones(2, 4, 6, 2, dtype=F64)
     torch.library.opcheck(
@@ -206,8 +206,8 @@ def test_compiled_forward_and_backward(*, dynamic: bool):
             assert torch.equal(mine, theirs)
 
 
-@pytest.mark.slow  # a C++ compiler runs
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch's own
+@pytest.mark.slow  # this runs a C++ compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # a warning of PyTorch itself
 def test_compiled_by_the_default_backend():
     q, k, v = qkv(torch.float32, grad=False)
 
@@ -217,7 +217,7 @@ def test_compiled_by_the_default_backend():
     assert torch.equal(torch.compile(layer, fullgraph=True)(q, k, v), layer(q, k, v))
 
 
-def test_exported():
+def test_an_exported_program_gives_the_same_output():
     class Model(torch.nn.Module):
         def forward(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor, ...]:
             return everything(q, k, v, sinks)
@@ -234,7 +234,7 @@ def test_exported():
 
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, F64])
-def test_autocast_is_pytorchs_own(dtype: torch.dtype, *, grad: bool):
+def test_autocast_acts_as_in_pytorch(dtype: torch.dtype, *, grad: bool):
     q, k, v = (normal(1, 2, 5, 4, dtype=dtype, grad=grad, seed=i) for i in range(3))
     with torch.autocast("cpu", torch.bfloat16):
         theirs, ours = F.scaled_dot_product_attention(q, k, v), ch.attention(q, k, v)
@@ -262,7 +262,7 @@ def test_without_a_graph_the_same_matrix_can_be_read_by_index_and_planned():
 
 
 def test_inputs_are_read_in_place(monkeypatch: pytest.MonkeyPatch):
-    """Every array that an engine is handed lies in the memory of the tensor it came from."""
+    """Every array that an engine receives shares memory with the tensor it came from."""
     seen: list[int] = []
     engine = torch_op.engines.get(ch.plan(*qkv(torch.bfloat16)[:2]).engine)
     rows = engine.rows

@@ -1,4 +1,4 @@
-"""The drop-in function against PyTorch's own: its sample inputs, own draws, dropout, errors."""
+"""The drop-in function against PyTorch's: its sample inputs, random inputs, dropout, errors."""
 
 import inspect
 import re
@@ -24,7 +24,7 @@ FACTOR = 4.0
 
 
 def assert_as_exact(call: Any, inputs: tuple[Tensor, ...], mine: Tensor, yours: Tensor) -> None:
-    """As near to a run in float64 as PyTorch's own is, give or take the rounding of what is multiplied."""
+    """As close to a run in float64 as PyTorch's result is, up to the rounding of the multiplied numbers."""
     exact = call(*(x.double() if x.is_floating_point() else x for x in inputs))
     sizes = [x.abs().amax().item() for x in (*inputs[:3], exact) if x.numel()]
     off = (yours.double() - exact).abs().amax().item() if exact.numel() else 0.0
@@ -73,7 +73,7 @@ def test_pytorchs_own_samples(dtype: torch.dtype):
         options = dict(sample.kwargs)
         mask = options.pop("attn_mask", None)
         assert len(sample.args) == 2
-        if options.get("dropout_p"):  # what is zeroed differs
+        if options.get("dropout_p"):  # dropout zeroes different weights
             assert (
                 ours(sample.input, *sample.args, mask, **options).shape
                 == theirs(sample.input, *sample.args, mask, **options).shape
@@ -86,7 +86,7 @@ def test_pytorchs_own_samples(dtype: torch.dtype):
 
 @examples(0.3)
 @given(data=st.data())
-def test_own_draws(data: st.DataObject):
+def test_random_inputs_agree_with_pytorch(data: st.DataObject):
     draw, size = data.draw, st.sampled_from((1, 2, 3, 5, 17))
     dtype = draw(st.sampled_from(DTYPES))
     lead = draw(st.lists(st.integers(1, 3), max_size=3))
@@ -123,9 +123,9 @@ def test_own_draws(data: st.DataObject):
     check(query, key, value, mask, **options)
 
 
-@pytest.mark.filterwarnings("ignore:Lower right causal bias")  # where theirs is NaN, ours is 0
+@pytest.mark.filterwarnings("ignore:Lower right causal bias")  # empty rows: NaN in PyTorch, 0 here
 @pytest.mark.parametrize(("length", "keys"), [(3, 5), (5, 3), (4, 4)])
-def test_causal_corners(length: int, keys: int):
+def test_causal_from_either_corner(length: int, keys: int):
     query, key = torch.randn(1, 2, length, 4), torch.randn(1, 2, keys, 4)
     for mask in (causal_lower_right(length, keys), causal_upper_left(length, keys)):
         mine, yours = (function(query, key, key, attn_mask=mask) for function in (ours, theirs))
@@ -135,15 +135,15 @@ def test_causal_corners(length: int, keys: int):
 
 
 @pytest.mark.parametrize(("length", "keys", "d_k", "d_v"), [(0, 3, 4, 4), (3, 0, 4, 2), (0, 0, 4, 4), (3, 3, 4, 0)])
-def test_nothing_to_read_or_to_say(length: int, keys: int, d_k: int, d_v: int):
+def test_axes_of_length_zero(length: int, keys: int, d_k: int, d_v: int):
     check(torch.randn(2, length, d_k), torch.randn(2, keys, d_k), torch.randn(2, keys, d_v))
 
 
-def test_keys_and_values_grouped_each_in_its_own_way():
+def test_keys_and_values_may_have_different_numbers_of_heads():
     check(torch.randn(2, 6, 3, 4), torch.randn(2, 3, 5, 4), torch.randn(2, 2, 5, 4), enable_gqa=True)
 
 
-def test_a_row_that_sees_nothing_gives_zero():
+def test_an_empty_row_gives_zero():
     x, mask = torch.randn(3, 4), torch.tensor([[True], [False], [True]])
     check(x, x, x, mask.expand(3, 3))
     assert (ours(x, x, x, mask)[1] == 0).all()
@@ -162,7 +162,7 @@ class TestDropout:
     def setup_method(self) -> None:
         torch.manual_seed(0)
         self.x = torch.randn(1, 2, 6, 8)
-        self.eye = torch.eye(6).expand(1, 2, 6, 6)  # as values, it shows the weights
+        self.eye = torch.eye(6).expand(1, 2, 6, 6)  # the identity as v makes the output the weights
 
     @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": torch.rand(6, 6) < 0.7}])
     def test_weights_are_zeroed_or_scaled(self, options: dict[str, Any]):
@@ -172,7 +172,7 @@ class TestDropout:
         assert (kept <= (whole != 0)).all()
         torch.testing.assert_close(some[kept], (whole / 0.75)[kept])
 
-    def test_the_mean_is_attention_without_dropout_and_the_share_kept_is_as_asked(self):
+    def test_the_mean_equals_attention_without_dropout_and_the_rate_is_as_given(self):
         p, count = 0.3, 4000
         x, eye = (t.expand(count, *t.shape[1:]) for t in (self.x, self.eye))
         drawn, whole = ours(x, x, eye, dropout_p=p), ours(self.x, self.x, self.eye)[0]
@@ -181,18 +181,18 @@ class TestDropout:
         share = (drawn != 0).double().mean().item()
         assert abs(share - (1 - p)) <= 6 * np.sqrt(p * (1 - p) / drawn.numel())
 
-    def test_no_chance_and_certainty(self):
+    def test_dropout_of_zero_and_of_one(self):
         assert torch.equal(ours(self.x, self.x, self.x, dropout_p=0.0), ours(self.x, self.x, self.x))
         assert (ours(self.x, self.x, self.x, dropout_p=1.0) == 0).all()
 
-    def test_it_is_pytorchs_generator_that_is_drawn_from(self):
+    def test_dropout_draws_from_pytorchs_generator(self):
         torch.manual_seed(3)
         first = ours(self.x, self.x, self.x, dropout_p=0.5)
         assert not torch.equal(ours(self.x, self.x, self.x, dropout_p=0.5), first)
         torch.manual_seed(3)
         assert torch.equal(ours(self.x, self.x, self.x, dropout_p=0.5), first)
 
-    def test_derivatives(self):
+    def test_gradients_of_dropout(self):
         q, k, v = (torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
         mask = torch.ones(4, 4, dtype=torch.bool)
         mask[1] = False
@@ -246,15 +246,48 @@ REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     "another device": ((X, X.to("meta"), X), {}, "k is on device meta"),
 }
 
+THEIRS: dict[str, tuple[type[Exception], str]] = {  # PyTorch's error, to show that it has the same reason
+    "mask of whole numbers": (RuntimeError, "attn_mask dtype to be bool or float"),
+    "wider mask": (RuntimeError, "attn_mask dtype to be bool or float"),
+    "narrower mask": (RuntimeError, "attn_mask dtype to be bool or float"),
+    "mask of one axis": (IndexError, r"Dimension out of range .* got -2"),
+    "mask of more batches": (RuntimeError, r"broadcast shape \[2, 2, 3, 3\]"),
+    "mask of more axes": (RuntimeError, r"broadcast shape \[1, 1, 2, 3, 3\]"),
+    "more than certain": (RuntimeError, "dropout probability has to be between 0 and 1, but got 1.5"),
+    "less than impossible": (RuntimeError, "do not support dropout > 0"),
+    "no probability": (TypeError, "'dropout_p' must be float, not str"),
+    "no dropout at all": (TypeError, "'dropout_p' must be float, not NoneType"),
+    "not a number for dropout": (RuntimeError, "do not support dropout > 0"),
+    "no flag": (TypeError, "'is_causal' must be bool, not str"),
+    "no flag for groups": (TypeError, "'enable_gqa' must be bool, not str"),
+    "nothing for a flag": (TypeError, "'is_causal' must be bool, not NoneType"),
+    "no number for scale": (TypeError, "'scale' must be float, not str"),
+    "causal twice": (ValueError, "CausalBias should not be used with causal=True"),
+    "lists": (TypeError, "'query' .* must be Tensor, not list"),
+    "a list for a mask": (TypeError, "'attn_mask' .* must be Tensor, not list"),
+    "other heads": (RuntimeError, r"size of tensor a \(2\) must match the size of tensor b \(3\)"),
+    "groups that do not divide": (RuntimeError, "heads in key and value must divide the number of heads"),
+    "groups without heads": (IndexError, r"Dimension out of range .* got -3"),
+    "a vector": (RuntimeError, "at least 2 dimensional, but got query.dim: 1"),
+    "mixed keys": (RuntimeError, "same dtype, but got query.dtype: float key.dtype: double"),
+    "mixed values": (RuntimeError, "same dtype, but got .* value.dtype: double"),
+    "whole numbers": (RuntimeError, "expected scalar type Float but found Int"),
+    "complex numbers": (NotImplementedError, "not implemented for 'ComplexFloat'"),
+    "other widths": (RuntimeError, "size for first two dimensions of batch2"),
+    "another device": (RuntimeError, "same device type, but got query.device: cpu key.device: meta"),
+}
+
 
 @pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize(("inputs", "options", "words"), REFUSED.values(), ids=REFUSED)
-def test_what_pytorch_refuses_is_refused(inputs: tuple[Any, ...], options: dict[str, Any], words: str, *, grad: bool):
-    if not isinstance(inputs[0], Tensor) or (grad and not inputs[0].is_floating_point()):
-        grad = False
-    inputs = inputs if not grad else (inputs[0].clone().requires_grad_(grad), *inputs[1:])
-    with pytest.raises((RuntimeError, IndexError, NotImplementedError, TypeError, ValueError)):
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_pytorch_refuses_is_refused(name: str, *, grad: bool):
+    inputs, options, words = REFUSED[name]
+    if grad and isinstance(inputs[0], Tensor) and inputs[0].is_floating_point():
+        inputs = (inputs[0].clone().requires_grad_(), *inputs[1:])
+    kind, reason = THEIRS[name]
+    with pytest.raises(kind, match=reason) as refused:
         theirs(*inputs, **options)
+    assert refused.type is kind
     with pytest.raises(ClearheadError, match=f"^{words}"):
         ours(*inputs, **options)
 
@@ -262,7 +295,7 @@ def test_what_pytorch_refuses_is_refused(inputs: tuple[Any, ...], options: dict[
 @pytest.mark.parametrize("kind", ["bool", "float", "float that learns"])
 @pytest.mark.parametrize("p", [0.0, 1e-30])
 def test_a_mask_and_is_causal_go_together(kind: str, p: float):
-    """As PyTorch's CPU path has it: causal from the top left corner, and the mask."""
+    """As on PyTorch's CPU path: causal from the top left corner, combined with the mask."""
     query, key = torch.randn(1, 2, 4, 3, dtype=torch.float64), torch.randn(1, 2, 6, 3, dtype=torch.float64)
     mask = torch.rand(2, 4, 6) < 0.7 if kind == "bool" else torch.randn(2, 4, 6, dtype=torch.float64)
     mask = mask.requires_grad_() if "learns" in kind else mask
@@ -282,7 +315,7 @@ def test_a_causal_bias_of_other_lengths_is_refused(variant: Any, made: tuple[int
         ours(x, x, x, variant(*made))
 
 
-def test_what_is_forbidden_reaches_nothing():
+def test_nan_at_masked_keys_reaches_no_output():
     value = X.clone()
     value[..., 2, :] = torch.nan
     mask = torch.tensor([True, True, False])

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import clearhead as ch
-from clearhead.axes import Array
+from clearhead.core.axes import Array
 from clearhead.errors import RuleError, SelectionError, ShapeError, UnknownNameError
-from clearhead.explaining import document, explain
-from clearhead.model import load
-from clearhead.story import Scene
-from clearhead.tracing import Trace
+from clearhead.explaining.explain import document, explain
+from clearhead.explaining.gpt2 import load
+from clearhead.textbook.page import Scene
+from clearhead.textbook.trace import Trace
 from clearhead.words import say
 from seeds import fresh
 
@@ -44,7 +44,7 @@ def test_every_intermediate_is_there_and_follows_from_the_one_before(n, m, d_k, 
         assert len(step.axes) == len(step.shape)
 
 
-def test_unused_rules_leave_an_intermediate_as_it_was():
+def test_unused_rules_leave_an_intermediate_unchanged():
     x = fresh().standard_normal((4, 3))
     t = ch.trace(x, x, x)
     assert t.masked is not None
@@ -76,7 +76,7 @@ def test_shapes_are_known_before_computing_and_agree_with_the_trace():
 
 
 @given(n=st.integers(1, 40), heads=st.integers(1, 3), layers=st.integers(1, 4), seed=st.integers(0, 2**32 - 1))
-def test_rollout_is_a_row_of_the_product_of_layers(n, heads, layers, seed):
+def test_rollout_equals_a_row_of_the_product_of_layers(n, heads, layers, seed):
     rng = np.random.default_rng(seed)
     matrices = [
         ch.AttentionMatrix(rng.standard_normal((2, heads, n, 4)), rng.standard_normal((2, heads, n, 4)), causal=True)
@@ -96,7 +96,7 @@ def test_rollout_is_a_row_of_the_product_of_layers(n, heads, layers, seed):
     [
         (lambda x: ch.trace(x, x, x, casual=True), UnknownNameError, "did you mean `causal`?"),
         (lambda x: ch.trace(x, x, x, convention="cols"), RuleError, "expected 'rows' (X·W) or 'columns' (W·X)"),
-        (lambda x: ch.trace(x, x, x).token(9), SelectionError, "token 9 is outside 0..3"),
+        (lambda x: ch.trace(x, x, x).token(9), SelectionError, "query 9 is outside 0..3"),
         (lambda x: ch.trace_layer(x, x.T, x, x), ShapeError, "but x has d_model 3: they must meet"),
         (lambda x: ch.trace_layer(x, *[np.eye(4, 3)] * 3), ShapeError, "it fits as its transpose: w_q.T"),
         (lambda x: ch.trace_layer(x, *[np.eye(3)] * 3, num_heads=2), ShapeError, "w_q is 3 wide, which num_heads 2"),
@@ -145,7 +145,7 @@ def says(trace: Trace, name: str, language: Any = "en") -> str:
     return say(language, next(step.words for step in trace.steps if step.name == name))
 
 
-def test_a_layer_file_of_the_users_own_x_is_not_called_normalised():
+def test_the_x_of_a_layer_file_is_not_called_normalised():
     x, w = normal(3, 4), normal(4, 4)
     mine = ch.trace_layer(x, w, w, w, w, num_heads=2)
     assert says(mine, "x") == "each token's vector: what enters the layer"
@@ -157,7 +157,7 @@ def test_a_layer_file_of_the_users_own_x_is_not_called_normalised():
     assert "after layer normalisation" in document(model).header["words"]["en"]["x"]
 
 
-def test_without_w_o_nothing_is_said_to_mix_the_heads():
+def test_without_w_o_the_text_does_not_say_that_heads_are_mixed():
     x, w = normal(3, 4), normal(4, 4)
     alone, mixed = ch.trace_layer(x, w, w, w, num_heads=2), ch.trace_layer(x, w, w, w, w, num_heads=2)
     assert says(alone, "output") == "the heads side by side (concatenated): there is no W^O to mix them"
@@ -170,7 +170,7 @@ def test_without_w_o_nothing_is_said_to_mix_the_heads():
     assert mixed.document(Scene("")).header["words"]["en"]["layer output"] == says(mixed, "output")
 
 
-def test_three_axes_say_how_they_were_read():
+def test_the_text_says_how_three_axes_were_read():
     many, one = normal(2, 3, 4), normal(3, 4)
     told = ch.trace(many, many, many)
     assert "(heads 2, queries 3, d_k 4)" in str(told)

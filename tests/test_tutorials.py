@@ -1,4 +1,4 @@
-"""What the tutorials say, with real numbers."""
+"""The statements of the tutorials, checked with numbers."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def softmax_rows(scores):
     return powers / powers.sum(axis=-1, keepdims=True)
 
 
-def test_the_worked_example_as_it_should_be():
+def test_the_worked_example_has_the_correct_numbers():
     q, k, v = np.array([[1, 3], [2, 0.5]]), np.array([[0.5, 2], [1, 3]]), np.array([[0.0, 4], [1, 2]])
     t = ch.trace(q, k, v)
     np.testing.assert_allclose(t.scores, [[6.5, 10], [2, 3.5]], rtol=0, atol=1e-12)
@@ -33,20 +33,20 @@ def test_rows_sum_to_one_and_outputs_are_convex_combinations_of_values():
     np.testing.assert_allclose(t.output, sum(t.weights[:, [j]] * v[j] for j in range(7)), rtol=1e-12)
 
 
-def test_softmax_is_by_row_and_not_over_the_whole_matrix():
+def test_softmax_is_taken_over_each_row_and_not_over_the_whole_matrix():
     q, k, v = (normal(5, 3) for _ in range(3))
     t = ch.trace(q, k, v)
     np.testing.assert_allclose(t.weights, softmax_rows(q @ k.T / np.sqrt(3)), rtol=1e-12)
     assert t.weights.sum() == pytest.approx(5)
 
 
-def test_the_output_has_the_queries_length_and_the_values_width():
+def test_the_output_has_one_row_per_query_and_the_width_of_the_values():
     t = ch.trace(normal(3, 4), normal(6, 4), normal(6, 9))
     assert t.weights.shape == (3, 6)
     assert t.output.shape == (3, 9)
 
 
-def test_a_score_is_norms_times_cosine():
+def test_a_score_is_the_product_of_norms_and_cosine():
     q, k = normal(2, 4, 5), normal(1, 6, 5)
     t = ch.trace(q, k, normal(1, 6, 2))
     g = t.geometry
@@ -56,7 +56,7 @@ def test_a_score_is_norms_times_cosine():
     assert (np.abs(g.cosine) <= 1 + 1e-12).all()
 
 
-def test_decoding_sees_only_what_came_before():
+def test_decoding_sees_only_earlier_tokens():
     x = normal(6, 4)
     full = ch.trace(x, x, x, causal=True)
     assert np.isneginf(full.masked[np.triu_indices(6, 1)]).all()
@@ -91,7 +91,7 @@ def test_cost_grows_with_the_square_of_the_length():
 
 @pytest.mark.parametrize("heads", [1, 2, 4])
 @pytest.mark.parametrize("with_output_projection", [True, False])
-def test_multi_head_is_heads_side_by_side(heads, with_output_projection):
+def test_multi_head_attention_concatenates_single_heads(heads, with_output_projection):
     x, (w_q, w_k, w_v, w_o) = normal(5, 8), normal(4, 8, 8)
     t = ch.trace_layer(x, w_q, w_k, w_v, w_o if with_output_projection else None, num_heads=heads)
     width = 8 // heads
@@ -108,7 +108,7 @@ def test_multi_head_is_heads_side_by_side(heads, with_output_projection):
     assert t.output.shape == x.shape
 
 
-def test_one_head_is_the_single_head_bit_for_bit():
+def test_multi_head_with_one_head_gives_the_same_bits_as_the_single_head():
     q, k, v = (normal(6, 4).astype(np.float32) for _ in range(3))
     assert np.array_equal(ch.attention(q[None], k[None], v[None])[0], ch.attention(q, k, v))
     assert np.array_equal(ch.trace(q[None], k[None], v[None]).output[0], ch.trace(q, k, v).output)

@@ -1,4 +1,4 @@
-"""`clearhead view`: the page served to this machine alone; bad requests get a reason, and the server lives on."""
+"""`clearhead view` serves the page to this machine only; bad requests get a reason and do not stop the server."""
 
 import http.client
 import json
@@ -15,6 +15,7 @@ import pytest
 import clearhead as ch
 from browser import browser, until
 from clearhead.view import long
+from clearhead.view.parts import one_sequence
 from clearhead.view.tiles import tile
 
 server = pytest.importorskip("clearhead.view.server")
@@ -32,8 +33,10 @@ def matrix():
 
 @pytest.fixture(scope="module")
 def port(matrix):
-    run = long.Run("run", [long.Sight("0", range(4), matrix.sequence(1))], [f" w{at}" for at in range(M)])
-    document = long.document([run], long.Wish(title="served", served=True))
+    run = long.ShownRun(
+        "run", [long.ShownLayer("0", range(4), one_sequence(matrix, 1))], [f" w{at}" for at in range(M)]
+    )
+    document = long.document([run], long.PageOptions(title="served", served=True))
     listening = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(server.application(document, [run], TOKEN), log_level="error", lifespan="off")
     serving = uvicorn.Server(config)
@@ -58,7 +61,7 @@ def asked(port, path, body=None, method=None, **headers):
 HEAD = {"run": 0, "layer": 0, "head": 2}
 
 
-def test_rows_columns_and_tiles_are_the_matrix(port, matrix):
+def test_served_rows_columns_and_tiles_equal_the_matrix(port, matrix):
     weights = matrix[1, 2]
     status, row, _ = asked(port, f"/{TOKEN}/row", {**HEAD, "at": 7})
     assert status == 200
@@ -68,7 +71,7 @@ def test_rows_columns_and_tiles_are_the_matrix(port, matrix):
     assert np.allclose(np.maximum(np.frombuffer(column, "<f4"), 0), weights[:, 7], atol=1e-6)
     wish = {"rows": [0, 3, 4, 9], "cols": [2, 5, 6, 11, 12], "step": 2, "rule": "mean"}
     _, found, _ = asked(port, f"/{TOKEN}/tile", {**HEAD, **wish})
-    expected = tile(matrix.sequence(1), 2, wish["rows"], wish["cols"], 2, "mean")
+    expected = tile(one_sequence(matrix, 1), 2, wish["rows"], wish["cols"], 2, "mean")
     assert np.array_equal(np.frombuffer(found, "<f4").reshape(2, 2), expected)
 
 
@@ -94,14 +97,14 @@ GOOD = {**HEAD, "rows": [0, 1, 2], "cols": [0, 1], "step": 1, "rule": "most"}
     ],
     ids=str,
 )
-def test_a_bad_tile_request_gets_a_reason_and_the_server_lives_on(port, changes, words):
+def test_a_bad_tile_request_gets_a_reason_and_the_server_keeps_running(port, changes, words):
     status, said, _ = asked(port, f"/{TOKEN}/tile", {**GOOD, **changes})
     assert status == 400
     assert words in said.decode()
     assert asked(port, f"/{TOKEN}/tile", GOOD)[0] == 200
 
 
-def test_only_this_machine_and_this_page_are_answered(port):
+def test_requests_from_other_machines_and_pages_are_refused(port):
     assert asked(port, f"/{TOKEN}/")[0] == 200
     assert asked(port, "/other/")[0] == 404
     assert asked(port, "/")[0] == 404
@@ -139,9 +142,11 @@ def test_the_same_page_opens_and_its_numbers_come_from_the_server(port, matrix):
         assert unwanted == []
 
 
-def test_a_page_whose_server_has_ended_says_so(matrix):
-    run = long.Run("run", [long.Sight("0", range(4), matrix.sequence(1))], [f" w{at}" for at in range(M)])
-    document = long.document([run], long.Wish(title="served", served=True))
+def test_a_page_says_when_its_server_has_ended(matrix):
+    run = long.ShownRun(
+        "run", [long.ShownLayer("0", range(4), one_sequence(matrix, 1))], [f" w{at}" for at in range(M)]
+    )
+    document = long.document([run], long.PageOptions(title="served", served=True))
     listening = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(server.application(document, [run], TOKEN), log_level="error", lifespan="off")
     serving = uvicorn.Server(config)
@@ -162,10 +167,12 @@ def test_a_page_whose_server_has_ended_says_so(matrix):
         assert page.locator(".warn").text_content() == words
 
 
-def test_a_notebook_s_kernel_answers_its_frame(matrix):
+def test_the_kernel_of_a_notebook_serves_its_frame(matrix):
     widget = pytest.importorskip("clearhead.view.widget")
-    run = long.Run("run", [long.Sight("0", range(4), matrix.sequence(1))], [f" w{at}" for at in range(M)])
-    document = long.document([run], long.Wish(title="in a frame", served="frame"))
+    run = long.ShownRun(
+        "run", [long.ShownLayer("0", range(4), one_sequence(matrix, 1))], [f" w{at}" for at in range(M)]
+    )
+    document = long.document([run], long.PageOptions(title="in a frame", served="frame"))
     assert widget.replied({"id": 3, "what": "row", "wanted": {**HEAD, "at": 99}}, [run])[0] == {
         "id": 3, "error": f"at is 99: expected a whole number from 0 to {N - 1}"
     }  # fmt: skip
@@ -199,13 +206,13 @@ def test_a_notebook_s_kernel_answers_its_frame(matrix):
         assert value == pytest.approx(matrix[1, 0, N - 1].max(), rel=1e-3)
 
 
-def test_a_widget_is_made_where_anywidget_is():
+def test_a_widget_is_made_where_anywidget_is_installed():
     pytest.importorskip("anywidget")
     made = ch.AttentionMatrix(np.eye(4), np.eye(4)).widget(title="live")
     assert "frame" in made.page
 
 
-def test_the_command_says_its_address_and_ends_with_ctrl_c(tmp_path):
+def test_the_command_prints_its_address_and_ends_with_ctrl_c(tmp_path):
     text = tmp_path / "book.txt"
     text.write_text("humpty dumpty sat on a wall", encoding="utf-8")
     command = [sys.executable, "-m", "clearhead", "view", "--text-file", str(text), "--no-open"]
@@ -220,7 +227,7 @@ def test_the_command_says_its_address_and_ends_with_ctrl_c(tmp_path):
         assert "Traceback" not in running.stderr.read()
 
 
-def test_what_cannot_be_viewed_is_said(tmp_path, capsys):
+def test_files_that_cannot_be_viewed_are_refused(tmp_path, capsys):
     from clearhead.cli import main
 
     assert main(["view"]) == 2

@@ -1,4 +1,4 @@
-"""Who may see whom, in its three forms: in full, in one block, and as the range that a block can skip to."""
+"""Visibility in its three forms: dense, for one block, and as the span of keys outside which a block can be skipped."""
 
 from typing import Any
 
@@ -6,16 +6,16 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead import visibility
-from clearhead.axes import Array
-from clearhead.problem import Problem
+from clearhead.core import visibility
+from clearhead.core.axes import Array
+from clearhead.core.problem import Problem
 from problems import Case, cases, examples
 
-RANGED = ("causal", "window", "kv_lengths", "query_lengths", "query_offset")  # what can be skipped without looking
+RANGED = ("causal", "window", "kv_lengths", "query_lengths", "query_offset")  # rules by which blocks can be skipped
 
 
 def draw_part(data: st.DataObject, case: Case) -> tuple[Problem, Array]:
-    """Some queries and keys, with steps of either sign, and who among them may see whom."""
+    """Some queries and keys, with steps of either sign, and the visibility among them."""
     rows, cols = (range(n)[data.draw(st.slices(n))] for n in (case.problem.queries, case.problem.keys))
     dense = visibility.dense(case.problem)[:, :, list(rows)][..., list(cols)]
     return case.problem.take(rows, cols), dense
@@ -27,13 +27,13 @@ def draw_block(data: st.DataObject, size: int) -> slice:
 
 
 @given(case=cases(most=2000), data=st.data())
-def test_a_part_sees_what_it_sees_in_the_whole(case: Case, data: st.DataObject):
+def test_a_part_has_the_same_visibility_as_in_the_whole_problem(case: Case, data: st.DataObject):
     part, dense = draw_part(data, case)
     np.testing.assert_array_equal(visibility.dense(part), dense)
 
 
 @given(case=cases(most=2000), data=st.data())
-def test_a_block_is_its_part_of_the_whole(case: Case, data: st.DataObject):
+def test_the_visibility_of_a_block_is_its_part_of_the_whole(case: Case, data: st.DataObject):
     part, dense = draw_part(data, case)
     rows, cols = draw_block(data, part.queries), draw_block(data, part.keys)
     for batch, head in np.ndindex(dense.shape[:2]):
@@ -45,7 +45,7 @@ def test_a_block_is_its_part_of_the_whole(case: Case, data: st.DataObject):
 
 
 @given(case=cases(most=2000), data=st.data())
-def test_nothing_outside_the_spans_is_visible(case: Case, data: st.DataObject):
+def test_no_key_outside_the_spans_is_visible(case: Case, data: st.DataObject):
     part, dense = draw_part(data, case)
     rows, cols = draw_block(data, part.queries), draw_block(data, part.keys)
     for batch in range(part.batch):
@@ -56,7 +56,7 @@ def test_nothing_outside_the_spans_is_visible(case: Case, data: st.DataObject):
 
 @examples(3)
 @given(case=cases(rules=RANGED, most=400), data=st.data())
-def test_spans_are_no_longer_than_they_must_be(case: Case, data: st.DataObject):
+def test_spans_are_as_short_as_possible(case: Case, data: st.DataObject):
     """For one query or one key the span is exactly what it sees."""
     part, dense = draw_part(data, case)
     for batch in range(part.batch):
@@ -69,7 +69,7 @@ def test_spans_are_no_longer_than_they_must_be(case: Case, data: st.DataObject):
 
 
 def outside(seen: Array, span: slice, axis: int) -> Array:
-    """What is visible beyond a span."""
+    """What is visible outside a span."""
     inside: Any = np.zeros(seen.shape[axis], bool)
     inside[span] = True
     return seen & ~(inside if axis == -1 else inside[:, None])

@@ -1,4 +1,4 @@
-"""Watching models: what is seen is what eager attention says with output_attentions=True; the model stays as it was."""
+"""Watching models: weights equal eager attention's output_attentions=True, and the model stays unchanged."""
 
 from contextlib import suppress
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 import transformers as hf
 
 import clearhead as ch
-from clearhead import reference
+from clearhead.core import reference
 from clearhead.watching.seen import Seen
 from watched import FAMILIES, GROUPED, Family, build, by_layer, eager, eager_steps, inputs, logits
 
@@ -32,7 +32,7 @@ def close(found: Any, expected: Any, what: str, times: float = 1.0) -> None:
 def seen_rows(weights: np.ndarray, layer: Any) -> np.ndarray:
     """Eager weights with 0 where a query sees only padding: eager attention takes the mean of everything there.
 
-    What padding attends to is then something else in every later layer, and nobody's concern: it is left as it is.
+    Later layers then differ at padding queries too: there the recorded weights are taken, so nothing is compared.
     """
     matrix = layer.matrix()
     empty = np.isneginf(numbers(matrix.logsumexp()))
@@ -52,7 +52,7 @@ def assert_seen(seen: Seen, truth: dict[str, np.ndarray]) -> None:
         close(found.received, weights.sum(-2), f"{name} received", 4)
         close(found.peak, weights.max(-2), f"{name} peak")
         logs = np.log(weights, out=np.zeros_like(weights), where=weights > 0)
-        if seen.layer(name).rules.get("sinks") is None:  # with sinks, entropy is that of the keys alone
+        if seen.layer(name).rules.get("sinks") is None:  # with sinks, the entropy is over the keys only
             close(found.entropy, -(weights * logs).sum(-1), f"{name} entropy", 4)
         largest, places = found.top
         held = np.take_along_axis(weights, np.maximum(numbers(places).astype(int), 0), -1)
@@ -64,14 +64,14 @@ def assert_seen(seen: Seen, truth: dict[str, np.ndarray]) -> None:
 
 
 def real_rows(given: dict[str, Any]) -> Any:
-    """Which tokens are no padding; a query that sees only padding answers 0 here and a mean there."""
+    """Which tokens are not padding; a query that sees only padding has weights 0 here and a mean in eager attention."""
     mask = given.get("attention_mask")
     return slice(None) if mask is None else mask.bool()
 
 
 @every_family
 @pytest.mark.parametrize("padding", ["", "left", "right"])
-def test_a_forward_pass(family: Family, padding: str):
+def test_the_weights_of_a_forward_pass_equal_eagers(family: Family, padding: str):
     if padding and (family.kind == "image" or family.name == "whisper"):
         return  # takes no attention mask
     model, given = build(family), inputs(family, padding)
@@ -90,7 +90,7 @@ def test_a_forward_pass(family: Family, padding: str):
 @generating
 @pytest.mark.parametrize("padding", ["", "left"])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_generation(family: Family, padding: str, cache: str):
+def test_the_weights_of_generate_equal_eagers(family: Family, padding: str, cache: str):
     if padding and family.kind == "both":
         return  # the encoder's padding is tested in a forward pass
     model, given = build(family), inputs(family, padding)
@@ -102,13 +102,13 @@ def test_generation(family: Family, padding: str, cache: str):
     out, truth = eager_steps(model, given, **options)
     with ch.watch(model, image=(3, 4), **ALL) as seen:
         tokens = model.generate(**given, **options)
-    np.testing.assert_array_equal(tokens, out.sequences[:, -tokens.shape[1] :])  # Whisper's keep their first one back
+    np.testing.assert_array_equal(tokens, out.sequences[:, -tokens.shape[1] :])  # Whisper leaves out the first token
     assert_seen(seen, truth)
     if family.kind == "decoder":
         assert seen.tokens == tokens[:, :-1].tolist()
 
 
-def test_the_masks_stay_rules():
+def test_masks_of_models_are_recorded_as_rules():
     model = build(FAMILY["mistral"])
     with torch.no_grad(), ch.watch(model) as seen:
         model(**inputs(FAMILY["mistral"], "right"))
@@ -120,7 +120,7 @@ def test_the_masks_stay_rules():
 
 
 @pytest.mark.parametrize("mask", ["boolean", "added", "custom"])
-def test_a_mask_of_the_users_own(mask: str):
+def test_a_mask_given_by_the_user(mask: str):
     family = FAMILY["llama"]
     model, given = build(family), inputs(family)
     may = torch.rand(2, 1, 11, 11, generator=torch.manual_seed(3)).lt(0.5) | torch.eye(11, dtype=torch.bool)
@@ -141,7 +141,7 @@ def test_a_mask_of_the_users_own(mask: str):
 
 
 @pytest.mark.parametrize("where", ["inside", "after"])
-def test_the_model_is_left_as_it_was(where: str):
+def test_the_model_is_unchanged_afterwards(where: str):
     family = FAMILY["gemma3"]
     model, given = build(family), inputs(family)
     model.set_attn_implementation("eager")
@@ -157,7 +157,7 @@ def test_the_model_is_left_as_it_was(where: str):
     close(seen.matrix(0)[...], again.attentions[0], "weights")
 
 
-def test_the_parts_of_a_model_get_back_their_own_implementations():
+def test_submodels_get_back_their_own_attention_implementations():
     model = build(FAMILY["clip"])
     model.vision_model.set_attn_implementation("eager")
     found = [model.config._attn_implementation, model.config.vision_config._attn_implementation]
@@ -166,7 +166,7 @@ def test_the_parts_of_a_model_get_back_their_own_implementations():
     assert [model.config._attn_implementation, model.config.vision_config._attn_implementation] == found
 
 
-def test_layers_and_heads_are_chosen():
+def test_chosen_layers_and_heads_only():
     family = FAMILY["llama"]
     model, given = build(family), inputs(family)
     _, truth = eager(model, given)
@@ -185,13 +185,13 @@ def test_layers_and_heads_are_chosen():
 
 
 @pytest.mark.parametrize("heads", [[4], [-1], [True], ["a"]])
-def test_heads_that_are_not_there(heads: list[Any]):
+def test_heads_that_do_not_exist_are_refused(heads: list[Any]):
     model = build(FAMILY["llama"])
     with pytest.raises(ch.errors.SelectionError, match="heads"), torch.no_grad(), ch.watch(model, heads=heads):
         model(**inputs(FAMILY["llama"]))
 
 
-def test_without_queries_and_keys():
+def test_statistics_without_keeping_queries_and_keys():
     family = FAMILY["llama"]
     model, given = build(family), inputs(family)
     with torch.no_grad(), ch.watch(model, keep=False, received=True) as seen:
@@ -202,7 +202,7 @@ def test_without_queries_and_keys():
     assert "-" in str(seen.summary())
 
 
-def test_tokens_are_texts_with_a_tokenizer():
+def test_a_tokenizer_turns_tokens_into_texts():
     class Tokenizer:
         def decode(self, ids: list[int]) -> str:
             return f"t{ids[0]}"
@@ -236,7 +236,7 @@ def test_gradients_flow_through_a_watched_model():
         np.testing.assert_allclose(numbers(found[1][name]), numbers(grad), atol=1e-4 * scale, err_msg=name)
 
 
-def test_dropout_acts_in_training_and_the_weights_before_it_are_seen():
+def test_dropout_acts_in_training_and_weights_are_recorded_before_it():
     family = FAMILY["bert"]
     model, given = build(family, attention_probs_dropout_prob=0.5, hidden_dropout_prob=0.0), inputs(family)
     _, truth = eager(model, given)
@@ -250,19 +250,19 @@ def test_dropout_acts_in_training_and_the_weights_before_it_are_seen():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_models_of_other_dtypes(dtype: torch.dtype):
+def test_models_in_bfloat16_float16_and_float64(dtype: torch.dtype):
     family = FAMILY["gemma2"]
     model, given = build(family).to(dtype), inputs(family)
     out, truth = eager(model, {**given}) if False else eager(model, given)
     with torch.no_grad(), ch.watch(model, received=True) as seen:
         watched = model(**given)
-    limit = max(1e-6, 60 * float(torch.finfo(dtype).eps))  # their softmax is in float32 at best
+    limit = max(1e-6, 60 * float(torch.finfo(dtype).eps))  # eager attention computes its softmax in float32 at best
     np.testing.assert_allclose(numbers(seen.matrix(0)[...]), truth["0"].astype(np.float64), atol=limit)
     reach = float(logits(out).abs().max())
     np.testing.assert_allclose(numbers(logits(watched)), numbers(logits(out)), atol=limit * reach)
 
 
-def test_the_old_layers_of_a_long_prompt_in_pieces_are_joined():
+def test_the_pieces_of_a_prompt_with_a_cache_are_joined():
     """A prompt fed in two pieces with a cache is one sequence."""
     family = FAMILY["qwen3"]
     model, given = build(family), inputs(family)
@@ -273,7 +273,7 @@ def test_the_old_layers_of_a_long_prompt_in_pieces_are_joined():
     assert_seen(seen, truth)
 
 
-def test_summary_and_rollout_are_what_dense_weights_say():
+def test_summary_and_rollout_equal_those_of_dense_weights():
     family = FAMILY["gpt2"]
     model, given = build(family), inputs(family, "left")
     with torch.no_grad(), ch.watch(model) as seen:
@@ -320,14 +320,14 @@ SMALL_BLOOM = {"vocab_size": 60, "hidden_size": 32, "n_layer": 1, "n_head": 4}
         (hf.BloomModel, hf.BloomConfig(**SMALL_BLOOM), "BloomAttention"),
     ],
 )
-def test_what_does_not_go_through_the_interface_says_so(model: Any, config: Any, attention: str):
+def test_models_outside_the_attention_interface_are_refused(model: Any, config: Any, attention: str):
     made = model(config).eval()
     refused = rf"{attention}.*not go through Transformers' AttentionInterface"
     with pytest.raises(ch.errors.RuleError, match=refused), torch.no_grad(), ch.watch(made):
         made(torch.arange(2, 12)[None])
 
 
-def test_what_cannot_be_watched_is_refused_before_anything_runs():
+def test_models_that_cannot_be_watched_are_refused_before_anything_runs():
     llama = build(FAMILY["llama"])
     with pytest.raises(ch.errors.DtypeError, match="model is a Linear: expected a Transformers model"), \
             ch.watch(torch.nn.Linear(2, 2)):  # fmt: skip
@@ -356,7 +356,7 @@ def test_a_second_sequence_and_beam_search_are_refused():
 
 
 @pytest.mark.parametrize("wrong", [{"top": 0}, {"top": "x"}, {"image": (3,)}, {"image": 5}])
-def test_wrong_questions_are_refused(wrong: dict[str, Any]):
+def test_wrong_indices_and_names_are_refused(wrong: dict[str, Any]):
     model = build(FAMILY["llama"])
     with pytest.raises(ch.errors.ClearheadError, match=next(iter(wrong))), ch.watch(model, **wrong):
         model(**inputs(FAMILY["llama"]))
@@ -370,3 +370,19 @@ def test_by_layer_names_what_watch_names():
     with torch.no_grad(), ch.watch(model) as seen:
         model(**inputs(FAMILY["whisper"]))
     assert [seen.layers[0], seen.layers[-1]] == ["encoder.0.self", "decoder.1.cross"]
+
+
+def test_own_is_the_diagonal_in_the_layer_the_summary_and_the_file(tmp_path):
+    config = hf.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=20, bos_token_id=0, eos_token_id=0)
+    model, ids = hf.GPT2LMHeadModel(config).eval(), torch.arange(1, 8)[None]
+    with torch.no_grad(), ch.watch(model) as kept:
+        model(ids)
+    with torch.no_grad(), ch.watch(model, own=True, keep=False) as seen:
+        model(ids)
+    seen.save(tmp_path / "seen.safetensors")
+    for found in (seen, ch.load(tmp_path / "seen.safetensors")):
+        for layer in (0, 1):
+            diagonal = np.diagonal(kept.matrix(layer)[...], axis1=-2, axis2=-1)
+            np.testing.assert_allclose(found[layer].own, diagonal, atol=1e-6)
+            means = [line.own for line in found.summary() if line.layer == str(layer)]
+            np.testing.assert_allclose(means, diagonal.mean((0, -1)), atol=1e-6)

@@ -1,4 +1,4 @@
-"""What ch.watch saw, on disk: the same again, and a clear error for every file that is not whole."""
+"""Saved recordings of ch.watch: loading gives the same again, and every incomplete file a clear error."""
 
 import json
 import re
@@ -26,7 +26,7 @@ def watched(name: str, padding: str = "") -> Any:
 
 
 @pytest.mark.parametrize(("name", "padding"), [("gpt-oss", "left"), ("t5", "right"), ("gemma2", "right"), ("vit", "")])
-def test_everything_is_there_again(tmp_path: Path, name: str, padding: str):
+def test_a_loaded_file_holds_everything_that_was_saved(tmp_path: Path, name: str, padding: str):
     seen = watched(name, padding)
     seen.save(tmp_path / "seen.safetensors")
     again = ch.load(tmp_path / "seen.safetensors")
@@ -41,7 +41,7 @@ def test_everything_is_there_again(tmp_path: Path, name: str, padding: str):
     assert str(again.summary()) == str(seen.summary())
 
 
-def test_a_model_in_bfloat16(tmp_path: Path):
+def test_a_bfloat16_model_is_saved_and_loaded(tmp_path: Path):
     model = build(FAMILY["llama"]).to(torch.bfloat16)
     with torch.no_grad(), ch.watch(model) as seen:
         model(**inputs(FAMILY["llama"]))
@@ -61,7 +61,7 @@ def header(data: bytes) -> dict[str, Any]:
 
 
 def with_words(data: bytes, **changes: Any) -> bytes:
-    """The same file with other words."""
+    """The same file with some of its text replaced."""
     head = header(data)
     words = json.loads(head["__metadata__"]["watch"]) | changes
     head["__metadata__"]["watch"] = json.dumps(words)
@@ -70,7 +70,7 @@ def with_words(data: bytes, **changes: Any) -> bytes:
     return struct.pack("<Q", len(text)) + text + data[8 + struct.unpack("<Q", data[:8])[0] :]
 
 
-def test_files_that_are_not_whole(tmp_path: Path):
+def test_incomplete_files_are_refused(tmp_path: Path):
     place = tmp_path / "seen"
     watched("gpt2").save(place)
     data = place.read_bytes()
@@ -94,7 +94,7 @@ def test_files_that_are_not_whole(tmp_path: Path):
             ch.load(place)
 
 
-def test_a_file_of_another_kind(tmp_path: Path):
+def test_files_of_other_kinds_are_refused(tmp_path: Path):
     from safetensors.numpy import save_file
 
     save_file({"x": np.zeros(3, np.float32)}, tmp_path / "other")
@@ -102,13 +102,13 @@ def test_a_file_of_another_kind(tmp_path: Path):
         ch.load(tmp_path / "other")
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path):
+def test_a_path_that_cannot_be_written_is_refused(tmp_path: Path):
     seen = watched("vit")
     with pytest.raises(ch.errors.FileError, match="cannot be written"):
         seen.save(tmp_path / "nowhere" / "seen")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_sequence_that_is_not_in_the_batch_is_said():
+def test_a_sequence_outside_the_batch_is_refused():
     with pytest.raises(SelectionError, match=r"^batch 9 is outside 0\.\.1"):
         watched("gpt-oss", "left").to_svg(batch=9)

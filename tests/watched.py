@@ -1,4 +1,4 @@
-"""Small random models of the real classes, and what eager attention says about them."""
+"""Small random models of Transformers' classes, and the weights that eager attention returns for them."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,13 +16,13 @@ BOTH_KINDS = ["sliding_attention", "full_attention"]
 
 @dataclass(frozen=True)
 class Family:
-    """A model class, its small configuration, and what it takes."""
+    """A model class, its small configuration, and the kind of its inputs."""
 
     name: str
     model: Any
     config: Any
     kind: str = "decoder"  # decoder, encoder, both (encoder and decoder), image, pair (text and image)
-    more: dict[str, Any] = field(default_factory=dict)  # of the configuration
+    more: dict[str, Any] = field(default_factory=dict)  # arguments of the configuration
 
 
 FAMILIES = [
@@ -110,7 +110,7 @@ def inputs(family: Family, padding: str = "") -> dict[str, torch.Tensor]:
 
 
 def eager(model: Any, given: dict[str, torch.Tensor]) -> tuple[Any, dict[str, np.ndarray]]:
-    """The model's output and every layer's weights, by the name that watch gives it."""
+    """The model's output, and every layer's weights by the name that watch gives the layer."""
     before = model.config._attn_implementation
     model.set_attn_implementation("eager")
     with torch.no_grad():
@@ -135,7 +135,7 @@ def by_layer(out: Any) -> dict[str, np.ndarray]:
 
 
 def eager_steps(model: Any, given: dict[str, torch.Tensor], **options: Any) -> tuple[Any, dict[str, np.ndarray]]:
-    """What `generate` says, and every layer's weights over all steps, the keys that a window let go of with 0."""
+    """The output of `generate`, and every layer's weights over all steps, with 0 for keys that a window has dropped."""
     before = model.config._attn_implementation
     model.set_attn_implementation("eager")
     out = model.generate(**given, **options, output_attentions=True, return_dict_in_generate=True)
@@ -158,7 +158,7 @@ def _joined(steps: list[np.ndarray], *, cross: bool) -> np.ndarray:
     whole, row = np.zeros((batch, heads, queries, keys), steps[0].dtype), 0
     for step in steps:
         last = keys if cross else row + step.shape[2]
-        part = step if cross else step[..., :last]  # a static cache has room to spare
+        part = step if cross else step[..., :last]  # a static cache has unused capacity
         whole[:, :, row : row + step.shape[2], last - part.shape[3] : last] = part
         row += step.shape[2]
     return whole

@@ -1,7 +1,7 @@
-"""Wrong attention, written as people write it: plain PyTorch with a switch for every mistake.
+"""Attention with mistakes, as users write it: plain PyTorch with a switch for every mistake.
 
-It shares nothing with the catalogue but the mistakes' names. `case(names, rng)` makes inputs that leave room for the
-mistakes and what such code gives; `case((), rng)` gives what right code gives.
+It shares nothing with the catalogue but the mistakes' names. `case(names, rng)` makes inputs that can show the
+mistakes, and the result of such code; `case((), rng)` gives the result of correct code.
 """
 
 from dataclasses import dataclass, field
@@ -65,7 +65,7 @@ SIMPLE = (
     *("tail of the keys", "tail of the queries"),
 )
 NAMES = sorted({*LAYER, *SQUARE, *NEEDS, *SIMPLE})
-# two ways of going wrong at the same place: no code does both
+# mistakes at the same place exclude each other: no code makes both
 EXCLUDE = (
     {n for n in NAMES if n.startswith("scale ") or n == "no scale"},
     {
@@ -93,7 +93,7 @@ EXCLUDE = (
 
 @dataclass
 class Case:
-    """Inputs, rules as diagnose takes them, what the code gave, and how it went wrong in detail."""
+    """Inputs, rules as diagnose takes them, the result of the code, and the details of its mistakes."""
 
     inputs: dict
     rules: dict
@@ -119,7 +119,7 @@ def compatible(names):
 
 
 def case(names, rng, dtype=torch.float32):
-    """Random inputs with room for these mistakes, and what code that makes them gives."""
+    """Random inputs that can show these mistakes, and the result of code that makes them."""
     does = set(names)
     needs = set(" ".join(NEEDS.get(name, "") for name in names).split())
     heads = int(rng.choice([2, 3, 4])) if does & LAYER or rng.random() < 0.8 or "heads" in needs else 1
@@ -131,7 +131,7 @@ def case(names, rng, dtype=torch.float32):
     n = int(rng.choice([18, 19, 20, 21, 23, 25, 27]))
     m = n if does & SQUARE or does & LAYER or needs & {"causal", "window", "padding"} or rng.random() < 0.5 else n + 5
     m = n + 7 if "uneven" in needs else m
-    m += "tail of the keys" in does and m % 16 == 0  # else no block is cut short
+    m += "tail of the keys" in does and m % 16 == 0  # otherwise the last block is not a short one
     d_v = d + 2 if "scale of d_v" in does or (rng.random() < 0.3 and not does & LAYER) else d
     if does & {"keys instead of values", "queries instead of values"}:
         d_v = d
@@ -254,7 +254,7 @@ def _turn(x, places, base, pairs):
 
 
 def _resplit(x, does):
-    """What a wrong split makes of (batch, tokens, heads·d)."""
+    """The result of a wrong split of (batch, tokens, heads·d)."""
     batch, heads, n, d = x.shape
     tokens = x.transpose(1, 2).reshape(batch, n, heads * d)
     if "heads split without the transpose" in does:
@@ -265,7 +265,7 @@ def _resplit(x, does):
 
 
 def seen_by(n, m, does, rules, batch, heads):
-    """bool (batch, heads, n, m): who may see whom, with the mistakes about that."""
+    """The visibility, bool (batch, heads, n, m), with the mistakes about masks."""
     i, j = torch.arange(n)[:, None], torch.arange(m)[None, :]
     offset = rules.get("query_offset", 0)
     if "causal mask in the other corner" in does:
@@ -426,7 +426,7 @@ def in_blocks(s, v, does, block, rules):
         if "rescale missing" in does:
             shrink = 1.0
         if "last block only" in does:
-            dead = torch.isneginf(part).all(-1, keepdim=True)  # a causal kernel does not visit it
+            dead = torch.isneginf(part).all(-1, keepdim=True)  # a causal kernel skips this block
             acc = torch.where(dead, acc, p @ v[..., start : start + block, :])
             total = torch.where(dead, total, p.sum(-1, keepdim=True))
         else:

@@ -1,4 +1,4 @@
-// For tests/test_long.py: reads a long view's file as the browser would, and prints tiles of weights as JSON.
+// For tests/test_long_view.py: reads a long view's file as the browser would, and prints tiles of weights as JSON.
 //   node page/check/tiles.js page.html '[{"layer": 0, "head": 0, "level": 1, "row": 0, "col": 0, "rule": "most", "words": false}]'
 import { readFileSync } from "node:fs";
 import { openPage } from "../src/container.js";
@@ -8,7 +8,9 @@ import { tokens, words } from "../src/long/units.js";
 
 globalThis.requestAnimationFrame = (then) => setTimeout(then);
 const text = readFileSync(process.argv[2], "utf8");
-const parts = new Map([...text.matchAll(/<script type="[^"]+" id="([^"]+)">([^<]*)/g)].map(([, id, body]) => [id, body]));
+const parts = new Map(
+  [...text.matchAll(/<script type="[^"]+" id="([^"]+)">([^<]*)/g)].map(([, id, body]) => [id, body]),
+);
 const page = openPage((id) => parts.get(id));
 const found = [];
 for (const { layer, head: number, words: whole, ...wanted } of JSON.parse(process.argv[3])) {

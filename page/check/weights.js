@@ -6,10 +6,13 @@ import { openPage } from "../src/container.js";
 import { asRun, headOf } from "../src/head.js";
 
 const text = readFileSync(process.argv[2], "utf8");
-const parts = new Map([...text.matchAll(/<script type="[^"]+" id="([^"]+)">([^<]*)/g)].map(([, id, body]) => [id, body]));
+const parts = new Map(
+  [...text.matchAll(/<script type="[^"]+" id="([^"]+)">([^<]*)/g)].map(([, id, body]) => [id, body]),
+);
 const page = openPage((id) => parts.get(id));
 const plain = (x) => (Number.isFinite(x) ? x : String(x));
-const grid = (rows, cols, at) => Array.from({ length: rows }, (_, i) => Array.from({ length: cols }, (_, j) => plain(at(i, j))));
+const grid = (rows, cols, at) =>
+  Array.from({ length: rows }, (_, i) => Array.from({ length: cols }, (_, j) => plain(at(i, j))));
 
 const found = [];
 for (const layer of page.header.layers)

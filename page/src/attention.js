@@ -1,4 +1,4 @@
-// The mathematics, in float64: the same rules in the same order as the Python reference.
+// Attention in float64: the rules of core/reference.py, applied in the same order.
 //   logit = c·tanh(scale·q·k / c) + bias − slope·|position − j|, −∞ where forbidden;  a = exp(logit / T − L)
 
 /** @typedef {import("./container.js").Numbers} Numbers */
@@ -10,7 +10,7 @@
  * @property {number | null} softcap
  * @property {boolean} causal
  * @property {[number | null, number | null]} window
- * @property {number} offset      where query 0 stands among the keys
+ * @property {number} offset      the key position of query 0
  * @property {number | null} keys      keys from here on are padding
  * @property {number | null} queries
  * @property {((i: number, j: number) => boolean) | null} allowed      mask and segments
@@ -58,14 +58,14 @@ export const biased = (r, value, i, j) =>
   value + (r.bias ? r.bias(i, j) : 0) - (r.slope ? r.slope * Math.abs(i + r.offset - j) : 0);
 
 /**
- * What the softmax sees of a raw score q·k.
+ * The logit of a raw score q·k, over the temperature; −∞ where masked.
  * @param {Rules} r @param {number} score @param {number} i @param {number} j
  */
 export const logit = (r, score, i, j) =>
   visible(r, i, j) ? biased(r, capped(r, score * r.scale), i, j) / r.temperature : -Infinity;
 
 /**
- * ln Σ exp over one row of logits, with the sink; −∞ for a row that sees nothing.
+ * ln Σ exp over one row of logits and the sink; −∞ for a row that sees no key.
  * @param {number} m
  * @param {(j: number) => number} row
  * @param {number} sink
@@ -80,10 +80,10 @@ export function logsumexp(m, row, sink) {
   return top + Math.log(sum);
 }
 
-export const MASKED = -1; // where a weight would stand
+export const MASKED = -1; // in place of the weight of a masked cell
 
 /**
- * One query's weights on keys from…to, from q, k and L alone; MASKED where it may not look.
+ * One query's weights on keys from…to, computed from q, k and L; MASKED where it may not see the key.
  * @param {Rows} q
  * @param {Rows} k
  * @param {{[i: number]: number}} L log-sum-exp of each query
@@ -101,16 +101,17 @@ export function rowInto(q, k, L, r, i, from, to, out, at) {
   const l = L[i];
   const shift = at - from;
   if (r.allowed || r.bias || r.slope || r.softcap !== null || r.temperature !== 1) {
-    for (let j = low; j < high; j++) if (visible(r, i, j)) out[shift + j] = Math.exp(logit(r, dot(q, i, k, j), i, j) - l);
+    for (let j = low; j < high; j++)
+      if (visible(r, i, j)) out[shift + j] = Math.exp(logit(r, dot(q, i, k, j), i, j) - l);
     return;
   }
   fourAtATime(q, k, r.scale, i, low, high, l, out, shift);
 }
 
-let scaled = new Float64Array(0); // one query, made once for all its keys
+let scaled = new Float64Array(0); // scale·q of one query; the memory is kept for the next
 
 /**
- * exp(scale·q_i·k_j − l) for keys low…high: four sums at a time share the query and do not wait for each other.
+ * exp(scale·q_i·k_j − l) for keys low…high, four at a time, since four independent sums run faster than one.
  * @param {Rows} q @param {Rows} k @param {number} scale @param {number} i @param {number} low @param {number} high @param {number} l @param {Float32Array} out @param {number} shift
  */
 function fourAtATime(q, k, scale, i, low, high, l, out, shift) {
@@ -141,7 +142,7 @@ function fourAtATime(q, k, scale, i, low, high, l, out, shift) {
 }
 
 /**
- * The keys that the rules without a mask let query i see: one range, which may reach beyond all keys.
+ * The keys that positions (causal, window, lengths) let query i see: one range, which may reach past the last key.
  * @param {Rules} r @param {number} i
  * @returns {[number, number]}
  */
@@ -149,7 +150,10 @@ export function range(r, i) {
   const at = i + r.offset;
   const [left, right] = r.window;
   if (r.queries !== null && i >= r.queries) return [0, 0];
-  return [left === null ? 0 : at - left, Math.min(r.keys ?? Infinity, r.causal ? at + 1 : Infinity, right === null ? Infinity : at + right + 1)];
+  return [
+    left === null ? 0 : at - left,
+    Math.min(r.keys ?? Infinity, r.causal ? at + 1 : Infinity, right === null ? Infinity : at + right + 1),
+  ];
 }
 
 /**
@@ -170,9 +174,10 @@ export function rulesOf(page, layer, batch, head) {
     return (/** @type {number} */ i, /** @type {number} */ j) => a.data[(at + (n > 1 ? i : 0)) * m + (m > 1 ? j : 0)];
   };
   const mask = cell(named("mask"));
-  const [own, other] = [named("query_segments"), named("kv_segments")];
-  const segment = (/** @type {any} */ s, /** @type {number} */ i) => s.data[(s.shape[0] > 1 ? batch : 0) * s.shape[1] + (s.shape[1] > 1 ? i : 0)];
-  const each = (/** @type {string} */ name, /** @type {number} */ none) => {
+  const [querySegments, keySegments] = [named("query_segments"), named("kv_segments")];
+  const segment = (/** @type {any} */ s, /** @type {number} */ i) =>
+    s.data[(s.shape[0] > 1 ? batch : 0) * s.shape[1] + (s.shape[1] > 1 ? i : 0)];
+  const ofHead = (/** @type {string} */ name, /** @type {number} */ none) => {
     const a = named(name);
     return a ? a.data[a.shape[0] > 1 ? head : 0] : none;
   };
@@ -185,10 +190,13 @@ export function rulesOf(page, layer, batch, head) {
     keys: rules.kv_lengths?.[batch] ?? null,
     queries: rules.query_lengths?.[batch] ?? null,
     allowed:
-      mask || own ? (i, j) => (!mask || mask(i, j) !== 0) && (!own || segment(own, i) === segment(other, j)) : null,
+      mask || querySegments
+        ? (i, j) =>
+            (!mask || mask(i, j) !== 0) && (!querySegments || segment(querySegments, i) === segment(keySegments, j))
+        : null,
     bias: cell(named("bias")),
-    slope: each("alibi_slopes", 0),
-    sink: each("sinks", -Infinity),
+    slope: ofHead("alibi_slopes", 0),
+    sink: ofHead("sinks", -Infinity),
     temperature: 1,
   };
 }

@@ -3,13 +3,13 @@
 import { h } from "./dom.js";
 
 /** @typedef {{low: number, high: number, at: (x: number) => number[], along: (t: number) => number[], shade: (x: number) => number, kind: string}} Shade
- *     a value's place on the scale, 0 to 1, is shade(x); the colour of a place is along(t), that of a value at(x) */
+ *     shade(x) is a value's place on the scale, 0 to 1; along(t) the colour of a place; at(x) the colour of a value */
 
 const probe = h("i", { hidden: true });
 /** @type {Map<string, number[]>} */
 const known = new Map();
 
-/** The theme has changed: look again. */
+/** To be called when the theme changes. */
 export const forgetColours = () => known.clear();
 
 /**
@@ -39,7 +39,7 @@ function along(stops, t) {
 }
 
 /**
- * Signed numbers of a role: paper at 0, the role's colour above, its opposite below; straight, the same on both sides.
+ * Colours of signed numbers: paper at 0, the role's colour above, its opposite below; linear, the same on both sides.
  * @param {string} role
  * @param {number} most
  * @returns {Shade}
@@ -48,11 +48,18 @@ export function signed(role, most) {
   const stops = [rgb(`${role}-minus`), rgb("paper"), rgb(role)];
   const size = most || 1;
   const shade = (/** @type {number} */ x) => 0.5 + x / size / 2;
-  return { low: -size, high: size, shade, at: (x) => along(stops, shade(x)), along: (t) => along(stops, t), kind: "linear" };
+  return {
+    low: -size,
+    high: size,
+    shade,
+    at: (x) => along(stops, shade(x)),
+    along: (t) => along(stops, t),
+    kind: "linear",
+  };
 }
 
 /**
- * Weights, 0 to 1, by the square root: attention is heavy-tailed, and a straight scale shows one cell.
+ * Colours of weights, 0 to 1; by the square root, since on a linear scale few large weights hide all others.
  * @param {number} [most]
  * @param {"sqrt" | "linear" | "log"} [kind]
  * @returns {Shade}
@@ -66,10 +73,17 @@ export function weighed(most = 1, kind = "sqrt") {
     log: (/** @type {number} */ t) => 1 - Math.log(Math.max(t, floor)) / Math.log(floor),
   };
   const shade = (/** @type {number} */ x) => shapes[kind](x / (most || 1));
-  return { low: kind === "log" ? floor * most : 0, high: most, shade, at: (x) => along(stops, shade(x)), along: (t) => along(stops, t), kind };
+  return {
+    low: kind === "log" ? floor * most : 0,
+    high: most,
+    shade,
+    at: (x) => along(stops, shade(x)),
+    along: (t) => along(stops, t),
+    kind,
+  };
 }
 
-/** Diagonal lines: masked, which is not zero. @param {CanvasRenderingContext2D} pen @returns {CanvasPattern} */
+/** Diagonal lines for masked cells, which are not the same as weight 0. @param {CanvasRenderingContext2D} pen @returns {CanvasPattern} */
 export function hatching(pen) {
   const tile = document.createElement("canvas");
   tile.width = tile.height = 6;

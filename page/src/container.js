@@ -1,4 +1,4 @@
-// Reading the document that the page carries: a JSON header, and arrays decoded from blocks of text when asked for.
+// Reads the document inside the page: a JSON header, and arrays, decoded from blocks of text when they are needed.
 
 /** @typedef {Float64Array | Float32Array | Uint8Array | Int32Array | Uint32Array} Numbers */
 /** @typedef {{shape: number[], data: Numbers}} NumberArray */
@@ -26,7 +26,7 @@ export function openPage(read) {
   };
   const bytesOf = (/** @type {number} */ at, /** @type {number} */ length) => {
     const bytes = new Uint8Array(length);
-    for (let done = 0; done < length; ) {
+    for (let done = 0; done < length;) {
       const number = Math.floor((at + done) / header.block);
       const from = at + done - number * header.block;
       const part = block(number).subarray(from, Math.min(header.block, from + length - done));

@@ -1,4 +1,4 @@
-// Elements from plain values. Text only ever becomes text nodes, so no token can be anything but text.
+// Creates elements from plain values. Text becomes text nodes only, so a token can never be read as HTML.
 
 /** @typedef {Node | string | number | null | undefined | false | Child[]} Child */
 
@@ -15,7 +15,8 @@ function fill(element, classes, given) {
   const plain = first !== null && typeof first === "object" && !(first instanceof Node) && !Array.isArray(first);
   for (const [name, value] of Object.entries(plain ? first : {})) {
     if (value === null || value === undefined || value === false) continue;
-    if (name === "style") for (const [property, to] of Object.entries(value)) /** @type {any} */ (element).style.setProperty(property, to); // the page's policy refuses the attribute
+    if (name === "style")
+      for (const [property, to] of Object.entries(value)) /** @type {any} */ (element).style.setProperty(property, to); // the page's security policy forbids style attributes
     else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else element.setAttribute(name, value === true ? "" : String(value));
   }
@@ -43,22 +44,26 @@ export function h(name, ...given) {
   const [tag, ...classes] = name.split(".");
   const made = fill(document.createElement(tag), classes, given);
   if (tag === "button") made.setAttribute("type", "button");
-  if (tag === "canvas") made.setAttribute("aria-hidden", "true"); // what is drawn is also said
+  if (tag === "canvas") made.setAttribute("aria-hidden", "true"); // its content is also written as text
   return /** @type {HTMLElement} */ (made);
 }
 
-const inSpace = (/** @type {string} */ space) => (/** @type {string} */ name, /** @type {(Record<string, any> | Child)[]} */ ...given) => {
-  const [tag, ...classes] = name.split(".");
-  return fill(document.createElementNS(space, tag), classes, given);
-};
+const inSpace =
+  (/** @type {string} */ space) =>
+  (/** @type {string} */ name, /** @type {(Record<string, any> | Child)[]} */ ...given) => {
+    const [tag, ...classes] = name.split(".");
+    return fill(document.createElementNS(space, tag), classes, given);
+  };
 
-export const svg = /** @type {(name: string, ...given: (Record<string, any> | Child)[]) => SVGElement} */ (inSpace(SPACES.svg));
+export const svg = /** @type {(name: string, ...given: (Record<string, any> | Child)[]) => SVGElement} */ (
+  inSpace(SPACES.svg)
+);
 export const math = inSpace(SPACES.math);
 
 /** @param {string} id */
 export const byId = (id) => document.getElementById(id);
 
-/** Let the browser draw and listen, then go on at once: a timer would wait four milliseconds. */
+/** Lets the browser draw and handle events, then continues at once; a timer would wait four milliseconds. */
 export const breathe = () =>
   new Promise((go) => {
     const { port1, port2 } = new MessageChannel();

@@ -1,4 +1,4 @@
-// One head, computed when looked at: scores, weights and output, from q, k, v and the rules, in float64.
+// One head, computed when it is shown: scores, weights and output, from q, k, v and the rules, in float64.
 
 import { biased, capped, dot, logit, logsumexp, rulesOf, visible } from "./attention.js";
 
@@ -28,7 +28,7 @@ function changed(r, w) {
  * @param {number} batch
  * @param {number} number
  * @param {WhatIf} whatIf
- * @param {Float64Array} [known]      the raw scores: they do not depend on what is supposed
+ * @param {Float64Array} [known]      the raw scores, if computed before: they do not depend on what is supposed
  */
 export function headOf(page, layer, batch, number, whatIf, known) {
   const rules = changed(rulesOf(page, layer, batch, number), whatIf);
@@ -54,12 +54,12 @@ export function headOf(page, layer, batch, number, whatIf, known) {
   };
   /** @type {Float64Array | null} */
   let O = null;
-  const mix = () => {
+  const computeOutput = () => {
     const made = new Float64Array(n * v.width);
     for (let i = 0; i < n; i++)
       for (let j = 0; j < m; j++) {
         const a = weight(i, j);
-        if (masked(i, j) === -Infinity) continue; // a value that may not be seen is not read
+        if (masked(i, j) === -Infinity) continue; // masked: 0·NaN would be NaN
         for (let c = 0; c < v.width; c++) made[i * v.width + c] += a * v.data[v.at + j * v.width + c];
       }
     return made;
@@ -81,11 +81,11 @@ export function headOf(page, layer, batch, number, whatIf, known) {
     scaled,
     capped: (/** @type {number} */ i, /** @type {number} */ j) => capped(rules, scaled(i, j)),
     biased: (/** @type {number} */ i, /** @type {number} */ j) => biased(rules, capped(rules, scaled(i, j)), i, j),
-    masked, // the logits: over the temperature too
+    masked, // the logits, divided by the temperature
     visible: (/** @type {number} */ i, /** @type {number} */ j) => visible(rules, i, j),
     logsumexp: (/** @type {number} */ i) => L[i],
     weights: weight,
-    output: (/** @type {number} */ i, /** @type {number} */ c) => (O ??= mix())[i * v.width + c],
+    output: (/** @type {number} */ i, /** @type {number} */ c) => (O ??= computeOutput())[i * v.width + c],
   };
 }
 

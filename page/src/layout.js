@@ -1,4 +1,4 @@
-// Where matrices stand. A product is drawn so that each result lies where its row and its column meet.
+// Positions of the matrices of a figure. A product is laid out so that each result lies where its row and column meet.
 
 /** @typedef {import("./matrix.js").Matrix} Matrix */
 /** @typedef {import("./matrix.js").Block} Block */
@@ -7,11 +7,11 @@
 
 import { spelled } from "./numbers.js";
 
-const MOST = 54;
+const MAX_CELL = 54; // pixels
 
 /**
- * One length for each axis, the same in every figure: sides of one name have one length.
- * @param {number} width      what a figure may take
+ * Pixels for one step along each axis. They are the same in every figure, so the same dimension has the same length.
+ * @param {number} width      of a figure, at most
  * @param {Record<string, number>} sizes
  * @returns {Units}
  */
@@ -19,12 +19,19 @@ export function unitsFor(width, sizes) {
   const part = Math.min(1, Math.max(0.3, width / 1080));
   const { d_k, d_v, d_model } = sizes;
   const narrow = d_model ? 154 : 290;
-  const room = /** @type {Record<string, number>} */ ({ n: 418, m: 418, d_k: narrow, d_v: narrow, d_model: 198, "h·d_v": 198 });
+  const room = /** @type {Record<string, number>} */ ({
+    n: 418,
+    m: 418,
+    d_k: narrow,
+    d_v: narrow,
+    d_model: 198,
+    "h·d_v": 198,
+  });
   const even = d_model && width > 640 ? (width - 400) / (d_model + 2 * d_k + d_v) : 0; // X, W, Q, K, V in square cells
   const units = /** @type {Units} */ ({});
   for (const [dim, size] of Object.entries(sizes)) {
-    const own = (room[dim] * part) / Math.max(1, size);
-    units[dim] = Math.min(MOST, even >= 24 && dim !== "n" && dim !== "m" ? even : own);
+    const fitting = (room[dim] * part) / Math.max(1, size);
+    units[dim] = Math.min(MAX_CELL, even >= 24 && dim !== "n" && dim !== "m" ? even : fitting);
   }
   return units;
 }
@@ -50,7 +57,8 @@ function nameHeight(m, u) {
 }
 
 /** Wide characters count twice. @param {string} text */
-const lengthOf = (text) => [...text].reduce((sum, c) => sum + (/[\u1100-\uffdc]|\p{Extended_Pictographic}/u.test(c) ? 1.8 : 1), 0);
+const lengthOf = (text) =>
+  [...text].reduce((sum, c) => sum + (/[\u1100-\uffdc]|\p{Extended_Pictographic}/u.test(c) ? 1.8 : 1), 0);
 
 /**
  * left · top = result, for one or more pairs of top and result beside each other.
@@ -66,7 +74,9 @@ export function product(left, pairs, u, tight) {
   const above = Math.max(...pairs.map(({ top }) => nameHeight(top, u) + 30));
   const y1 = above + Math.max(...pairs.map(({ top }) => tall(top, u))) + 40;
   /** @type {Block[]} */
-  const blocks = [{ m: left, x: x0, y: y1, w: wide(left, u), h: tall(left, u), named: "l", measured: `l${names + 10}b` }];
+  const blocks = [
+    { m: left, x: x0, y: y1, w: wide(left, u), h: tall(left, u), named: "l", measured: `l${names + 10}b` },
+  ];
   /** @type {import("./matrix.js").Label[]} */
   const marks = [{ text: left.symbol, role: left.role, x: x0 + wide(left, u) / 2, y: y1 - 12 }];
   let x = x0 + wide(left, u) + (tight ? 52 : 66);
@@ -75,14 +85,17 @@ export function product(left, pairs, u, tight) {
     const cols = nameHeight(top, u);
     blocks.push({ m: top, x, y: y1 - 40 - h, w, h, named: "t", measured: `lt${cols + 8}` });
     blocks.push({ m: result, x, y: y1, w: wide(result, u), h: tall(result, u), named: "", measured: "rb" });
-    marks.push({ text: top.symbol, role: top.role, end: true, x: x - 32, y: y1 - 40 - h / 2 + 5 }, { text: result.symbol, role: result.role, x: x + w / 2, y: y1 - 12 });
+    marks.push(
+      { text: top.symbol, role: top.role, end: true, x: x - 32, y: y1 - 40 - h / 2 + 5 },
+      { text: result.symbol, role: result.role, x: x + w / 2, y: y1 - 12 },
+    );
     x += Math.max(w, 30) + (pairs.length > 1 ? 74 : 24);
   }
   return { blocks, marks, width: Math.ceil(x), height: Math.ceil(y1 + tall(left, u) + 34) };
 }
 
 /**
- * Before and after, with what is done between them; one under the other where there is no room.
+ * Matrices side by side, with a text between them; one below the other where there is no room.
  * @param {Matrix[]} matrices
  * @param {string[]} between
  * @param {Units} u
@@ -112,7 +125,13 @@ export function beside(matrices, between, u, room) {
     height = Math.max(height, top + h + 36);
     width = Math.max(width, x + w + 22);
     const more = place < matrices.length - 1;
-    if (more) marks.push(stacked ? { text: `↓ ${between[place]}`, x: x + w / 2, y: height + 10 } : { text: `${between[place]}`, x: x + w + gap / 2, y: top + h / 2 - 8 }, ...(stacked ? [] : [{ text: "→", x: x + w + gap / 2, y: top + h / 2 + 12 }]));
+    if (more)
+      marks.push(
+        stacked
+          ? { text: `↓ ${between[place]}`, x: x + w / 2, y: height + 10 }
+          : { text: `${between[place]}`, x: x + w + gap / 2, y: top + h / 2 - 8 },
+        ...(stacked ? [] : [{ text: "→", x: x + w + gap / 2, y: top + h / 2 + 12 }]),
+      );
     if (stacked) y = height + 26;
     else x += w + gap;
   }

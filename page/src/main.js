@@ -1,4 +1,4 @@
-// How every page starts: read the document, open the shell, draw what the document is.
+// How every page starts: read the document, open the shell, draw the page of the document's kind.
 
 import { openPage } from "./container.js";
 import { byId } from "./dom.js";

@@ -3,7 +3,18 @@
 import { math } from "./dom.js";
 
 /** Which role a symbol plays: its colour, here as in the figures. @type {Record<string, string>} */
-const ROLES = { Q: "query", K: "key", V: "value", S: "weights", C: "weights", B: "weights", M: "weights", A: "weights", O: "value", H: "value" };
+const ROLES = {
+  Q: "query",
+  K: "key",
+  V: "value",
+  S: "weights",
+  C: "weights",
+  B: "weights",
+  M: "weights",
+  A: "weights",
+  O: "value",
+  H: "value",
+};
 const DIMS = new Set(["d_k", "d_v", "d_model", "n", "m", "h"]);
 const PIECES = /√|[A-Za-z]+(?:[_^][A-Za-z0-9]+|')?ᵀ?|\d+(?:\.\d+)?(?:e-?\d+)?|[\u2e80-\uffdc]+|\S/gu;
 
@@ -45,8 +56,11 @@ function atom(pieces, place) {
 /** @param {string} piece @returns {Element} */
 function named(piece) {
   const turned = piece.endsWith("ᵀ");
-  const [, letter, mark, small] = /** @type {RegExpMatchArray} */ (piece.replace("ᵀ", "").match(/^([A-Za-z]+)(?:([_^'])(\w*))?$/));
-  if (letter.length > 1) return /^(softmax|tanh|concat)$/.test(letter) ? math("mi", letter) : math("mtext", `\u00a0${letter}`);
+  const [, letter, mark, small] = /** @type {RegExpMatchArray} */ (
+    piece.replace("ᵀ", "").match(/^([A-Za-z]+)(?:([_^'])(\w*))?$/)
+  );
+  if (letter.length > 1)
+    return /^(softmax|tanh|concat)$/.test(letter) ? math("mi", letter) : math("mtext", `\u00a0${letter}`);
   const whole = mark === "_" ? `${letter}_${small}` : letter;
   const dim = DIMS.has(whole) ? whole : null;
   const role = mark === "^" ? ROLES[small] : ROLES[letter];

@@ -1,7 +1,7 @@
 // Numbers and tokens as people read them.
 
 /**
- * A number by its significant digits, whole numbers in full; a true minus sign. What is not zero is never written as 0.
+ * A number with so many significant digits, whole numbers in full, with a true minus sign; never 0 unless it is 0.
  * @param {number} x
  * @param {number} [digits] significant ones
  */
@@ -26,7 +26,11 @@ export function within(x, off) {
   if (!(off > 0) || !Number.isFinite(x + off)) return fmt(x);
   const lead = (/** @type {number} */ y) => Math.floor(Math.log10(Math.abs(y)));
   const digits = x ? Math.max(1, lead(x) - lead(off) + 1) : 1;
-  const shown = !x ? "0" : Math.abs(x) < 1e-4 ? x.toExponential(digits - 1) : x.toFixed(Math.max(0, digits - 1 - lead(x)));
+  const shown = !x
+    ? "0"
+    : Math.abs(x) < 1e-4
+      ? x.toExponential(digits - 1)
+      : x.toFixed(Math.max(0, digits - 1 - lead(x)));
   const wide = (off + Math.abs(Number(shown) - x)) * (1 + 1e-12);
   const unit = 10 ** lead(wide);
   return `${signs(shown)} ± ${fmt(Math.ceil(wide / unit) * unit, 1)}`;
@@ -41,13 +45,15 @@ export function short(x, narrow) {
   const size = Math.abs(x);
   if (!size || !Number.isFinite(x)) return fmt(x);
   if (size >= 1e5) return signs(x.toExponential(0));
-  if (size >= 0.995) return signs(x.toFixed(Math.max(0, (size < 9.995 ? 2 : size < 99.95 ? 1 : 0) - Number(narrow ?? 0))));
+  if (size >= 0.995)
+    return signs(x.toFixed(Math.max(0, (size < 9.995 ? 2 : size < 99.95 ? 1 : 0) - Number(narrow ?? 0))));
   const text = size < 0.0995 ? String(Number(x.toPrecision(1))) : x.toFixed(narrow && x < 0 ? 1 : 2);
   return signs(text.length > 5 ? x.toExponential(0) : text);
 }
 
 /** @param {number} share */
-export const percent = (share) => (share > 0.9995 && share < 1 ? ">99.9%" : `${fmt(100 * share, share < 0.01 ? 2 : 3)}%`);
+export const percent = (share) =>
+  share > 0.9995 && share < 1 ? ">99.9%" : `${fmt(100 * share, share < 0.01 ? 2 : 3)}%`;
 
 const HIDDEN = /[\p{Cc}\p{Cf}\p{Co}\p{Cs}\p{Zl}\p{Zp}]/u;
 
@@ -68,5 +74,5 @@ export function spelled(token, most = 24) {
   return shown.join("") || "∅";
 }
 
-/** What `each` makes of 0 … size − 1. @template T @param {number} size @param {(at: number) => T} each */
+/** [each(0), …, each(size − 1)]. @template T @param {number} size @param {(at: number) => T} each */
 export const listOf = (size, each) => Array.from({ length: size }, (_, at) => each(at));

@@ -1,9 +1,9 @@
-// How the page begins: the text and what the model says next, the axes by name, and the whole way drawn to one scale.
+// The top of the page: the text and the likeliest next tokens, the dimensions, and all steps drawn to one scale; and its end.
 
 import { h, svg } from "./dom.js";
 import { isAsRun } from "./head.js";
 import { fmt, percent, spelled } from "./numbers.js";
-import { dimension } from "./matrix.js";
+import { dimension } from "./matrixframe.js";
 
 /** @typedef {import("./story.js").Story} Story */
 
@@ -11,10 +11,14 @@ import { dimension } from "./matrix.js";
 export function opening(s) {
   const { facts, title } = s.page.header;
   const explained = facts.text !== undefined;
-  return h("section.opening", { "aria-labelledby": "opening-title" },
+  return h(
+    "section.opening",
+    { "aria-labelledby": "opening-title" },
     h("h1", { id: "opening-title" }, s.t(explained ? "title explain" : "title trace")),
     explained ? h("p.quoted", h("bdi", spelled(title, 200))) : null,
-    facts.model ? h("p.model", facts.model[s.shell.language()], facts.illustration ? ` — ${s.words("illustration")}` : null) : null,
+    facts.model
+      ? h("p.model", facts.model[s.shell.language()], facts.illustration ? ` — ${s.words("illustration")}` : null)
+      : null,
     explained ? tokens(s) : null,
     facts.next ? next(s, facts.next) : null,
     axes(s),
@@ -26,11 +30,19 @@ export function opening(s) {
 function tokens(s) {
   const { tokens } = s.page.header;
   const pick = (/** @type {number} */ query) => () => s.commit({ query, key: -1 });
-  return h("div.block",
+  return h(
+    "div.block",
     h("h2", { id: "text-title" }, s.t("text")),
-    h("div.tokens", { role: "group", "aria-labelledby": "text-title" },
+    h(
+      "div.tokens",
+      { role: "group", "aria-labelledby": "text-title" },
       tokens.map((/** @type {string} */ token, /** @type {number} */ i) =>
-        h("button", { id: `token-${i}`, "aria-pressed": String(i === s.state.query), onclick: pick(i) }, h("small", i), h("bdi", spelled(token))),
+        h(
+          "button",
+          { id: `token-${i}`, "aria-pressed": String(i === s.state.query), onclick: pick(i) },
+          h("small", i),
+          h("bdi", spelled(token)),
+        ),
       ),
     ),
   );
@@ -50,23 +62,57 @@ function next(s, choices) {
 function axes(s) {
   const { layer } = s;
   const group = layer.heads / layer.kv_heads;
-  const shown = [["n", s.head.n], ["m", s.head.m], ["d_k", s.head.dk], ["d_v", s.head.dv], ["h", layer.heads]];
+  const shown = [
+    ["n", s.head.n],
+    ["m", s.head.m],
+    ["d_k", s.head.dk],
+    ["d_v", s.head.dv],
+    ["h", layer.heads],
+  ];
   if (s.named("x")) shown.push(["d_model", s.sizes.d_model]);
-  return h("div.block",
+  return h(
+    "div.block",
     h("h2", s.t("sizes")),
-    h("dl.axes", shown.map(([dim, size]) => h("div", { "data-dim": dim }, h("dt", h("var.dim", dimension(String(dim))), ` = ${size}`), h("dd", dim === "h" && group > 1 ? s.t("h shared", { group }) : s.t(String(dim)))))),
+    h(
+      "dl.axes",
+      shown.map(([dim, size]) =>
+        h(
+          "div",
+          { "data-dim": dim },
+          h("dt", h("var.dim", dimension(String(dim))), ` = ${size}`),
+          h("dd", dim === "h" && group > 1 ? s.t("h shared", { group }) : s.t(String(dim))),
+        ),
+      ),
+    ),
   );
 }
 
-/** Every matrix on the way, in one scale for all. @param {Story} s */
+/** All matrices from X to the output, on one scale. @param {Story} s */
 function way(s) {
   const { n, m, d_k: dk, d_v: dv, "h·d_v": joined } = s.sizes;
   /** @type {[string, string, number, number][][]} */
-  const groups = [[["Q", "query", n, dk], ["K", "key", m, dk], ["V", "value", m, dv]], [["S", "weights", n, m]], [["A", "weights", n, m]], [["O", "value", n, dv]]];
+  const groups = [
+    [
+      ["Q", "query", n, dk],
+      ["K", "key", m, dk],
+      ["V", "value", m, dv],
+    ],
+    [["S", "weights", n, m]],
+    [["A", "weights", n, m]],
+    [["O", "value", n, dv]],
+  ];
   const x = s.named("x");
   if (x) groups.unshift([["X", "plain", n, x.shape[2]]]);
-  if (s.step("concat")) groups.push([["H", "value", n, joined]], [["U", "plain", n, s.named("w_o")?.shape[1] ?? joined]]);
-  const shapes = groups.map((group) => group.map(([symbol, role, rows, cols]) => ({ symbol, role, w: s.columns ? rows : cols, h: s.columns ? cols : rows })));
+  if (s.step("concat"))
+    groups.push([["H", "value", n, joined]], [["U", "plain", n, s.named("w_o")?.shape[1] ?? joined]]);
+  const shapes = groups.map((group) =>
+    group.map(([symbol, role, rows, cols]) => ({
+      symbol,
+      role,
+      w: s.columns ? rows : cols,
+      h: s.columns ? cols : rows,
+    })),
+  );
   const [label, gap] = [28, s.room < 560 ? 12 : 30];
   const sum = (/** @type {number[]} */ list) => list.reduce((total, each) => total + each, 0);
   const across = sum(shapes.map((group) => Math.max(...group.map(({ w }) => w))));
@@ -80,40 +126,74 @@ function way(s) {
   for (const [place, group] of shapes.entries()) {
     const width = Math.max(12, ...group.map(({ w }) => size(w)));
     let top = (tallest - heights[place]) / 2;
-    if (place) parts.push(svg("path", { d: `M${left - gap + 4} ${tallest / 2 + 10}h${gap - 8}m-4 -3l4 3l-4 3`, class: "measure" }));
+    if (place)
+      parts.push(
+        svg("path", { d: `M${left - gap + 4} ${tallest / 2 + 10}h${gap - 8}m-4 -3l4 3l-4 3`, class: "measure" }),
+      );
     for (const { symbol, role, w, h: tall } of group) {
       parts.push(svg("text", { x: left + width / 2, y: top + 15, class: `middle symbol role-${role}` }, symbol));
-      parts.push(svg("rect", { x: left + (width - size(w)) / 2, y: top + 21, width: size(w), height: size(tall), class: `shape role-${role}` }));
+      parts.push(
+        svg("rect", {
+          x: left + (width - size(w)) / 2,
+          y: top + 21,
+          width: size(w),
+          height: size(tall),
+          class: `shape role-${role}`,
+        }),
+      );
       top += size(tall) + label;
     }
     left += width + gap;
   }
   const [wide, high2] = [Math.ceil(left - gap + 2), Math.ceil(tallest + 2)];
-  const picture = svg("svg", { viewBox: `0 0 ${wide} ${high2}`, width: wide, role: "img", "aria-labelledby": "way-title" }, parts);
+  const picture = svg(
+    "svg",
+    { viewBox: `0 0 ${wide} ${high2}`, width: wide, role: "img", "aria-labelledby": "way-title" },
+    parts,
+  );
   return h("div.block.way", h("h2", { id: "way-title" }, s.t("way")), picture, h("p.aside", s.t("sides")));
 }
 
-/** What every step costs, and how page and run agree. @param {Story} s */
+/** The cost of every step, and how far the page's numbers differ from the run's. @param {Story} s */
 export function closing(s) {
   const { t } = s;
   const { facts } = s.page.header;
   const lines = [];
   if (facts.check) lines.push(facts.check[s.shell.language()]);
-  /** How far the page's numbers lie from the run's. @param {string} words @param {string} name @param {number} from @param {number} size @param {(at: number) => number} at */
+  /** The largest difference between the page's numbers and the run's. @param {string} words @param {string} name @param {number} from @param {number} size @param {(at: number) => number} at */
   const compare = (words, name, from, size, at) => {
     const run = s.named(name);
     if (!run || !isAsRun(s.state.what)) return;
     let off = 0;
-    for (let i = 0; i < size; i++) if (at(i) !== run.data[from + i]) off = Math.max(off, Math.abs(at(i) - run.data[from + i]));
+    for (let i = 0; i < size; i++)
+      if (at(i) !== run.data[from + i]) off = Math.max(off, Math.abs(at(i) - run.data[from + i]));
     lines.push(t(words, { x: fmt(off, 2) }));
   };
-  compare("page check", "logsumexp", (s.state.batch * s.layer.heads + s.head.number) * s.head.n, s.head.n, s.head.logsumexp);
-  const mixed = s.named("w_o") && s.mixed();
+  compare(
+    "page check",
+    "logsumexp",
+    (s.state.batch * s.layer.heads + s.head.number) * s.head.n,
+    s.head.n,
+    s.head.logsumexp,
+  );
+  const mixed = s.named("w_o") && s.layerOutput();
   if (mixed) compare("output check", "output", s.state.batch * mixed.length, mixed.length, (i) => mixed[i]);
-  const row = (/** @type {any} */ step) => h("tr", h("th", { scope: "row" }, step.symbol), h("td", step.shape.join("×")), h("td", step.multiply_adds.toLocaleString("en")), h("td", step.bytes.toLocaleString("en")));
-  const heads = ["step column", "shape column", "adds column", "bytes column"].map((name) => h("th", { scope: "col" }, t(name)));
+  const row = (/** @type {any} */ step) =>
+    h(
+      "tr",
+      h("th", { scope: "row" }, step.symbol),
+      h("td", step.shape.join("×")),
+      h("td", step.multiply_adds.toLocaleString("en")),
+      h("td", step.bytes.toLocaleString("en")),
+    );
+  const heads = ["step column", "shape column", "adds column", "bytes column"].map((name) =>
+    h("th", { scope: "col" }, t(name)),
+  );
   return [
-    h("ul.checks", lines.map((line) => h("li", line))),
+    h(
+      "ul.checks",
+      lines.map((line) => h("li", line)),
+    ),
     h("h3", t("cost")),
     h("div.pan", h("table.cost", h("thead", h("tr", heads)), h("tbody", s.layer.steps.map(row)))),
   ];

@@ -1,4 +1,4 @@
-// Arrays that are compressed in the page: first bytes of all numbers, then second bytes, …, deflated.
+// Unpacks arrays that are compressed in the page: the first bytes of all numbers, then the second bytes, …, deflated.
 
 import { BYTES, sizeOf } from "./container.js";
 
@@ -39,7 +39,7 @@ function together(planes, size, width) {
   return bytes;
 }
 
-/** The sign was the lowest bit: the highest again. @param {Uint8Array} bytes @param {number} width */
+/** Moves the sign from the lowest bit back to the highest. @param {Uint8Array} bytes @param {number} width */
 function turnBack(bytes, width) {
   if (width > 4) return;
   const words = width === 2 ? new Uint16Array(bytes.buffer) : new Uint32Array(bytes.buffer);

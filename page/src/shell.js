@@ -1,4 +1,4 @@
-// What surrounds any page: title bar, theme, language, the live readout, and one table of keys.
+// The frame of every page: title bar, theme, language, messages to screen readers, and keyboard shortcuts.
 
 import { forgetColours } from "./colour.js";
 import { byId, h } from "./dom.js";
@@ -9,7 +9,7 @@ import { speaker } from "./words.js";
 
 const THEMES = ["auto", "light", "dark"];
 
-/** The keys that a control needs for itself. @param {HTMLElement} target */
+/** The keys that a focused control uses itself, so that they are no shortcuts there. @param {HTMLElement} target */
 function ownKeys(target) {
   if (target.tagName === "SELECT") return /^(Arrow|Enter|Escape|[\w ]$)/;
   if (target.tagName !== "INPUT") return /^(BUTTON|SUMMARY)$/.test(target.tagName) ? /^(Enter| )$/ : /^$/;
@@ -50,12 +50,21 @@ export function openShell(header, draw) {
   };
   document.addEventListener("keydown", (event) => {
     const act = keys.get(event.key);
-    if (!act || event.metaKey || (event.ctrlKey && !event.altKey) || ownKeys(/** @type {HTMLElement} */ (event.target)).test(event.key)) return;
+    if (
+      !act ||
+      event.metaKey ||
+      (event.ctrlKey && !event.altKey) ||
+      ownKeys(/** @type {HTMLElement} */ (event.target)).test(event.key)
+    )
+      return;
     event.preventDefault();
     act(event);
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-  for (const [name, on] of /** @type {[string, boolean][]} */ ([["beforeprint", true], ["afterprint", false]]))
+  for (const [name, on] of /** @type {[string, boolean][]} */ ([
+    ["beforeprint", true],
+    ["afterprint", false],
+  ]))
     addEventListener(name, () => {
       printing = on;
       redraw();
@@ -89,8 +98,25 @@ export function openShell(header, draw) {
       h("span.brand", "clearhead"),
       h("span.space"),
       h("details.keys", h("summary", t("keys")), h("ul", signs)),
-      h("button", { id: "theme", title: t(`theme ${theme}`), "aria-label": t(`theme ${theme}`), onclick: turn("theme", () => (theme = nextTheme)) }, theme === "auto" ? "◐" : theme === "light" ? "☀" : "☾"),
-      h("button", { id: "language", lang: other === "zh" ? "zh-Hans" : "en", onclick: turn("language", () => (language = other)) }, t("language")),
+      h(
+        "button",
+        {
+          id: "theme",
+          title: t(`theme ${theme}`),
+          "aria-label": t(`theme ${theme}`),
+          onclick: turn("theme", () => (theme = nextTheme)),
+        },
+        theme === "auto" ? "◐" : theme === "light" ? "☀" : "☾",
+      ),
+      h(
+        "button",
+        {
+          id: "language",
+          lang: other === "zh" ? "zh-Hans" : "en",
+          onclick: turn("language", () => (language = other)),
+        },
+        t("language"),
+      ),
     ];
   }
   redraw();

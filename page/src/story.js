@@ -3,7 +3,7 @@
 import { signed, weighed } from "./colour.js";
 import { asRun, headOf, isAsRun } from "./head.js";
 import { unitsFor } from "./layout.js";
-import { turn } from "./matrix.js";
+import { transposed } from "./matrix.js";
 
 /** @typedef {import("./matrix.js").Matrix} Matrix */
 /** @typedef {ReturnType<typeof makeStory>} Story */
@@ -13,9 +13,20 @@ import { turn } from "./matrix.js";
 export function begin(page) {
   const { layer, head, query } = page.header.chosen;
   const { layers } = page.header;
-  const place = Math.max(0, layers.findIndex((/** @type {any} */ each) => each.number === layer));
+  const place = Math.max(
+    0,
+    layers.findIndex((/** @type {any} */ each) => each.number === layer),
+  );
   const { queries } = layers[place];
-  return { layer: place, batch: 0, head, query: query < 0 ? queries + query : query, key: -1, feature: 0, what: asRun() };
+  return {
+    layer: place,
+    batch: 0,
+    head,
+    query: query < 0 ? queries + query : query,
+    key: -1,
+    feature: 0,
+    what: asRun(),
+  };
 }
 
 /**
@@ -51,7 +62,7 @@ export function makeStory(page, shell, state, room, whenSeen, commit) {
   const { dk, dv, n, m } = headAt(state.head);
   const sizes = { n, m, d_k: dk, d_v: dv, d_model: Math.max(width("x"), width("w_o")), "h·d_v": layer.heads * dv };
   /** U = H·W^O + b^O, from all heads. */
-  const mix = () => {
+  const computeOutput = () => {
     const w = /** @type {import("./container.js").NumberArray} */ (named("w_o"));
     const bias = named("b_o");
     const wide = w.shape[1];
@@ -65,63 +76,68 @@ export function makeStory(page, shell, state, room, whenSeen, commit) {
     }
     return made;
   };
-  /** What follows from the chosen head and from what is supposed. */
-  const followed = () => {
+  /** What is computed from the chosen head and from what is supposed. */
+  const derived = () => {
     const head = headAt(state.head);
     /** @type {import("./head.js").Head | null} */
-    let asItWas = null;
+    let actualHead = null;
     /** @type {Float64Array | null} */
-    let final = null;
+    let output = null;
     const hidden = (/** @type {number} */ i, /** @type {number} */ j) => !head.visible(i, j);
     return {
       head,
       hidden: someOf(n, m, hidden) ? hidden : null,
-      /** The head as the run had it, where something else is supposed. */
-      own: () => (isAsRun(state.what) ? null : (asItWas ??= make(state.head, asRun()))),
-      mixed: () => (final ??= mix()),
+      /** The head of the actual run, where the page shows a supposition; else null. */
+      actual: () => (isAsRun(state.what) ? null : (actualHead ??= make(state.head, asRun()))),
+      layerOutput: () => (output ??= computeOutput()),
     };
   };
-  const story = Object.assign({
-    page,
-    shell,
-    t,
-    state,
-    commit,
-    whenSeen,
-    layer,
-    headAt,
-    named,
-    sizes,
-    room,
-    columns,
-    units: unitsFor(room, sizes),
-    queryName: (/** @type {number} */ i) => tokens?.[i] ?? `q${subscript(i)}`,
-    keyName: (/** @type {number} */ j) => (sources ?? tokens)?.[j] ?? `k${subscript(j)}`,
-    /** The indices of a cell as the convention writes them: its row first, and tokens are rows or columns. @param {number} token @param {number} other */
-    at: (token, other) => (columns ? `${other},${token}` : `${token},${other}`),
-    /** @param {string} key */
-    words: (key) => (header.words[shell.language()][key] ?? "").replace("-∞", "−∞"),
-    /** @param {string} key */
-    step: (key) => layer.steps.find((/** @type {any} */ step) => step.name === key),
-    /** @param {string} text */
-    translated(text) {
-      for (const [from, to] of Object.entries(header.words[shell.language()].formulas ?? {})) text = text.replace(from, String(to));
-      return text;
+  const story = Object.assign(
+    {
+      page,
+      shell,
+      t,
+      state,
+      commit,
+      whenSeen,
+      layer,
+      headAt,
+      named,
+      sizes,
+      room,
+      columns,
+      units: unitsFor(room, sizes),
+      queryName: (/** @type {number} */ i) => tokens?.[i] ?? `q${subscript(i)}`,
+      keyName: (/** @type {number} */ j) => (sources ?? tokens)?.[j] ?? `k${subscript(j)}`,
+      /** A cell's indices, row first: tokens are rows, or columns by the other convention. @param {number} token @param {number} other */
+      at: (token, other) => (columns ? `${other},${token}` : `${token},${other}`),
+      /** @param {string} key */
+      words: (key) => (header.words[shell.language()][key] ?? "").replace("-∞", "−∞"),
+      /** @param {string} key */
+      step: (key) => layer.steps.find((/** @type {any} */ step) => step.name === key),
+      /** @param {string} text */
+      translated(text) {
+        for (const [from, to] of Object.entries(header.words[shell.language()].formulas ?? {}))
+          text = text.replace(from, String(to));
+        return text;
+      },
+      /** A matrix as it is shown: transposed where tokens are columns. @param {Matrix} m */
+      laid: (m) => (columns ? transposed(m) : m),
     },
-    /** As the convention has it: tokens as rows or as columns. @param {Matrix} m */
-    laid: (m) => (columns ? turn(m) : m),
-  }, followed());
-  const aim = () => {
+    derived(),
+  );
+  /** Where no key is chosen, the one with the largest weight. */
+  const chooseKey = () => {
     if (state.key < 0 || state.key >= m) state.key = strongest(story.head, state.query);
   };
-  aim();
+  chooseKey();
   return Object.assign(story, {
-    /** After the state changed; all heads anew where something else is supposed. @param {boolean} supposed */
+    /** Follows a change of the state; `supposed`: what is supposed has changed, so every head is computed again. @param {boolean} supposed */
     refresh(supposed) {
       if (supposed) heads.clear();
-      Object.assign(story, followed());
+      Object.assign(story, derived());
     },
-    aim,
+    chooseKey,
   });
 }
 

@@ -1,4 +1,4 @@
-// What if: controls that recompute the page, and the ribbon that says so and leads back.
+// What if: controls that change a rule, and the ribbon that says so and leads back to the actual run.
 
 import { h } from "./dom.js";
 import { asRun, isAsRun } from "./head.js";
@@ -9,30 +9,58 @@ import { fmt } from "./numbers.js";
 /** @param {Story} s @param {Partial<import("./head.js").WhatIf>} change */
 const suppose = (s, change) => s.commit({ what: { ...s.state.what, ...change } });
 
-const panel = (/** @type {Story} */ s, /** @type {any[]} */ ...parts) => h("div.whatif", { role: "group", "aria-label": s.t("what if") }, h("span.tag", s.t("what if")), ...parts);
+const panel = (/** @type {Story} */ s, /** @type {any[]} */ ...parts) =>
+  h("div.whatif", { role: "group", "aria-label": s.t("what if") }, h("span.tag", s.t("what if")), ...parts);
 
 /** @param {string} id @param {string} words @param {boolean} on @param {(on: boolean) => void} act */
-const box = (id, words, on, act) => h("label", h("input", { type: "checkbox", id, checked: on, onchange: (/** @type {Event} */ event) => act(/** @type {HTMLInputElement} */ (event.target).checked) }), words);
+const checkbox = (id, words, on, act) =>
+  h(
+    "label",
+    h("input", {
+      type: "checkbox",
+      id,
+      checked: on,
+      onchange: (/** @type {Event} */ event) => act(/** @type {HTMLInputElement} */ (event.target).checked),
+    }),
+    words,
+  );
 
 /** @param {Story} s */
-export const scaleControl = (s) => panel(s, box("if-scale", s.t("what if scale"), !s.state.what.scale, (on) => suppose(s, { scale: !on })));
+export const scaleControl = (s) =>
+  panel(
+    s,
+    checkbox("if-scale", s.t("what if scale"), !s.state.what.scale, (on) => suppose(s, { scale: !on })),
+  );
 
 /** @param {Story} s */
 export function maskControl(s) {
-  const own = s.layer.rules.causal;
+  const runIsCausal = s.layer.rules.causal;
   const { causal, window } = s.state.what;
   const sizes = [...new Set([1, 2, 4, 8, 16, 64, 256].filter((size) => size < s.head.m))];
   return panel(
     s,
-    box("if-causal", s.t(own ? "what if uncausal" : "what if causal"), causal !== null, (on) => suppose(s, { causal: on ? !own : null })),
+    checkbox("if-causal", s.t(runIsCausal ? "what if uncausal" : "what if causal"), causal !== null, (on) =>
+      suppose(s, { causal: on ? !runIsCausal : null }),
+    ),
     h(
       "label",
       s.t("window control"),
       h(
         "select",
-        { id: "if-window", onchange: (/** @type {Event} */ event) => suppose(s, { window: /** @type {HTMLSelectElement} */ (event.target).value === "" ? null : Number(/** @type {HTMLSelectElement} */ (event.target).value) - 1 }) },
+        {
+          id: "if-window",
+          onchange: (/** @type {Event} */ event) =>
+            suppose(s, {
+              window:
+                /** @type {HTMLSelectElement} */ (event.target).value === ""
+                  ? null
+                  : Number(/** @type {HTMLSelectElement} */ (event.target).value) - 1,
+            }),
+        },
         h("option", { value: "" }, "—"),
-        sizes.map((size) => h("option", { value: size, selected: window === size - 1 }, s.t("what if window", { x: size }))),
+        sizes.map((size) =>
+          h("option", { value: size, selected: window === size - 1 }, s.t("what if window", { x: size })),
+        ),
       ),
     ),
   );
@@ -43,17 +71,26 @@ export function temperatureControl(s) {
   const value = s.state.what.temperature;
   let frame = 0;
   const shown = h("output", fmt(value, 3));
-  const read = (/** @type {Event} */ event) => Number((2 ** Number(/** @type {HTMLInputElement} */ (event.target).value)).toPrecision(3));
+  const read = (/** @type {Event} */ event) =>
+    Number((2 ** Number(/** @type {HTMLInputElement} */ (event.target).value)).toPrecision(3));
   return panel(
     s,
     h(
       "label",
       s.t("temperature"),
-      h("input", { type: "range", id: "if-temperature", min: -3, max: 3, step: 0.25, value: Math.log2(value), oninput: (/** @type {Event} */ event) => {
-        shown.textContent = fmt(read(event), 3);
-        cancelAnimationFrame(frame);
-        frame = requestAnimationFrame(() => suppose(s, { temperature: read(event) }));
-      } }),
+      h("input", {
+        type: "range",
+        id: "if-temperature",
+        min: -3,
+        max: 3,
+        step: 0.25,
+        value: Math.log2(value),
+        oninput: (/** @type {Event} */ event) => {
+          shown.textContent = fmt(read(event), 3);
+          cancelAnimationFrame(frame);
+          frame = requestAnimationFrame(() => suppose(s, { temperature: read(event) }));
+        },
+      }),
       shown,
     ),
   );
@@ -69,5 +106,10 @@ export function ribbon(s) {
   if (what.causal !== null) list.push(s.t(what.causal ? "what if causal" : "what if uncausal"));
   if (what.window !== null) list.push(s.t("what if window", { x: what.window + 1 }));
   const back = () => s.commit({ what: asRun() });
-  return h("div.ribbon", { role: "region", "aria-label": s.t("what if") }, h("span", s.t("not the run", { list: list.join(s.shell.language() === "zh" ? "、" : ", ") })), h("button", { onclick: back }, s.t("back")));
+  return h(
+    "div.ribbon",
+    { role: "region", "aria-label": s.t("what if") },
+    h("span", s.t("not the run", { list: list.join(s.shell.language() === "zh" ? "、" : ", ") })),
+    h("button", { onclick: back }, s.t("back")),
+  );
 }

@@ -1,4 +1,4 @@
-// Products and softmaxes written out with their numbers.
+// Sums of products and softmaxes, written out with their numbers.
 
 import { h } from "./dom.js";
 import { fmt } from "./numbers.js";
@@ -13,16 +13,17 @@ const MOST = 6;
  * @param {Child} index
  * @param {string} role
  */
-export const sym = (letter, index, role) => h("span", { class: `sym role-${role}` }, h("var", letter), index === "" ? null : h("sub", index));
+export const sym = (letter, index, role) =>
+  h("span", { class: `sym role-${role}` }, h("var", letter), index === "" ? null : h("sub", index));
 
-/** W^Q with its Q raised. @param {string} symbol @returns {Child} */
+/** W^Q with Q as a superscript. @param {string} symbol @returns {Child} */
 export const lettered = (symbol) => symbol.split("^").map((part, place) => (place ? h("sup", part) : part));
 
 /** @param {number} x @param {string} [role] @param {number} [digits] */
 export const num = (x, role, digits) => h("span", { class: role ? `num role-${role}` : "num" }, fmt(x, digits));
 
 /**
- * Σ a·b with its numbers: all terms in order where they are few, else the strongest and what the others make together.
+ * Σ a·b with its numbers: all terms in order where they are few, else the largest, and the sum of the others.
  * @param {object} given
  * @param {Child} given.name
  * @param {Child} given.symbols
@@ -36,7 +37,9 @@ export function sumOfProducts({ name, symbols, terms, roles, plus, total, more }
   let shown = terms;
   let rest = 0;
   if (terms.length > MOST) {
-    const order = [...terms.keys()].sort((a, b) => Math.abs(terms[b][0] * terms[b][1]) - Math.abs(terms[a][0] * terms[a][1]) || a - b);
+    const order = [...terms.keys()].sort(
+      (a, b) => Math.abs(terms[b][0] * terms[b][1]) - Math.abs(terms[a][0] * terms[a][1]) || a - b,
+    );
     shown = order.slice(0, MOST - 1).map((place) => terms[place]);
     rest = order.slice(MOST - 1).reduce((sum, place) => sum + terms[place][0] * terms[place][1], 0);
   }
@@ -63,7 +66,10 @@ export function softmaxOf({ head, at, t }, i, j) {
   for (let key = 0; key < head.m; key++) if (head.visible(i, key)) seen.push(key);
   const power = (/** @type {number} */ x) => h("span.term", "e", h("sup", fmt(x)));
   const { sink } = head.rules;
-  const below = seen.length <= MOST && sink === -Infinity ? ["(", seen.map((key, place) => [place ? " + " : "", power(head.masked(i, key))]), ")"] : power(head.logsumexp(i));
+  const below =
+    seen.length <= MOST && sink === -Infinity
+      ? ["(", seen.map((key, place) => [place ? " + " : "", power(head.masked(i, key))]), ")"]
+      : power(head.logsumexp(i));
   const parts = [name, " = ", power(head.masked(i, j)), " / ", below, " = ", h("b", fmt(head.weights(i, j), 5))];
   const rank = seen.filter((key) => head.weights(i, key) > head.weights(i, j)).length + 1;
   const sum = seen.reduce((total, key) => total + head.weights(i, key), 0);

@@ -6,12 +6,22 @@ import { load } from "../src/packed.js";
 
 const bytes = (typed) => new Uint8Array(typed.buffer.slice(0));
 const DIGITS = "!#$%()*+,-./0123456789:;=?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[]^_`abcdefghijklmnopqrstuvwxyz{";
-const written = (data) => [...new Uint32Array(bytes(data).buffer)].map((word) => [0, 1, 2, 3, 4].map((place) => DIGITS[Math.floor(word / 85 ** place) % 85]).join("")).join("");
+const written = (data) =>
+  [...new Uint32Array(bytes(data).buffer)]
+    .map((word) => [0, 1, 2, 3, 4].map((place) => DIGITS[Math.floor(word / 85 ** place) % 85]).join(""))
+    .join("");
 
 test("an array that reaches over blocks comes out whole, and blocks are read once and only when needed", () => {
   const data = bytes(Float64Array.of(1, -2, 3.5, 4));
   const read = [];
-  const parts = { clearhead: JSON.stringify({ block: 24, arrays: { a: { at: 0, shape: [1], dtype: "float64" }, b: { at: 8, shape: [3, 1], dtype: "float64" } } }), "clearhead-0": written(data.slice(0, 24)), "clearhead-1": written(data.slice(24)) };
+  const parts = {
+    clearhead: JSON.stringify({
+      block: 24,
+      arrays: { a: { at: 0, shape: [1], dtype: "float64" }, b: { at: 8, shape: [3, 1], dtype: "float64" } },
+    }),
+    "clearhead-0": written(data.slice(0, 24)),
+    "clearhead-1": written(data.slice(24)),
+  };
   const page = openPage((id) => (read.push(id), parts[id]));
   assert.deepEqual([...page.array("a").data], [1]);
   assert.deepEqual(read, ["clearhead", "clearhead-0"]);
@@ -27,21 +37,43 @@ test("a compressed array comes back from its planes", async () => {
   const packed = deflateSync(planes);
   const padded = new Uint8Array(Math.ceil(packed.length / 4) * 4);
   padded.set(packed);
-  const parts = { clearhead: JSON.stringify({ block: 4096, arrays: { a: { at: 0, shape: [3], dtype: "int32", packed: packed.length } } }), "clearhead-0": written(padded) };
+  const parts = {
+    clearhead: JSON.stringify({
+      block: 4096,
+      arrays: { a: { at: 0, shape: [3], dtype: "int32", packed: packed.length } },
+    }),
+    "clearhead-0": written(padded),
+  };
   const page = openPage((id) => parts[id]);
   assert.deepEqual([...(await load(page, "a")).data], [1, -2, 70000]);
   assert.equal(page.array("a"), await load(page, "a"));
 });
 
 test("a compressed float has its sign turned to the lowest bit", async () => {
-  for (const [dtype, words] of [["bfloat16", Uint16Array.of(0xc049)], ["float32", Uint32Array.of(0xc0490000)]]) {
+  for (const [dtype, words] of [
+    ["bfloat16", Uint16Array.of(0xc049)],
+    ["float32", Uint32Array.of(0xc0490000)],
+  ]) {
     const bits = words.BYTES_PER_ELEMENT * 8;
     const turned = bytes(words.map((word) => (word << 1) | (word >>> (bits - 1))));
     const packed = deflateSync(turned); // one number: its bytes are its planes
     const padded = new Uint8Array(Math.ceil(packed.length / 4) * 4);
     padded.set(packed);
-    const parts = { clearhead: JSON.stringify({ block: 4096, arrays: { a: { at: 0, shape: [1], dtype, packed: packed.length } } }), "clearhead-0": written(padded) };
-    assert.deepEqual([...(await load(openPage((id) => parts[id]), "a")).data], [-3.140625]);
+    const parts = {
+      clearhead: JSON.stringify({ block: 4096, arrays: { a: { at: 0, shape: [1], dtype, packed: packed.length } } }),
+      "clearhead-0": written(padded),
+    };
+    assert.deepEqual(
+      [
+        ...(
+          await load(
+            openPage((id) => parts[id]),
+            "a",
+          )
+        ).data,
+      ],
+      [-3.140625],
+    );
   }
 });
 

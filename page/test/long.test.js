@@ -6,7 +6,20 @@ import { firstPixel, forbidden, pixel } from "../src/long/source.js";
 import { search, tokenAt, tokens, unitName, unitOf, words } from "../src/long/units.js";
 import { cellAt, follow, frame, settle, showWhole, zoom } from "../src/long/view.js";
 
-const plain = { scale: 1, softcap: null, causal: false, window: [null, null], offset: 0, keys: null, queries: null, allowed: null, bias: null, slope: 0, sink: -Infinity, temperature: 1 };
+const plain = {
+  scale: 1,
+  softcap: null,
+  causal: false,
+  window: [null, null],
+  offset: 0,
+  keys: null,
+  queries: null,
+  allowed: null,
+  bias: null,
+  slope: 0,
+  sink: -Infinity,
+  temperature: 1,
+};
 
 test("words begin where a space, a sign or another script begins", () => {
   const starts = (texts) => [...words(texts).edges];
@@ -18,9 +31,18 @@ test("words begin where a space, a sign or another script begins", () => {
 
 test("units and tokens lead to each other", () => {
   const u = words([" a", "b", " c", " d", "e", "f"]);
-  assert.deepEqual([0, 1, 2, 3, 4, 5].map((token) => unitOf(u, token)), [0, 0, 1, 2, 2, 2]);
-  assert.deepEqual([0, 1, 2, 3].map((unit) => tokenAt(u, unit)), [0, 2, 3, 6]);
-  assert.equal(unitName(u, (at) => [" a", "b", " c", " d", "e", "f"][at], 2), "def");
+  assert.deepEqual(
+    [0, 1, 2, 3, 4, 5].map((token) => unitOf(u, token)),
+    [0, 0, 1, 2, 2, 2],
+  );
+  assert.deepEqual(
+    [0, 1, 2, 3].map((unit) => tokenAt(u, unit)),
+    [0, 2, 3, 6],
+  );
+  assert.equal(
+    unitName(u, (at) => [" a", "b", " c", " d", "e", "f"][at], 2),
+    "def",
+  );
   assert.deepEqual([tokenAt(tokens(4), 3), unitOf(tokens(4), 3)], [3, 3]);
 });
 
@@ -33,18 +55,32 @@ test("a search finds words over token borders, each place once", () => {
 
 test("a line's weight on a word is the sum over its keys, from a word the mean over its queries", () => {
   const u = words([" a", "b", " c"]);
-  assert.deepEqual([0, 1].map((unit) => weightOn(Float32Array.of(0.25, 0.5, -1), u, unit)), [0.75, -1]);
-  assert.deepEqual([0, 1].map((unit) => weightFrom(Float32Array.of(0.25, 0.5, 0.125), u, unit)), [0.375, 0.125]);
+  assert.deepEqual(
+    [0, 1].map((unit) => weightOn(Float32Array.of(0.25, 0.5, -1), u, unit)),
+    [0.75, -1],
+  );
+  assert.deepEqual(
+    [0, 1].map((unit) => weightFrom(Float32Array.of(0.25, 0.5, 0.125), u, unit)),
+    [0.375, 0.125],
+  );
   assert.deepEqual([...alongKeys(Float32Array.of(1, 2, 3), 2, 4)], [0, 0, 1, 2]);
 });
 
 test("the view stays inside the matrix, and a zoom keeps its point where it is", () => {
-  for (const [n, m, width] of [[24, 24, 780], [10000, 500, 780], [3, 9000, 400], [1, 1, 300]]) {
+  for (const [n, m, width] of [
+    [24, 24, 780],
+    [10000, 500, 780],
+    [3, 9000, 400],
+    [1, 1, 300],
+  ]) {
     const shown = { queries: tokens(n), keys: tokens(m), view: { y: 0, x: 0, step: 1 }, cell: { i: n - 1, j: m >> 1 } };
     const f = frame(width, shown);
     const inside = () => {
       const { y, x, step } = shown.view;
-      assert.ok(y >= 0 && x >= 0 && y <= Math.max(0, n - f.high * step) && x <= Math.max(0, m - f.side * step), JSON.stringify([n, m, shown.view]));
+      assert.ok(
+        y >= 0 && x >= 0 && y <= Math.max(0, n - f.high * step) && x <= Math.max(0, m - f.side * step),
+        JSON.stringify([n, m, shown.view]),
+      );
     };
     showWhole(shown, f);
     inside();
@@ -54,11 +90,17 @@ test("the view stays inside the matrix, and a zoom keeps its point where it is",
     if (before) zoom(shown, f, 0.7, before.y, before.x);
     inside();
     const after = cellAt(shown, f, left, top);
-    if (before && after && shown.view.step > 1 / 48) assert.ok(Math.abs(after.x - before.x) < 1e-6 && Math.abs(after.y - before.y) < 1e-6);
+    if (before && after && shown.view.step > 1 / 48)
+      assert.ok(Math.abs(after.x - before.x) < 1e-6 && Math.abs(after.y - before.y) < 1e-6);
     follow(shown, f);
     inside();
     const { y, x, step } = shown.view;
-    assert.ok(shown.cell.i >= y - 1e-9 && shown.cell.i + 1 <= y + f.high * step + 1e-9 && shown.cell.j >= x - 1e-9 && shown.cell.j + 1 <= x + f.side * step + 1e-9);
+    assert.ok(
+      shown.cell.i >= y - 1e-9 &&
+        shown.cell.i + 1 <= y + f.high * step + 1e-9 &&
+        shown.cell.j >= x - 1e-9 &&
+        shown.cell.j + 1 <= x + f.side * step + 1e-9,
+    );
     Object.assign(shown.view, { y: -5, x: 1e9, step: 1e9 });
     settle(shown, f);
     inside();
@@ -71,12 +113,19 @@ test("a pixel's value lies within what it says it may be off", () => {
   for (const value of [0, 0.001, 0.05, 0.2, 0.37]) {
     const code = Math.round(Math.sqrt(value / largest) * 80);
     const p = { pixels: [1, 1], data: Uint8Array.of(code), at: 0, first: Uint8Array.of(code), firstAt: 0, largest };
-    for (const read of [pixel(p, 0, 0), firstPixel(p, 0)]) assert.ok(Math.abs(read.value - value) <= read.off + 1e-12, `${value}: ${JSON.stringify(read)}`);
+    for (const read of [pixel(p, 0, 0), firstPixel(p, 0)])
+      assert.ok(Math.abs(read.value - value) <= read.off + 1e-12, `${value}: ${JSON.stringify(read)}`);
   }
 });
 
 test("a block is forbidden only where no query of it sees any key of it", () => {
-  for (const rules of [{ causal: true, offset: 2 }, { window: [2, 1] }, { window: [1, null], offset: 3 }, { keys: 4 }, { queries: 3 }])
+  for (const rules of [
+    { causal: true, offset: 2 },
+    { window: [2, 1] },
+    { window: [1, null], offset: 3 },
+    { keys: 4 },
+    { queries: 3 },
+  ])
     for (let i0 = 0; i0 < 6; i0++)
       for (let i1 = i0 + 1; i1 <= 6; i1++)
         for (let j0 = 0; j0 < 8; j0++)

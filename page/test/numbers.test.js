@@ -3,22 +3,41 @@ import { test } from "node:test";
 import { fmt, percent, short, spelled, within } from "../src/numbers.js";
 
 test("numbers are short, and say what they are", () => {
-  assert.deepEqual([fmt(0), fmt(6.5), fmt(-0.25), fmt(4.59619), fmt(Infinity), fmt(-Infinity), fmt(NaN)], ["0", "6.5", "−0.25", "4.596", "∞", "−∞", "NaN"]);
+  assert.deepEqual(
+    [fmt(0), fmt(6.5), fmt(-0.25), fmt(4.59619), fmt(Infinity), fmt(-Infinity), fmt(NaN)],
+    ["0", "6.5", "−0.25", "4.596", "∞", "−∞", "NaN"],
+  );
   assert.match(fmt(1.2e-5), /^1\.20?e-5$/);
-  assert.deepEqual([short(0), short(-22.07), short(0.953), short(123.4), short(-Infinity)], ["0", "−22.1", "0.95", "123", "−∞"]);
-  assert.deepEqual([percent(0.9312), percent(0.00001), percent(0.99999), percent(1)], ["93.1%", "0.001%", ">99.9%", "100%"]);
+  assert.deepEqual(
+    [short(0), short(-22.07), short(0.953), short(123.4), short(-Infinity)],
+    ["0", "−22.1", "0.95", "123", "−∞"],
+  );
+  assert.deepEqual(
+    [percent(0.9312), percent(0.00001), percent(0.99999), percent(1)],
+    ["93.1%", "0.001%", ">99.9%", "100%"],
+  );
 });
 
 test("digits that count are kept, and what is not zero is not written as 0", () => {
-  assert.deepEqual([fmt(0.0006), fmt(0.0024), fmt(-0.00088), fmt(0.00123456), fmt(123456), fmt(12.3456)], ["0.0006", "0.0024", "−0.00088", "0.001235", "123456", "12.35"]);
-  assert.deepEqual([short(0.0024), short(0.0006), short(-0.0024), short(0.052), short(-0.05, true), short(0.9999)], ["0.002", "6e-4", "−2e-3", "0.05", "−0.05", "1.00"]);
+  assert.deepEqual(
+    [fmt(0.0006), fmt(0.0024), fmt(-0.00088), fmt(0.00123456), fmt(123456), fmt(12.3456)],
+    ["0.0006", "0.0024", "−0.00088", "0.001235", "123456", "12.35"],
+  );
+  assert.deepEqual(
+    [short(0.0024), short(0.0006), short(-0.0024), short(0.052), short(-0.05, true), short(0.9999)],
+    ["0.002", "6e-4", "−2e-3", "0.05", "−0.05", "1.00"],
+  );
   for (let x = 1e-30; x < 1e30; x *= 1.37)
     for (const value of [x, -x])
-      for (const text of [fmt(value), fmt(value, 2), short(value), short(value, true)]) assert.ok(Math.abs(Number(text.replace("−", "-")) / value - 1) < 0.51, `${value} is ${text}`);
+      for (const text of [fmt(value), fmt(value, 2), short(value), short(value, true)])
+        assert.ok(Math.abs(Number(text.replace("−", "-")) / value - 1) < 0.51, `${value} is ${text}`);
 });
 
 test("the true value lies inside what is printed with a bound", () => {
-  assert.deepEqual([within(0.204473, 8e-6), within(1, 3e-7), within(0.25, 0), within(NaN, NaN), within(0, 0.001)], ["0.204473 ± 9e-6", "1.0000000 ± 4e-7", "0.25", "NaN", "0 ± 0.002"]);
+  assert.deepEqual(
+    [within(0.204473, 8e-6), within(1, 3e-7), within(0.25, 0), within(NaN, NaN), within(0, 0.001)],
+    ["0.204473 ± 9e-6", "1.0000000 ± 4e-7", "0.25", "NaN", "0 ± 0.002"],
+  );
   let seed = 1;
   const random = () => (seed = (seed * 48271) % 2147483647) / 2147483647;
   for (let turn = 0; turn < 20000; turn++) {

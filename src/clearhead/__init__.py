@@ -9,39 +9,39 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from clearhead.diagnosis import diagnose as diagnose
-    from clearhead.diagnosis import diagnose_layer as diagnose_layer
-    from clearhead.explaining import explain as explain
-    from clearhead.flow import rollout as rollout
-    from clearhead.functional import attention as attention
-    from clearhead.functional import plan as plan
-    from clearhead.layer import trace_layer as trace_layer
-    from clearhead.matrix import AttentionMatrix as AttentionMatrix
-    from clearhead.observations import Observation as Observation
-    from clearhead.steps import shapes as shapes
-    from clearhead.threads import get_num_threads as get_num_threads
-    from clearhead.threads import set_num_threads as set_num_threads
-    from clearhead.tracing import trace as trace
-    from clearhead.watching.looking import watch as watch
+    from clearhead.diagnosing.diagnose import diagnose as diagnose
+    from clearhead.diagnosing.diagnose import diagnose_layer as diagnose_layer
+    from clearhead.engines.threads import get_num_threads as get_num_threads
+    from clearhead.engines.threads import set_num_threads as set_num_threads
+    from clearhead.explaining.explain import explain as explain
+    from clearhead.ops.attention import attention as attention
+    from clearhead.ops.attention import plan as plan
+    from clearhead.ops.matrix import AttentionMatrix as AttentionMatrix
+    from clearhead.ops.observation import Observation as Observation
+    from clearhead.ops.rollout import rollout as rollout
+    from clearhead.textbook.shapes import shapes as shapes
+    from clearhead.textbook.trace import trace as trace
+    from clearhead.textbook.trace_layer import trace_layer as trace_layer
     from clearhead.watching.seen import load as load
+    from clearhead.watching.watch import watch as watch
 
-# A module must not be called like a public name: importing it would put the module in the name's place.
+# No module beside this one is called like a public name: importing it would put the module in the name's place.
 _HOMES = {
-    "AttentionMatrix": "matrix",
-    "Observation": "observations",
-    "attention": "functional",
-    "diagnose": "diagnosis",
-    "diagnose_layer": "diagnosis",
-    "explain": "explaining",
-    "get_num_threads": "threads",
+    "AttentionMatrix": "ops.matrix",
+    "Observation": "ops.observation",
+    "attention": "ops.attention",
+    "diagnose": "diagnosing.diagnose",
+    "diagnose_layer": "diagnosing.diagnose",
+    "explain": "explaining.explain",
+    "get_num_threads": "engines.threads",
     "load": "watching.seen",
-    "plan": "functional",
-    "rollout": "flow",
-    "set_num_threads": "threads",
-    "shapes": "steps",
-    "trace": "tracing",
-    "trace_layer": "layer",
-    "watch": "watching.looking",
+    "plan": "ops.attention",
+    "rollout": "ops.rollout",
+    "set_num_threads": "engines.threads",
+    "shapes": "textbook.shapes",
+    "trace": "textbook.trace",
+    "trace_layer": "textbook.trace_layer",
+    "watch": "watching.watch",
 }
 
 _PARTS = ("distributed", "nn", "torch")  # for PyTorch; loaded when first named

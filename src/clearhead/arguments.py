@@ -1,4 +1,4 @@
-"""What the command line takes: every command's arguments, their help, and what is wrong with them."""
+"""The command line's arguments: those of every command, their help, and their errors."""
 
 import argparse
 import sys
@@ -11,7 +11,6 @@ _ABOUT = """Exact attention, with weights that stay visible."""
 _EXTRAS = """install more:
   pip install "clearhead[hf]"      explain and view with models of Transformers
   pip install "clearhead[view]"    clearhead view
-  pip install "clearhead[bench]"   the plot of clearhead bench --save
 
 clearhead COMMAND --help shows a command's options and examples
 """
@@ -70,13 +69,12 @@ exit code: 0 yours is right, 1 a mistake was found, 2 bad input, 3 no known
 mistake explains it
 """
 _BENCH_EXAMPLES = """examples:
-  clearhead bench --quick
-  clearhead bench --peers torch --only full,causal
-  clearhead bench --save benchmarks/results/today
-  clearhead bench --device cuda --save benchmarks/results/today
+  clearhead bench
+  clearhead bench --threads 1
 
-the plot that --save draws needs matplotlib:
-  pip install "clearhead[bench]"
+contests with PyTorch's backends, ONNX Runtime and JAX, and on a GPU, are run in
+a checkout of the sources:
+  python -m benchmarks --help
 """
 _INFO_EXAMPLES = """examples:
   clearhead info
@@ -87,12 +85,12 @@ _IN_ENGLISH = ("bench", "info")  # commands without --lang
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Say on one line what is wrong, where argparse would print the usage before it."""
+        """Print one line and exit with code 2; argparse would print the usage before it."""
         complain(self.prog, f"{message}. hint: {self.prog} --help shows examples.")
         sys.exit(2)
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Help that cannot be written is an error, where argparse says nothing."""
+        """Let an error of writing the help be raised; argparse would ignore it."""
         (file or sys.stdout).write(message)
 
 
@@ -211,15 +209,22 @@ def _view(commands: Any) -> None:
 
 
 def _bench(commands: Any) -> None:
-    bench = _command(commands, "bench", "time clearhead against its peers, taking turns", _BENCH_EXAMPLES)
-    bench.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the Triton engine on a GPU")
-    bench.add_argument("--quick", action="store_true", help="fewer cases and rounds: about a minute")
-    bench.add_argument("--peers", type=_name, metavar="A,B", help="only these peers; default: all that are installed")
-    bench.add_argument("--only", type=_name, metavar="A,B", help="only these groups of cases")
+    about = "check every engine of this machine against the reference, and time it"
+    bench = _command(commands, "bench", about, _BENCH_EXAMPLES)
     bench.add_argument("--threads", type=_whole, metavar="N", help="threads for everybody; default: all cores")
-    bench.add_argument(
-        "--save", type=_name, metavar="DIR", help="write bench.json, bench.csv, bench.md and bench.svg there"
-    )
+    bench.add_argument("--quick", action="store_true", default=None, help=argparse.SUPPRESS)
+    bench.add_argument("--device", choices=("cpu", "cuda"), help=argparse.SUPPRESS)
+    for name in ("peers", "only", "save"):
+        bench.add_argument(f"--{name}", type=_name, help=argparse.SUPPRESS)
+
+
+def contest(values: argparse.Namespace) -> list[str]:
+    """The options of `bench` that only the contests in a checkout have, as they were given."""
+    found = ["--quick"] if values.quick else []
+    for name in ("device", "peers", "only", "save"):
+        value = getattr(values, name)
+        found += [] if value is None else [f"--{name}", value]
+    return found
 
 
 def _info(commands: Any) -> None:
@@ -245,7 +250,7 @@ def _files(parser: argparse.ArgumentParser, *, html: bool) -> None:
 
 
 def _name(text: str) -> str:
-    """A file, a model, names with commas: anything but nothing."""
+    """The name of a file or model, or names with commas; not empty."""
     if not text.strip():
         raise argparse.ArgumentTypeError("it is empty: leave it out for its default")
     if "\0" in text:

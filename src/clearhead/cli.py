@@ -1,8 +1,8 @@
 """The command line: explain a text, trace a file, diagnose a file, view, bench, info.
 
-Data goes to standard output, words about problems to standard error.
+Data goes to standard output, messages about problems to standard error.
 
-Exit codes: 0 all is well, 1 a claim in a traced file is wrong or a mistake was found, 2 bad input or output that cannot
+Exit codes: 0 success, 1 a claim in a traced file is wrong or a mistake was found, 2 bad input or output that cannot
 be written, 3 no known mistake explains the numbers, 130 interrupted.
 """
 
@@ -10,6 +10,7 @@ import argparse
 import codecs
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,14 +20,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clearhead import __version__, arguments
+from clearhead.core.files import check_writable, read_text, write_whole
 from clearhead.errors import ClearheadError, FileError, MissingExtraError
-from clearhead.files import check_writable, read_text, write_whole
 from clearhead.report import streams
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from clearhead.view.long import Run
+    from clearhead.view.long import ShownRun
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -37,7 +38,7 @@ def main(given: Sequence[str] | None = None) -> int:
                 return _run(arguments.given(list(sys.argv[1:] if given is None else given)))
             finally:
                 sys.stdout.flush()
-        except BrokenPipeError:  # the reader of a pipe has seen enough
+        except BrokenPipeError:  # the reader of a pipe closed it
             streams.abandon()
             return 0
         except OSError as error:
@@ -64,7 +65,7 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _check_targets(given: argparse.Namespace) -> None:
-    """Refuse before the work what could not be written after it."""
+    """Raise before the work where its result could not be written after it."""
     targets = [getattr(given, name, None) for name in ("json", "html")]
     if targets == ["-", "-"]:
         raise FileError("--json - and --html - both write to standard output.", "name a file for one of them.")
@@ -74,10 +75,10 @@ def _check_targets(given: argparse.Namespace) -> None:
 
 
 def _explain(given: argparse.Namespace) -> int:
-    from clearhead.explaining import explain, explain_windows
-    from clearhead.hub import find
+    from clearhead.explaining.explain import explain, explain_windows
+    from clearhead.explaining.hub import find
+    from clearhead.explaining.texts import check_unicode
     from clearhead.report.progress import progress
-    from clearhead.texts import check_unicode
 
     check_unicode("TEXT", given.text or "")
     if (given.text is None) == (given.file is None):
@@ -116,30 +117,30 @@ def _explain(given: argparse.Namespace) -> int:
 
 
 def _long_page(given: argparse.Namespace) -> int:
-    """Every head of a whole text, as one page."""
-    from clearhead.hub import find
+    """Write every head of a whole text as one page."""
+    from clearhead.explaining.hub import find
     from clearhead.report.progress import progress
     from clearhead.view import page
-    from clearhead.view.long import Wish, document
+    from clearhead.view.long import PageOptions, document
 
     for name in ("json", "layer", "head", "token"):
         if getattr(given, name) is not None:
             raise FileError(f"--{name} is for one token, and --file with --html shows every head of all tokens.")
     exact = None if given.exact is None else _pairs(given.exact)
     runs = _runs(given, find(given.model), given.text)
-    wish = Wish(title=_title(given.file), language=given.lang, exact=exact, dtype=given.dtype)
+    wish = PageOptions(title=_title(given.file), language=given.lang, exact=exact, dtype=given.dtype)
     data = page.encoded(document(runs, wish, lambda layers: progress(layers, "heads")))
     write_whole(given.html, data)
-    heads, tokens = sum(len(sight.heads) for sight in runs[0].sights), sum(len(run.tokens or ()) for run in runs)
+    heads, tokens = sum(len(layer.heads) for layer in runs[0].layers), sum(len(run.tokens or ()) for run in runs)
     cut = f" in {len(runs)} windows" if given.windows else ""
-    said = f"{len(runs[0].sights)} layers, {heads} heads, {tokens} tokens{cut}, {len(data) / 1e6:.1f} MB"
+    said = f"{len(runs[0].layers)} layers, {heads} heads, {tokens} tokens{cut}, {len(data) / 1e6:.1f} MB"
     if given.html != "-":
         print(f"{streams.printable(given.html)}: {said}")
     return 0
 
 
 def _pairs(given: str) -> list[tuple[str, int]]:
-    """Layers and heads as people type them: 3.5,7.0."""
+    """Pairs of layer and head from text such as 3.5,7.0."""
     try:
         parts = [part.rpartition(".") for part in given.split(",")]
         return [(layer, int(head)) for layer, _, head in parts]
@@ -149,7 +150,7 @@ def _pairs(given: str) -> list[tuple[str, int]]:
 
 def _view(given: argparse.Namespace) -> int:
     from clearhead.report.progress import progress
-    from clearhead.view.long import Wish, document
+    from clearhead.view.long import PageOptions, document
 
     try:
         from clearhead.view import server
@@ -166,37 +167,38 @@ def _view(given: argparse.Namespace) -> int:
 
     with server.listen(given.port) as listening:
         runs = _viewed(given)
-        wish = Wish(title=_title(given.text_file or given.source), language=given.lang, served=True)
+        wish = PageOptions(title=_title(given.text_file or given.source), language=given.lang, served=True)
         made = document(runs, wish, lambda layers: progress(layers, "heads"))
         with suppress(KeyboardInterrupt):  # the way to end it
             server.serve(made, runs, say, listening)
     return 0
 
 
-def _runs(given: argparse.Namespace, model: Any, text: str) -> "list[Run]":
-    """A text through a model, as one run, or as one for each window."""
-    from clearhead.explaining import seen_in, seen_windows
+def _runs(given: argparse.Namespace, model: Any, text: str) -> "list[ShownRun]":
+    """Run a text through a model, in one run, or in one for each window."""
+    from clearhead.explaining.every_layer import seen_in, seen_windows
     from clearhead.report.progress import progress
 
     each = partial(progress, what="layers")
     return seen_windows(model, text, each) if given.windows else [seen_in(model, text, each)]
 
 
-def _viewed(given: argparse.Namespace) -> "list[Run]":
-    """A text through a model, or what `seen.save` wrote."""
-    from clearhead.hub import find
+def _viewed(given: argparse.Namespace) -> "list[ShownRun]":
+    """The runs to show: a text through a model, or a file that `seen.save` wrote."""
+    from clearhead.explaining.hub import find
 
     if given.text_file is not None:
         return _runs(given, find(given.source), read_text(given.text_file))
     if given.source is None:
         raise FileError("expected FILE, or --text-file with a model.", "clearhead view --text-file book.txt")
+    from clearhead.view.pictured import run_of
     from clearhead.watching.seen import load
 
-    return [load(given.source)._run(0)]
+    return [run_of(load(given.source))]
 
 
 def _trace(given: argparse.Namespace) -> int:
-    from clearhead.claims import check_file
+    from clearhead.diagnosing.claims import check_file
     from clearhead.report import traced
 
     console = _console(given)
@@ -212,7 +214,7 @@ def _trace(given: argparse.Namespace) -> int:
 
 
 def _diagnose(given: argparse.Namespace) -> int:
-    from clearhead.diagnosis import diagnose_file
+    from clearhead.diagnosing.diagnose import diagnose_file
 
     console = _console(given)
     diagnosis = diagnose_file(given.file)
@@ -226,30 +228,27 @@ def _diagnose(given: argparse.Namespace) -> int:
 
 
 def _bench(given: argparse.Namespace) -> int:
-    from clearhead.threads import get_num_threads, set_num_threads
+    from clearhead.engines.threads import set_num_threads
 
     if given.threads is not None:
         set_num_threads(given.threads)  # says what is wrong with the number
-    if given.device == "cuda":
-        for name in ("peers", "only", "threads"):
-            if getattr(given, name) is not None:
-                raise FileError(f"--{name} is for --device cpu.")
-        try:
-            from clearhead.bench import gpu
-        except ImportError as error:
-            words = f"--device cuda needs PyTorch and Triton, which are not installed ({error})."
-            raise MissingExtraError(words, 'pip install "clearhead[gpu]"') from None
-        gpu.bench(quick=given.quick, save=given.save)
-        return 0
-    from clearhead.bench.command import bench
+    contest = arguments.contest(given)
+    if contest:
+        names = ", ".join(part for part in contest if part.startswith("--"))
+        threads = [] if given.threads is None else ["--threads", str(given.threads)]
+        raise FileError(
+            f"{names}: for the contests with other libraries, which are not installed but lie in the source checkout.",
+            shlex.join(["python", "-m", "benchmarks", *contest, *threads]),
+        )
+    from clearhead.bench.self_check import self_check
 
-    bench(quick=given.quick, chosen=given.peers, only=given.only, save=given.save, threads=get_num_threads())
+    self_check()
     return 0
 
 
 def _info(given: argparse.Namespace) -> int:
     from clearhead.engines import native
-    from clearhead.threads import get_num_threads
+    from clearhead.engines.threads import get_num_threads
 
     levels = native.levels()
     why = "CLEARHEAD_ISA" if os.environ.get("CLEARHEAD_ISA") else f"the first of {', '.join(levels)}"
@@ -273,7 +272,7 @@ def _version(package: str) -> str:
 
 
 def _console(given: argparse.Namespace) -> "Console | None":
-    """Where the report goes; None where JSON or a page goes to standard output. Raises RuleError as check_encoding."""
+    """The console for the report; None where JSON or a page goes to standard output. Raises as `check_encoding`."""
     if "-" in (given.json, getattr(given, "html", None)):
         return None
     streams.check_encoding(given.lang)
@@ -283,12 +282,12 @@ def _console(given: argparse.Namespace) -> "Console | None":
 
 
 def _title(path: str) -> str:
-    """A file's name for a page, which is UTF-8 whatever the name is."""
+    """A file's name as a page's title; bytes that are not UTF-8 are replaced."""
     return Path(path).name.encode("utf-8", "replace").decode("utf-8")
 
 
 def _write_json(target: str, data: dict[str, Any]) -> None:
-    """As UTF-8; with escapes for what it cannot hold, and for a standard output of another encoding."""
+    """Write JSON as UTF-8, or with escapes where UTF-8 or standard output's encoding cannot hold it."""
     other = target == "-" and codecs.lookup(sys.stdout.encoding or "utf-8").name != "utf-8"
     try:
         text = json.dumps(data, ensure_ascii=other, allow_nan=False).encode("utf-8")

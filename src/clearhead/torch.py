@@ -15,11 +15,12 @@ except ImportError as error:
 from torch import Tensor
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
-from clearhead.arrays import autocast, check_tensor
+from clearhead.core.arrays import autocast, check_tensor
+from clearhead.core.axes import group_size
+from clearhead.core.rule_values import check_probability
 from clearhead.errors import DtypeError, RuleError, ShapeError, shown
-from clearhead.functional import attention
-from clearhead.matrix import AttentionMatrix
-from clearhead.values import check_probability
+from clearhead.ops.attention import attention
+from clearhead.ops.matrix import AttentionMatrix
 
 
 def scaled_dot_product_attention(
@@ -32,20 +33,27 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,  # noqa: FBT001
 ) -> Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention`, its signature and its meaning.
+    """`torch.nn.functional.scaled_dot_product_attention` with the same signature and meaning: softmax(scale·Q·Kᵀ)·V.
 
-    query (…, heads, queries, d_k), key (…, heads, keys, d_k), value (…, heads, keys, d_v); leading axes broadcast.
-    attn_mask   bool, True = may attend, or float, added to the scores; or torch.nn.attention.bias.causal_lower_right(…)
+    query       (…, heads, queries, d_k), of float64, float32, bfloat16 or float16; leading axes broadcast
+    key         (…, heads, keys, d_k), with query's dtype
+    value       (…, heads, keys, d_v), with query's dtype
+    attn_mask   bool, True = may attend, or float, added to the scores, broadcast to (…, heads, queries, keys);
+                or torch.nn.attention.bias.causal_lower_right(…)
     dropout_p   weights are zeroed with this probability and the others divided by 1 - dropout_p, always: pass 0.0 when
-                evaluating. What is kept takes one byte for each weight; everything else is O(queries + keys).
+                evaluating
     is_causal   key j ≤ query i, counted from the top left corner, also where queries ≠ keys; with attn_mask, both hold
+    scale       default 1/√d_k
     enable_gqa  key heads may be fewer; query head h reads key head h // group
 
-    Returns (…, heads, queries, d_v) in query's dtype; a query that sees nothing gives 0, as PyTorch's does.
-    Raises ShapeError, DtypeError or RuleError. Unlike PyTorch's, a forbidden NaN never reaches an output, attn_mask and
-    is_causal go together on every device (PyTorch's go together on the CPU only), and a causal_upper_left or
-    causal_lower_right of other lengths than query's and key's is always refused. Derivatives are of first order, in
-    reverse mode, torch.func's grad, vjp, jacrev and vmap among them; others raise DerivativeError.
+    Returns (…, heads, queries, d_v) in query's dtype; a query that sees no key gives 0, as PyTorch's does.
+    O(queries·keys·(d_k + d_v)) time for each head and O(queries + keys) memory; with dropout, one byte for each weight.
+    Raises ShapeError for shapes that do not fit or broadcast, DtypeError for other dtypes, RuleError for a dropout_p
+    outside 0 to 1, a flag that is not a bool, or a causal bias together with is_causal. Unlike PyTorch's, a forbidden
+    NaN never reaches an output, attn_mask and is_causal go together on every device (PyTorch's go together on the CPU
+    only), and a causal_upper_left or causal_lower_right of other lengths than query's and key's is always refused.
+    Derivatives are of first order, in reverse mode, torch.func's grad, vjp, jacrev and vmap among them; others raise
+    DerivativeError.
 
     >>> import torch
     >>> x = torch.eye(2)[None, None]
@@ -69,19 +77,20 @@ def scaled_dot_product_attention(
 
 
 def dropped(query: Tensor, key: Tensor, value: Tensor, p: float, rules: dict[str, Any]) -> Tensor:
-    """Attention with weights zeroed with probability p and the others divided by 1 - p, without storing them.
+    """Attention with weights zeroed with probability p and the others divided by 1 - p, without storing the weights.
 
-    Σ_kept a_ij·v_j = exp(L_kept - L)·(attention over the kept keys alone); what is kept takes a byte for each weight.
+    Σ_kept a_ij·v_j = exp(L_kept - L)·(attention over the kept keys alone). The mask of kept weights is stored, a byte
+    for each.
     """
     if p == 1.0:
         return attention(query, key, value, **rules) * 0.0
-    room = torch.empty(*query.shape[:-1], key.shape[-2], dtype=torch.bool, device=query.device)
-    kept = room.bernoulli_(1 - p)
-    both = kept if rules.get("mask") is None else kept & torch.as_tensor(rules["mask"])
-    some = AttentionMatrix(query, key, **{**rules, "mask": both}).observe(value, logsumexp=True)
-    every = AttentionMatrix(query, key, **rules).observe(logsumexp=True)
-    share = torch.where(some.logsumexp == -torch.inf, 0.0, torch.exp(some.logsumexp - every.logsumexp))
-    output: Tensor = some.output * (share / (1 - p)).to(some.output.dtype)[..., None]
+    weights_shape = (*query.shape[:-1], key.shape[-2])
+    kept = torch.empty(weights_shape, dtype=torch.bool, device=query.device).bernoulli_(1 - p)
+    mask = kept if rules.get("mask") is None else kept & torch.as_tensor(rules["mask"])
+    over_kept = AttentionMatrix(query, key, **{**rules, "mask": mask}).observe(value, logsumexp=True)
+    over_all = AttentionMatrix(query, key, **rules).observe(logsumexp=True)
+    share = torch.where(over_kept.logsumexp == -torch.inf, 0.0, torch.exp(over_kept.logsumexp - over_all.logsumexp))
+    output: Tensor = over_kept.output * (share / (1 - p)).to(over_kept.output.dtype)[..., None]
     return output
 
 
@@ -113,7 +122,7 @@ def _mask_rules(query: Tensor, key: Tensor, attn_mask: Tensor | None) -> dict[st
 
 
 def _broadcast(query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Leading axes made equal, as PyTorch's matrix product would; heads only where they are not grouped."""
+    """Broadcast the leading axes, as PyTorch's matrix product does; the heads axis only where heads are not grouped."""
     fixed = 3 if enable_gqa else 2
     for name, x in (("query", query), ("key", key), ("value", value)):
         check_tensor(x, name)
@@ -131,7 +140,7 @@ def _broadcast(query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: bool) -
         hint = "" if enable_gqa else "fewer key heads than query heads need enable_gqa=True."
         raise ShapeError(f"the leading axes of {shapes} do not broadcast.", hint) from None
     q, k, v = (x if x.shape[:-fixed] == lead else x.expand(*lead, *x.shape[-fixed:]) for x in (query, key, value))
-    if enable_gqa and k.shape[-3] != v.shape[-3]:  # each grouped in its own way
+    if enable_gqa and k.shape[-3] != v.shape[-3]:  # keys and values have groups of different sizes
         heads = math.lcm(k.shape[-3], v.shape[-3])
-        k, v = (x.repeat_interleave(heads // max(1, x.shape[-3]), -3) for x in (k, v))
+        k, v = (x.repeat_interleave(group_size(heads, x.shape[-3]), -3) for x in (k, v))
     return q, k, v

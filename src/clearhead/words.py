@@ -20,17 +20,17 @@ _WORDS: dict[str, tuple[str, str]] = {
     "q": ("queries: what each token looks for", "查询：每个词元在找什么"),
     "k": ("keys: how each token can be found", "键：每个词元凭什么被找到"),
     "v": ("values: what each token passes on", "值：每个词元传递什么"),
-    "scores": ("how well each query matches each key: their dot product", "查询与键有多匹配：两者的点积"),
+    "scores": ("how well each query matches each key: their dot product", "查询与键的匹配程度：两者的点积"),
     "scaled": (
         "divided by √d_k, so that the softmax does not put everything on one key",
         "除以 √d_k，避免 softmax 把权重全部压在一个键上",
     ),
     "scaled by": (
         "scaled, so that the softmax does not put everything on one key",
-        "缩放分数，避免 softmax 把权重全部压在一个键上",
+        "缩放得分，避免 softmax 把权重全部压在一个键上",
     ),
-    "capped": ("large scores limited by tanh", "用 tanh 限制过大的分数"),
-    "biased": ("a bias added to the scores, such as one for positions", "给分数加上偏置，例如位置偏置"),
+    "capped": ("large scores limited by tanh", "用 tanh 限制过大的得分"),
+    "biased": ("a bias added to the scores, such as one for positions", "给得分加上偏置，例如位置偏置"),
     "masked": ("what a query may not attend to becomes -∞", "查询不可关注的位置变为 -∞"),
     "weights": ("no weight is negative, and each query's weights sum to 1", "每个查询的权重非负，总和为 1"),
     "weights with sink": (

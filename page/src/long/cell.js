@@ -1,4 +1,4 @@
-// The chosen cell moves, and all that speaks of it follows: the readout, the lists, the text, the table, the link.
+// Moves the chosen cell and updates all that depends on it: the readout, the lists, the text, the table, the link.
 
 import { fmt } from "../numbers.js";
 import { unitColumn, unitRow, weightOn } from "./lines.js";
@@ -14,7 +14,7 @@ import { follow } from "./view.js";
 
 /** @typedef {import("./shown.js").Look} Look */
 
-/** After the cell moved. @param {Look} look @param {number} [wait]      milliseconds; where a row is slow, only the last of many moves is followed */
+/** After the cell moved. @param {Look} look @param {number} [wait]      milliseconds to wait: where a row takes long, only the last of many moves is computed */
 export async function moved(look, wait) {
   const { cell, head, other, queries, keys, parts, state, shell } = look;
   const { i, j } = cell;
@@ -28,7 +28,11 @@ export async function moved(look, wait) {
   if (!still()) return;
   Object.assign(look, { row, column });
   refresh(look);
-  parts.readout.textContent = readout(look, shell.t) + (other ? ` · ${shell.t("difference")} ${otherRow && row ? fmt(weightIn(row, keys, j) - weightIn(otherRow, keys, j), 4) : "?"}` : "");
+  parts.readout.textContent =
+    readout(look, shell.t) +
+    (other
+      ? ` · ${shell.t("difference")} ${otherRow && row ? fmt(weightIn(row, keys, j) - weightIn(otherRow, keys, j), 4) : "?"}`
+      : "");
   shell.say(parts.readout.textContent);
   fillLists(look, (query, key) => jump(look, query, key));
   shadeText(look);
@@ -37,7 +41,7 @@ export async function moved(look, wait) {
 }
 
 /** @param {Float32Array} row @param {import("./units.js").Units} keys @param {number} unit */
-const weightIn = (row, keys, unit) => Math.max(0, weightOn(row, keys, unit)); // of what is masked nothing is subtracted
+const weightIn = (row, keys, unit) => Math.max(0, weightOn(row, keys, unit)); // a masked weight counts as 0
 
 /** Choose a cell and bring it into view. @param {Look} look @param {number} i @param {number} j */
 export function jump(look, i, j) {
@@ -50,5 +54,9 @@ export function jump(look, i, j) {
 /** @param {Look} look @param {number} down @param {number} right */
 export function step(look, down, right) {
   const { cell, queries, keys } = look;
-  jump(look, Math.max(0, Math.min(queries.count - 1, cell.i + down)), Math.max(0, Math.min(keys.count - 1, cell.j + right)));
+  jump(
+    look,
+    Math.max(0, Math.min(queries.count - 1, cell.i + down)),
+    Math.max(0, Math.min(keys.count - 1, cell.j + right)),
+  );
 }

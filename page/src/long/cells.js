@@ -1,4 +1,4 @@
-// Cells so large that each has its number.
+// Numbers in the map's cells, where these are large enough.
 
 import { MASKED } from "../attention.js";
 import { inkOn, rgb } from "../colour.js";

@@ -1,4 +1,4 @@
-// Weights in colour.
+// Weights as coloured pixels.
 
 import { MASKED } from "../attention.js";
 import { rgb, signed, weighed } from "../colour.js";
@@ -19,10 +19,15 @@ export function coloursOf(shown) {
   const shade = shadeOf(shown);
   const entries = Array.from({ length: 256 }, (_, at) => shade.along(at / 255).map(Math.round));
   const [warn, aside] = [rgb("warn"), rgb("ground")];
-  return { of: (/** @type {number} */ x) => entries[Math.max(0, Math.min(255, Math.round(shade.shade(x) * 255)))] ?? warn, masked: [0, 0, 0, 0], aside, key: String([warn, aside, entries[0], entries[255]]) };
+  return {
+    of: (/** @type {number} */ x) => entries[Math.max(0, Math.min(255, Math.round(shade.shade(x) * 255)))] ?? warn,
+    masked: [0, 0, 0, 0],
+    aside,
+    key: String([warn, aside, entries[0], entries[255]]),
+  };
 }
 
-/** A sheet of pixels, each coloured by what is said of it. @param {HTMLCanvasElement} sheet @param {number} wide @param {number} high @param {(at: number) => number[]} colourAt */
+/** Fills a canvas with pixels of the colours that `colourAt` gives. @param {HTMLCanvasElement} sheet @param {number} wide @param {number} high @param {(at: number) => number[]} colourAt */
 export function fill(sheet, wide, high, colourAt) {
   sheet.width = wide;
   sheet.height = high;
@@ -34,7 +39,7 @@ export function fill(sheet, wide, high, colourAt) {
     bytes[4 * at] = c[0];
     bytes[4 * at + 1] = c[1];
     bytes[4 * at + 2] = c[2];
-    bytes[4 * at + 3] = c[3] ?? 255; // what is masked lets the hatching through
+    bytes[4 * at + 3] = c[3] ?? 255; // masked: transparent, so that the hatching shows
   }
   pen.putImageData(image, 0, 0);
   return sheet;
@@ -52,5 +57,11 @@ export function colouredTile(weights, other, shown, colours, left, level) {
   const sheet = known?.sheet ?? document.createElement("canvas");
   sheets.set(weights, { how, sheet });
   const first = aside && !level ? unitOf(keys, head.first) - left : -1;
-  return fill(sheet, SIDE, SIDE, (at) => (weights[at] === MASKED ? colours.masked : at % SIDE === first ? colours.aside : colours.of(minus(weights, other, at))));
+  return fill(sheet, SIDE, SIDE, (at) =>
+    weights[at] === MASKED
+      ? colours.masked
+      : at % SIDE === first
+        ? colours.aside
+        : colours.of(minus(weights, other, at)),
+  );
 }

@@ -1,4 +1,4 @@
-// What can be chosen.
+// The controls above the map.
 
 import { byId, h } from "../dom.js";
 import { toLink } from "./link.js";
@@ -9,23 +9,53 @@ import { areAlike } from "./source.js";
 
 /** @param {string} label @param {string} id @param {[string, string][]} options @param {string} value @param {(value: string) => void} then */
 export function choice(label, id, options, value, then) {
-  const made = h("select", { id, onchange: () => then(/** @type {HTMLSelectElement} */ (made).value) }, options.map(([name, text]) => h("option", { value: name, selected: name === value }, text)));
+  const made = h(
+    "select",
+    { id, onchange: () => then(/** @type {HTMLSelectElement} */ (made).value) },
+    options.map(([name, text]) => h("option", { value: name, selected: name === value }, text)),
+  );
   return h("label", `${label} `, made);
 }
 
-/** Of one head: how near, how coloured, counted in what, minus which other. @param {Look} look */
+/** The controls of one head: zoom, colours, tokens or words, and the head that is subtracted. @param {Look} look */
 export function controls(look) {
-  const { state, inView, canWords, shell: { t } } = look;
-  const names = (/** @type {string[]} */ ...options) => options.map((name) => /** @type {[string, string]} */ ([name, t(name)]));
-  const near = (/** @type {string} */ name, /** @type {string} */ sign, /** @type {number} */ factor) => h("button", { title: t(name), "aria-label": t(name), onclick: () => nearer(look, factor) }, sign);
+  const {
+    state,
+    inView,
+    canWords,
+    shell: { t },
+  } = look;
+  const names = (/** @type {string[]} */ ...options) =>
+    options.map((name) => /** @type {[string, string]} */ ([name, t(name)]));
+  const near = (/** @type {string} */ name, /** @type {string} */ sign, /** @type {number} */ factor) =>
+    h("button", { title: t(name), "aria-label": t(name), onclick: () => nearer(look, factor) }, sign);
   const check = (/** @type {"aside" | "words"} */ name, /** @type {string} */ label) =>
-    h("label", h("input", { type: "checkbox", id: name, checked: state[name], onchange: (/** @type {Event} */ event) => set(look, { [name]: /** @type {HTMLInputElement} */ (event.target).checked }) }), ` ${label}`);
+    h(
+      "label",
+      h("input", {
+        type: "checkbox",
+        id: name,
+        checked: state[name],
+        onchange: (/** @type {Event} */ event) =>
+          set(look, { [name]: /** @type {HTMLInputElement} */ (event.target).checked }),
+      }),
+      ` ${label}`,
+    );
   return h(
     "div.picks.controls",
     h("span.zooms", near("nearer", "+", 0.5), near("farther", "−", 2), near("whole", "⤢", 0)),
     choice(t("pixel"), "rule", names("most", "mean"), state.rule, (rule) => set(look, { rule })),
     choice(t("scale"), "scale", names("sqrt", "linear", "log"), state.scale, (scale) => set(look, { scale })),
-    choice(t("up to"), "inView", [["", t("up to here")], ["1", t("up to view")]], inView ? "1" : "", (value) => set(look, { inView: value === "1" })),
+    choice(
+      t("up to"),
+      "inView",
+      [
+        ["", t("up to here")],
+        ["1", t("up to view")],
+      ],
+      inView ? "1" : "",
+      (value) => set(look, { inView: value === "1" }),
+    ),
     check("aside", t("first aside")),
     canWords && check("words", t("as words")),
     comparison(look),
@@ -34,7 +64,7 @@ export function controls(look) {
   );
 }
 
-/** The head is drawn anew; the control that was used keeps the focus. @param {Look} look @param {Record<string, any>} changes */
+/** Draws the head again; the control that was used keeps the focus. @param {Look} look @param {Record<string, any>} changes */
 function set(look, changes) {
   const id = document.activeElement?.id;
   Object.assign(look.state, changes);
@@ -43,25 +73,49 @@ function set(look, changes) {
 
 /** The heads that can be subtracted. @param {Look} look */
 function comparison(look) {
-  const { page, head, state, shell: { t } } = look;
+  const {
+    page,
+    head,
+    state,
+    shell: { t },
+  } = look;
   const { runs } = page.header;
   const others = [];
   for (const [r, run] of runs.entries())
     for (const [l, layer] of run.layers.entries())
       for (const [at, name] of layer.heads.entries())
-        if (areAlike(page, head, layer, at)) others.push([`${r} ${l} ${at}`, `${runs.length > 1 ? `${run.name || r} · ` : ""}${layer.name ? `${layer.name}.` : ""}${name}`]);
+        if (areAlike(page, head, layer, at))
+          others.push([
+            `${r} ${l} ${at}`,
+            `${runs.length > 1 ? `${run.name || r} · ` : ""}${layer.name ? `${layer.name}.` : ""}${name}`,
+          ]);
   const address = state.other ? `${state.other.run} ${state.other.layer} ${state.other.head}` : "";
-  return choice(t("compare"), "other", /** @type {[string, string][]} */ ([["", t("no other")], ...others]), address, (value) => {
-    const [run, layer, at] = value.split(" ").map(Number);
-    set(look, { other: value ? { run, layer, head: at } : null });
-  });
+  return choice(
+    t("compare"),
+    "other",
+    /** @type {[string, string][]} */ ([["", t("no other")], ...others]),
+    address,
+    (value) => {
+      const [run, layer, at] = value.split(" ").map(Number);
+      set(look, { other: value ? { run, layer, head: at } : null });
+    },
+  );
 }
 
 /** @param {Look} look */
 function linkButton({ state, shell: { t } }) {
-  const button = h("button", { onclick: async () => {
-    toLink(state);
-    await navigator.clipboard?.writeText(location.href).then(() => (button.textContent = t("copied")), () => {});
-  } }, t("link"));
+  const button = h(
+    "button",
+    {
+      onclick: async () => {
+        toLink(state);
+        await navigator.clipboard?.writeText(location.href).then(
+          () => (button.textContent = t("copied")),
+          () => {},
+        );
+      },
+    },
+    t("link"),
+  );
   return button;
 }

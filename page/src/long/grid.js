@@ -1,4 +1,4 @@
-// The front door: layers × heads, each a square coloured by one number.
+// The overview: layers × heads, each a square coloured by one statistic.
 
 import { css, weighed } from "../colour.js";
 import { h } from "../dom.js";
@@ -14,7 +14,9 @@ export const STATISTICS = ["entropy", "sink", "previous", "own", "distance"];
  * @param {import("../shell.js").Shell} shell
  */
 export function grid(run, statistic, chosen, choose, { t, say }) {
-  const values = run.layers.flatMap((/** @type {any} */ layer) => layer.statistics[statistic]).filter((/** @type {any} */ x) => x !== null);
+  const values = run.layers
+    .flatMap((/** @type {any} */ layer) => layer.statistics[statistic])
+    .filter((/** @type {any} */ x) => x !== null);
   const [least, most] = [Math.min(...values), Math.max(...values)];
   const shade = weighed(values.length ? most - least || 1 : 1, "linear");
   const widest = Math.max(...run.layers.map((/** @type {any} */ layer) => layer.heads.length));
@@ -37,18 +39,34 @@ export function grid(run, statistic, chosen, choose, { t, say }) {
       });
     }),
   ]);
-  const box = h("div.heads", { style: { "--heads": widest }, role: "group", "aria-label": `${t("every head")}: ${t(statistic)}`, onkeydown: walk }, rows);
+  const box = h(
+    "div.heads",
+    {
+      style: { "--heads": widest },
+      role: "group",
+      "aria-label": `${t("every head")}: ${t(statistic)}`,
+      onkeydown: walk,
+    },
+    rows,
+  );
   return h("div.hold", box, values.length ? legend(shade, fmt(least, 3), fmt(most, 3)) : h("p.note", t("unknown")));
 }
 
 /** Arrows go from head to head while one of them has the focus. @param {KeyboardEvent} event */
 function walk(event) {
-  const steps = /** @type {Record<string, [number, number]>} */ ({ ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] });
+  const steps = /** @type {Record<string, [number, number]>} */ ({
+    ArrowLeft: [0, -1],
+    ArrowRight: [0, 1],
+    ArrowUp: [-1, 0],
+    ArrowDown: [1, 0],
+  });
   const step = steps[event.key];
   const from = /** @type {HTMLElement} */ (event.target);
   if (!step || !from.dataset.place) return;
   const [layer, head] = from.dataset.place.split(" ").map(Number);
-  const to = /** @type {HTMLElement | null} */ (from.parentElement?.querySelector(`[data-place="${layer + step[0]} ${head + step[1]}"]`) ?? null);
+  const to = /** @type {HTMLElement | null} */ (
+    from.parentElement?.querySelector(`[data-place="${layer + step[0]} ${head + step[1]}"]`) ?? null
+  );
   event.preventDefault();
   event.stopPropagation();
   to?.focus();

@@ -1,11 +1,16 @@
-// The keys of the long view.
+// Keyboard shortcuts of the long view.
 
 import { byId } from "../dom.js";
 import { moved, step } from "./cell.js";
 import { nearer } from "./mapbox.js";
 
 /** @type {[string, number, number][]} */
-const ARROWS = [["ArrowUp", -1, 0], ["ArrowDown", 1, 0], ["ArrowLeft", 0, -1], ["ArrowRight", 0, 1]];
+const ARROWS = [
+  ["ArrowUp", -1, 0],
+  ["ArrowDown", 1, 0],
+  ["ArrowLeft", 0, -1],
+  ["ArrowRight", 0, 1],
+];
 
 /** @param {import("./shown.js").Look} look */
 export function bindKeys(look) {
@@ -15,13 +20,26 @@ export function bindKeys(look) {
       const far = shiftKey ? 10 : 1;
       step(look, far * down, far * right);
     });
-  for (const [key, pinned] of /** @type {[string, boolean][]} */ ([["Enter", true], ["Escape", false]]))
+  for (const [key, pinned] of /** @type {[string, boolean][]} */ ([
+    ["Enter", true],
+    ["Escape", false],
+  ]))
     shell.key(key, () => {
       cell.pinned = pinned;
       moved(look);
     });
-  for (const [keys, factor] of /** @type {[string, number][]} */ ([["+=", 0.5], ["-−", 2], ["0", 0]])) for (const key of keys) shell.key(key, () => nearer(look, factor));
-  for (const [key, layers, heads] of /** @type {[string, number, number][]} */ ([["[", 0, -1], ["]", 0, 1], ["{", -1, 0], ["}", 1, 0]]))
+  for (const [keys, factor] of /** @type {[string, number][]} */ ([
+    ["+=", 0.5],
+    ["-−", 2],
+    ["0", 0],
+  ]))
+    for (const key of keys) shell.key(key, () => nearer(look, factor));
+  for (const [key, layers, heads] of /** @type {[string, number, number][]} */ ([
+    ["[", 0, -1],
+    ["]", 0, 1],
+    ["{", -1, 0],
+    ["}", 1, 0],
+  ]))
     shell.key(key, () => go({ ...state.at, layer: state.at.layer + layers, head: state.at.head + heads }));
   shell.key("/", () => byId("search")?.focus());
 }

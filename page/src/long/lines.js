@@ -1,4 +1,4 @@
-// Lines of the matrix: what the chosen query gives to each key, and what the chosen key gets from each query.
+// Rows and columns of the matrix: a query's weights on each key, and each query's weight on a key.
 
 import { MASKED } from "../attention.js";
 import { columnOf, rowOf } from "./source.js";
@@ -8,13 +8,16 @@ import { tokenAt } from "./units.js";
 /** @typedef {import("./units.js").Units} Units */
 
 /** Weights of a unit of queries, by key token: the mean over its queries. @param {Head} head @param {Units} queries @param {number} unit */
-export const unitRow = async (head, queries, unit) => joined(await Promise.all(tokensOf(queries, unit).map((i) => rowOf(head, i))), true);
+export const unitRow = async (head, queries, unit) =>
+  joined(await Promise.all(tokensOf(queries, unit).map((i) => rowOf(head, i))), true);
 
 /** Weights on a unit of keys, by query token: the sum over its keys. @param {Head} head @param {Units} keys @param {number} unit */
-export const unitColumn = async (head, keys, unit) => joined(await Promise.all(tokensOf(keys, unit).map((j) => columnOf(head, j))), false);
+export const unitColumn = async (head, keys, unit) =>
+  joined(await Promise.all(tokensOf(keys, unit).map((j) => columnOf(head, j))), false);
 
 /** @param {Units} units @param {number} unit */
-export const tokensOf = (units, unit) => Array.from({ length: tokenAt(units, unit + 1) - tokenAt(units, unit) }, (_, at) => tokenAt(units, unit) + at);
+export const tokensOf = (units, unit) =>
+  Array.from({ length: tokenAt(units, unit + 1) - tokenAt(units, unit) }, (_, at) => tokenAt(units, unit) + at);
 
 /** The sum or mean of lines, MASKED where all are. @param {(Float32Array | null)[]} lines @param {boolean} mean */
 function joined(lines, mean) {
@@ -38,12 +41,14 @@ export function weightOn(row, keys, unit) {
 }
 
 /** A column's weight from a unit of queries: the mean over them. @param {Float32Array} column @param {Units} queries @param {number} unit */
-export const weightFrom = (column, queries, unit) => weightOn(column, queries, unit) / (tokenAt(queries, unit + 1) - tokenAt(queries, unit));
+export const weightFrom = (column, queries, unit) =>
+  weightOn(column, queries, unit) / (tokenAt(queries, unit + 1) - tokenAt(queries, unit));
 
-/** A line of tokens as its units have it: `weightOn` or `weightFrom` each. @param {Float32Array | null} line @param {Units} units @param {typeof weightOn} weightOf */
-export const inUnits = (line, units, weightOf) => (line && units.edges ? Float32Array.from({ length: units.count }, (_, unit) => weightOf(line, units, unit)) : line);
+/** A line by units instead of tokens; `weightOf` is weightOn or weightFrom. @param {Float32Array | null} line @param {Units} units @param {typeof weightOn} weightOf */
+export const inUnits = (line, units, weightOf) =>
+  line && units.edges ? Float32Array.from({ length: units.count }, (_, unit) => weightOf(line, units, unit)) : line;
 
-/** The key that a query looks at most. @param {Head} head @param {number} query */
+/** The key with a query's largest weight. @param {Head} head @param {number} query */
 export async function strongestKey(head, query) {
   const row = await rowOf(head, query);
   return row ? Math.max(0, row.indexOf(row.reduce((most, a) => Math.max(most, a), MASKED))) : 0;
@@ -52,6 +57,7 @@ export async function strongestKey(head, query) {
 /** A column as values of keys, where queries and keys are one text. @param {Float32Array} column @param {number} offset @param {number} length */
 export function alongKeys(column, offset, length) {
   const all = new Float32Array(length);
-  for (let at = 0; at < column.length; at++) if (at + offset >= 0 && at + offset < length) all[at + offset] = column[at];
+  for (let at = 0; at < column.length; at++)
+    if (at + offset >= 0 && at + offset < length) all[at + offset] = column[at];
   return all;
 }

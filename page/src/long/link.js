@@ -1,11 +1,16 @@
-// The place on show, in the address: a link leads back to it.
+// Keeps what is shown in the page's address, so that a link leads back to it.
 
 import { STATISTICS } from "./grid.js";
 
 /** @param {any} state */
 export function toLink(state) {
   const { at, query, key, view, rule, scale, aside, words: whole, statistic } = state;
-  const place = [`at=${at.run}.${at.layer}.${at.head}`, `cell=${query}.${key}`, `by=${statistic}`, `show=${rule}.${scale}.${Number(aside)}.${Number(whole)}`];
+  const place = [
+    `at=${at.run}.${at.layer}.${at.head}`,
+    `cell=${query}.${key}`,
+    `by=${statistic}`,
+    `show=${rule}.${scale}.${Number(aside)}.${Number(whole)}`,
+  ];
   if (view) place.push(`view=${[view.y, view.x, view.step].map((x) => Number(x.toPrecision(6))).join("_")}`);
   try {
     history.replaceState(null, "", `#${place.join("&")}`);
@@ -17,13 +22,15 @@ export function toLink(state) {
 /** @param {any} state @param {any[]} runs */
 export function fromLink(state, runs) {
   const parts = new URLSearchParams(location.hash.slice(1));
-  const numbers = (/** @type {string} */ name, /** @type {string} */ by) => (parts.get(name) ?? "").split(by).map(Number);
+  const numbers = (/** @type {string} */ name, /** @type {string} */ by) =>
+    (parts.get(name) ?? "").split(by).map(Number);
   const [run, layer, head] = numbers("at", ".");
   if (runs[run]?.layers[layer]?.heads[head] === undefined) return;
   Object.assign(state, { at: { run, layer, head } });
   const [query, key] = numbers("cell", ".");
   const told = runs[run].layers[layer];
-  if (query >= 0 && query < told.queries && key >= 0 && key < told.keys) Object.assign(state, { query, key, pinned: true });
+  if (query >= 0 && query < told.queries && key >= 0 && key < told.keys)
+    Object.assign(state, { query, key, pinned: true });
   const [y, x, step] = numbers("view", "_");
   if (y >= 0 && x >= 0 && step > 0) state.view = { y, x, step };
   const [rule, scale, aside, whole] = (parts.get("show") ?? "").split(".");

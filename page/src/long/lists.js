@@ -9,11 +9,35 @@ const MOST = 10;
 
 /** Both lists; each entry leads to its cell. @param {import("./shown.js").Look} look @param {(i: number, j: number) => void} jump */
 export function fillLists(look, jump) {
-  const { parts, cell, queries, keys, queryName, keyName, row, column, shell: { t } } = look;
+  const {
+    parts,
+    cell,
+    queries,
+    keys,
+    queryName,
+    keyName,
+    row,
+    column,
+    shell: { t },
+  } = look;
   parts.lists.replaceChildren();
   add(parts.lists, [
-    strongest(t("query looks", { name: placed(queries, queryName, cell.i, 16) }), inUnits(row, keys, weightOn), keys, keyName, (j) => jump(cell.i, j), "query"),
-    strongest(t("key seen", { name: placed(keys, keyName, cell.j, 16) }), inUnits(column, queries, weightFrom), queries, queryName, (i) => jump(i, cell.j), "key"),
+    strongest(
+      t("query looks", { name: placed(queries, queryName, cell.i, 16) }),
+      inUnits(row, keys, weightOn),
+      keys,
+      keyName,
+      (j) => jump(cell.i, j),
+      "query",
+    ),
+    strongest(
+      t("key seen", { name: placed(keys, keyName, cell.j, 16) }),
+      inUnits(column, queries, weightFrom),
+      queries,
+      queryName,
+      (i) => jump(i, cell.j),
+      "key",
+    ),
   ]);
 }
 
@@ -30,10 +54,25 @@ function strongest(title, values, units, name, go, role) {
   if (!values) return null;
   const best = largest(values);
   const most = values[best[0]] || 1;
-  const labelled = (/** @type {number} */ at) => (name(tokenAt(units, at)) === String(tokenAt(units, at)) ? "" : unitLabel(units, name, at, 18));
+  const labelled = (/** @type {number} */ at) =>
+    name(tokenAt(units, at)) === String(tokenAt(units, at)) ? "" : unitLabel(units, name, at, 18);
   const entry = (/** @type {number} */ at) =>
-    h("button", { onclick: () => go(at) }, h("span.bar-in", { style: { width: `${(100 * values[at]) / most}%` } }), h("span.place", String(at)), h("bdi", labelled(at)), h("span.num", percent(values[at])));
-  return h(`div.strongest.role-${role}`, h("h3", title), h("ol", best.map((at) => h("li", entry(at)))));
+    h(
+      "button",
+      { onclick: () => go(at) },
+      h("span.bar-in", { style: { width: `${(100 * values[at]) / most}%` } }),
+      h("span.place", String(at)),
+      h("bdi", labelled(at)),
+      h("span.num", percent(values[at])),
+    );
+  return h(
+    `div.strongest.role-${role}`,
+    h("h3", title),
+    h(
+      "ol",
+      best.map((at) => h("li", entry(at))),
+    ),
+  );
 }
 
 /** Where the largest are, the first of equals first. @param {Float32Array} values */
@@ -41,7 +80,7 @@ function largest(values) {
   /** @type {number[]} */
   const best = [];
   for (let at = 0; at < values.length; at++) {
-    if (!(values[at] > 0)) continue; // NaN is none of them
+    if (!(values[at] > 0)) continue; // NaN is left out, too
     if (best.length === MOST && values[at] <= values[best[MOST - 1]]) continue;
     const place = best.findIndex((other) => values[other] < values[at]);
     best.splice(place < 0 ? best.length : place, 0, at);

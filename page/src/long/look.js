@@ -68,7 +68,11 @@ function newParts({ head: { n, m }, shell: { t } }) {
 function facts({ head, state, shell: { t } }) {
   const { statistics, note } = head.layer;
   const known = STATISTICS.filter((name) => statistics[name][state.at.head] !== null);
-  const nature = head.served ? t("served head") : head.exact ? t("exact head", { dtype: head.stored }) : t("pictured head", { levels: LEVELS });
+  const nature = head.served
+    ? t("served head")
+    : head.exact
+      ? t("exact head", { dtype: head.stored })
+      : t("pictured head", { levels: LEVELS });
   return [
     h("p.says", known.map((name) => `${t(name)} ${fmt(statistics[name][state.at.head], 3)}`).join(" · ")),
     h("p.note", nature, note && ` · ${note}`),

@@ -15,17 +15,44 @@ export const frameOf = (look) => frame(look.parts.box.clientWidth, look);
 
 /** Draw the map again. @param {Look} look */
 export function refresh(look) {
-  const { parts, head, queries, keys, view, state, rule, shell: { t } } = look;
+  const {
+    parts,
+    head,
+    queries,
+    keys,
+    view,
+    state,
+    rule,
+    shell: { t },
+  } = look;
   const f = frameOf(look);
   settle(look, f);
   const { rows, cols, stretched, missing } = draw(parts.canvas, look, f);
   state.view = view;
   const shade = shadeOf(look);
   const open = shade.low < 0 ? ["≤ ", "≥ "] : [shade.low ? "≤ " : "", "≥ "];
-  const swatches = [head.layer.masked && h("span", h("i.hatched"), t("masked cell")), look.nonfinite && h("span", h("i.nonfinite"), t("nonfinite"))];
-  parts.scale.replaceChildren(legend(shade, open[0] + fmt(shade.low, 2), open[1] + fmt(shade.high, 3), swatches, h("span.note", t(look.inView ? "ends in view" : "ends here"))));
+  const swatches = [
+    head.layer.masked && h("span", h("i.hatched"), t("masked cell")),
+    look.nonfinite && h("span", h("i.nonfinite"), t("nonfinite")),
+  ];
+  parts.scale.replaceChildren(
+    legend(
+      shade,
+      open[0] + fmt(shade.low, 2),
+      open[1] + fmt(shade.high, 3),
+      swatches,
+      h("span.note", t(look.inView ? "ends in view" : "ends here")),
+    ),
+  );
   const end = endOf(look, f);
-  const where = t("where", { i0: Math.floor(view.y), i1: Math.ceil(end.y) - 1, n: queries.count, j0: Math.floor(view.x), j1: Math.ceil(end.x) - 1, m: keys.count });
+  const where = t("where", {
+    i0: Math.floor(view.y),
+    i1: Math.ceil(end.y) - 1,
+    n: queries.count,
+    j0: Math.floor(view.x),
+    j1: Math.ceil(end.x) - 1,
+    m: keys.count,
+  });
   const pixel = rows * cols === 1 ? t("single") : t(stretched ? "stretched" : "many", { rows, cols, rule: t(rule) });
   parts.where.textContent = `${where} · ${pixel}${missing ? ` · ${t("computing")}` : ""}`;
   parts.box.dataset.missing = String(missing);

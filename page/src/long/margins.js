@@ -36,7 +36,11 @@ export function drawNames(pen, shown, f) {
 function eachName({ units, name, start, from, length, chosen, role }, step, room, write) {
   const named = 1 / step >= 13;
   const every = named ? 1 : niceStep(64 * step);
-  for (let unit = Math.ceil(start / every) * every; unit < Math.min(units.count, start + length * step); unit += every) {
+  for (
+    let unit = Math.ceil(start / every) * every;
+    unit < Math.min(units.count, start + length * step);
+    unit += every
+  ) {
     const at = (unit + (named ? 0.5 : 0) - start) / step;
     if (at < -1 || at > length) continue;
     const text = named ? unitLabel(units, name, unit, Math.floor((room - 10) / 7)) : String(unit);
@@ -50,7 +54,7 @@ function niceStep(least) {
   return [1, 2, 5, 10].map((part) => part * power).find((step) => step >= least) ?? 10 * power;
 }
 
-/** Below: what the chosen query gives the keys in view. At the right: what the chosen key gets from the queries in view. @param {CanvasRenderingContext2D} pen @param {Shown} shown @param {Frame} f */
+/** Profiles. Below: the chosen query's weights on the keys in view. On the right: the weights on the chosen key. @param {CanvasRenderingContext2D} pen @param {Shown} shown @param {Frame} f */
 export function drawProfiles(pen, shown, f) {
   const { down, across } = axesOf(shown, f);
   const bottom = f.top + f.high + GAP;
@@ -59,7 +63,7 @@ export function drawProfiles(pen, shown, f) {
   pen.fillStyle = css(rgb("soft"));
   pen.textBaseline = "bottom";
   pen.textAlign = "right";
-  pen.fillText(fmt(shown.high, 2), f.left - 4, bottom + STRIP); // the strips' end is the colours' end
+  pen.fillText(fmt(shown.high, 2), f.left - 4, bottom + STRIP); // the profiles end where the colour scale does
   pen.textAlign = "left";
   pen.textBaseline = "middle";
   pen.save();
@@ -87,7 +91,8 @@ function eachBar({ view, high, scale, aside, keys, head }, { units, start, from,
     if (first >= units.count) break;
     const last = Math.min(units.count, Math.max(first + 1, Math.floor(start + (at + 1) * view.step)));
     let most = 0;
-    for (let unit = first; unit < last; unit++) if (unit !== left) most = Math.max(most, weightOf(line, units, unit) || 0);
+    for (let unit = first; unit < last; unit++)
+      if (unit !== left) most = Math.max(most, weightOf(line, units, unit) || 0);
     if (most > 0) draw(from + at, Math.max(1, Math.min(1, shade.shade(most)) * STRIP));
   }
 }

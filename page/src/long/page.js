@@ -1,4 +1,4 @@
-// The long view: every head as a square, one head as a map, the text beside it. All of it is one state, drawn again.
+// The long view: every head as a square, one head as a map, and the text. All is drawn from one state.
 
 import { add, h } from "../dom.js";
 import { spelled } from "../numbers.js";
@@ -22,7 +22,7 @@ export const newState = () => ({
   inView: /** @type {boolean | null} */ (null), // null: in view where the matrix is large
   words: false,
   query: -1, // tokens; −1: the last
-  key: -1, // −1: the one that the query looks at most
+  key: -1, // −1: the one with the query's largest weight
   pinned: false,
   view: /** @type {import("./shown.js").View | null} */ (null),
   reading: newReading(),
@@ -33,7 +33,7 @@ export function openLong(page) {
   const { runs, title } = page.header;
   const state = newState();
   fromLink(state, runs);
-  let turn = 0; // an older answer must not draw over a newer one
+  let latest = 0; // number of the latest head that was opened: an older one that arrives later is not drawn
   return (/** @type {import("../shell.js").Shell} */ shell) => {
     const { t, main } = shell;
     const front = h("section.front");
@@ -42,18 +42,38 @@ export function openLong(page) {
 
     function drawFront() {
       const run = runs[state.at.run];
-      const heads = run.layers.reduce((/** @type {number} */ sum, /** @type {any} */ layer) => sum + layer.heads.length, 0);
+      const heads = run.layers.reduce(
+        (/** @type {number} */ sum, /** @type {any} */ layer) => sum + layer.heads.length,
+        0,
+      );
       front.replaceChildren(
         h("h2", t("every head")),
         h("p.says", t("every head says", { layers: run.layers.length, heads, tokens: run.layers[0].keys })),
         h(
           "div.picks",
-          runs.length > 1 && choice(t("run"), "run", runs.map((/** @type {any} */ each, /** @type {number} */ at) => [String(at), each.name || String(at)]), String(state.at.run), (value) => go({ ...state.at, run: Number(value) })),
-          choice(t("colour by"), "statistic", STATISTICS.filter((name) => run.layers.some((/** @type {any} */ layer) => layer.statistics[name].some((/** @type {any} */ x) => x !== null))).map((name) => [name, t(name)]), state.statistic, (value) => {
-            state.statistic = value;
-            drawFront();
-            document.getElementById("statistic")?.focus();
-          }),
+          runs.length > 1 &&
+            choice(
+              t("run"),
+              "run",
+              runs.map((/** @type {any} */ each, /** @type {number} */ at) => [String(at), each.name || String(at)]),
+              String(state.at.run),
+              (value) => go({ ...state.at, run: Number(value) }),
+            ),
+          choice(
+            t("colour by"),
+            "statistic",
+            STATISTICS.filter((name) =>
+              run.layers.some((/** @type {any} */ layer) =>
+                layer.statistics[name].some((/** @type {any} */ x) => x !== null),
+              ),
+            ).map((name) => [name, t(name)]),
+            state.statistic,
+            (value) => {
+              state.statistic = value;
+              drawFront();
+              document.getElementById("statistic")?.focus();
+            },
+          ),
         ),
         grid(run, state.statistic, state.at, (layer, head) => go({ ...state.at, layer, head }), shell),
       );
@@ -68,20 +88,27 @@ export function openLong(page) {
       if (before.queries !== layers[layer].queries || before.keys !== layers[layer].keys) state.view = null;
       const focused = document.activeElement?.getAttribute("data-place");
       drawFront();
-      if (focused) /** @type {HTMLElement | null} */ (front.querySelector('[aria-pressed="true"]'))?.focus({ preventScroll: true });
+      if (focused)
+        /** @type {HTMLElement | null} */ (front.querySelector('[aria-pressed="true"]'))?.focus({
+          preventScroll: true,
+        });
       openHead();
     }
 
     async function openHead() {
-      const mine = ++turn;
+      const request = ++latest;
       const layer = runs[state.at.run].layers[state.at.layer];
       const number = layer.heads[state.at.head];
       const several = runs[state.at.run].layers.length > 1 || layer.name !== "";
-      const heading = h("h2", { id: "head" }, several ? t("this head", { layer: layer.name, head: number }) : t("this matrix", { head: number }));
+      const heading = h(
+        "h2",
+        { id: "head" },
+        several ? t("this head", { layer: layer.name, head: number }) : t("this matrix", { head: number }),
+      );
       if (!here.firstChild) add(here, [heading, h("p.says", t("computing"))]);
       const head = await headAt(page, state.at).catch((why) => failed(why));
       const other = state.other && (await headAt(page, state.other).catch((why) => failed(why)));
-      if (mine !== turn || !head) return;
+      if (request !== latest || !head) return;
       if (state.query < 0 || state.query >= head.n) state.query = head.n - 1;
       if (state.key >= head.m) state.key = -1;
       await openLook({ page, state, shell, head, other, go, again: openHead, failed }, here, heading);
@@ -89,7 +116,10 @@ export function openLong(page) {
       /** @param {unknown} why */
       function failed(why) {
         const reason = why instanceof Error ? why.message : String(why);
-        here.replaceChildren(heading, h("p.warn", { role: "alert" }, reason === "ended" ? t("ended") : t("lost", { why: reason })));
+        here.replaceChildren(
+          heading,
+          h("p.warn", { role: "alert" }, reason === "ended" ? t("ended") : t("lost", { why: reason })),
+        );
         return null;
       }
     }
@@ -98,4 +128,3 @@ export function openLong(page) {
     openHead();
   };
 }
-

@@ -1,4 +1,4 @@
-// The stored picture of a head, stretched over the view; a pixel of the screen takes the pixel its first unit falls on.
+// Draws the stored picture of a head, stretched over the view.
 
 import { fill } from "./coloured.js";
 import { firstPixel, forbidden, pixel } from "./source.js";
@@ -9,7 +9,7 @@ import { filled } from "./view.js";
 /** @typedef {import("./units.js").Units} Units */
 /** @typedef {import("./shown.js").Shown} Shown */
 
-/** The finest there is; a difference needs two of one size. @param {Shown} shown @returns {Picture | undefined} */
+/** The finest picture; a difference needs two of one size. @param {Shown} shown @returns {Picture | undefined} */
 export const pictureOf = ({ head, other, wide, rule }) => (!other && wide.most ? wide : head.small)[rule];
 
 /** @param {CanvasRenderingContext2D} pen @param {Shown} shown @param {import("./view.js").Frame} f @param {import("./coloured.js").Colours} colours */
@@ -39,7 +39,7 @@ const pixelsUnder = (size, start, step, units, tokens, pixels) =>
     return Math.min(pixels - 1, Math.floor(((tokenAt(units, unit) + 0.5) * pixels) / tokens));
   });
 
-/** How a pixel is read: the first key, which is stored apart, belongs to its pixel unless it is set aside. @param {Shown} shown */
+/** Reads a pixel. The first key is stored separately; it is added to its pixel again unless it is left out. @param {Shown} shown */
 function readerOf({ head: { m, first }, aside, rule }) {
   return (/** @type {Picture} */ picture, /** @type {number} */ row, /** @type {number} */ col) => {
     const wide = picture.pixels[1];
@@ -50,9 +50,16 @@ function readerOf({ head: { m, first }, aside, rule }) {
   };
 }
 
-/** Do the rules forbid every weight of a pixel? @param {import("./source.js").Head} head @param {Picture} picture @param {number} row @param {number} col */
+/** Whether the rules mask every weight of a pixel. @param {import("./source.js").Head} head @param {Picture} picture @param {number} row @param {number} col */
 function isMasked({ n, m, rules }, { pixels }, row, col) {
-  const edge = (/** @type {number} */ at, /** @type {number} */ size, /** @type {number} */ count) => Math.floor((at * size) / count);
+  const edge = (/** @type {number} */ at, /** @type {number} */ size, /** @type {number} */ count) =>
+    Math.floor((at * size) / count);
   const top = edge(row, n, pixels[0]);
-  return forbidden(rules, top, Math.max(edge(row + 1, n, pixels[0]), top + 1), edge(col, m, pixels[1]), edge(col + 1, m, pixels[1]));
+  return forbidden(
+    rules,
+    top,
+    Math.max(edge(row + 1, n, pixels[0]), top + 1),
+    edge(col, m, pixels[1]),
+    edge(col + 1, m, pixels[1]),
+  );
 }

@@ -1,4 +1,4 @@
-// The pointer on the map: resting on a cell chooses it, a click pins it, dragging, two fingers and the wheel move the view.
+// The pointer on the map: hovering chooses a cell, a click pins it; dragging, pinching and the wheel move the view.
 
 import { moved } from "./cell.js";
 import { frameOf, nearer, refresh } from "./mapbox.js";
@@ -7,11 +7,15 @@ import { cellAt, settle, zoom } from "./view.js";
 /** @typedef {import("./shown.js").Look} Look */
 
 const DRAGGED = 4; // pixels: less is a click
-const SLOW = 2 ** 22; // weights: the rows of a larger head wait until the pointer rests
+const SLOW = 2 ** 22; // weights: in a larger head, rows are computed only when the pointer rests
 
 /** @param {Look} look */
 export function listen(look) {
-  const { parts: { canvas, box }, cell, head } = look;
+  const {
+    parts: { canvas, box },
+    cell,
+    head,
+  } = look;
   const under = (/** @type {MouseEvent} */ event) => {
     const { left, top } = canvas.getBoundingClientRect();
     return cellAt(look, frameOf(look), event.clientX - left, event.clientY - top);
@@ -32,23 +36,31 @@ export function listen(look) {
     moved(look);
   });
   canvas.addEventListener("dblclick", () => nearer(look, 0.25));
-  canvas.addEventListener("wheel", (event) => {
-    if (!event.ctrlKey && !event.metaKey && document.activeElement !== box) return;
-    const found = under(event);
-    if (!found) return;
-    event.preventDefault();
-    zoom(look, frameOf(look), 2 ** (event.deltaY / 200), found.y, found.x);
-    refresh(look);
-  }, { passive: false });
+  canvas.addEventListener(
+    "wheel",
+    (event) => {
+      if (!event.ctrlKey && !event.metaKey && document.activeElement !== box) return;
+      const found = under(event);
+      if (!found) return;
+      event.preventDefault();
+      zoom(look, frameOf(look), 2 ** (event.deltaY / 200), found.y, found.x);
+      refresh(look);
+    },
+    { passive: false },
+  );
 }
 
-/** Follows a drag, and two fingers; what is returned says whether an event belongs to one. @param {Look} look */
+/** Drags and pinches the view. Returns a function that tells whether an event belongs to a drag. @param {Look} look */
 function listenToDrag(look) {
   const { canvas } = look.parts;
   /** @type {Map<number, {x: number, y: number}>} */
   const down = new Map();
   let dragging = false;
-  const middle = () => [...down.values()].reduce((sum, { x, y }) => ({ x: sum.x + x / down.size, y: sum.y + y / down.size }), { x: 0, y: 0 });
+  const middle = () =>
+    [...down.values()].reduce((sum, { x, y }) => ({ x: sum.x + x / down.size, y: sum.y + y / down.size }), {
+      x: 0,
+      y: 0,
+    });
   const spread = () => {
     const [a, b] = down.values();
     return b ? Math.hypot(a.x - b.x, a.y - b.y) : 0;

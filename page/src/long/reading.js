@@ -1,4 +1,4 @@
-// The text beside the map: tokens shaded by what they receive, by what a query looks at, or by who looks at a key.
+// The text: tokens shaded by what they receive, by a query's weights, or by the weights on a key.
 
 import { css, inkOn, weighed } from "../colour.js";
 import { h } from "../dom.js";
@@ -14,7 +14,7 @@ const MOST = 1200; // tokens that are shown at once
 export const newReading = () => ({ by: "received", picks: "query", start: 0, word: "", said: "" });
 
 /**
- * The part of the text around a token, with a way to the parts before and after.
+ * The part of the text around a token, with buttons for the parts before and after.
  * @param {string[]} texts
  * @param {Reading} reading
  * @param {(token: number) => void} pick
@@ -30,7 +30,9 @@ export function passage(texts, reading, pick, again, t) {
   const spans = [];
   for (let at = start; at < stop; at++) {
     if (gap(at) && at > start) spans.push(" ");
-    spans.push(h("span.token", { "data-token": at, role: "button", tabindex: -1 }, shown(texts[at].replace(/^##/, ""))));
+    spans.push(
+      h("span.token", { "data-token": at, role: "button", tabindex: -1 }, shown(texts[at].replace(/^##/, ""))),
+    );
   }
   /** @param {EventTarget | null} target */
   const act = (target) => {
@@ -39,15 +41,30 @@ export function passage(texts, reading, pick, again, t) {
   };
   const box = h(
     "div.passage",
-    { dir: "auto", role: "group", "aria-label": t("the text"), onclick: (/** @type {Event} */ event) => act(event.target), onkeydown: (/** @type {KeyboardEvent} */ event) => {
-      if (event.key === "Enter" || event.key === " ") act(event.target);
-      else if (!walk(event)) return;
-      event.preventDefault();
-      event.stopPropagation();
-    } },
+    {
+      dir: "auto",
+      role: "group",
+      "aria-label": t("the text"),
+      onclick: (/** @type {Event} */ event) => act(event.target),
+      onkeydown: (/** @type {KeyboardEvent} */ event) => {
+        if (event.key === "Enter" || event.key === " ") act(event.target);
+        else if (!walk(event)) return;
+        event.preventDefault();
+        event.stopPropagation();
+      },
+    },
     spans,
   );
-  return h("div", h("div.turns", turn("earlier", start - MOST, start > 0), texts.length > MOST && h("small", `${start}–${stop - 1} / ${texts.length}`), turn("later", stop, stop < texts.length)), box);
+  return h(
+    "div",
+    h(
+      "div.turns",
+      turn("earlier", start - MOST, start > 0),
+      texts.length > MOST && h("small", `${start}–${stop - 1} / ${texts.length}`),
+      turn("later", stop, stop < texts.length),
+    ),
+    box,
+  );
 }
 
 /** Arrows go from token to token while one of them has the focus. @param {KeyboardEvent} event */
@@ -74,9 +91,16 @@ export function shadeText(look) {
   const { parts, head, keys, offset, state, aside, received, row, column } = look;
   const { by } = state.reading;
   const cross = head.layer.cross;
-  const values = by === "received" ? received : by === "query" ? row : column && !cross && alongKeys(column, offset, head.m);
-  const ofUnits = values ? inUnits(/** @type {Float32Array} */ (values), keys, by === "key" ? weightFrom : weightOn) : null;
-  shade(parts.text, ofUnits, (token) => unitOf(keys, token), { query: cross ? -1 : state.query + offset, key: state.key, aside: aside ? head.first : -1 });
+  const values =
+    by === "received" ? received : by === "query" ? row : column && !cross && alongKeys(column, offset, head.m);
+  const ofUnits = values
+    ? inUnits(/** @type {Float32Array} */ (values), keys, by === "key" ? weightFrom : weightOn)
+    : null;
+  shade(parts.text, ofUnits, (token) => unitOf(keys, token), {
+    query: cross ? -1 : state.query + offset,
+    key: state.key,
+    aside: aside ? head.first : -1,
+  });
 }
 
 /**

@@ -1,4 +1,4 @@
-// The chosen cell in words: who looks at whom, how much, how sure that is, and what it is of its row.
+// The chosen cell in words: query, key, weight with its error bound, rank and the row's sum.
 
 import { MASKED } from "../attention.js";
 import { fmt, within } from "../numbers.js";
@@ -23,24 +23,34 @@ export function readout(shown, t) {
     const { rank, of, sum } = placeIn(row, keys, found.value);
     const { layer, rules, served } = shown.head;
     const sink = layer.sinks && (served || rules.sink > -Infinity);
-    parts.push(t("rank here", { rank, of }), t(sink ? "sums with sink" : "sums to", { sum: fmt(sum, 6), sink: fmt(Math.max(0, 1 - sum), 4) }));
+    parts.push(
+      t("rank here", { rank, of }),
+      t(sink ? "sums with sink" : "sums to", { sum: fmt(sum, 6), sink: fmt(Math.max(0, 1 - sum), 4) }),
+    );
   }
   return parts.join(" · ");
 }
 
-/** The chosen cell's weight, and how far off it may be. @param {Shown} shown */
+/** The chosen cell's weight and its error bound. @param {Shown} shown */
 function cellValue({ head, cell, row, queries, keys }) {
   if (row) {
     const value = weightOn(row, keys, cell.j);
     const { computing } = head;
-    return { value, off: computing ? value * Math.max(...tokensOf(queries, cell.i).map(computing.bound)) : 0, exact: true };
+    return {
+      value,
+      off: computing ? value * Math.max(...tokensOf(queries, cell.i).map(computing.bound)) : 0,
+      exact: true,
+    };
   }
   const picture = head.small.most;
   if (!picture) return null;
   const [high, wide] = picture.pixels;
   const [i, j] = [tokenAt(queries, cell.i), tokenAt(keys, cell.j)];
   const at = Math.floor(((i + 0.5) * high) / head.n);
-  return { ...(j === head.first ? firstPixel(picture, at) : pixel(picture, at, Math.floor(((j + 0.5) * wide) / head.m))), exact: high === head.n && wide === head.m };
+  return {
+    ...(j === head.first ? firstPixel(picture, at) : pixel(picture, at, Math.floor(((j + 0.5) * wide) / head.m))),
+    exact: high === head.n && wide === head.m,
+  };
 }
 
 /** A weight's rank in its row, and the row's sum. @param {Float32Array} row @param {import("./units.js").Units} keys @param {number} weight */

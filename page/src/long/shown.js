@@ -1,4 +1,4 @@
-// What is on show of one head: one plain object. The map draws it, the cell, the text and the controls change it.
+// The state of the view of one head, one plain object: the map draws it; the cell, the text and the controls change it.
 
 import { areAlike } from "./source.js";
 import { tokens, unitOf, words } from "./units.js";
@@ -13,16 +13,16 @@ import { tokens, unitOf, words } from "./units.js";
  * @typedef {object} Shown
  * @property {Head} head
  * @property {Head | null} other      subtracted
- * @property {Record<string, import("./source.js").Picture>} wide      the finer pictures, once they are there
+ * @property {Record<string, import("./source.js").Picture>} wide      the finer pictures, once they are loaded
  * @property {Units} queries
  * @property {Units} keys
  * @property {(token: number) => string} queryName
  * @property {(token: number) => string} keyName
  * @property {"most" | "mean"} rule      of a pixel with many weights
  * @property {"sqrt" | "linear" | "log"} scale
- * @property {boolean} aside      the first key does not count
- * @property {number} whole      where the head's colours end
- * @property {number} high      the scale's end
+ * @property {boolean} aside      the first key is left out
+ * @property {number} whole      the end of the colour scale for the whole head
+ * @property {number} high      the end of the colour scale
  * @property {boolean} inView      the scale's end is that of the rows in view
  * @property {View} view
  * @property {Cell} cell
@@ -33,7 +33,7 @@ import { tokens, unitOf, words } from "./units.js";
  */
 
 /**
- * The elements that are filled again and again.
+ * The elements whose content changes.
  * @typedef {object} Parts
  * @property {HTMLElement} box      of the map
  * @property {HTMLCanvasElement} canvas
@@ -46,7 +46,7 @@ import { tokens, unitOf, words } from "./units.js";
  */
 
 /**
- * What a look at a head is given.
+ * The arguments of the view of a head.
  * @typedef {object} Given
  * @property {import("../container.js").Page} page
  * @property {import("./page.js").State} state
@@ -54,16 +54,16 @@ import { tokens, unitOf, words } from "./units.js";
  * @property {Head} head
  * @property {Head | null} other
  * @property {(at: import("./source.js").Address) => void} go
- * @property {() => Promise<void>} again      the same place, by what the state says now
+ * @property {() => Promise<void>} again      draws the head again, from the present state
  * @property {(why: unknown) => null} failed
  */
 
-/** @typedef {Given & Shown & {offset: number, keyTexts: string[] | null, canWords: boolean, parts: Parts}} Look      offset: where query 0 stands among the keys */
+/** @typedef {Given & Shown & {offset: number, keyTexts: string[] | null, canWords: boolean, parts: Parts}} Look      offset: the key position of query 0 */
 
-/** Is this look still the one on the page? @param {Look} look */
+/** Whether this view is still on the page. @param {Look} look */
 export const onPage = ({ parts }) => parts.box.isConnected;
 
-/** What is returned says whether the cell of now is still the chosen one: an older answer must not stand beside a newer cell. @param {Look} look */
+/** Returns a function that tells whether the present cell is still chosen: results for an older cell are dropped. @param {Look} look */
 export function stillAt(look) {
   const { cell } = look;
   const { i, j } = cell;
@@ -73,7 +73,7 @@ export function stillAt(look) {
 /** @param {string[] | null} texts @param {number} offset @returns {(token: number) => string} */
 const nameOf = (texts, offset) => (at) => texts?.[at + offset] ?? String(at);
 
-/** A head as the page's state wants it. @param {Given} given @param {Parts} parts @returns {Look} */
+/** The view of a head, as the page's state says. @param {Given} given @param {Parts} parts @returns {Look} */
 export function lookAt(given, parts) {
   const { page, state, head, other } = given;
   const { layer, n, m } = head;
@@ -83,11 +83,18 @@ export function lookAt(given, parts) {
   const offset = layer.cross ? 0 : layer.rules.query_offset[0];
   const canWords = Boolean(queryTexts && keyTexts);
   if (!canWords) state.words = false;
-  const unitsOf = (/** @type {string[] | null} */ texts, /** @type {number} */ length) => (state.words && texts ? words(texts) : tokens(length));
+  const unitsOf = (/** @type {string[] | null} */ texts, /** @type {number} */ length) =>
+    state.words && texts ? words(texts) : tokens(length);
   const queries = unitsOf(queryTexts && queryTexts.slice(offset, offset + n), n);
   const keys = unitsOf(keyTexts, m);
   return {
-    ...given, parts, offset, keyTexts, canWords, queries, keys,
+    ...given,
+    parts,
+    offset,
+    keyTexts,
+    canWords,
+    queries,
+    keys,
     other: other && areAlike(page, head, other.layer, other.address.head) ? other : null,
     wide: {},
     queryName: nameOf(queryTexts, offset),

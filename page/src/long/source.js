@@ -1,4 +1,4 @@
-// Where weights come from: computed in the page from q, k and L, asked of the viewer's server, or read off a picture.
+// Where weights come from: computed here from q, k and L, requested from the viewer's server, or read from a picture.
 
 import { range, rowInto, rulesOf } from "../attention.js";
 import { load } from "../packed.js";
@@ -26,12 +26,14 @@ export function headAt(page, address) {
   return head;
 }
 
-/** Is every weight of a layer's head known? @param {Page} page @param {any} layer @param {number} at */
+/** Whether every weight of a layer's head is known. @param {Page} page @param {any} layer @param {number} at */
 const isExact = (page, layer, at) => Boolean(page.header.served) || layer.exact.includes(at);
 
-/** Can a layer's head be subtracted: of as many queries and keys, its weights known by the same means? @param {Page} page @param {Head} head @param {any} layer @param {number} at */
+/** Whether a layer's head can be subtracted: it has as many queries and keys, and its weights come from the same source. @param {Page} page @param {Head} head @param {any} layer @param {number} at */
 export const areAlike = (page, head, layer, at) =>
-  layer.queries === head.n && layer.keys === head.m && Boolean((head.exact && isExact(page, layer, at)) || (head.small.most && layer.pixels));
+  layer.queries === head.n &&
+  layer.keys === head.m &&
+  Boolean((head.exact && isExact(page, layer, at)) || (head.small.most && layer.pixels));
 
 /** @param {Page} page @param {Address} address */
 async function openHead(page, { run, layer: place, head: position }) {
@@ -53,7 +55,14 @@ async function openHead(page, { run, layer: place, head: position }) {
       const side = await array(`${prefix}first_${rule}`);
       if (!pixels || !side) continue;
       const [rows, cols] = pixels.shape.slice(1);
-      found[rule] = { pixels: [rows, cols], data: /** @type {Uint8Array} */ (pixels.data), at: at * rows * cols, first: /** @type {Uint8Array} */ (side.data), firstAt: at * rows, largest: scale[rule][at] };
+      found[rule] = {
+        pixels: [rows, cols],
+        data: /** @type {Uint8Array} */ (pixels.data),
+        at: at * rows * cols,
+        first: /** @type {Uint8Array} */ (side.data),
+        firstAt: at * rows,
+        largest: scale[rule][at],
+      };
     }
     found.mean ??= found.most;
     return found;
@@ -87,7 +96,7 @@ async function openHead(page, { run, layer: place, head: position }) {
   return head;
 }
 
-/** The picture first: unpacking q and k takes a moment. */
+/** The picture comes first, since unpacking q and k takes a moment. */
 const drawn = () => new Promise((go) => requestAnimationFrame(() => setTimeout(go)));
 
 /**
@@ -99,7 +108,10 @@ const drawn = () => new Promise((go) => requestAnimationFrame(() => setTimeout(g
 async function computed(page, layer, at, rules) {
   const { queries: n, keys: m, d_k: width, arrays } = layer;
   const [q, k, lse] = await Promise.all(["q", "k", "logsumexp"].map((name) => load(page, arrays[name])));
-  const rows = { q: { data: q.data, at: at * n * width, width }, k: { data: k.data, at: layer.key_of[at] * m * width, width } };
+  const rows = {
+    q: { data: q.data, at: at * n * width, width },
+    k: { data: k.data, at: layer.key_of[at] * m * width, width },
+  };
   const L = lse.data.subarray(at * n, (at + 1) * n);
   const stored = page.header.arrays[arrays.q].dtype;
   return { ...rows, L, bound: bounds(rows.q, rows.k, L, rules, stored === layer.dtype ? "" : stored, m) };
@@ -145,7 +157,10 @@ export function pixel(p, row, col) {
 export const firstPixel = (p, row) => decoded(p.first[p.firstAt + row], p.largest);
 
 /** @param {number} code @param {number} largest */
-const decoded = (code, largest) => (code === NONFINITE ? { value: NaN, off: 0 } : { value: (code / LEVELS) ** 2 * largest, off: ((code + 0.25) / LEVELS ** 2) * largest });
+const decoded = (code, largest) =>
+  code === NONFINITE
+    ? { value: NaN, off: 0 }
+    : { value: (code / LEVELS) ** 2 * largest, off: ((code + 0.25) / LEVELS ** 2) * largest };
 
 /**
  * All weights of one query; null where this head is a picture only.
@@ -181,14 +196,16 @@ export async function columnOf(head, j) {
 export async function ask(head, what, values) {
   const wanted = { ...head.address, ...values };
   if (head.served === "frame") return askFrame(what, wanted);
-  const answer = await fetch(what, { method: "POST", body: JSON.stringify(wanted) }).catch(() => Promise.reject(new Error("ended")));
+  const answer = await fetch(what, { method: "POST", body: JSON.stringify(wanted) }).catch(() =>
+    Promise.reject(new Error("ended")),
+  );
   if (!answer.ok) throw new Error(`${answer.status} ${await answer.text()}`);
   return new Float32Array(await answer.arrayBuffer());
 }
 
 let asked = 0;
 
-/** Through the page around this frame, which passes it on. @param {string} what @param {object} wanted @returns {Promise<Float32Array>} */
+/** Sends a request through the page around this frame, which passes it on. @param {string} what @param {object} wanted @returns {Promise<Float32Array>} */
 function askFrame(what, wanted) {
   const id = ++asked;
   return new Promise((go, stop) => {

@@ -1,10 +1,10 @@
-// What a whole head amounts to: its largest weight, and what each key receives.
+// Statistics of a whole head: where its colour scale ends, and what each key receives.
 
 import { MASKED, rowInto } from "../attention.js";
 import { breathe } from "../dom.js";
 import { NONFINITE } from "./source.js";
 
-/** @typedef {{whole: number, aside: number, nonfinite: boolean, received: Float32Array | null}} Survey      where the colours end: of all weights, and with the first key set aside */
+/** @typedef {{whole: number, aside: number, nonfinite: boolean, received: Float32Array | null}} Survey      whole, aside: the end of the colour scale for all weights, and without the first key */
 
 /**
  * Where the scale of colour ends: the 90th percentile of the rows' largest weights, row 0 left out, as picture.py has it.
@@ -34,7 +34,8 @@ export function surveyOf(head) {
 function fromPicture({ small: { most: p }, layer, address, received }) {
   const { whole, aside } = layer.reach;
   const codes = p.data.subarray(p.at, p.at + p.pixels[0] * p.pixels[1]);
-  const nonfinite = codes.includes(NONFINITE) || p.first.subarray(p.firstAt, p.firstAt + p.pixels[0]).includes(NONFINITE);
+  const nonfinite =
+    codes.includes(NONFINITE) || p.first.subarray(p.firstAt, p.firstAt + p.pixels[0]).includes(NONFINITE);
   return { whole: whole[address.head], aside: aside[address.head], nonfinite, received };
 }
 

@@ -1,4 +1,4 @@
-// The weights around the cell as a table, for those who read tables.
+// The weights around the chosen cell as a table, which screen readers can read.
 
 import { MASKED } from "../attention.js";
 import { h } from "../dom.js";
@@ -12,7 +12,16 @@ const SIZE = 9;
 /** Fill the table if it is open. @param {import("./shown.js").Look} look */
 export async function fillTable(look) {
   const still = stillAt(look);
-  const { parts: { table }, head, queries, keys, queryName, keyName, cell, shell: { t } } = look;
+  const {
+    parts: { table },
+    head,
+    queries,
+    keys,
+    queryName,
+    keyName,
+    cell,
+    shell: { t },
+  } = look;
   if (!table.open || !head.exact) return;
   const [rows, cols] = [around(cell.i, queries.count), around(cell.j, keys.count)];
   const lines = await Promise.all(rows.map((i) => unitRow(head, queries, i)));
@@ -20,12 +29,29 @@ export async function fillTable(look) {
   const said = (/** @type {number} */ value) => (value === MASKED ? t("masked cell") : fmt(value, 3));
   const made = h(
     "table",
-    h("caption", t("where", { i0: rows[0], i1: rows.at(-1), n: queries.count, j0: cols[0], j1: cols.at(-1), m: keys.count })),
-    h("thead", h("tr", h("td"), cols.map((j) => h("th", { scope: "col" }, `${j} ${unitLabel(keys, keyName, j, 12)}`)))),
-    h("tbody", rows.map((i, at) => {
-      const line = lines[at];
-      return h("tr", h("th", { scope: "row" }, `${i} ${unitLabel(queries, queryName, i, 12)}`), cols.map((j) => h("td", said(line ? weightOn(line, keys, j) : NaN))));
-    })),
+    h(
+      "caption",
+      t("where", { i0: rows[0], i1: rows.at(-1), n: queries.count, j0: cols[0], j1: cols.at(-1), m: keys.count }),
+    ),
+    h(
+      "thead",
+      h(
+        "tr",
+        h("td"),
+        cols.map((j) => h("th", { scope: "col" }, `${j} ${unitLabel(keys, keyName, j, 12)}`)),
+      ),
+    ),
+    h(
+      "tbody",
+      rows.map((i, at) => {
+        const line = lines[at];
+        return h(
+          "tr",
+          h("th", { scope: "row" }, `${i} ${unitLabel(queries, queryName, i, 12)}`),
+          cols.map((j) => h("td", said(line ? weightOn(line, keys, j) : NaN))),
+        );
+      }),
+    ),
   );
   table.replaceChildren(/** @type {Node} */ (table.firstChild), h("div.table", { tabindex: 0 }, made));
 }

@@ -10,10 +10,20 @@ import { search, unitOf } from "./units.js";
 
 /** @param {Look} look */
 export function drawText(look) {
-  const { parts: { text }, keyTexts, head, state: { reading }, shell: { t } } = look;
+  const {
+    parts: { text },
+    keyTexts,
+    head,
+    state: { reading },
+    shell: { t },
+  } = look;
   text.replaceChildren();
   if (!keyTexts || !head.exact) return;
-  const modes = /** @type {[string, string][]} */ ([["received", t("by received")], ["query", t("by query")], ["key", t("by key")]]);
+  const modes = /** @type {[string, string][]} */ ([
+    ["received", t("by received")],
+    ["query", t("by query")],
+    ["key", t("by key")],
+  ]);
   const again = () => {
     drawText(look);
     shadeText(look);
@@ -25,7 +35,16 @@ export function drawText(look) {
         reading.by = /** @type {any} */ (value);
         shadeText(look);
       }),
-      choice(t("click picks"), "picks", [["query", t("query")], ["key", t("key")]], reading.picks, (value) => (reading.picks = /** @type {any} */ (value))),
+      choice(
+        t("click picks"),
+        "picks",
+        [
+          ["query", t("query")],
+          ["key", t("key")],
+        ],
+        reading.picks,
+        (value) => (reading.picks = /** @type {any} */ (value)),
+      ),
       searchField(look, again),
     ),
     passage(keyTexts, reading, (token) => choose(look, token), again, t),
@@ -37,26 +56,46 @@ function searchField(look, again) {
   const { reading } = look.state;
   const label = look.shell.t("search");
   const count = h("small", { role: "status" }, reading.said);
-  const field = /** @type {HTMLInputElement} */ (h("input", { type: "search", id: "search", placeholder: `${label}  /`, "aria-label": label, value: reading.word, onkeydown: (/** @type {KeyboardEvent} */ event) => {
-    if (event.key === "Escape") field.blur();
-    if (event.key !== "Enter") return;
-    const found = find(look, field.value, event.shiftKey);
-    count.textContent = reading.said;
-    if (found === undefined) return;
-    again();
-    byId("search")?.focus();
-    look.parts.text.querySelector(`[data-token="${found}"]`)?.scrollIntoView({ block: "nearest" });
-  } }));
+  const field = /** @type {HTMLInputElement} */ (
+    h("input", {
+      type: "search",
+      id: "search",
+      placeholder: `${label}  /`,
+      "aria-label": label,
+      value: reading.word,
+      onkeydown: (/** @type {KeyboardEvent} */ event) => {
+        if (event.key === "Escape") field.blur();
+        if (event.key !== "Enter") return;
+        const found = find(look, field.value, event.shiftKey);
+        count.textContent = reading.said;
+        if (found === undefined) return;
+        again();
+        byId("search")?.focus();
+        look.parts.text.querySelector(`[data-token="${found}"]`)?.scrollIntoView({ block: "nearest" });
+      },
+    })
+  );
   return h("span", field, count);
 }
 
 /** Choose the next token where the word stands, or the one before. @param {Look} look @param {string} word @param {boolean} back */
 function find(look, word, back) {
-  const { keyTexts, offset, cell, queries, keys, state: { reading }, shell: { t } } = look;
+  const {
+    keyTexts,
+    offset,
+    cell,
+    queries,
+    keys,
+    state: { reading },
+    shell: { t },
+  } = look;
   const tokens = search(/** @type {string[]} */ (keyTexts), word);
-  const found = tokens.filter((at, place) => !place || unitOf(keys, at) !== unitOf(keys, tokens[place - 1])); // a word counts once
-  const ahead = (/** @type {number} */ token) => (picksQuery(look) ? unitOf(queries, token - offset) - cell.i : unitOf(keys, token) - cell.j);
-  const next = back ? (found.findLast((at) => ahead(at) < 0) ?? found.at(-1)) : (found.find((at) => ahead(at) > 0) ?? found[0]);
+  const found = tokens.filter((at, place) => !place || unitOf(keys, at) !== unitOf(keys, tokens[place - 1])); // a word is found once
+  const ahead = (/** @type {number} */ token) =>
+    picksQuery(look) ? unitOf(queries, token - offset) - cell.i : unitOf(keys, token) - cell.j;
+  const next = back
+    ? (found.findLast((at) => ahead(at) < 0) ?? found.at(-1))
+    : (found.find((at) => ahead(at) > 0) ?? found[0]);
   reading.word = word;
   reading.said = next === undefined ? t("not found") : t("found", { at: found.indexOf(next) + 1, of: found.length });
   if (next === undefined) return;

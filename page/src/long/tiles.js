@@ -1,4 +1,4 @@
-// Tiles of 256 × 256 pixels, computed in short slices so that the page always answers; the last 64 are kept.
+// Tiles of 256 × 256 pixels, computed in short slices of time so that the page stays responsive; the last 64 are kept.
 
 import { MASKED, rowInto } from "../attention.js";
 import { breathe } from "../dom.js";
@@ -28,9 +28,10 @@ export function whenReady(then, otherwise) {
 }
 
 /** @param {Wanted} w */
-const keyOf = (w) => `${Object.values(w.head.address)} ${w.rows.edges ? "w" : "t"} ${w.level} ${w.row} ${w.col} ${w.level || w.rows.edges ? w.rule : ""}`;
+const keyOf = (w) =>
+  `${Object.values(w.head.address)} ${w.rows.edges ? "w" : "t"} ${w.level} ${w.row} ${w.col} ${w.level || w.rows.edges ? w.rule : ""}`;
 
-/** The tile's weights, row by row, MASKED where nothing may look; null while it is computed. @param {Wanted} w */
+/** A tile's weights, row by row, MASKED where masked; null while they are computed. @param {Wanted} w */
 export function tileOf(w) {
   const key = keyOf(w);
   const found = done.get(key);
@@ -47,7 +48,7 @@ export function tileOf(w) {
   return null;
 }
 
-/** What is no longer looked at need not be computed. */
+/** Drops the requests for tiles that are not in view any more. */
 export const forgetWanted = () => wanted.clear();
 
 async function work() {
@@ -88,7 +89,9 @@ async function served({ head, rows, cols, level, row, col, rule }) {
   const step = 2 ** level;
   const edges = (/** @type {Units} */ u, /** @type {number} */ at) => {
     const first = at * SIDE * step;
-    return Array.from({ length: Math.min(u.count, first + SIDE * step) - first + 1 }, (_, place) => tokenAt(u, first + place));
+    return Array.from({ length: Math.min(u.count, first + SIDE * step) - first + 1 }, (_, place) =>
+      tokenAt(u, first + place),
+    );
   };
   const [down, across] = [edges(rows, row), edges(cols, col)];
   const found = await ask(head, "tile", { rows: down, cols: across, step, rule });

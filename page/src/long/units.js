@@ -1,5 +1,5 @@
-// What rows and columns are counted in: tokens, or whole words. A word's weight on a word is the sum over its keys, the
-// mean over its queries.
+// The units of rows and columns: tokens, or whole words. A word's weight on a word is the sum over its keys and the mean
+// over its queries.
 
 import { spelled } from "../numbers.js";
 
@@ -19,7 +19,9 @@ export function words(texts) {
   const spaced = texts.some((text) => /^[ ▁Ġ]/.test(text));
   const starts = [];
   for (const [place, text] of texts.entries()) {
-    const goes = spaced ? LETTER.test(text) && place > 0 && LETTER.test(texts[place - 1].slice(-1)) && !APART.test(text) : text.startsWith("##");
+    const goes = spaced
+      ? LETTER.test(text) && place > 0 && LETTER.test(texts[place - 1].slice(-1)) && !APART.test(text)
+      : text.startsWith("##");
     if (!goes) starts.push(place);
   }
   return { count: starts.length, edges: Int32Array.from([...starts, texts.length]) };
@@ -59,14 +61,14 @@ export function placed(u, name, at, most) {
   return label === String(at) ? label : `${at} “${label}”`;
 }
 
-/** Before which tokens a text has a space that the tokens lack: word pieces, and ids. @param {string[]} texts @returns {(at: number) => boolean} */
+/** Tells before which tokens a space must be written, where the tokens themselves have none (word pieces, ids). @param {string[]} texts @returns {(at: number) => boolean} */
 export function gapsOf(texts) {
   const glued = texts.length > 1 && !texts.some((text) => /^[ \n▁Ġ]/.test(text));
   return (at) => glued && at > 0 && !texts[at].startsWith("##") && /^[\p{L}\p{N}]/u.test(texts[at]);
 }
 
 /**
- * Every place where the text holds some words: the tokens in which they begin.
+ * Finds some words in the text: the tokens in which they begin.
  * @param {string[]} texts
  * @param {string} wanted
  */

@@ -1,4 +1,4 @@
-// Which part of the matrix is in view, and where it stands on the canvas.
+// Which part of the matrix is in view, and its position on the canvas.
 
 /** @typedef {import("./shown.js").Shown} Shown */
 /** @typedef {ReturnType<typeof frame>} Frame */
@@ -15,17 +15,23 @@ export function frame(width, { queries, keys }) {
   return { left, top, side, high, width: left + side + GAP + STRIP, height: top + high + GAP + STRIP };
 }
 
-/** Both directions of the map alike: down go the queries, across the keys. @param {Shown} shown @param {Frame} f */
+/** Both axes of the map in one form: queries downwards, keys across. @param {Shown} shown @param {Frame} f */
 export const axesOf = ({ queries, keys, queryName, keyName, view, cell }, f) => ({
   down: { units: queries, name: queryName, start: view.y, from: f.top, length: f.high, chosen: cell.i, role: "query" },
   across: { units: keys, name: keyName, start: view.x, from: f.left, length: f.side, chosen: cell.j, role: "key" },
 });
 
 /** Where the view ends, in queries and keys. @param {Shown} shown @param {Frame} f */
-export const endOf = ({ queries, keys, view }, f) => ({ y: Math.min(queries.count, view.y + f.high * view.step), x: Math.min(keys.count, view.x + f.side * view.step) });
+export const endOf = ({ queries, keys, view }, f) => ({
+  y: Math.min(queries.count, view.y + f.high * view.step),
+  x: Math.min(keys.count, view.x + f.side * view.step),
+});
 
 /** How much of the frame the matrix fills, in pixels. @param {Shown} shown @param {Frame} f */
-export const filled = ({ queries, keys, view }, f) => ({ high: Math.min(f.high, queries.count / view.step), wide: Math.min(f.side, keys.count / view.step) });
+export const filled = ({ queries, keys, view }, f) => ({
+  high: Math.min(f.high, queries.count / view.step),
+  wide: Math.min(f.side, keys.count / view.step),
+});
 
 /** Keep the view inside the matrix. @param {Shown} shown @param {Frame} f */
 export function settle({ queries, keys, view }, f) {
@@ -41,7 +47,7 @@ export function showWhole(shown, f) {
   settle(shown, f);
 }
 
-/** Nearer or farther around a point of the matrix that stays where it is. @param {Shown} shown @param {Frame} f @param {number} factor @param {number} y @param {number} x */
+/** Zooms around a point of the matrix, which keeps its position. @param {Shown} shown @param {Frame} f @param {number} factor @param {number} y @param {number} x */
 export function zoom(shown, f, factor, y, x) {
   const { view } = shown;
   const before = view.step;
@@ -63,6 +69,16 @@ export function follow(shown, f) {
 /** The cell under a point of the canvas, and the point in the matrix; null outside. @param {Shown} shown @param {Frame} f @param {number} left @param {number} top */
 export function cellAt({ queries, keys, view }, f, left, top) {
   const [x, y] = [view.x + (left - f.left) * view.step, view.y + (top - f.top) * view.step];
-  if (left < f.left || top < f.top || left > f.left + f.side || top > f.top + f.high || y < 0 || x < 0 || y >= queries.count || x >= keys.count) return null;
+  if (
+    left < f.left ||
+    top < f.top ||
+    left > f.left + f.side ||
+    top > f.top + f.high ||
+    y < 0 ||
+    x < 0 ||
+    y >= queries.count ||
+    x >= keys.count
+  )
+    return null;
   return { i: Math.floor(y), j: Math.floor(x), y, x };
 }

@@ -1,4 +1,4 @@
-// The weights in view: tiles that are computed where the map is near, the stored picture where it is far or tiles are missing.
+// Draws the weights in view: computed tiles where the map is zoomed in, the stored picture elsewhere and until they are ready.
 
 import { MASKED } from "../attention.js";
 import { hatching } from "../colour.js";
@@ -54,12 +54,17 @@ function tilesInView(shown, f, level) {
   for (let row = Math.floor(view.y / span); row * span < end.y; row++)
     for (let col = Math.floor(view.x / span); col * span < end.x; col++) {
       const place = { rows: queries, cols: keys, level, row, col, rule };
-      tiles.push({ top: row * span, left: col * span, weights: tileOf({ head, ...place }), other: other && tileOf({ head: other, ...place }) });
+      tiles.push({
+        top: row * span,
+        left: col * span,
+        weights: tileOf({ head, ...place }),
+        other: other && tileOf({ head: other, ...place }),
+      });
     }
   return tiles;
 }
 
-/** The largest of each row of pixels in these tiles, but for the first key's column where that is set aside. @param {Tile[]} tiles @param {Shown} shown @param {number} level */
+/** The largest weight of each row of pixels in these tiles, without the first key's column if that is left out. @param {Tile[]} tiles @param {Shown} shown @param {number} level */
 function peaksOf(tiles, { aside, keys, head }, level) {
   /** @type {Map<number, number>} */
   const peaks = new Map([[0, 0]]); // row 0 is left out, in view or not

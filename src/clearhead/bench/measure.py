@@ -1,7 +1,7 @@
-"""Fair timing: every contestant in turn, round after round, in one process; medians, and ratios within a round.
+"""Interleaved timing: all contestants take turns in every round, in one process; medians, and ratios within a round.
 
-A peer's threads go on spinning for tens of milliseconds after its last call, on the cores that the next contestant
-needs: so each waits for quiet, and warms up, before its time counts.
+A library's threads may keep spinning for tens of milliseconds after its last call, on cores that the next contestant
+needs. So each contestant waits until the process is idle, and warms up, before it is timed.
 """
 
 import time
@@ -25,10 +25,10 @@ class Timing:
 
 
 def interleaved(calls: Mapping[str, Call], *, rounds: int, slice_seconds: float) -> dict[str, Timing]:
-    """Time each call in every round, in an order that turns, each for about `slice_seconds`; the first is ours.
+    """Time each call in every round, in rotating order, each for about `slice_seconds`; the first call is ours.
 
-    Half the rounds do where our own call is longer than a slice; what takes over a second, and four times as long as
-    ours, takes part in the first only.
+    If our call takes longer than a slice, half the rounds are run. A call that takes more than a second, and more than
+    four times as long as ours, is timed in the first round only.
     """
     once = {name: _once(call) for name, call in calls.items()}
     own = next(iter(once.values()))
@@ -49,18 +49,18 @@ def interleaved(calls: Mapping[str, Call], *, rounds: int, slice_seconds: float)
 
 
 def ratio(theirs: Timing, ours: Timing) -> float:
-    """How many times as fast ours is: the median of their time over ours, over the rounds that both took part in."""
+    """How many times as fast ours is: the median of their time divided by ours, over the rounds that have both."""
     return median(a / b for a, b in zip(theirs.seconds, ours.seconds, strict=False))
 
 
 def _once(call: Call) -> float:
-    """About how long a call takes, once caches, compilers and thread pools are awake."""
+    """Roughly the seconds of one call after warm-up of caches, compilers and thread pools."""
     first = _timed(call, 1)
     return min(first, _timed(call, 1)) if first < 10.0 else first
 
 
 def _wait_for_quiet(step: float = 0.01, most: int = 100) -> None:
-    """Until this process's threads sleep: hardly any processor time in a short wait."""
+    """Wait until this process's threads sleep, that is, use under a tenth of the time in processor time."""
     for _ in range(most):
         before = time.process_time()
         time.sleep(step)

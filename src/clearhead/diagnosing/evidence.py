@@ -1,141 +1,146 @@
-"""Mistakes that leave no exact numbers: rounding to a narrow dtype, and dropout, told by their size and statistics."""
+"""Mistakes that leave no exact numbers: rounding to a narrow dtype and dropout, recognised by size and statistics."""
 
 import numpy as np
 
-from clearhead.axes import Array
+from clearhead.core.axes import Array
 from clearhead.diagnosing.fitting import FACTOR, Fit, differences, eps, largest
-from clearhead.diagnosing.recipe import Part, Recipe
-from clearhead.diagnosing.tiles import named
+from clearhead.diagnosing.recipe import Recipe, Selection
+from clearhead.diagnosing.tiles import dtype_named
 from clearhead.diagnosing.workings import Workings
 
-_COARSE = 0.1  # rounding, however unlucky, leaves numbers this close (relative root mean square)
+_COARSE = 0.1  # the largest error that rounding can cause, as relative root mean square
 
 
-def near(fit: Fit, base: Recipe, part: Part, work: Workings | None = None) -> bool:
-    """Do theirs lie as close to the recipe's numbers as rounding could leave them?"""
-    theirs, made = fit.theirs(part), (work or fit.exact).answer(base, part)
-    return made.shape == theirs.shape and _size(theirs - made) <= _COARSE * _size(theirs)
+def is_close(fit: Fit, base: Recipe, selection: Selection, workings: Workings | None = None) -> bool:
+    """Could rounding alone explain how far theirs lie from the recipe's numbers?"""
+    theirs, computed = fit.theirs(selection), (workings or fit.exact).answer(base, selection)
+    return computed.shape == theirs.shape and _rms(theirs - computed) <= _COARSE * _rms(theirs)
 
 
-def off(fit: Fit, base: Recipe, part: Part) -> float:
-    """How far theirs lie from the recipe's numbers, root mean square."""
-    theirs, made = fit.theirs(part), fit.exact.answer(base, part)
-    return _size(theirs - made) if made.shape == theirs.shape else float("inf")
+def rms_error(fit: Fit, base: Recipe, selection: Selection) -> float:
+    """The root mean square of what theirs differ by from the recipe's numbers; infinite where the shapes differ."""
+    theirs, computed = fit.theirs(selection), fit.exact.answer(base, selection)
+    return _rms(theirs - computed) if computed.shape == theirs.shape else float("inf")
 
 
-def around(fit: Fit, base: Recipe, part: Part, work: Workings) -> bool:
-    """Could theirs scatter around the recipe's numbers, neither larger nor smaller in all?"""
-    theirs, made = fit.theirs(part), work.answer(base, part)
-    if made.shape != theirs.shape or not np.isfinite(theirs).all() or not np.isfinite(made).all():
+def scatters_around(fit: Fit, base: Recipe, selection: Selection, workings: Workings) -> bool:
+    """Could theirs scatter around the recipe's numbers, neither larger nor smaller on the whole?"""
+    theirs, computed = fit.theirs(selection), workings.answer(base, selection)
+    if computed.shape != theirs.shape or not np.isfinite(theirs).all() or not np.isfinite(computed).all():
         return False
-    return abs(float((theirs * made).sum()) - float((made**2).sum())) <= 0.6 * float((made**2).sum())
+    return abs(float((theirs * computed).sum()) - float((computed**2).sum())) <= 0.6 * float((computed**2).sum())
 
 
-def rounding(fit: Fit, base: Recipe, halved: Recipe, part: Part) -> tuple[float, float] | None:
-    """What is left when the base is rounded as `halved` says, and what was there before; None if that explains little.
+def rounding(fit: Fit, base: Recipe, halved: Recipe, selection: Selection) -> tuple[float, float] | None:
+    """The largest difference that is left after rounding as `halved` does, and that without rounding.
 
-    The order of a sum is not known, so that the numbers agree only in part: less than half must be left.
+    The order in which they summed is not known, so rounding cannot be repeated exactly; None where it leaves half of
+    the difference or more.
     """
-    theirs = fit.theirs(part)
-    plain, made = fit.exact.answer(base, part), fit.exact.answer(halved, part)
-    before, left = _size(theirs - plain), _size(theirs - made)
-    if not before > fit.tolerance(base, part) / FACTOR or not left < 0.5 * before:
+    theirs = fit.theirs(selection)
+    plain, computed = fit.exact.answer(base, selection), fit.exact.answer(halved, selection)
+    before, left = _rms(theirs - plain), _rms(theirs - computed)
+    if not before > fit.tolerance(base, selection) / FACTOR or not left < 0.5 * before:
         return None
-    return float(differences(theirs, made).max(initial=0)), float(differences(theirs, plain).max(initial=0))
+    return float(differences(theirs, computed).max(initial=0)), float(differences(theirs, plain).max(initial=0))
 
 
-def somewhere(fit: Fit, base: Recipe, dtype: str, part: Part) -> float | None:
-    """How unlike the error of a plain run in a narrow dtype theirs is, as a ratio of sizes; None where it cannot be.
+def somewhere(fit: Fit, base: Recipe, dtype: str, selection: Selection) -> float | None:
+    """How the size of theirs' error compares with that of a plain run in a narrow dtype: a ratio from 1 up.
 
-    No number may be further off than such a run comes, and the error may be no share of the numbers.
+    None where the error cannot come from rounding: a number is further off than such a run would be, or the error is
+    proportional to the numbers.
     """
-    exact = fit.exact.answer(base, part)
-    theirs = fit.theirs(part)
-    narrow = Workings(fit.given, named(dtype)).answer(base, part).astype(np.float64)
-    error, apart = narrow - exact, theirs - exact
+    exact = fit.exact.answer(base, selection)
+    theirs = fit.theirs(selection)
+    narrow = Workings(fit.inputs, dtype_named(dtype)).answer(base, selection).astype(np.float64)
+    error, their_error = narrow - exact, theirs - exact
     worst = float(np.abs(error[np.isfinite(error)]).max(initial=0.0))
-    if not differences(theirs, exact).max(initial=0) <= FACTOR * (worst + eps(named(dtype)) * largest(exact)):
+    if not differences(theirs, exact).max(initial=0) <= FACTOR * (worst + eps(dtype_named(dtype)) * largest(exact)):
         return None
-    together = float((apart * exact).sum()) / (np.linalg.norm(apart) * np.linalg.norm(exact) + 1e-300)
-    if abs(together) >= max(0.5, 4 / np.sqrt(apart.size)):
+    correlation = float((their_error * exact).sum()) / (np.linalg.norm(their_error) * np.linalg.norm(exact) + 1e-300)
+    if abs(correlation) >= max(0.5, 4 / np.sqrt(their_error.size)):
         return None
-    ratio = _size(apart) / max(_size(error), 1e-300)
+    ratio = _rms(their_error) / max(_rms(error), 1e-300)
     return max(ratio, 1 / max(ratio, 1e-300))
 
 
-def dropout(fit: Fit, base: Recipe, part: Part, *, strict: bool = False) -> float | None:
-    """The rate, where theirs scatter around the base as dropped weights make them: Var o = p/(1-p)·Σ a²·v².
+def dropout(fit: Fit, base: Recipe, selection: Selection, *, strict: bool = False) -> float | None:
+    """The dropout rate p, where theirs scatter around the base as dropped weights do: Var o = p/(1-p)·Σ a²·v².
 
-    strict, for a base that is a mistake itself: many bases come near by chance, so the scatter must fit well.
+    strict    for a base that is a mistake itself: many bases come near by chance, so the scatter must fit better
+    None where the scatter is not that of dropout.
     """
-    theirs = fit.theirs(part)
+    theirs = fit.theirs(selection)
     if not np.isfinite(theirs).all():
         return None
-    if fit.given.stage == "weights":
-        return _dropped_weights(theirs, fit.exact.answer(base, part))
-    if fit.given.stage != "output" or fit.given.merged or base.half or base.values != "v" or base.turned:
+    if fit.inputs.stage == "weights":
+        return _dropped_weights(theirs, fit.exact.answer(base, selection))
+    if fit.inputs.stage != "output" or fit.inputs.merged or base.half or base.values != "v" or base.turned:
         return None
-    weights, right = fit.exact.weights(base, part), fit.exact.output(base, part)
-    values = fit.exact.serving(base, fit.exact.operand(base, "v"), part.heads)
+    weights, right = fit.exact.weights(base, selection), fit.exact.output(base, selection)
+    values = fit.exact.serving(base, fit.exact.operand(base, "v"), selection.heads)
     if right.shape != theirs.shape or not np.isfinite(right).all():
         return None
     spread = weights**2 @ values**2
-    off = theirs - right
+    error = theirs - right
     use = spread > 1e-12 * spread.max(initial=0)
     if use.sum() < 64:
         return None
-    each = (off**2).sum(axis=-1) / np.maximum(spread.sum(axis=-1), 1e-300)  # every row alike, whatever its keys
+    ratios = (error**2).sum(axis=-1) / np.maximum(spread.sum(axis=-1), 1e-300)  # p/(1-p), estimated from each row
     live = use.any(axis=-1)
-    ratio = float(each[live].mean())
-    share = float((off * right)[use].sum() / (right[use] ** 2).sum())
-    along = weights**2 * (right @ values.swapaxes(-1, -2)) ** 2  # a dropped weight takes from all columns at once
-    doubt = float(np.sqrt(ratio * along.sum()) / (right[use] ** 2).sum())
+    ratio = float(ratios[live].mean())
+    share = float((error * right)[use].sum() / (right[use] ** 2).sum())
+    along = weights**2 * (right @ values.swapaxes(-1, -2)) ** 2  # a dropped weight changes all columns at once
+    deviation = float(np.sqrt(ratio * along.sum()) / (right[use] ** 2).sum())
     rate = ratio / (1 + ratio)
-    if abs(share) > 3.5 * doubt + 0.01 or not 0.005 < rate < 0.95:
+    if abs(share) > 3.5 * deviation + 0.01 or not 0.005 < rate < 0.95:
         return None
     order = np.argsort(spread.sum(axis=-1)[live])
-    quarters = [float(each[live][at].mean()) for at in np.array_split(order, 4)]
-    luck = (
-        float(each[live].std()) / ratio / np.sqrt(live.sum())
-    )  # of the mean; few heavy rows decide where rates are low
-    apart = max(1.8 if strict else 3.0, 1 / max(0.2, 1 - 7 * luck))  # how unlike quarters of the rows may be
-    alike = max(1.25 if strict else 1.6, 1 + 4 * luck)  # how unlike the whole covariance may be
-    if max(quarters) > apart * ratio or min(quarters) < ratio / apart:
+    quarters = [float(ratios[live][rows].mean()) for rows in np.array_split(order, 4)]
+    # The relative standard error of the mean; where rates are low, a few rows with large errors decide it.
+    standard_error = float(ratios[live].std()) / ratio / np.sqrt(live.sum())
+    between_rows = max(1.8 if strict else 3.0, 1 / max(0.2, 1 - 7 * standard_error))  # allowed between quarters of rows
+    to_whole = max(1.25 if strict else 1.6, 1 + 4 * standard_error)  # allowed against the whole covariance
+    if max(quarters) > between_rows * ratio or min(quarters) < ratio / between_rows:
         return None
-    return rate if ratio / alike < _shaped(weights, values, off, ratio) < alike * ratio else None
+    return rate if ratio / to_whole < _by_covariance(weights, values, error, ratio) < to_whole * ratio else None
 
 
-def _shaped(weights: Array, values: Array, off: Array, ratio: float) -> float:
-    """The same ratio from the whole covariance Σ_j a_j²·v_j·v_jᵀ, which only dropped weights have."""
+def _by_covariance(weights: Array, values: Array, error: Array, ratio: float) -> float:
+    """p/(1-p) from the whole covariance Σ_j a_j²·v_j·v_jᵀ of each row, which only dropped weights have.
+
+    The given ratio where too few rows have a covariance that can be inverted.
+    """
     width = values.shape[-1]
-    found = []
-    places = list(np.ndindex(weights.shape[:3]))
-    for batch, head, row in places[:: max(1, len(places) // 256)]:
-        scaled = weights[batch, head, row, :, None] * values[batch, head]
+    estimates = []
+    rows = list(np.ndindex(weights.shape[:3]))
+    for row in rows[:: max(1, len(rows) // 256)]:
+        scaled = weights[row][:, None] * values[row[:2]]
         spread = scaled.T @ scaled
         if np.linalg.cond(spread) < 1e6:
-            found.append(float(off[batch, head, row] @ np.linalg.solve(spread, off[batch, head, row])) / width)
-    return float(np.mean(found)) if len(found) >= 4 else ratio
+            estimates.append(float(error[row] @ np.linalg.solve(spread, error[row])) / width)
+    return float(np.mean(estimates)) if len(estimates) >= 4 else ratio
 
 
 def _dropped_weights(theirs: Array, right: Array) -> float | None:
-    """Each weight 0 or scaled up by the same number."""
+    """The dropout rate of weights that are each either 0 or scaled up by one number; None where they are not."""
     if right.shape != theirs.shape:
         return None
     live = right > 1e-6 * right.max(initial=0)
-    gone = live & (theirs == 0)
-    kept = live & ~gone
-    if not kept.any() or not gone.any():
+    dropped = live & (theirs == 0)
+    kept = live & ~dropped
+    if not kept.any() or not dropped.any():
         return None
     scale = theirs[kept] / right[kept]
-    middle = float(np.median(scale))
-    rate = 1 - 1 / middle if middle > 1 else 0.0
-    share = gone.sum() / live.sum()
-    steady = float(np.abs(scale / middle - 1).max()) < 1e-2
-    return rate if steady and abs(share - rate) < 5 * np.sqrt(0.25 / live.sum()) + 0.02 else None
+    median = float(np.median(scale))
+    rate = 1 - 1 / median if median > 1 else 0.0
+    share = dropped.sum() / live.sum()
+    one_scale = float(np.abs(scale / median - 1).max()) < 1e-2
+    return rate if one_scale and abs(share - rate) < 5 * np.sqrt(0.25 / live.sum()) + 0.02 else None
 
 
-def _size(x: Array) -> float:
-    """Root mean square; infinite where a number is missing."""
+def _rms(x: Array) -> float:
+    """Root mean square; infinite where a number is NaN or infinite."""
     size = float(np.sqrt(np.mean(x**2))) if x.size else 0.0
     return size if np.isfinite(size) else float("inf")

@@ -1,75 +1,86 @@
 """The textbook's attention as data: every choice that people get wrong is a field, and its default is the right one.
 
-A mistake is a change of fields; workings.py computes what a recipe gives, right or wrong.
+A mistake is a change of fields; workings.py computes the numbers of a recipe, right or wrong.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from clearhead.axes import Array
-from clearhead.problem import Problem
+from clearhead.core.axes import Array
+from clearhead.core.problem import Problem
 
 Stage = Literal["scores", "scaled", "capped", "biased", "masked", "weights", "output"]
 STAGES: tuple[Stage, ...] = ("scores", "scaled", "capped", "biased", "masked", "weights", "output")
 Change = Mapping[str, Any]  # field of Recipe -> value
+RULES = frozenset({  # that recipes are made of
+    "scale", "softcap", "bias", "alibi_slopes", "causal", "window", "mask", "kv_lengths", "query_lengths",
+    "query_segments", "kv_segments", "sinks", "query_offset",
+})  # fmt: skip
+
+
+_Weight = Literal["given", "transposed"]  # W, or W used as its transpose
+_Present = Literal["given", "missing"]  # a rule as the caller gave it, or left out
+# How heads lie in a layer's columns: head h in a run of d columns; reshaped without the transpose, so that a head
+# holds whole tokens; or head h in columns h, h + H, h + 2H, …
+_Layout = Literal["heads", "flat", "interleaved"]
 
 
 class Recipe(NamedTuple):
     """How attention is computed, step by step; `Recipe()` is the textbook."""
 
-    # projections, layer only: W^Q, W^K, W^V, W^O "given" or "transposed"; biases "given" or "missing"
-    w_q: str = "given"
-    w_k: str = "given"
-    w_v: str = "given"
-    w_o: str = "given"  # also "missing", "per head", "on values"
-    b_q: str = "given"
-    b_k: str = "given"
-    b_v: str = "given"
-    b_o: str = "given"
-    split: str = "heads"  # "flat": reshaped without the transpose; "interleaved": head h takes columns h, h + H, …
-    rotary: str = "given"  # "missing", "pairing": the other of half-split and interleaved
+    # projections, of a layer only
+    w_q: _Weight = "given"
+    w_k: _Weight = "given"
+    w_v: _Weight = "given"
+    w_o: Literal["given", "transposed", "missing", "per head", "on values"] = "given"  # both of these before joining
+    b_q: _Present = "given"
+    b_k: _Present = "given"
+    b_v: _Present = "given"
+    b_o: _Present = "given"
+    split: _Layout = "heads"
+    rotary: Literal["given", "missing", "pairing"] = "given"  # pairing: the other of half-split and interleaved
     rotary_shift: int = 0  # added to the queries' positions
     rotary_values: bool = False
     # scores
-    product: str = "q·kᵀ"  # "q·k", "k·qᵀ"
-    groups: str = "repeat"  # "tile": query head h reads key head h % kv_heads
-    half: str = ""  # "scores", "logits", "powers", "weights", "sum", "somewhere": what is rounded to `half_dtype`
-    half_dtype: str = "float16"
+    product: Literal["q·kᵀ", "q·k", "k·qᵀ"] = "q·kᵀ"
+    groups: Literal["repeat", "tile"] = "repeat"  # tile: query head h reads key head h % kv_heads
+    half: Literal["", "scores", "logits", "powers", "weights", "sum", "somewhere"] = ""  # what `half_dtype` rounds
+    half_dtype: Literal["float32", "float16", "bfloat16"] = "float16"
     # logits
     scale: float | None = None  # None is the problem's
-    softcap: str = "given"  # "missing", "after mask"
-    bias: str = "given"  # "missing", "scaled": added before the scale
-    alibi: str = "given"  # "missing", "added"
-    # who sees whom
-    causal: str = "given"  # "missing", "inverted", "upper", "strict", "first corner", "last corner"
+    softcap: Literal["given", "missing", "after mask"] = "given"
+    bias: Literal["given", "missing", "scaled"] = "given"  # scaled: added before the scale
+    alibi: Literal["given", "missing", "added"] = "given"
+    # visibility
+    causal: Literal["given", "missing", "inverted", "upper", "strict", "first corner", "last corner"] = "given"
     window: tuple[int, int] | None = (0, 0)  # added to left and right; None: missing
-    mask: str = "given"  # "missing", "inverted", "transposed"
-    padding: str = "given"  # "missing", "inverted", "queries"
-    query_padding: str = "given"  # "missing"
-    segments: str = "given"  # "missing"
-    key_tail: tuple[str, int] = ("", 0)  # ("skipped", block), ("zeros", block)
-    # how the mask acts
-    masking: str = "forbid"  # "after", "renormalised", "one seen", "one hidden", "fill", "add" (a finite number)
-    fill: float | None = None  # for "fill" and "add"; None is found from the numbers
+    mask: Literal["given", "missing", "inverted", "transposed"] = "given"
+    padding: Literal["given", "missing", "inverted", "queries"] = "given"
+    query_padding: _Present = "given"
+    segments: _Present = "given"
+    key_tail: tuple[Literal["", "skipped", "zeros"], int] = ("", 0)  # keys behind the last whole block; keys per block
+    # how the mask acts: after the softmax, as 1 where seen or where hidden, as a finite number
+    masking: Literal["forbid", "after", "renormalised", "one seen", "one hidden", "fill", "add"] = "forbid"
+    fill: float | None = None  # for "fill" and "add"; None is fitted to theirs
     # softmax
-    axis: str = "keys"  # "queries", "matrix", "heads", "none", "none, 0 where hidden"
-    overflow: str = ""  # the dtype whose range exp leaves: no maximum is subtracted
-    sinks: str = "given"  # "missing"
-    blocks: tuple[str, int] = ("", 0)  # a tiled kernel: (what is wrong, keys per block)
-    empty: str = "zero"  # rows that see nothing: "nan", "mean"
+    axis: Literal["keys", "queries", "matrix", "heads", "none", "none, 0 where hidden"] = "keys"
+    overflow: Literal["", "float64", "float32", "float16"] = ""  # no maximum subtracted: exp leaves this dtype's range
+    sinks: _Present = "given"
+    blocks: tuple[Literal["", "rescale", "rescale values", "rescale sum", "last", "last values"], int] = ("", 0)
+    empty: Literal["zero", "nan", "mean"] = "zero"  # rows that see no key
     dropout: float = 0.0
     # output
     turned: bool = False  # Aᵀ·V
-    values: str = "v"  # "k", "q"
-    merge: str = "heads"  # "flat", "interleaved"; layer only
-    tail: tuple[str, int] = ("", 0)  # rows from here on: "zero", "unknown"
-    step: str = ""  # another step's numbers
+    values: Literal["v", "k", "q"] = "v"
+    merge: _Layout = "heads"
+    tail: tuple[Literal["", "zero", "unknown"], int] = ("", 0)  # what stands in the rows from this one on
+    step: Literal[Stage, ""] = ""  # the step whose numbers these are, where it is not the stage asked for
 
 
 RIGHT = Recipe()
 
-# The first stage that shows a change of the field; what is not listed shows in the output only.
+# The first stage that shows a change of the field; changes of other fields show in the output only.
 _SHOWN_FROM: dict[str, Stage] = {
     **dict.fromkeys(
         ("w_q", "w_k", "b_q", "b_k", "split", "rotary", "rotary_shift", "product", "groups", "step"), "scores"
@@ -90,7 +101,7 @@ _BY_VALUE: dict[tuple[str, Any], Stage] = {
     ("half", "sum"): "weights",
     ("half", "somewhere"): "scores",
 }
-_DETAILS = ("half_dtype", "fill")  # say more about another field
+_DETAILS = ("half_dtype", "fill")  # these qualify another field
 
 
 def shown(change: Change, stage: Stage) -> bool:
@@ -115,7 +126,7 @@ class Rotary(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Layer:
+class LayerInputs:
     """A layer's arrays in rows convention; x (batch, queries, d_model), context (batch, keys, d_model)."""
 
     x: Array
@@ -126,7 +137,7 @@ class Layer:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Inputs:
-    """What is looked at: q (batch, heads, queries, d_k), k and v, the layer they came from, and what theirs gave."""
+    """The inputs that are diagnosed: q (batch, heads, queries, d_k), k and v, their layer, and their code's numbers."""
 
     problem: Problem
     q: Array
@@ -134,19 +145,19 @@ class Inputs:
     v: Array | None
     theirs: Array  # (batch, heads, queries, …); a layer's output has one head
     stage: Stage
-    layer: Layer | None = None
+    layer: LayerInputs | None = None
     rotary: Rotary | None = None
-    apart: bool = False  # a layer's heads, before they are joined
+    per_head: bool = False  # is theirs a layer's heads, before they are joined?
 
     @property
     def merged(self) -> bool:
         """Is theirs the layer's output, all heads in one?"""
-        return self.layer is not None and self.stage == "output" and not self.apart
+        return self.layer is not None and self.stage == "output" and not self.per_head
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Part:
-    """Some heads and some queries of all."""
+class Selection:
+    """The heads and queries that are compared."""
 
     heads: tuple[int, ...]
     rows: tuple[int, ...]

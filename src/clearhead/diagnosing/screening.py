@@ -1,7 +1,7 @@
-"""The first look at a candidate: one head and a few rows, in float32.
+"""The first comparison of a candidate with theirs: one head and a few rows, in float32.
 
-A layer's output mixes all heads, so one row of theirs is taken apart first: the output projection undone, the heads
-split again, as the candidate would have joined them.
+A layer's output mixes all heads. So one head of one row of theirs is recovered first: the output projection is undone,
+and the heads are split again in the way in which the candidate joins them.
 """
 
 from dataclasses import replace
@@ -9,81 +9,85 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clearhead.axes import Array
+from clearhead.core.axes import Array
 from clearhead.diagnosing.fitting import Fit, largest
-from clearhead.diagnosing.recipe import RIGHT, Inputs, Layer, Part, Recipe
+from clearhead.diagnosing.recipe import RIGHT, Inputs, LayerInputs, Recipe, Selection
 from clearhead.diagnosing.workings import Workings
 
 
-class View(NamedTuple):
-    """Where to look, with what, and how far off is too far."""
+class Comparison(NamedTuple):
+    """Theirs, the heads and rows compared, what computes a candidate there, and the gap that rules it out."""
 
     fit: Fit
-    part: Part
-    work: Workings
-    rough: float
+    selection: Selection
+    workings: Workings
+    threshold: float
 
 
 class Screen:
-    """Tells candidates that cannot be from those that deserve a closer look."""
+    """Rules out candidates that are far from theirs on a few rows."""
 
     def __init__(self, fit: Fit) -> None:
-        given, n, heads = fit.given, fit.given.problem.queries, tuple(range(fit.given.problem.heads))
+        inputs, n, heads = fit.inputs, fit.inputs.problem.queries, tuple(range(fit.inputs.problem.heads))
         self.row, self.head = n // 2, len(heads) // 2
-        rows = {self.row} if given.merged else {min(1, n - 1), self.row, n - 1}
-        self.part = Part(heads if given.merged else heads[self.head :][:1], tuple(sorted(rows & set(range(n)))))
-        self.work = fit.plain if fit.plain.precision == np.float32 else Workings(given, np.dtype(np.float32))
-        self.allowed = fit.tolerance(RIGHT, self.part)
-        rough = max(1e-3 * largest(fit.theirs(self.part)), 5 * self.allowed)
-        self.whole = View(fit, self.part, self.work, rough)
-        self._apart: dict[Any, View] = {}
-        self._alone = Workings(replace(given, apart=True), np.dtype(np.float32)) if given.merged else self.work
+        rows = {self.row} if inputs.merged else {min(1, n - 1), self.row, n - 1}
+        self.selection = Selection(
+            heads if inputs.merged else heads[self.head :][:1], tuple(sorted(rows & set(range(n))))
+        )
+        self.workings = fit.plain if fit.plain.precision == np.float32 else Workings(inputs, np.dtype(np.float32))
+        self.allowed = fit.tolerance(RIGHT, self.selection)
+        threshold = max(1e-3 * largest(fit.theirs(self.selection)), 5 * self.allowed)
+        self.whole = Comparison(fit, self.selection, self.workings, threshold)
+        self._single_heads: dict[Any, Comparison] = {}
+        self._per_head = (
+            Workings(replace(inputs, per_head=True), np.dtype(np.float32)) if inputs.merged else self.workings
+        )
 
-    def near(self, recipe: Recipe) -> Recipe | None:
-        """The recipe with its free number found, if it comes near theirs."""
-        fit, part, work, rough = self.view(recipe)
-        filled = fit.filled(recipe, part, work)
-        return filled if filled is not None and fit.gap(filled, part, work) <= rough else None
+    def filled_if_near(self, recipe: Recipe) -> Recipe | None:
+        """The recipe, with the number that its mask fills with found; None where it is far from theirs."""
+        fit, selection, workings, threshold = self.comparison(recipe)
+        filled = fit.filled(recipe, selection, workings)
+        return filled if filled is not None and fit.gap(filled, selection, workings) <= threshold else None
 
-    def view(self, recipe: Recipe) -> View:
-        """One head, where theirs can be taken apart."""
-        if not self.whole.fit.given.merged or not self.part.rows:
+    def comparison(self, recipe: Recipe) -> Comparison:
+        """What a recipe is compared on: one head of theirs, where a layer's output can be split into heads."""
+        if not self.whole.fit.inputs.merged or not self.selection.rows:
             return self.whole
         key = recipe.w_o, recipe.b_o, recipe.merge
-        if key not in self._apart:
-            self._apart[key] = self._taken_apart(recipe) or self.whole
-        return self._apart[key]
+        if key not in self._single_heads:
+            self._single_heads[key] = self._single_head(recipe) or self.whole
+        return self._single_heads[key]
 
-    def _taken_apart(self, recipe: Recipe) -> View | None:
-        given, (whole, _, _, rough) = self.whole.fit.given, self.whole
-        assert given.layer is not None
-        p = given.problem
-        theirs = whole.theirs(self.part)[:, 0, 0]
-        shaken = theirs + self.allowed * np.random.default_rng(0).choice([-1.0, 1.0], theirs.shape)
-        joined, again = (_unprojected(given.layer, recipe, row, p.heads) for row in (theirs, shaken))
-        if joined is None or again is None or joined.shape[-1] % p.heads or not np.isfinite(joined).all():
+    def _single_head(self, recipe: Recipe) -> Comparison | None:
+        inputs, (whole, _, _, threshold) = self.whole.fit.inputs, self.whole
+        assert inputs.layer is not None
+        p = inputs.problem
+        theirs = whole.theirs(self.selection)[:, 0, 0]
+        perturbed = theirs + self.allowed * np.random.default_rng(0).choice([-1.0, 1.0], theirs.shape)
+        joined, perturbed_joined = (_unprojected(inputs.layer, recipe, row, p.heads) for row in (theirs, perturbed))
+        if joined is None or perturbed_joined is None or joined.shape[-1] % p.heads or not np.isfinite(joined).all():
             return None
-        noise = 10 * float(np.abs(joined - again).max(initial=0.0))
+        noise = 10 * float(np.abs(joined - perturbed_joined).max(initial=0.0))
         if not noise < 0.1 * largest(joined):
             return None
         d_v = joined.shape[-1] // p.heads
         head, row = self.head, self.row
-        if recipe.merge == "flat":  # the row starts in the middle of another
+        if recipe.merge == "flat":  # a joined row holds consecutive rows of one head: this is the first of them
             head, row = divmod(self.row * p.heads, p.queries)
-            found = joined[:, :d_v]
+            values = joined[:, :d_v]
         elif recipe.merge == "interleaved":
-            found = joined.reshape(-1, d_v, p.heads)[:, :, head]
+            values = joined.reshape(-1, d_v, p.heads)[:, :, head]
         else:
-            found = joined.reshape(-1, p.heads, d_v)[:, head]
-        apart = np.zeros((len(theirs), p.heads, p.queries, d_v))
-        apart[:, head, row] = found
-        fit = Fit(replace(given, theirs=apart, apart=True), whole.dtype, whole.slack)
-        part = self._alone.part((head,), (row,))
-        return View(fit, part, self._alone, max(rough, 1e-3 * largest(found), noise))
+            values = joined.reshape(-1, p.heads, d_v)[:, head]
+        theirs_per_head = np.zeros((len(theirs), p.heads, p.queries, d_v))
+        theirs_per_head[:, head, row] = values
+        fit = Fit(replace(inputs, theirs=theirs_per_head, per_head=True), whole.dtype, whole.slack)
+        selection = self._per_head.selection((head,), (row,))
+        return Comparison(fit, selection, self._per_head, max(threshold, 1e-3 * largest(values), noise))
 
 
-def _unprojected(layer: Layer, recipe: Recipe, row: Array, heads: int) -> Array | None:
-    """The joined heads that the output projection made this row of; None where it cannot be undone."""
+def _unprojected(layer: LayerInputs, recipe: Recipe, row: Array, heads: int) -> Array | None:
+    """The joined heads that the output projection turned into this row; None where it cannot be undone."""
     if "o" not in layer.w or recipe.w_o == "missing":
         return row
     w = layer.w["o"].astype(np.float64)
@@ -102,22 +106,22 @@ def _unprojected(layer: Layer, recipe: Recipe, row: Array, heads: int) -> Array 
     return solved
 
 
-def taken(given: Inputs, batches: tuple[int, ...]) -> Inputs:
+def taken(inputs: Inputs, batches: tuple[int, ...]) -> Inputs:
     """The same inputs for some batch entries."""
-    if len(batches) == given.problem.batch:
-        return given
-    at = list(batches)
+    if len(batches) == inputs.problem.batch:
+        return inputs
+    index = list(batches)
 
-    def some(x: Any) -> Any:
-        return None if x is None else x[at]
+    def select(x: Any) -> Any:
+        return None if x is None else x[index]
 
-    layer = given.layer
+    layer = inputs.layer
     return replace(
-        given,
-        problem=given.problem.take_heads(np.array(at), range(given.problem.heads)),
-        q=given.q[at],
-        k=given.k[at],
-        v=some(given.v),
-        theirs=given.theirs[at],
-        layer=None if layer is None else replace(layer, x=layer.x[at], context=layer.context[at]),
+        inputs,
+        problem=inputs.problem.take(batches=np.array(index)),
+        q=inputs.q[index],
+        k=inputs.k[index],
+        v=select(inputs.v),
+        theirs=inputs.theirs[index],
+        layer=None if layer is None else replace(layer, x=layer.x[index], context=layer.context[index]),
     )

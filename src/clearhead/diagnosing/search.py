@@ -1,7 +1,7 @@
-"""The search: which mistake, alone or with another, gives their numbers.
+"""The search: which mistake, alone or with another, gives the numbers in `theirs`.
 
-Every candidate is tried on a few rows of one head first; what comes near is tried on a dozen rows of every head, and
-what still fits on everything, or on as much of it as the budget allows.
+Every candidate is compared on a few rows of one head first. Candidates that come near are compared on a dozen rows of
+every head, and those that still fit on all rows, or on as many as the budget allows.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -12,21 +12,21 @@ from typing import NamedTuple
 
 import numpy as np
 
+from clearhead.core.problem import Problem
 from clearhead.diagnosing import evidence
 from clearhead.diagnosing.fitting import Fit, coarser, differences, largest
 from clearhead.diagnosing.mistakes import MISTAKES, Mistake
-from clearhead.diagnosing.recipe import RIGHT, Change, Inputs, Part, Recipe, changed, shown
+from clearhead.diagnosing.recipe import RIGHT, Change, Inputs, Recipe, Selection, changed, shown
 from clearhead.diagnosing.screening import Screen, taken
-from clearhead.problem import Problem
 
-_SOFTMAX = {"axis", "blocks", "overflow"}  # each replaces the whole softmax: no code does two of them
-_ROWS = 64  # among fewer, dropout beside another mistake explains almost anything
-BUDGET = 2**21  # cells of the weights that are looked at, at most
+_SOFTMAX = {"axis", "blocks", "overflow"}  # each replaces the whole softmax, so that no two of them go together
+_LEAST_ROWS = 64  # with fewer rows, dropout beside another mistake fits almost any numbers
+BUDGET = 2**21  # the most weights that are compared
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Mistakes together with their changes of the recipe, and how far what they give lies from theirs."""
+class Candidate:
+    """Mistakes together, their changes of the recipe, and how far the recipe's numbers lie from theirs."""
 
     mistakes: tuple[Mistake, ...]
     changes: tuple[Change, ...]
@@ -36,21 +36,22 @@ class Found:
 
     @property
     def fits(self) -> bool:
+        """Is the residual within what rounding allows?"""
         return self.residual <= self.tolerance
 
     @property
-    def unknown(self) -> bool:
-        """Is one of its numbers still to be found?"""
+    def lacks_fill(self) -> bool:
+        """Is the finite number that its mask fills with still to be found?"""
         return self.recipe.masking in ("fill", "add") and self.recipe.fill is None
 
     @property
-    def fitted(self) -> bool:
-        """Was one of its numbers found from theirs?"""
+    def fitted_fill(self) -> bool:
+        """Was the number that its mask fills with fitted to theirs?"""
         return any(change.get("masking") in ("fill", "add") for change in self.changes)
 
 
-class Looked(NamedTuple):
-    """How much was looked at."""
+class Coverage(NamedTuple):
+    """Which batch entries, heads and queries were compared, and whether that is everything."""
 
     batches: tuple[int, ...]
     heads: int
@@ -59,174 +60,185 @@ class Looked(NamedTuple):
 
 
 class Search:
-    """One case: the inputs, the parts of them to look at, and the candidates."""
+    """One case: the inputs, the rows to compare, and the candidates.
 
-    def __init__(self, given: Inputs, slack: float = 0.0) -> None:
+    `quick` compares the first and the last batch entry, `full` every batch entry that the budget allows; `sample` is a
+    dozen rows of every head, `everything` all rows that the budget allows.
+    """
+
+    def __init__(self, inputs: Inputs, slack: float = 0.0) -> None:
         self.tried = 0  # candidates so far
-        dtype = coarser(given.problem.dtype, given.theirs.dtype)
-        whole = given.problem
-        cells = whole.batch * whole.heads * whole.queries * whole.keys
-        batches = tuple(range(whole.batch)) if cells <= BUDGET else tuple(sorted({0, whole.batch - 1}))
-        self.wide = Fit(taken(given, batches), dtype, slack)
-        few = tuple(sorted({0, whole.batch - 1}))
-        self.near = self.wide if batches == few else Fit(taken(given, few), dtype, slack)
-        self.screen = Screen(self.near)
-        self._parts(whole, cells, batches)
+        dtype = coarser(inputs.problem.dtype, inputs.theirs.dtype)
+        problem = inputs.problem
+        cells = problem.batch * problem.heads * problem.queries * problem.keys
+        ends = tuple(sorted({0, problem.batch - 1}))
+        batches = tuple(range(problem.batch)) if cells <= BUDGET else ends
+        self.full = Fit(taken(inputs, batches), dtype, slack)
+        self.quick = self.full if batches == ends else Fit(taken(inputs, ends), dtype, slack)
+        self.screen = Screen(self.quick)
+        self._select_rows(problem, cells, batches)
 
-    def _parts(self, whole: Problem, cells: int, batches: tuple[int, ...]) -> None:
-        n, heads = whole.queries, tuple(range(whole.heads))
+    def _select_rows(self, problem: Problem, cells: int, batches: tuple[int, ...]) -> None:
+        n, heads = problem.queries, tuple(range(problem.heads))
         rows = tuple(range(n))
         if cells > BUDGET:
-            most = max(16, BUDGET // max(1, len(batches) * whole.heads * whole.keys))
-            rows = tuple(sorted({*_telling(n), *np.linspace(0, n - 1, min(n, most)).astype(int).tolist()}))
-        self.everything = Part(heads, rows)
-        self.sample = Part(heads, _telling(n))
-        self.looked = Looked(batches, whole.heads, rows, cells <= BUDGET)
+            most = max(16, BUDGET // max(1, len(batches) * problem.heads * problem.keys))
+            rows = tuple(sorted({*_sample_rows(n), *np.linspace(0, n - 1, min(n, most)).astype(int).tolist()}))
+        self.everything = Selection(heads, rows)
+        self.sample = Selection(heads, _sample_rows(n))
+        self.coverage = Coverage(batches, problem.heads, rows, cells <= BUDGET)
 
-    def measured(self, found: Found) -> Found:
-        """The gap and what rounding allows, on everything; what fails on the sample already is looked at no further."""
-        for fit, part in ((self.near, self.sample), (self.wide, self.everything)):
-            residual, tolerance = fit.measure(found.recipe, part)
-            found = replace(found, residual=residual, tolerance=tolerance)
-            if not found.fits:
+    def measured(self, candidate: Candidate) -> Candidate:
+        """The candidate with its residual and tolerance; one that fails on the sample is not compared any further."""
+        for fit, selection in ((self.quick, self.sample), (self.full, self.everything)):
+            residual, tolerance = fit.measure(candidate.recipe, selection)
+            candidate = replace(candidate, residual=residual, tolerance=tolerance)
+            if not candidate.fits:
                 break
-        what, start = found.recipe.tail
-        if what == "unknown" and found.fits and not self._unwritten(found.recipe, start):
-            return replace(found, residual=inf)
-        return found
+        kind, start = candidate.recipe.tail
+        if kind == "unknown" and candidate.fits and not self._unwritten(candidate.recipe, start):
+            return replace(candidate, residual=inf)
+        return candidate
 
     def _unwritten(self, recipe: Recipe, start: int) -> bool:
-        """Are the rows from here on, and the very first of them, wrong beyond all rounding?"""
-        whole, gross = recipe._replace(tail=("", 0)), 0.01 * largest(self.wide.theirs(self.sample))
+        """Are the rows from `start` on wrong beyond all rounding, the first of them and most of all of them?"""
+        whole, gross = recipe._replace(tail=("", 0)), 0.01 * largest(self.full.theirs(self.sample))
         rows = tuple(row for row in self.everything.rows if row >= start)
-        for part in (self.wide.exact.part(self.everything.heads, some) for some in ((start,), rows)):
-            for other in (whole, RIGHT):
-                made, theirs = self.wide.exact.answer(other, part), self.wide.theirs(part)
-                if made.shape != theirs.shape or np.mean(differences(theirs, made).max(axis=-1) > gross) < 0.5:
+        for chosen in ((start,), rows):
+            selection = self.full.exact.selection(self.everything.heads, chosen)
+            for reference in (whole, RIGHT):
+                computed, theirs = self.full.exact.answer(reference, selection), self.full.theirs(selection)
+                if computed.shape != theirs.shape or np.mean(differences(theirs, computed).max(axis=-1) > gross) < 0.5:
                     return False
         return True
 
-    def rounded(self, bases: list[Found], halves: list[Found]) -> list[Found]:
-        """Bases with one step in a narrow dtype; told by how much of the difference that takes away."""
-        found = []
+    def rounded(self, bases: list[Candidate], narrowings: list[Candidate]) -> list[Candidate]:
+        """Bases with one step in a narrow dtype, sorted by how much of the difference is left then."""
+        fitting = []
         for base in self._close(bases):
-            for half in halves:
-                if half.recipe.half == "somewhere" or base.recipe.half:
+            for narrowing in narrowings:
+                if narrowing.recipe.half == "somewhere" or base.recipe.half:
                     continue
-                recipe = changed(base.recipe, half.changes[0])
-                left = evidence.rounding(self.near, base.recipe, recipe, self.sample)
+                recipe = changed(base.recipe, narrowing.changes[0])
+                left = evidence.rounding(self.quick, base.recipe, recipe, self.sample)
                 if left is not None:
-                    both = (base.mistakes + half.mistakes, base.changes + half.changes)
-                    found.append(Found(*both, recipe, residual=left[0], tolerance=left[1]))
-        return sorted(found, key=lambda one: one.residual)
+                    joined = (base.mistakes + narrowing.mistakes, base.changes + narrowing.changes)
+                    fitting.append(Candidate(*joined, recipe, residual=left[0], tolerance=left[1]))
+        return sorted(fitting, key=lambda candidate: candidate.residual)
 
-    def blurred(self, right: list[Found], halves: list[Found]) -> list[Found]:
-        """As far off as a narrow dtype rounds, somewhere: the dtype whose plain run is off by most nearly as much."""
-        found = {}
-        for half in [half for _ in self._close(right) for half in halves if half.recipe.half == "somewhere"]:
-            unlike = evidence.somewhere(self.near, RIGHT, half.recipe.half_dtype, self.sample)
-            if unlike is not None:
-                found[unlike] = half
-        off = self.near.gap(RIGHT, self.sample)
-        return [replace(found[min(found)], residual=off, tolerance=off)] if found else []
+    def rounded_somewhere(self, right: list[Candidate], narrowings: list[Candidate]) -> list[Candidate]:
+        """The narrow dtype whose plain run is about as far off as theirs, where no single step explains it."""
+        by_ratio = {}
+        anywhere = [narrowing for narrowing in narrowings if narrowing.recipe.half == "somewhere"]
+        for narrowing in [narrowing for _ in self._close(right) for narrowing in anywhere]:
+            ratio = evidence.somewhere(self.quick, RIGHT, narrowing.recipe.half_dtype, self.sample)
+            if ratio is not None:
+                by_ratio[ratio] = narrowing
+        gap = self.quick.gap(RIGHT, self.sample)
+        return [replace(by_ratio[min(by_ratio)], residual=gap, tolerance=gap)] if by_ratio else []
 
-    def dropped(self, bases: list[Found], chances: list[Found]) -> list[Found]:
-        """Bases with weights dropped at random; the one with the least left over."""
-        found, most = [], evidence.off(self.near, RIGHT, self.sample)
-        rows = len(self.looked.batches) * self.looked.heads * len(self.looked.queries)
-        for chance, base in product(chances, bases):
-            if base.mistakes and rows < _ROWS:
+    def with_dropout(self, bases: list[Candidate], dropouts: list[Candidate]) -> list[Candidate]:
+        """Bases with weights dropped at random; of those that fit, the one with the lowest rate."""
+        fitting, error_of_right = [], evidence.rms_error(self.quick, RIGHT, self.sample)
+        rows = len(self.coverage.batches) * self.coverage.heads * len(self.coverage.queries)
+        for dropout, base in product(dropouts, bases):
+            if base.mistakes and rows < _LEAST_ROWS:
                 continue
-            if base.unknown or not evidence.around(self.near, base.recipe, self.sample, self.screen.work):
+            if base.lacks_fill or not evidence.scatters_around(
+                self.quick, base.recipe, self.sample, self.screen.workings
+            ):
                 continue
-            if not evidence.off(self.near, base.recipe, self.sample) <= 1.02 * most:  # further than the right numbers
+            if not evidence.rms_error(self.quick, base.recipe, self.sample) <= 1.02 * error_of_right:
                 continue
-            rate = evidence.dropout(self.wide, base.recipe, self.everything, strict=bool(base.mistakes))
+            rate = evidence.dropout(self.full, base.recipe, self.everything, strict=bool(base.mistakes))
             if rate is not None:
-                off = self.near.gap(base.recipe, self.sample)
+                gap = self.quick.gap(base.recipe, self.sample)
                 recipe = base.recipe._replace(dropout=rate)
-                both = (base.mistakes + chance.mistakes, base.changes + chance.changes)
-                found.append(Found(*both, recipe, residual=off, tolerance=off))
-        return sorted(found, key=lambda one: one.recipe.dropout)[:1]
+                joined = (base.mistakes + dropout.mistakes, base.changes + dropout.changes)
+                fitting.append(Candidate(*joined, recipe, residual=gap, tolerance=gap))
+        return sorted(fitting, key=lambda candidate: candidate.recipe.dropout)[:1]
 
-    def _close(self, bases: list[Found]) -> Iterator[Found]:
+    def _close(self, bases: list[Candidate]) -> Iterator[Candidate]:
+        """Bases that theirs lie close to, everywhere alike."""
         for base in bases:
-            if base.unknown or not evidence.near(self.near, base.recipe, self.screen.part, self.screen.work):
+            if base.lacks_fill or not evidence.is_close(
+                self.quick, base.recipe, self.screen.selection, self.screen.workings
+            ):
                 continue
-            if self.wide.gap(base.recipe, self.everything) <= 30 * self.near.gap(base.recipe, self.sample):
-                yield base  # no place stands out: so it is with rounding
+            if self.full.gap(base.recipe, self.everything) <= 30 * self.quick.gap(base.recipe, self.sample):
+                yield base  # no row is far worse than the others, as is the case with rounding
 
-    def singles(self, *, rare: bool = False, only: Callable[[Mistake], bool] = bool) -> list[Found]:
-        """Every mistake that these inputs leave room for."""
-        given = self.near.given
+    def singles(self, *, rare: bool = False, only: Callable[[Mistake], bool] = bool) -> list[Candidate]:
+        """Every single mistake that can be made with these inputs, and that shows at their stage."""
+        inputs = self.quick.inputs
         return [
-            Found((mistake,), (change,), changed(RIGHT, change))
+            Candidate((mistake,), (change,), changed(RIGHT, change))
             for mistake in filter(only, MISTAKES)
-            for change in (mistake.rare if rare else mistake.variants)(given)
-            if shown(change, given.stage)
+            for change in (mistake.rare if rare else mistake.variants)(inputs)
+            if shown(change, inputs.stage)
         ]
 
-    def unseen(self) -> list[Found]:
-        """Mistakes about the caller's own rules that would give the right numbers here: not shown by these inputs."""
-        right = self.near.exact.answer(RIGHT, self.sample)
-        allowed = self.near.allowed(RIGHT, self.sample, right)
-        alike: dict[str, list[Found]] = {}
+    def unseen(self) -> list[Candidate]:
+        """Mistakes about the caller's own rules that give the right numbers here: these inputs do not show them."""
+        right = self.quick.exact.answer(RIGHT, self.sample)
+        allowed = self.quick.allowed(RIGHT, self.sample, right)
+        hidden: dict[str, list[Candidate]] = {}
         for single in self.singles(only=lambda mistake: bool(mistake.rule)):
-            if not single.unknown:
-                made = self.near.exact.answer(single.recipe, self.sample)
-                same = made.shape == right.shape and differences(made, right).max(initial=0) <= allowed
-                alike.setdefault(single.mistakes[0].name, []).extend([single] if same else [])
-        return [found[0] for found in alike.values() if found]
+            if not single.lacks_fill:
+                computed = self.quick.exact.answer(single.recipe, self.sample)
+                same = computed.shape == right.shape and differences(computed, right).max(initial=0) <= allowed
+                hidden.setdefault(single.mistakes[0].name, []).extend([single] if same else [])
+        return [candidates[0] for candidates in hidden.values() if candidates]
 
-    def explanations(self) -> list[Found]:
-        """What fits, the best first: one mistake before two, numbers before statistics."""
+    def explanations(self) -> list[Candidate]:
+        """Candidates that fit, the best first: one mistake before two, numbers before statistics."""
         every = self.singles()
         singles = [s for s in every if s.mistakes[0].evidence == "numbers" and s.recipe.tail[0] != "unknown"]
         tails = [s for s in every if s.recipe.tail[0] == "unknown"]
-        halves = [s for s in every if s.mistakes[0].evidence == "rounding"]
-        chances = [s for s in every if s.mistakes[0].evidence == "chance"]
-        right = [Found((), (), RIGHT)]
-        found = self.explained(singles) or self.rounded(right, halves) or self.explained(self.singles(rare=True))
-        if found:
-            return found
+        narrowings = [s for s in every if s.mistakes[0].evidence == "rounding"]
+        dropouts = [s for s in every if s.mistakes[0].evidence == "chance"]
+        right = [Candidate((), (), RIGHT)]
+        fitting = self.fitting(singles) or self.rounded(right, narrowings) or self.fitting(self.singles(rare=True))
+        if fitting:
+            return fitting
         return (
-            self.explained(tails)
-            or self.explained(pairs(singles, singles))
-            or self.explained(pairs(tails, singles))
-            or self.rounded(singles, halves)
-            or self.blurred(right, halves)
-            or self.dropped(right, chances)
-            or self.dropped(singles, chances)
+            self.fitting(tails)
+            or self.fitting(pairs(singles, singles))
+            or self.fitting(pairs(tails, singles))
+            or self.rounded(singles, narrowings)
+            or self.rounded_somewhere(right, narrowings)
+            or self.with_dropout(right, dropouts)
+            or self.with_dropout(singles, dropouts)
         )
 
-    def explained(self, candidates: Iterable[Found]) -> list[Found]:
-        """Those that fit, the closest first."""
-        fitting = [found for found in map(self.measured, self.screened(candidates)) if found.fits]
-        plain = [found for found in fitting if not found.fitted]  # a number found from theirs can mimic other mistakes
-        return sorted(plain or fitting, key=lambda found: found.residual)
+    def fitting(self, candidates: Iterable[Candidate]) -> list[Candidate]:
+        """Candidates that fit, the closest first."""
+        fitting = [candidate for candidate in map(self.measured, self._screened(candidates)) if candidate.fits]
+        plain = [c for c in fitting if not c.fitted_fill]  # a fitted number can imitate another mistake
+        return sorted(plain or fitting, key=lambda candidate: candidate.residual)
 
-    def screened(self, candidates: Iterable[Found]) -> Iterator[Found]:
-        """Those that come near on a few rows, with their free numbers found."""
+    def _screened(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
+        """Candidates that come near theirs on a few rows, the number that their mask fills with found."""
         for candidate in candidates:
             self.tried += 1
-            recipe = self.screen.near(candidate.recipe)
-            if recipe is not None and recipe is not candidate.recipe:  # found roughly: find it well
-                recipe = self.near.filled(candidate.recipe, self.sample, start=recipe.fill)
+            recipe = self.screen.filled_if_near(candidate.recipe)
+            if recipe is not None and recipe is not candidate.recipe:  # found from a few rows: refine it on the sample
+                recipe = self.quick.filled(candidate.recipe, self.sample, start=recipe.fill)
             if recipe is not None:
                 yield replace(candidate, recipe=recipe)
 
 
-def pairs(some: list[Found], others: list[Found]) -> Iterator[Found]:
-    """Two mistakes that change different things."""
-    for a, b in combinations(some, 2) if some is others else product(some, others):
-        one, other = a.changes[0], b.changes[0]
-        apart = not one.keys() & other.keys() and not (one.keys() & _SOFTMAX and other.keys() & _SOFTMAX)
-        if a.mistakes[0] is not b.mistakes[0] and apart and not (a.mistakes[0].alone or b.mistakes[0].alone):
-            recipe = changed(a.recipe, other)
-            yield Found(a.mistakes + b.mistakes, a.changes + b.changes, recipe)
+def pairs(first: list[Candidate], second: list[Candidate]) -> Iterator[Candidate]:
+    """Two mistakes that change different fields of the recipe."""
+    for a, b in combinations(first, 2) if first is second else product(first, second):
+        change_a, change_b = a.changes[0], b.changes[0]
+        both_softmax = change_a.keys() & _SOFTMAX and change_b.keys() & _SOFTMAX
+        independent = not change_a.keys() & change_b.keys() and not both_softmax
+        if a.mistakes[0] is not b.mistakes[0] and independent and not (a.mistakes[0].alone or b.mistakes[0].alone):
+            yield Candidate(a.mistakes + b.mistakes, a.changes + b.changes, changed(a.recipe, change_b))
 
 
-def _telling(n: int) -> tuple[int, ...]:
+def _sample_rows(n: int) -> tuple[int, ...]:
     """A dozen rows: the first, the last, and those around powers of two."""
     edges = {0, 1, n // 2, n - 2, n - 1}
     power = 1

@@ -4,47 +4,47 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.arrays import bfloat16
-from clearhead.axes import Array
+from clearhead.core.arrays import bfloat16
+from clearhead.core.axes import Array
 
 
 def tiled(what: str, size: int, x: Array) -> tuple[Array, Array, Array]:
-    """An online softmax over blocks of keys, gone wrong: powers, their total, and the maximum they refer to."""
-    of = np.arange(x.shape[-1]) // size
+    """An online softmax over blocks of keys with the bug `what`: powers, their total, and the final maximum."""
+    block = np.arange(x.shape[-1]) // size
     running = np.maximum.accumulate(np.maximum.reduceat(x, np.arange(0, x.shape[-1], size), axis=-1), axis=-1)
     running = np.where(np.isneginf(running), x.dtype.type(0), running)
     final = running[..., -1:]
     right = np.exp(x - final)
     if what.startswith("last"):
-        last = np.where(np.isneginf(x), -1, of).max(axis=-1, keepdims=True)
-        powers = np.where(of == last, right, x.dtype.type(0))
+        last = np.where(np.isneginf(x), -1, block).max(axis=-1, keepdims=True)
+        powers = np.where(block == last, right, x.dtype.type(0))
         return powers, (right if what == "last values" else powers).sum(axis=-1, keepdims=True), final
-    stale = np.exp(x - running[..., of])  # what each block adds, as if no later block raised the maximum
+    stale = np.exp(x - running[..., block])  # what each block adds, as if no later block raised the maximum
     powers = right if what == "rescale sum" else stale
     return powers, (right if what == "rescale values" else stale).sum(axis=-1, keepdims=True), final
 
 
-def halved(x: Array, dtype: str) -> Array:
+def rounded_to(x: Array, dtype: str) -> Array:
     """Rounded to a narrow dtype and back."""
-    return x.astype(named(dtype)).astype(x.dtype)
+    return x.astype(dtype_named(dtype)).astype(x.dtype)
 
 
-def named(dtype: str) -> np.dtype[Any]:
+def dtype_named(dtype: str) -> np.dtype[Any]:
     """The dtype of this name; NumPy does not know bfloat16 itself."""
     return bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
 
 
 def sum_in_half(powers: Array, dtype: str) -> Array:
-    """Σ_j, one after the other, each sum rounded."""
+    """Σ_j p_j over keys, each partial sum rounded."""
     total = np.zeros_like(powers[..., :1])
     for j in range(powers.shape[-1]):
-        total = halved(total + powers[..., j : j + 1], dtype)
+        total = rounded_to(total + powers[..., j : j + 1], dtype)
     return total
 
 
 def product_in_half(powers: Array, values: Array, dtype: str) -> Array:
-    """Σ_j p_j·v_j, one after the other, each sum rounded."""
+    """Σ_j p_j·v_j over keys, each partial sum rounded."""
     total = np.zeros((*powers.shape[:-1], values.shape[-1]), powers.dtype)
     for j in range(powers.shape[-1]):
-        total = halved(total + powers[..., j : j + 1] * values[..., j : j + 1, :], dtype)
+        total = rounded_to(total + powers[..., j : j + 1] * values[..., j : j + 1, :], dtype)
     return total

@@ -1,14 +1,14 @@
-"""The verdict: what their code did, how sure that is, the line to change; in words, English and Chinese."""
+"""The verdict in English and Chinese: what their code did, how sure that is, and the line to change."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Literal, NamedTuple
 
+from clearhead.core.rule_values import read_language
 from clearhead.diagnosing.recipe import Change, Recipe
-from clearhead.diagnosing.search import Found, Looked
+from clearhead.diagnosing.search import Candidate, Coverage
 from clearhead.digits import significant
-from clearhead.values import read_language
 from clearhead.words import Language, filled
 
 Outcome = Literal["right", "mistake", "ambiguous", "unexplained"]
@@ -16,7 +16,7 @@ Confidence = Literal["sure", "likely", "ambiguous"]
 
 
 class Place(NamedTuple):
-    """Where theirs first differs; `head` is None where the heads are joined."""
+    """The first number that differs: where, theirs, and the right one; `head` is None where the heads are joined."""
 
     batch: int
     head: int | None
@@ -27,7 +27,7 @@ class Place(NamedTuple):
 
 
 class Nonfinite(NamedTuple):
-    """An input that holds NaN or infinity: where first, what stands there, and how many such numbers there are."""
+    """An input that holds NaN or infinity: the first such number, its index, and how many there are."""
 
     name: str
     place: tuple[int, ...]
@@ -35,20 +35,20 @@ class Nonfinite(NamedTuple):
     many: int
 
 
-class Line(NamedTuple):
-    """A line of the answer and what kind it is: verdict, did, mend, needs, note."""
+class AnswerLine(NamedTuple):
+    """A line of the answer and its kind: verdict, did, mend, needs or note."""
 
     kind: str
     text: str
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Explanation:
-    """What their code may have done: one mistake or two, and how far what they give lies from theirs."""
+class MistakeExplanation:
+    """What their code may have done: one mistake or two, and how far the numbers these give lie from theirs."""
 
-    found: Found
+    candidate: Candidate
     confidence: Confidence
-    alike: tuple[Found, ...] = ()  # the same mistakes with other details, which give the same numbers
+    alike: tuple[Candidate, ...] = ()  # the same mistakes with other details, which fit equally well
 
     def __repr__(self) -> str:
         return f"Explanation({' + '.join(self.mistakes)}, residual {self.residual:.2g}, {self.confidence})"
@@ -56,21 +56,21 @@ class Explanation:
     @property
     def mistakes(self) -> tuple[str, ...]:
         """Their names in the catalogue."""
-        return tuple(mistake.name for mistake in self.found.mistakes)
+        return tuple(mistake.name for mistake in self.candidate.mistakes)
 
     @property
     def residual(self) -> float:
-        return self.found.residual
+        return self.candidate.residual
 
     @property
     def tolerance(self) -> float:
-        return self.found.tolerance
+        return self.candidate.tolerance
 
     @property
     def details(self) -> dict[str, Any]:
-        """What was changed in the textbook's recipe: the block's size, the fill, the rate."""
-        fields = {field for change in self.found.changes for field in change}
-        return {field: getattr(self.found.recipe, field) for field in sorted(fields)}
+        """The fields of the textbook's recipe that were changed, such as a block's size, a fill or a rate."""
+        fields = {field for change in self.candidate.changes for field in change}
+        return {field: getattr(self.candidate.recipe, field) for field in sorted(fields)}
 
     def did(self, language: Language = "en") -> list[str]:
         """What their code did, a sentence for each mistake."""
@@ -81,7 +81,7 @@ class Explanation:
         return self._words("mend", language)
 
     def needs(self, language: Language = "en") -> list[str]:
-        """What inputs must have to show it, for each mistake."""
+        """What inputs must have so that they show it, for each mistake."""
         return self._words("needs", language)
 
     def _words(self, what: str, language: Language) -> list[str]:
@@ -91,7 +91,7 @@ class Explanation:
                 getattr(m, what)[language == "zh"].format(**_details(f.recipe, c, language))
                 for m, c in zip(f.mistakes, f.changes, strict=True)
             ]
-            for f in (self.found, *self.alike)
+            for f in (self.candidate, *self.alike)
         ]
         other = _say(language, "or")
         return [
@@ -108,12 +108,12 @@ class Diagnosis:
     """
 
     verdict: Outcome
-    explanations: tuple[Explanation, ...]  # those that fit, the best first
+    explanations: tuple[MistakeExplanation, ...]  # those that fit, the best first
     difference: float  # the largest between theirs and the right numbers
     tolerance: float  # what rounding allows
     first_difference: Place | None
-    looked: Looked
-    unseen: tuple[Explanation, ...]  # mistakes that these inputs cannot show
+    looked: Coverage
+    unseen: tuple[MistakeExplanation, ...]  # mistakes that these inputs cannot show
     nonfinite: tuple[Nonfinite, ...] = ()  # inputs that hold NaN or infinity
 
     def __str__(self) -> str:
@@ -124,11 +124,11 @@ class Diagnosis:
         return f"Diagnosis({self.verdict}{': ' if named else ''}{named})"
 
     def told(self, language: Language = "en") -> str:
-        """The whole answer as text."""
+        """The whole answer as text, "en" or "zh". Raises RuleError for another language."""
         return "\n".join(line.text for line in self.lines(language))
 
-    def lines(self, language: Language = "en") -> Iterator[Line]:
-        """The answer line by line."""
+    def lines(self, language: Language = "en") -> Iterator[AnswerLine]:
+        """The answer line by line. Raises RuleError for another language."""
         yield from _lines(self, read_language(language))
 
     def to_json(self) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class Diagnosis:
             "tolerance": _plain(self.tolerance),
             "first_difference": first and {k: _plain(v) for k, v in first._asdict().items()},
             "looked_at": self.looked._asdict(),
-            "nonfinite": [{**one._asdict(), "value": str(one.value)} for one in self.nonfinite],
+            "nonfinite": [{**nonfinite._asdict(), "value": str(nonfinite.value)} for nonfinite in self.nonfinite],
             "unseen": [e.mistakes[0] for e in self.unseen],
         }
 
@@ -224,22 +224,22 @@ _VALUES: dict[str, tuple[str, str]] = {
     "last corner": ("last corner, the last query at the last key", "右下角，最后的查询对最后的键"),
     "one seen": ("1 where seen, 0 where hidden", "可见处为 1，被遮蔽处为 0"),
     "one hidden": ("0 where seen, 1 where hidden", "可见处为 0，被遮蔽处为 1"),
-    "fill": ("put in their place", "替换了原分数"),
-    "add": ("added to them", "加到了原分数上"),
+    "fill": ("put in their place", "替换了原得分"),
+    "add": ("added to them", "加到了原得分上"),
     "rescale": ("what was summed before", "已累加的部分"),
     "rescale values": ("the sum of values", "值的累加"),
     "rescale sum": ("the sum of powers", "指数之和"),
     "last": ("sums are", "各个累加值"),
     "last values": ("sum of values is", "值的累加"),
     "skipped": ("they are skipped", "它们被跳过"),
-    "zeros": ("the padding behind them counts as keys with score 0", "其后的填充被当作分数为 0 的键"),
+    "zeros": ("the padding behind them counts as keys with score 0", "其后的填充被当作得分为 0 的键"),
     "zero": ("0", " 0"),
     "unknown": ("whatever was in memory", "内存中原来的内容"),
 }
 
 
 def _details(recipe: Recipe, change: Change, language: Language) -> dict[str, Any]:
-    """What the sentences name: the changed fields, in words where they have them."""
+    """The values that the sentences name: the changed fields, in words where there are any."""
     details: dict[str, Any] = {}
     for field in change:
         value = getattr(recipe, field)
@@ -256,49 +256,49 @@ def _say(language: Language, key: str, **values: object) -> str:
     return filled(_SAID[key][language == "zh"], **values)
 
 
-def _lines(told: Diagnosis, language: Language) -> Iterator[Line]:
-    numbers = {"difference": told.difference, "tolerance": told.tolerance}
-    for one in told.nonfinite:
-        words = {**one._asdict(), "place": ", ".join(map(str, one.place))}
-        yield Line("verdict", _say(language, "nonfinite", **words))
-    if told.verdict in ("right", "unexplained"):
-        yield Line("verdict", _say(language, told.verdict, **numbers))
-    elif told.verdict == "ambiguous":
-        equal = [e for e in told.explanations if e.confidence == "ambiguous"]
-        yield Line("verdict", _say(language, "ambiguous", count=len(equal)))
-        for at, explanation in enumerate(equal):
-            if at:
-                yield Line("note", "  " + _say(language, "or").strip(" ，"))
+def _lines(diagnosis: Diagnosis, language: Language) -> Iterator[AnswerLine]:
+    numbers = {"difference": diagnosis.difference, "tolerance": diagnosis.tolerance}
+    for nonfinite in diagnosis.nonfinite:
+        words = {**nonfinite._asdict(), "place": ", ".join(map(str, nonfinite.place))}
+        yield AnswerLine("verdict", _say(language, "nonfinite", **words))
+    if diagnosis.verdict in ("right", "unexplained"):
+        yield AnswerLine("verdict", _say(language, diagnosis.verdict, **numbers))
+    elif diagnosis.verdict == "ambiguous":
+        equal = [e for e in diagnosis.explanations if e.confidence == "ambiguous"]
+        yield AnswerLine("verdict", _say(language, "ambiguous", count=len(equal)))
+        for index, explanation in enumerate(equal):
+            if index:
+                yield AnswerLine("note", "  " + _say(language, "or").strip(" ，"))
             yield from _explained(explanation, language, apart=True)
     else:
-        best = told.explanations[0]
-        yield Line("verdict", _say(language, "mistake" if len(best.mistakes) == 1 else "mistakes"))
+        best = diagnosis.explanations[0]
+        yield AnswerLine("verdict", _say(language, "mistake" if len(best.mistakes) == 1 else "mistakes"))
         yield from _explained(best, language)
-        sure = {"residual": best.residual, "tolerance": best.tolerance, "difference": told.difference}
-        yield Line("note", _say(language, best.confidence, **sure))
-    less = [e for e in told.explanations[1:] if e.confidence != "ambiguous"]
+        sure = {"residual": best.residual, "tolerance": best.tolerance, "difference": diagnosis.difference}
+        yield AnswerLine("note", _say(language, best.confidence, **sure))
+    less = [e for e in diagnosis.explanations[1:] if e.confidence != "ambiguous"]
     if less:
         names = _say(language, "between").join(" + ".join(e.mistakes) for e in less[:5])
-        yield Line("note", _say(language, "less well", names=names))
-    if told.first_difference is not None:
-        key = "first" if told.first_difference.head is not None else "first joined"
-        yield Line("note", _say(language, key, **told.first_difference._asdict()))
-    for unseen in told.unseen:
-        yield Line("note", _say(language, "unseen", did=unseen.did(language)[0], needs=unseen.needs(language)[0]))
-    if not told.looked.everything:
-        counts = {"batches": len(told.looked.batches), "queries": len(told.looked.queries)}
-        yield Line("note", _say(language, "sampled", **counts))
+        yield AnswerLine("note", _say(language, "less well", names=names))
+    if diagnosis.first_difference is not None:
+        key = "first" if diagnosis.first_difference.head is not None else "first joined"
+        yield AnswerLine("note", _say(language, key, **diagnosis.first_difference._asdict()))
+    for unseen in diagnosis.unseen:
+        yield AnswerLine("note", _say(language, "unseen", did=unseen.did(language)[0], needs=unseen.needs(language)[0]))
+    if not diagnosis.looked.everything:
+        counts = {"batches": len(diagnosis.looked.batches), "queries": len(diagnosis.looked.queries)}
+        yield AnswerLine("note", _say(language, "sampled", **counts))
 
 
-def _explained(explanation: Explanation, language: Language, *, apart: bool = False) -> Iterator[Line]:
-    for at, (did, mend) in enumerate(zip(explanation.did(language), explanation.mend(language), strict=True)):
-        yield Line("did", f"  {_say(language, 'and') if at else ''}{did}")
-        yield Line("mend", _say(language, "change", mend=mend))
+def _explained(explanation: MistakeExplanation, language: Language, *, apart: bool = False) -> Iterator[AnswerLine]:
+    for index, (did, mend) in enumerate(zip(explanation.did(language), explanation.mend(language), strict=True)):
+        yield AnswerLine("did", f"  {_say(language, 'and') if index else ''}{did}")
+        yield AnswerLine("mend", _say(language, "change", mend=mend))
     if apart:
         needs = _say(language, "also").join(explanation.needs(language))
-        yield Line("needs", _say(language, "tell", needs=needs))
+        yield AnswerLine("needs", _say(language, "tell", needs=needs))
 
 
 def _plain(x: Any) -> Any:
-    """JSON has no NaN and no infinity: null."""
+    """NaN and infinity, which JSON lacks, as None."""
     return None if isinstance(x, float) and not isfinite(x) else x

@@ -1,21 +1,21 @@
-"""Attention over a sequence that lies in pieces on many ranks of a PyTorch process group, with its sight.
+"""Attention, and the statistics of its weights, over a sequence that is sharded over the ranks of a process group.
 
-Every rank calls the same function with its own shards of q, k and v, (…, heads, its positions, d), and gets its own
-queries' answers. Positions are those of the whole sequence, so causal, windows, lengths and segments mean what they do
-on one machine. Rules are the same on all ranks, but for what belongs to positions: query_segments and kv_segments
-(batch, own positions), mask and bias (…, own queries, all keys).
+Every rank calls the same function with its own shards of q, k and v, (…, heads, own positions, d), and gets the answers
+for its own queries. Positions count in the whole sequence, so causal, windows, lengths and segments mean the same as on
+one machine. All ranks pass the same rules, except for values that belong to positions: query_segments and kv_segments
+are (batch, own positions), mask and bias (…, own queries, all keys).
 
-The same call gives the same bits every time. Outputs by gather and ulysses have the bits of one process, so those of
-any number of ranks, where the fetched keys begin with the first (with a window they may not); by ring and merge, and
-in gradients and column statistics, sums follow the order of the ranks, and their last bits the number of ranks.
+The same call gives the same bits every time. Outputs by gather and ulysses have the bits of one process, whatever the
+number of ranks, if the fetched keys begin with the first key (with a window they may not). Outputs by ring and merge,
+gradients and column statistics are summed in the order of the ranks, so their last bits depend on how many there are.
 
-Shards lie in the CPU's memory between computing and travelling. Tensors on a GPU are computed there, by the Triton
-engine, and answers go back there. Messages lie where the group's backend wants them: gloo's on the CPU, NCCL's on the
-current GPU, which has not been run.
+Shards are kept in the CPU's memory between computation and communication. For tensors on a GPU the Triton engine
+computes there, and answers return there. Messages lie where the group's backend needs them: on the CPU for gloo, on the
+current GPU for NCCL, which has not been tested.
 
-    attention, plan            the output, differentiable; which method and why
-    ShardedAttentionMatrix     every observation
-    shard, unshard, positions  cutting a sequence, and putting it together
+    attention, plan            the output, differentiable; which method is chosen, and why
+    ShardedAttentionMatrix     the attention matrix: statistics, products, weights by index
+    shard, unshard, positions  cut a sequence into shards, and put it together again
 """
 
 from clearhead.errors import MissingExtraError

@@ -1,16 +1,16 @@
-"""attention() over shards, with its derivative."""
+"""attention() and plan() over shards."""
 
 from typing import Any, Unpack
 
 from torch import Tensor
 
+from clearhead.core.rules import Rules
 from clearhead.distributed import methods
 from clearhead.distributed.choice import Method, Plan, choose
 from clearhead.distributed.graph import Call, Leaves, answers
 from clearhead.distributed.layouts import Layout
 from clearhead.distributed.ranks import Ranks
 from clearhead.distributed.shards import read
-from clearhead.problem import Rules
 
 
 def attention(
@@ -25,19 +25,33 @@ def attention(
     engine: str | None = None,
     **rules: Unpack[Rules],
 ) -> Tensor:
-    """`clearhead.attention` over sequences that lie in shards on the ranks of a process group; differentiable.
+    """`clearhead.attention` over a sequence that is sharded over the ranks of a process group; differentiable.
 
-    q, k, v   this rank's shards, (…, heads, own positions, d); shards may differ in length, also be empty
-    layout    contiguous: rank after rank; zigzag: two chunks each, so that a causal rule gives all equal work
-    method    gather: fetch the keys that own queries may see; ring: keys go around meanwhile, O(shard) memory;
-              ulysses: heads change places with positions; merge: queries go to the keys, and partial answers come
-              back, for decoding; auto: the one that moves the fewest bytes, see `plan`
-    timeout   seconds after which a rank that does not call is given up and named; 300 when left out
-    rules     as in `attention`, positions counted in the whole sequence; query_offset is 0 where queries = keys in all
+    q         this rank's shard, (…, heads, own queries, d_k); float64, float32, bfloat16 or float16, on CPU or GPU
+    k, v      (…, kv_heads, own keys, d_k) and (…, kv_heads, own keys, d_v); shards may differ in length or be empty
+    group     a process group of PyTorch's; None is the default group
+    layout    which positions a rank holds. contiguous: the ranks' shards one after another; zigzag: rank r holds the
+              r-th chunk and the r-th from the end, so that all ranks have equal work under a causal rule
+    method    gather: each rank fetches all keys that its queries may attend to
+              ring: keys and values travel around the ranks while blocks are computed; memory for two shards of keys
+              ulysses: ranks exchange positions for heads, so that each has the whole sequence for some heads
+              merge: queries travel to the keys and partial outputs travel back, which suits decoding
+              auto: the method that moves the fewest bytes, see `plan`
+    timeout   seconds to wait for the other ranks before an error names those that did not call; None is 300
+    engine    as in `clearhead.attention`
+    rules     as in `clearhead.attention`, the same on all ranks. Positions count in the whole sequence; query_offset
+              may be left out where the whole has as many queries as keys. query_segments and kv_segments are (batch,
+              own positions), mask and bias broadcast to (…, heads, own queries, all keys)
 
-    Returns (…, heads, own queries, d_v). Gradients by q, k and v are of the sum of all ranks' losses; those by sinks
-    and bias are this rank's part. Raises on every rank: DistributedError when ranks were called differently or one is
-    gone, and what `attention` raises.
+    Returns (…, heads, own queries, d_v) in q's dtype, on q's device; a row with nothing to attend to is 0. The
+    gradients of q, k and v are those of the sum of all ranks' losses; the gradients of sinks and bias are this rank's
+    part. The backward pass is called by all ranks, too.
+
+    Raises on every rank: what `clearhead.attention` raises on the rank whose argument is wrong, and DistributedError on
+    the others; DistributedError on all where ranks were called differently, or one did not call or failed.
+    O(own queries·visible keys·(d_k + d_v)) time for each rank, but for merge and ulysses, which share the work by keys
+    and by heads. Memory for own shards and for what the method fetches, never for the weights.
+    Source: ring attention (Liu et al. 2023); DeepSpeed-Ulysses (Jacobs et al. 2023); merge: pass-Q, Yang et al. 2024.
 
     >>> import torch, torch.distributed as dist, clearhead as ch  # alone here; torchrun sets up the group of many
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -47,7 +61,7 @@ def attention(
     """
     leaves = Leaves.of(q, k, v, rules)
     ranks = Ranks.of(group, timeout)
-    shards = read("attention", q, k, v, rules, ranks, layout=layout, method=method, engine=engine)
+    shards = read("attention", q, k, v, rules, ranks, layout=layout, method=method, engine=engine, output=True)
     how = choose(shards, method).method
     with ranks.together("attention"):
         found, logsumexp = methods.output(how, shards)
@@ -66,6 +80,20 @@ def plan(
     engine: str | None = None,
     **rules: Unpack[Rules],
 ) -> Plan:
-    """Which method `attention` takes for these shards, the bytes of each, and why others can't; all ranks call it."""
+    """Which method `attention` takes for these shards, the bytes that each method moves, and why others cannot run.
+
+    Parameters as `attention`; v may be left out. All ranks must call it. Only sizes and rules are compared between
+    ranks; no shard travels, and nothing is computed.
+
+    Returns a Plan: its method, the bytes that the busiest rank receives in a forward pass by each method, and for each
+    method that cannot run the reason. It prints as such a list. Raises what `attention` raises, and RuleError where
+    method="ulysses" is asked for and the heads do not divide among the ranks.
+
+    >>> import torch, torch.distributed as dist, clearhead as ch
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> ch.distributed.plan(torch.zeros(2, 4), torch.zeros(2, 4), causal=True).method
+    'gather'
+    >>> dist.destroy_process_group()
+    """
     ranks = Ranks.of(group, timeout)
     return choose(read("plan", q, k, v, rules, ranks, layout=layout, method=method, engine=engine), method)

@@ -1,4 +1,4 @@
-"""Which way of sharing keys moves the fewest bytes."""
+"""The choice of a method: the one that moves the fewest bytes."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,7 +12,12 @@ Method = Literal["gather", "ring", "ulysses", "merge", "auto"]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The method, the bytes that the busiest rank receives by each in a forward pass, and why others cannot."""
+    """Which method is taken, and why.
+
+    method    the one asked for or chosen
+    bytes     by method: what the busiest rank receives in a forward pass
+    reasons   by method that cannot run: why
+    """
 
     method: str
     bytes: dict[str, int]
@@ -26,7 +31,10 @@ class Plan:
 
 
 def choose(shards: Shards, method: str) -> Plan:
-    """The method asked for, or the one with the fewest bytes; the first of equals in METHODS."""
+    """The method asked for, or for "auto" the one that moves the fewest bytes; of equals the first in METHODS.
+
+    The same on every rank, without communication. Raises RuleError where ulysses is asked for and cannot run.
+    """
     counted = {"gather": max(gather.bytes_fetched(shards)), "ring": max(ring.bytes_sent_on(shards))}
     against = ulysses.reason_not(shards)
     if against and method == "ulysses":

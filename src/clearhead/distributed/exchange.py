@@ -1,4 +1,4 @@
-"""Moving arrays between ranks: every rank knows every shape beforehand, so only bytes travel, and none of nothing."""
+"""Messages of arrays between ranks. Shapes and dtypes are known in advance; empty messages are skipped."""
 
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -8,16 +8,21 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from clearhead.axes import Array
+from clearhead.core.axes import Array
 from clearhead.distributed.ranks import Ranks
 
 Shape = tuple[int, ...]
 Kind = tuple[Shape, np.dtype[Any]]
-_ready: set[str] = set()  # groups in which all ranks have met; see _meet
+_ready: set[str] = set()  # names of the groups whose NCCL connections are open; see _meet
 
 
 class Messages:
-    """Arrays on their way: `send[r]` to rank r, and from rank r what `expect[r]` says; `arrays` waits for those."""
+    """Starts sending `send[r]` to each rank r and receiving arrays of the kinds `expect[r]` from it; `arrays` waits.
+
+    Creating it returns at once, so that the caller can compute while messages are under way. `what` names the exchange
+    in errors. What is sent to the own rank is handed over without a copy. Raises DistributedError, here or in `arrays`,
+    where a message fails or does not arrive in time.
+    """
 
     def __init__(
         self, ranks: Ranks, what: str, send: Mapping[int, Sequence[Array]], expect: Mapping[int, Sequence[Kind]]
@@ -43,7 +48,7 @@ class Messages:
             raise ranks.lost(what, error) from None
 
     def arrays(self) -> dict[int, list[Array]]:
-        """What came, by rank."""
+        """Wait for all messages; the arrays received, by rank. Raises DistributedError."""
         try:
             for work in self.work:
                 work.wait(self.ranks.patience)
@@ -56,7 +61,10 @@ class Messages:
 def swap(
     ranks: Ranks, what: str, send: Sequence[Sequence[Array]], shapes: Sequence[Sequence[Shape]], dtype: np.dtype[Any]
 ) -> list[list[Array]]:
-    """Give arrays to every rank and get theirs: send[r] goes to rank r; from rank r come arrays of shapes[r]."""
+    """All-to-all: send[r] goes to rank r, and arrays of shapes[r] come from rank r; all of one dtype.
+
+    Returns what came, by rank. Waits for all messages. Raises DistributedError where one fails.
+    """
     kinds = {rank: [(shape, dtype) for shape in part] for rank, part in enumerate(shapes)}
     given = {rank: [x.astype(dtype, copy=False) for x in part] for rank, part in enumerate(send)}
     found = Messages(ranks, what, given, kinds).arrays()
@@ -64,14 +72,14 @@ def swap(
 
 
 def everywhere(ranks: Ranks, what: str, mine: Array, shapes: Sequence[Shape]) -> list[Array]:
-    """Everybody's array, by rank."""
+    """All-gather: the array of every rank, by rank; shapes[r] is that of rank r. Raises DistributedError."""
     return [part[0] for part in swap(ranks, what, [[mine]] * ranks.world, [[shape] for shape in shapes], mine.dtype)]
 
 
 def total(ranks: Ranks, what: str, mine: Array) -> Array:
-    """The sum over ranks, added in their order, so that it is the same everywhere and every time.
+    """All-reduce: the sum over ranks of arrays of one shape, added in rank order, so that bits are reproducible.
 
-    Each rank adds up its part of the numbers and gives the sums to all: twice the array's bytes for each rank.
+    Each rank sums one slice and sends it to all (reduce-scatter, then all-gather), and so receives twice the bytes.
     """
     cuts = np.array_split(mine.reshape(-1), ranks.world)
     parts = swap(ranks, what, [[cut] for cut in cuts], [[cuts[ranks.rank].shape]] * ranks.world, mine.dtype)
@@ -83,7 +91,7 @@ def total(ranks: Ranks, what: str, mine: Array) -> Array:
 
 
 def _meet(ranks: Ranks) -> None:
-    """NCCL opens its connections when all ranks of a group call together, and later messages are of some only."""
+    """Open NCCL's connections by one collective of all ranks, since later messages are between some of them only."""
     if ranks.device.type == "cuda" and ranks.group.group_name not in _ready:
         dist.all_reduce(torch.zeros(1, device=ranks.device), group=ranks.group)
         _ready.add(ranks.group.group_name)

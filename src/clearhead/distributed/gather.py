@@ -1,7 +1,7 @@
-"""gather: every rank fetches the keys and values that its queries may see, and computes as if it were alone.
+"""gather: every rank fetches the keys and values that its queries may attend to, and computes on its own.
 
-With a window those are its own and its neighbours' last ones; with a causal rule those before its last query. The
-answers have the bits of the whole computed on one machine, wherever the fetched keys begin with the first.
+Under a window these are its own keys and the nearest ones of its neighbours; under a causal rule those up to its last
+query. The output has the bits of a computation on one machine if the fetched keys begin with the first key.
 """
 
 from dataclasses import dataclass, replace
@@ -9,20 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from clearhead import backward
-from clearhead.arrays import statistics_dtype
-from clearhead.axes import Array
+from clearhead.core.arrays import statistics_dtype
+from clearhead.core.axes import Array
+from clearhead.core.problem import Problem
+from clearhead.core.rules import FIELDS
+from clearhead.core.statistics import Wanted
+from clearhead.distributed.column_sums import ColumnSums
 from clearhead.distributed.exchange import everywhere, swap
 from clearhead.distributed.layouts import common, needed
-from clearhead.distributed.perkeys import PerKey
-from clearhead.distributed.shards import Shards
-from clearhead.observations import Wanted
-from clearhead.problem import Problem
+from clearhead.distributed.shards import Shards, kind, placed
+from clearhead.ops import backward
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Run:
-    """Keys and values of neighbouring positions, fetched from their owners."""
+    """A run of consecutive keys and values, fetched from their owners: (batch, kv_heads, keys, d_k or d_v)."""
 
     keys: range
     k: Array
@@ -31,7 +32,7 @@ class Run:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Part:
-    """One piece of this rank's queries, with the run that holds all keys it may see."""
+    """One piece of this rank's queries: where it lies in the shard, its problem, and the run of its keys or -1."""
 
     at: slice
     problem: Problem
@@ -39,7 +40,7 @@ class Part:
 
 
 def bytes_fetched(shards: Shards) -> list[int]:
-    """What each rank receives in a forward pass."""
+    """The bytes that each rank receives in a forward pass."""
     found = []
     for rank, own in enumerate(shards.query_pieces):
         keys = sum(len(span) for span in needed(shards.whole, own))
@@ -49,13 +50,13 @@ def bytes_fetched(shards: Shards) -> list[int]:
 
 
 def key_bytes(shards: Shards) -> int:
-    """Bytes of one position's key and value."""
+    """The bytes of the keys and values at one position, all batches and heads together."""
     width = shards.k.shape[-1] + (0 if shards.v is None else shards.v.shape[-1])
     return shards.whole.batch * shards.whole.kv_heads * width * shards.k.dtype.itemsize
 
 
 def fetch(shards: Shards) -> tuple[list[Run], list[Part]]:
-    """The runs that this rank needs, and its pieces of queries."""
+    """Fetch the runs of keys that this rank needs; these, and its pieces of queries with their run."""
     what = "gather of keys"
     arrays = [x for x in (shards.k, shards.v) if x is not None]
     send = [[x[:, :, here] for here, _ in _slices(shards, shards.rank, to) for x in arrays] for to in _everyone(shards)]
@@ -77,22 +78,27 @@ def fetch(shards: Shards) -> tuple[list[Run], list[Part]]:
 
 
 def _parts(shards: Shards, runs: list[Run]) -> list[Part]:
-    segments = None
-    if shards.kv_segments is not None:
-        shapes = [(shards.whole.batch, sum(map(len, own))) for own in shards.key_pieces]
-        segments = np.empty((shards.whole.batch, shards.whole.keys), np.int64)
-        for rank, labels in enumerate(everywhere(shards.ranks, "gather of segments", shards.kv_segments, shapes)):
-            start = 0
-            for piece in shards.key_pieces[rank]:
-                segments[:, piece.start : piece.stop] = labels[:, start : start + len(piece)]
-                start += len(piece)
+    of_keys = {name: whole_of(shards, "gather of segments", name, x, "keys") for name, x in shards.of_keys().items()}
     found = []
     for at, rows in shards.own_rows():
         spans = needed(shards.whole, (rows,))
-        problem = shards.problem(at, rows, segments)
+        problem = shards.problem(at, rows, of_keys)
         run = next((i for i, one in enumerate(runs) if spans and spans[0].start in one.keys), -1)
         found.append(Part(at, problem.take(keys=runs[run].keys if run >= 0 else range(0)), run))
     return found
+
+
+def whole_of(shards: Shards, what: str, name: str, x: Array, side: str) -> Array:
+    """All-gather a rule's field along "queries" or "keys": from each rank's own positions to the whole sequence."""
+    axis, pieces = FIELDS[name].index(side), shards.query_pieces if side == "queries" else shards.key_pieces
+    sizes = [sum(map(len, own)) for own in pieces]
+    whole = np.empty(kind(name, x, **{side: sum(sizes)})[0], x.dtype)
+    parts = everywhere(shards.ranks, what, x, [kind(name, x, **{side: size})[0] for size in sizes])
+    before = (slice(None),) * axis
+    for part, own in zip(parts, pieces, strict=True):
+        for at, piece in placed(own):
+            whole[(*before, slice(piece.start, piece.stop))] = part[(*before, at)]
+    return whole
 
 
 def _everyone(shards: Shards) -> range:
@@ -100,7 +106,7 @@ def _everyone(shards: Shards) -> range:
 
 
 def _slices(shards: Shards, owner: int, reader: int) -> list[tuple[slice, range]]:
-    """What `reader` needs of `owner`: where in the owner's shard, and which positions."""
+    """The keys of rank `owner` that rank `reader` needs: where in the owner's shard, and at which positions."""
     found, start = [], 0
     for piece in shards.key_pieces[owner]:
         for span in needed(shards.whole, shards.query_pieces[reader]):
@@ -113,14 +119,14 @@ def _slices(shards: Shards, owner: int, reader: int) -> list[tuple[slice, range]
 
 
 def run_arrays(shards: Shards, runs: list[Run], part: Part) -> tuple[Array, Array | None]:
-    """Keys and values that a piece reads; none where it may see no key."""
+    """The keys and values that a piece of queries reads; empty arrays where it may attend to none."""
     if part.run >= 0:
         return runs[part.run].k, runs[part.run].v
     return shards.k[:, :, :0], None if shards.v is None else shards.v[:, :, :0]
 
 
 def attend(shards: Shards, want: Wanted) -> dict[str, Array]:
-    """The output and row statistics of this rank's queries; `top` by position in the whole sequence."""
+    """The output and row statistics of this rank's queries, by name; indices of `top` count in the whole sequence."""
     runs, parts = fetch(shards)
     found: list[dict[str, Array]] = []
     for part in parts:
@@ -135,7 +141,13 @@ def attend(shards: Shards, want: Wanted) -> dict[str, Array]:
 
 
 def differentiate(shards: Shards, answers: dict[str, Array], by: dict[str, Array], *, bias: bool) -> dict[str, Array]:
-    """The loss's derivatives by this rank's q, k and v (and its rows of the bias, and its part of the sinks')."""
+    """The gradients of this rank's q, k and v, of its rows of the bias where asked, and its share of the sinks'.
+
+    answers    what attention answered for this rank's queries, (batch, heads, own queries, …), by name
+    by         the upstream gradient: the derivatives by those answers, of the same shapes
+
+    Returns them by name, in the statistics' dtype.
+    """
     runs, parts = fetch(shards)
     dtype = statistics_dtype(shards.whole.dtype)
     sums = [[np.zeros(x.shape, dtype) for x in (run.k, run.v) if x is not None] for run in runs]
@@ -146,7 +158,7 @@ def differentiate(shards: Shards, answers: dict[str, Array], by: dict[str, Array
         rows = shards.q[:, :, part.at]
         own = [{name: x[:, :, part.at] for name, x in side.items()} for side in (answers, by)]
         shape = shards.bias_shape(part.problem) if bias else None
-        one = backward.gradients(shards.engine, part.problem, (rows, k, v), *own, bias=shape, unrounded=True)
+        one = backward.gradients(shards.engine, part.problem, (rows, k, v), *own, bias=shape, keep_float32=True)
         q.append(one["q"])
         if part.run >= 0:
             for total, name in zip(sums[part.run], ("k", "v"), strict=False):
@@ -165,7 +177,7 @@ def differentiate(shards: Shards, answers: dict[str, Array], by: dict[str, Array
 
 
 def give_back(shards: Shards, runs: list[Run], sums: list[list[Array]]) -> dict[str, Array]:
-    """What was summed for fetched keys goes to their owners, who add it in the order of the ranks."""
+    """Send the gradients of fetched keys and values to their owners, who add them in the order of the ranks."""
     names = ("k", "v") if shards.v is not None else ("k",)
     shapes = [(*x.shape[:2], x.shape[3]) for x in (shards.k, shards.v) if x is not None]
     dtype = statistics_dtype(shards.whole.dtype)
@@ -184,7 +196,10 @@ def give_back(shards: Shards, runs: list[Run], sums: list[list[Array]]) -> dict[
 def swap_back(
     shards: Shards, what: str, runs: list[Run], sums: list[list[Array]], shapes: list[Any], dtype: np.dtype[Any]
 ) -> list[tuple[slice, list[Array]]]:
-    """Parts of arrays (batch, heads, keys of a run, …) at their owners: where in the shard, and the arrays, by rank."""
+    """Send sums (batch, heads, keys of a run, …) to the owners of the keys.
+
+    Returns what this rank's own keys received, in the order of the ranks: where in the shard, and the arrays.
+    """
     count = len(shapes)
 
     def cut(keys: range) -> list[Array]:
@@ -205,8 +220,8 @@ def swap_back(
     return found
 
 
-def columns(shards: Shards, ask: PerKey) -> list[Array]:
-    """Sums for this rank's keys: each rank's own queries first, then those of all."""
+def columns(shards: Shards, ask: ColumnSums) -> list[Array]:
+    """Sums for this rank's keys: each rank sums over its own queries, and the owner of a key adds these sums."""
     runs, parts = fetch(replace(shards, v=None))
     lead = (shards.whole.batch, shards.whole.heads)
     sums = [ask.nothing(*lead, len(run.keys)) for run in runs]
@@ -218,5 +233,5 @@ def columns(shards: Shards, ask: PerKey) -> list[Array]:
     shapes = [(*lead, *ask.tail)] * len(ask.names)
     totals = ask.nothing(*lead, shards.k.shape[2])
     for here, arrays in swap_back(shards, "return of what keys received", runs, sums, shapes, np.dtype(np.float64)):
-        ask.add_listed(totals, here, arrays)
+        ask.add_arrays(totals, here, arrays)
     return totals

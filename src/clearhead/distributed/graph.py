@@ -1,8 +1,8 @@
-"""Answers with PyTorch's graph: from a loss's derivatives by what a rank was answered to those by its own shards.
+"""Connects answers to PyTorch's graph: the backward pass of everything that is computed over shards.
 
-A picture, sums between groups and what keys received are products of A with known numbers, so that their derivatives
-are those of further columns of the output: X·Y with Y among the values and X among the output's derivatives, as in
-backward.py. Largest logits, peaks and strongest weights carry no graph.
+image, groups and received are products of A with known numbers, so their gradients are those of further columns of the
+output: dA_ij = X_i·Y_j, with Y appended to the values and X to the output's gradient, as in backward.py. max_logit,
+peak, top and own carry no graph here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,21 +13,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.arrays import statistics_dtype
-from clearhead.axes import Array
+from clearhead.core.arrays import statistics_dtype
+from clearhead.core.axes import Array, group_size
+from clearhead.core.rules import Rules
+from clearhead.core.statistics import listed
 from clearhead.distributed import methods
 from clearhead.distributed.exchange import total
+from clearhead.distributed.pooled import Pooled
 from clearhead.distributed.shards import Shards, array_of
-from clearhead.distributed.wholes import Whole
-from clearhead.problem import Rules
-from clearhead.torch_autograd import once, refuse_forward
+from clearhead.ops.torch_autograd import once, refuse_forward
 
-_ROWS = ("output", "logsumexp", "entropy", "distance")
-SMOOTH = (*_ROWS, "received", "image", "groups")
+_ROWS = listed(derivative="row")
+SMOOTH = (*_ROWS, "received", *listed(derivative="rank"))
 
 
 class Leaves(NamedTuple):
-    """The tensors that a call may be differentiated by, as they were given; None where there is none."""
+    """The tensors whose gradients a call may be asked for, as they were given; None for one that was not given."""
 
     q: Tensor
     k: Tensor
@@ -37,12 +38,16 @@ class Leaves(NamedTuple):
 
     @staticmethod
     def of(q: Tensor, k: Tensor, v: Tensor | None, rules: Rules) -> "Leaves":
-        """Of a call's arguments."""
+        """Those among a call's arguments; a bias or sinks that are no tensor get no gradient."""
         given: Any = {name: x for name, x in rules.items() if name in ("bias", "sinks") and isinstance(x, Tensor)}
-        return Leaves(q, k, v, **given)
+        return Leaves(q, k, **given).with_values(v)
+
+    def with_values(self, v: Any) -> "Leaves":
+        """The same with v replaced; None where v is no tensor."""
+        return self._replace(v=v if isinstance(v, Tensor) else None)
 
     def take(self, queries: Array) -> "Leaves":
-        """The same for some of the own queries."""
+        """The same for some of this rank's queries, given by their indices in the shard."""
         places = torch.from_numpy(queries)
         found = {"q": self.q.index_select(-2, places.to(self.q.device))}
         if self.bias is not None and self.bias.ndim > 1 and self.bias.shape[-2] > 1:
@@ -52,18 +57,18 @@ class Leaves(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Call:
-    """What was asked and answered."""
+    """A call with its answers: what the backward pass needs to know."""
 
     what: str
     shards: Shards
     method: str
     found: dict[str, Array]  # (batch, heads, …), by name
-    logsumexp: Array | None  # None where the method keeps it
-    wholes: Mapping[str, Whole] = field(default_factory=dict)
+    logsumexp: Array | None  # of own queries; None where the method itself keeps it (ulysses)
+    pooled: Mapping[str, Pooled] = field(default_factory=dict)
 
 
 def answers(call: Call, leaves: Leaves) -> dict[str, Tensor]:
-    """What was found as tensors, with a graph where a leaf asks for one."""
+    """The answers as tensors (…, heads, …), by name, with a graph where one of the leaves requires grad."""
     names, tensors = call.found.keys(), _Graph.apply(*leaves, call)  # type: ignore[no-untyped-call]
     return dict(zip(names, tensors, strict=True))
 
@@ -88,7 +93,7 @@ class _Graph(torch.autograd.Function):
 def _by_leaves(
     call: Call, needed: Sequence[bool], leaves: Sequence[Tensor | None], grads: Sequence[Tensor]
 ) -> list[Tensor | None]:
-    """From the loss's derivatives by all that was answered to those by the leaves, None where they are not needed."""
+    """The gradients of the leaves, from those of all answers; None for a leaf that needs none. All ranks call it."""
     ranks, what = call.shards.ranks, f"{call.what}, backward"
     bias = any(one["bias"] for one in ranks.agree(what, {"bias": bool(needed[3])}))
     by = {
@@ -103,7 +108,7 @@ def _by_leaves(
 
 
 def gradients(call: Call, by: dict[str, Array], *, bias: bool) -> dict[str, Array]:
-    """The loss's derivatives by this rank's q, k, v (and bias and sinks)."""
+    """The gradients of this rank's q, k, v (and bias and sinks), from `by`, those of the answers by name."""
     shards = call.shards
     known = {name: call.found[name] for name in _ROWS if name in call.found}
     if call.logsumexp is not None:
@@ -113,7 +118,7 @@ def gradients(call: Call, by: dict[str, Array], *, bias: bool) -> dict[str, Arra
     if not columns:
         return methods.gradients(call.method, shards, known, loss, bias=bias)
     dtype, lead = statistics_dtype(shards.whole.dtype), (shards.whole.batch, shards.whole.heads)
-    group = lead[1] // max(1, 0 if shards.v is None else shards.v.shape[1])
+    group = group_size(lead[1], 0 if shards.v is None else shards.v.shape[1])
     if shards.v is not None:
         spread = np.repeat(shards.v, group, axis=1)
         columns.insert(0, Columns(loss["output"], spread, known["output"]))
@@ -131,7 +136,7 @@ def gradients(call: Call, by: dict[str, Array], *, bias: bool) -> dict[str, Arra
 
 
 class Columns(NamedTuple):
-    """Further columns of an output: dA_ij = X_i·Y_j."""
+    """Further columns of the output, whose part in the gradient of A is dA_ij = X_i·Y_j."""
 
     slopes: Array  # X, (batch or 1, heads or 1, own queries, columns)
     values: Array  # Y, (batch or 1, heads or 1, own keys, columns)
@@ -140,7 +145,7 @@ class Columns(NamedTuple):
 
 def _columns(call: Call, by: Mapping[str, Array]) -> list[Columns]:
     found = []
-    for name, whole in call.wholes.items():
+    for name, whole in call.pooled.items():
         slopes = total(call.shards.ranks, f"derivative by {name}", by[name].astype(np.float64))
         found.append(Columns(whole.rows[:, None] @ slopes, whole.values[:, None], whole.mixed))
     if "received" in by:

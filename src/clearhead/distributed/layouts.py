@@ -1,12 +1,12 @@
-"""Which positions of the whole sequence each rank holds, and which keys of others its queries need."""
+"""Which positions of the whole sequence each rank holds, and which keys its queries need."""
 
 from collections.abc import Sequence
 from typing import Literal
 
-from clearhead import visibility
-from clearhead.axes import as_slice
+from clearhead.core import visibility
+from clearhead.core.axes import as_slice
+from clearhead.core.problem import Problem
 from clearhead.errors import unknown
-from clearhead.problem import Problem
 
 Layout = Literal["contiguous", "zigzag"]
 LAYOUTS = ("contiguous", "zigzag")
@@ -14,7 +14,7 @@ Pieces = tuple[range, ...]  # one rank's positions, in the order in which its sh
 
 
 def pieces(sizes: Sequence[int], layout: Layout) -> list[Pieces]:
-    """Each rank's positions, from how many each holds.
+    """The positions that each rank holds, from their numbers `sizes`, by rank. Raises UnknownNameError.
 
     contiguous  rank after rank
     zigzag      rank r holds the r-th chunk and the r-th from the end, so that a causal rule gives all ranks equal work
@@ -33,9 +33,9 @@ def _chunks(sizes: Sequence[int]) -> list[range]:
 
 
 def needed(problem: Problem, own: Pieces) -> list[range]:
-    """The keys that these queries may see by position, as ranges in order that neither overlap nor touch.
+    """The keys that these queries may attend to, judged by position: sorted ranges that neither overlap nor touch.
 
-    `problem` is that of the whole sequence; mask, bias and segments do not shorten a range.
+    `problem` is that of the whole sequence. Mask, bias and segments are not looked at.
     """
     spans: list[range] = []
     for rows in own:

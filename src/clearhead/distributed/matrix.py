@@ -1,4 +1,4 @@
-"""The attention matrix of a sharded sequence: statistics of own queries and keys, pictures and weights of the whole."""
+"""The attention matrix of a sharded sequence as an object."""
 
 from dataclasses import replace
 from typing import Any, Unpack
@@ -6,34 +6,60 @@ from typing import Any, Unpack
 import numpy as np
 from torch import Tensor
 
-from clearhead.arrays import statistics_dtype
-from clearhead.axes import WEIGHTS, Array, named
-from clearhead.distributed import methods, wholes
+from clearhead.core.arrays import statistics_dtype
+from clearhead.core.axes import WEIGHTS, Array, named
+from clearhead.core.observations import check_room, wanted
+from clearhead.core.operands import check_transposed, operand
+from clearhead.core.problem import Problem
+from clearhead.core.rule_values import read_slice
+from clearhead.core.rules import Rules, take
+from clearhead.core.statistics import (
+    PER_KEY,
+    STATISTICS,
+    Asked,
+    Groups,
+    Observable,
+    Wanted,
+    askable,
+    explained,
+    lacking,
+    listed,
+)
+from clearhead.distributed import methods, pooled
 from clearhead.distributed.choice import Method, choose
+from clearhead.distributed.column_sums import product, statistics
 from clearhead.distributed.graph import Call, Leaves, answers
 from clearhead.distributed.layouts import Layout
-from clearhead.distributed.perkeys import product, statistics
 from clearhead.distributed.ranks import Ranks
 from clearhead.distributed.shards import agreed, array_of, read
 from clearhead.distributed.tiles import sections, tile
-from clearhead.errors import SelectionError
-from clearhead.indexing import expand
-from clearhead.matrix import TransposedMatrix
-from clearhead.merging import Top
-from clearhead.observations import Groups, Observation, Wanted, observation, wanted
-from clearhead.operands import operand
-from clearhead.problem import Problem, Rules
+from clearhead.engines.base import Engine
+from clearhead.errors import EngineError, SelectionError, shown
+from clearhead.ops.indexing import check_weights, expand
+from clearhead.ops.observation import Observation, observation
+from clearhead.ops.transposed import TransposedMatrix
 
 
-class ShardedAttentionMatrix:
-    """The weights of a sequence that lies in shards, (…, heads, all queries, all keys); never stored, never gathered.
+class ShardedAttentionMatrix(Observable):
+    """The attention matrix of a sharded sequence, (…, heads, all queries, all keys); never stored, never gathered.
 
-    q (…, heads, own queries, d_k), k (…, kv_heads, own keys, d_k); group, layout, method, timeout and rules as in
-    `clearhead.distributed.attention`. Every method is called by all ranks, with the same questions; DistributedError
-    says which rank asked for something else. Row statistics are those of own queries, column statistics those of own
-    keys; pictures, sums between groups and weights read by index are those of the whole, the same on every rank.
-    A @ v, the output, log-sum-exp, entropy, distance, received, pictures and sums between groups are differentiable, of
-    the sum of all ranks' losses; what else is answered carries no graph.
+    q         this rank's shard, (…, heads, own queries, d_k)
+    k         (…, kv_heads, own keys, d_k), in q's dtype
+    group, layout, method, timeout, engine and rules as in `clearhead.distributed.attention`
+
+    Creating it compares sizes and rules between ranks and computes nothing. Every method must be called by all ranks
+    with the same arguments, but for v, g and labels, which belong to own positions. Statistics per query are those of
+    own queries, (…, heads, own queries); statistics per key those of own keys, (…, heads, own keys); image, groups and
+    weights read by index are those of the whole matrix, the same on every rank. Answers are tensors on q's device:
+    float32, or float64 for float64; A @ v and the output have q's dtype.
+
+    A @ v, the output, logsumexp, entropy, distance, received, image and groups are differentiable: gradients are those
+    of the sum of all ranks' losses. All other answers carry no graph.
+
+    Creation and methods raise on every rank: what `AttentionMatrix` raises on the rank whose argument is wrong, and
+    DistributedError on the others; DistributedError on all where ranks asked for different things, or one did not call
+    or failed. Time for each rank is O(own queries·visible keys·d_k) per pass (by merge and ulysses the work is shared
+    by keys and by heads); the log-sum-exp is computed when first needed and kept.
 
     >>> import torch, torch.distributed as dist, clearhead as ch
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -62,11 +88,11 @@ class ShardedAttentionMatrix:
         self._method = choose(self._shards, method).method
         self._leaves = Leaves.of(q, k, None, rules)
         self._chosen = range(self._shards.whole.queries)
-        self._known: Array | None = None  # the log-sum-exp of own queries
+        self._known: Array | None = None  # the log-sum-exp, (batch, heads, own queries), once computed
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(…, heads, all queries, all keys)."""
+        """(…, heads, all queries, all keys): the shape of the whole matrix."""
         return (*self._shards.prefix, len(self._chosen), self._shards.whole.keys)
 
     @property
@@ -75,13 +101,15 @@ class ShardedAttentionMatrix:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of the weights: float32, or float64 for float64."""
+        """The dtype of the weights and statistics: float32, or float64 for float64."""
         return statistics_dtype(self._shards.whole.dtype)
 
     @property
     def T(self) -> "ShardedTransposedMatrix":  # noqa: N802  NumPy's name
-        """The last two axes swapped: products from the keys' side, (…, heads, own keys, d)."""
-        return ShardedTransposedMatrix(self)
+        """The transpose: A.T @ g takes g, (…, heads, own queries, d), and gives (…, heads, own keys, d)."""
+        return ShardedTransposedMatrix(self, self._weights, self._transposed)
+
+    mT = T  # noqa: N815
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -92,109 +120,79 @@ class ShardedAttentionMatrix:
         return f"ShardedAttentionMatrix{named(self.shape, WEIGHTS)} {self.dtype} {place}"
 
     def __getitem__(self, key: Any) -> Any:
-        """Exact weights of the whole by integers, slices and Ellipsis, the same on every rank; all give the same index.
+        """Exact weights of the whole matrix by integers, slices and Ellipsis; all ranks give the same index.
 
-        Only the ranks that hold what is asked for compute it. Raises SelectionError as `AttentionMatrix` does.
+        Returns a tensor, the same on every rank, without a graph. Only the ranks that hold the chosen keys compute.
+        Raises SelectionError for an index outside the matrix, SizeError where the chosen weights are larger than
+        memory, DistributedError where ranks give different indices. O(chosen weights·d_k) time, and memory for
+        the chosen weights.
         """
-        return self._give(self._tile(key))
+        return self._weights(key)
+
+    def _weights(self, key: Any, swapped: bool = False) -> Any:  # noqa: FBT001
+        tile = self._tile(key)
+        return self._shards.give(tile.swapaxes(-1, -2) if swapped else tile)
 
     def __matmul__(self, v: Tensor) -> Tensor:
-        """A·v for own values (…, kv_heads or heads, own keys, d_v), or one for all heads, (own keys,), (own keys, d_v).
+        """A·v, from each rank's values to its queries' outputs; differentiable.
 
-        Gives own queries' outputs; differentiable.
+        v is (…, kv_heads or heads, own keys, d_v), or (own keys, d_v) or (own keys,) for all heads alike. Returns
+        (…, heads, own queries, d_v), without the last axis for a vector, in q's dtype. Raises ShapeError, DtypeError,
+        SizeError where the output is larger than memory, and DistributedError as said above.
         """
         local = self._local()
         heads = local.kv_heads, local.heads
 
         def own() -> tuple[Array, bool]:
-            return operand(local, array_of(v, "v"), "v", local.keys, heads)
+            found = operand(local, array_of(v, "v"), "v", local.keys, heads)
+            check_room(local, Wanted(output=True), found[0].shape[-1])
+            return found
 
         (values, vector), _ = agreed(self._ranks, "A @ v", own, lambda found: {"v's width": found[0].shape[3]})
         shards = replace(self._shards, v=values)
         with self._ranks.together("A @ v"):
             found, logsumexp = methods.output(self._method, shards)
-        if v.ndim <= 2 and local.prefix:  # one for all heads
+        if isinstance(v, Tensor) and v.ndim <= 2 and local.prefix:  # one for all heads
             v = (v[:, None] if vector else v).expand(*local.prefix[:-1], 1, *values.shape[2:])
-        output = answers(Call("A @ v", shards, self._method, found, logsumexp), self._leaves._replace(v=v))["output"]
+        output = answers(Call("A @ v", shards, self._method, found, logsumexp), self._leaves.with_values(v))["output"]
         return output[..., 0] if vector else output
 
-    def logsumexp(self) -> Any:
-        """See `AttentionMatrix.logsumexp`; of own queries, (…, heads, own queries), as are all row statistics here."""
-        return self.observe(logsumexp=True).logsumexp
+    @explained(askable())
+    def observe(self, v: Tensor | None = None, *, queries: slice = slice(None), **asked: Unpack[Asked]) -> Observation:
+        """Everything asked for in one call, as by `AttentionMatrix.observe`; for own queries and own keys.
 
-    def max_logit(self) -> Any:
-        return self.observe(max_logit=True).max_logit
+        STATISTICS
 
-    def entropy(self) -> Any:
-        return self.observe(entropy=True).entropy
+        v          own values, (…, kv_heads, own keys, d_v), for the output; None leaves it out
+        queries    a slice of the whole sequence that steps forwards. Statistics per query are those of own queries in
+                   it, in the shard's order; statistics per key, image and groups are taken over all queries in it
+        groups     labels of own queries and of own keys, (own queries,) and (own keys,)
 
-    def distance(self) -> Any:
-        return self.observe(distance=True).distance
-
-    def top(self, k: int) -> Top | None:
-        """The k strongest keys of each own query, by position in the whole sequence."""
-        return self.observe(top=k).top
-
-    def received(self) -> Any:
-        """What each own key receives from all queries, (…, heads, own keys)."""
-        return self.observe(received=True).received
-
-    def peak(self) -> Any:
-        return self.observe(peak=True).peak
-
-    def image(self, height: int, width: int) -> Any:
-        """The whole matrix as a picture, the same on every rank."""
-        return self.observe(image=(height, width)).image
-
-    def groups(self, query_groups: Any, key_groups: Any) -> Any:
-        """Mass between labelled spans of the whole; labels of own queries and own keys, (own,) or (…, own)."""
-        return self.observe(groups=(query_groups, key_groups)).groups
-
-    def observe(
-        self,
-        v: Tensor | None = None,
-        *,
-        logsumexp: bool = False,
-        max_logit: bool = False,
-        entropy: bool = False,
-        received: bool = False,
-        peak: bool = False,
-        top: int | None = None,
-        distance: bool = False,
-        image: tuple[int, int] | None = None,
-        groups: tuple[Any, Any] | None = None,
-        queries: slice = slice(None),
-    ) -> Observation:
-        """Everything asked for, together, as `AttentionMatrix.observe`; rows and columns are this rank's own.
-
-        `queries` counts in the whole sequence and steps forwards: row statistics are those of own queries among them,
-        in the shard's order, column statistics sums over all of them.
+        Returns an Observation, None where something was not asked for. Raises UnknownNameError, RuleError, ShapeError,
+        DtypeError or SelectionError for a wrong argument, SizeError where answers are larger than memory, EngineError
+        for a statistic that the engine does not compute or that cannot be merged between ranks, and DistributedError
+        as said above.
         """
-        asked = {
-            "logsumexp": logsumexp,
-            "max_logit": max_logit,
-            "entropy": entropy,
-            "received": received,
-            "peak": peak,
-            "top": top,
-            "distance": distance,
-            "image": image,
-        }
         local = self._local()
 
         def own() -> tuple[Array | None, Wanted]:
-            if not isinstance(queries, slice) or (queries.step or 1) < 0:
-                raise SelectionError(f"queries is {queries!r}: expected a slice that steps forwards.")
-            want = wanted(local, {**asked, "groups": groups})
-            if v is None:
-                return None, want
-            return operand(local, array_of(v, "v"), "v", local.keys, (local.kv_heads,))[0], want
+            length = self._shards.whole.queries
+            if not isinstance(queries, slice) or read_slice("queries", queries, length).step < 0:
+                raise SelectionError(f"queries is {shown(queries)}: expected a slice that steps forwards.")
+            want = wanted(local, asked)
+            _check_known(self._shards.engine, want)
+            values = None
+            if v is not None:
+                values, _ = operand(local, array_of(v, "v"), "v", local.keys, (local.kv_heads,))
+            self._check_room(want, values)
+            return values, want
 
         def told(found: tuple[Array | None, Wanted]) -> dict[str, Any]:
             values, want = found
-            said = {name: str(getattr(want, name)) for name in asked} | {"selection": str(queries)}
+            flat = [name for name in askable() if STATISTICS[name].asked != "labels"]
+            said = {name: str(getattr(want, name)) for name in flat} | {"selection": str(queries)}
             counts = (0, 0) if want.groups is None else want.groups.counts
-            more = {"groups": groups is not None, "v's width": None if values is None else values.shape[3]}
+            more = {"groups": want.groups is not None, "v's width": None if values is None else values.shape[3]}
             return said | more | {"queries": counts[0], "keys": counts[1]}
 
         (values, want), everybody = agreed(self._ranks, "observe", own, told)
@@ -203,28 +201,39 @@ class ShardedAttentionMatrix:
             counts = max(one["queries"] for one in everybody), max(one["keys"] for one in everybody)
             want = replace(want, groups=Groups(want.groups.queries[:, places], want.groups.keys, counts))
         with self._ranks.together("observe"):
+            self._check_room(want, values)  # again: another rank may have made the number of groups larger
             return part._observe(v, values, want)
+
+    def _check_room(self, want: Wanted, values: Array | None) -> None:
+        """Raise SizeError where this rank's answers, or what they are summed in, are larger than memory."""
+        local = self._local()
+        check_room(local, replace(want, output=values is not None), 0 if values is None else values.shape[-1])
+        shapes = {f"image={want.image}": want.image, "groups": want.groups and want.groups.counts}
+        for what, shape in shapes.items():
+            if shape is not None:
+                pooled.check_sums(local, what, shape)
 
     def _observe(self, v: Tensor | None, values: Array | None, want: Wanted) -> Observation:
         shards, method = replace(self._shards, v=values), self._method
-        rows = replace(want, output=values is not None, logsumexp=False, received=False, peak=False)
-        rows = replace(rows, image=None, groups=None)
-        found = methods.rows(method, shards, replace(rows, logsumexp=True)) if rows.rows() else {}
+        rows = want.only(name for name in want.rows() if name != "logsumexp")
+        rows = replace(rows, output=values is not None)
+        found = methods.rows(method, shards, replace(rows, logsumexp=True)) if rows.names() else {}
         self._known = found.pop("logsumexp", self._known)
         if want.logsumexp:
             found["logsumexp"] = self._logsumexp().copy()
-        if want.received or want.peak:
-            ask = statistics(shards.engine, self._logsumexp(), want)
+        per_key = want.only(listed(axes=PER_KEY))
+        if per_key.names():
+            ask = statistics(shards.engine, self._logsumexp(), per_key)
             sums = zip(ask.names, methods.columns(method, self._shards, ask), strict=True)
             found |= {name: array.astype(self.dtype) for name, array in sums}
         whole = {}
         if want.image is not None:
-            whole["image"] = wholes.image(method, self._shards, self._chosen, want.image)
+            whole["image"] = pooled.image(method, self._shards, self._chosen, want.image)
         if want.groups is not None:
-            whole["groups"] = wholes.groups(method, self._shards, want.groups)
+            whole["groups"] = pooled.groups(method, self._shards, want.groups)
         found |= {name: one.answer.astype(self.dtype) for name, one in whole.items()}
         lse = next((one.logsumexp for one in whole.values()), None) if self._known is None else self._known
-        given = answers(Call("observe", shards, method, found, lse, whole), self._leaves._replace(v=v))
+        given = answers(Call("observe", shards, method, found, lse, whole), self._leaves.with_values(v))
         sinks = self._shards.whole.sinks is not None
         return observation(given, self._shards.q.shape[2], self._shards.k.shape[2], sinks=sinks)
 
@@ -233,7 +242,7 @@ class ShardedAttentionMatrix:
         return self._shards.ranks
 
     def _local(self) -> Problem:
-        """The problem's shapes as this rank's own arrays have them."""
+        """The problem with the sizes of this rank's own queries and keys, for reading its arguments."""
         shards = self._shards
         return replace(shards.whole, rows=range(shards.q.shape[2]), cols=range(shards.k.shape[2]), prefix=shards.prefix)
 
@@ -242,34 +251,45 @@ class ShardedAttentionMatrix:
             self._known = methods.rows(self._method, self._shards, Wanted(logsumexp=True))["logsumexp"]
         return self._known
 
-    def _give(self, array: Array) -> Any:
-        return self._shards.give(array)
+    def _transposed(self, g: Tensor) -> Any:
+        """Aᵀ·g over the queries of all ranks, from g of own queries: (…, heads, own keys, d), without a graph."""
+        local = self._local()
 
-    def _without_graph(self) -> "ShardedAttentionMatrix":
-        """The same: it has none."""
-        return self
+        def own() -> tuple[Array, bool]:
+            found = operand(local, array_of(g, "g"), "g", local.queries, (local.heads, 1))
+            check_transposed(local, found[0])
+            return found
+
+        (columns, vector), _ = agreed(self._ranks, "A.T @ g", own, lambda found: {"g's width": found[0].shape[3]})
+        spread = np.broadcast_to(columns, (local.batch, local.heads, *columns.shape[2:]))
+        with self._ranks.together("A.T @ g"):
+            ask = product(self._shards.engine, self._logsumexp(), spread)
+            found = methods.columns(self._method, self._shards, ask)[0].astype(self.dtype)
+        whole = found.reshape(local.prefix + found.shape[2:])
+        return self._shards.give(whole[..., 0] if vector else whole)
 
     def _tile(self, key: Any) -> Array:
-        index, _ = agreed(
-            self._ranks, "A[…]", lambda: expand(key, self.shape, WEIGHTS), lambda found: {"index": str(found)}
-        )
+
+        def own() -> tuple[list[int | range], tuple[int, ...]]:
+            index = expand(key, self.shape, WEIGHTS)
+            shape = tuple(len(p) for p in index if not isinstance(p, int))
+            check_weights(shape, self.dtype, self._shards.whole.device)
+            return index, shape
+
+        (index, shape), _ = agreed(self._ranks, "A[…]", own, lambda found: {"index": str(found[0])})
         chosen = [range(p, p + 1) if isinstance(p, int) else p for p in index]
-        shape = tuple(len(p) for p in index if not isinstance(p, int))
         if 0 in shape:
             return np.empty(shape, self.dtype)
         with self._ranks.together("A[…]"):
             return tile(self._shards, self._logsumexp(), chosen[:-2], *chosen[-2:]).reshape(shape)
 
     def _only(self, queries: slice) -> tuple["ShardedAttentionMatrix", Array]:
-        """The matrix of some queries of the whole, and where this rank's among them lie in its shard."""
+        """The matrix restricted to some queries, and the indices of this rank's among them in its shard."""
         shards = self._shards
         chosen = range(shards.whole.queries)[queries]
         held = [[_within(chosen, piece) for piece in own] for own in shards.query_pieces]
         own = zip(shards.own_rows(), held[shards.rank], strict=True)
         places = np.concatenate([np.asarray(rows, np.int64) - piece.start + at.start for (at, piece), rows in own])
-
-        def mine(x: Array | None) -> Array | None:
-            return None if x is None else x[:, :, places]
 
         if len(chosen) == shards.whole.queries:
             return self, places
@@ -278,50 +298,30 @@ class ShardedAttentionMatrix:
             shards,
             q=shards.q[:, :, places],
             query_pieces=[tuple(pieces) for pieces in held],
-            bias=mine(shards.bias),
-            mask=mine(shards.mask),
-            query_segments=None if shards.query_segments is None else shards.query_segments[:, places],
+            values=take(shards.values, {"queries": places}),
         )
         part._method = (
             self._method if self._method in methods.BY_ROWS else "gather"
-        )  # all queries or none change places
-        part._chosen, part._known = chosen, mine(self._known)
+        )  # ulysses exchanges all queries, so it cannot take some of them
+        part._chosen, part._known = chosen, None if self._known is None else self._known[:, :, places]
         part._leaves = self._leaves.take(places)
         return part, places
 
 
-class ShardedTransposedMatrix(TransposedMatrix):
-    """Aᵀ of a sharded sequence: products from the queries of all ranks to own keys, and weights; never stored."""
+def _check_known(engine: Engine, want: Wanted) -> None:
+    """Raise EngineError for a statistic that the engine does not compute, or that cannot be merged between ranks."""
+    joined = {name for name in listed(computed="rows") if STATISTICS[name].over_keys}
+    joined |= {*listed(axes=PER_KEY), "image", "groups"}
+    missing = lacking(want, joined & engine.STATISTICS)
+    if missing:
+        raise EngineError(f"{', '.join(missing)} cannot be observed of shards.", "observe it on one machine.")
 
-    T: ShardedAttentionMatrix  # type: ignore[assignment]  # it answers to the same names
 
-    def __init__(self, matrix: ShardedAttentionMatrix) -> None:
-        self.T = matrix
-
-    def __repr__(self) -> str:
-        return f"ShardedTransposedMatrix of {self.T!r}"
-
-    def __matmul__(self, g: Tensor) -> Tensor:
-        """Aᵀ·g: g (…, heads, own queries, d), or one for all heads (own queries,), (own queries, d).
-
-        Gives (…, heads, own keys, d): sums over the queries of all ranks.
-        """
-        matrix = self.T
-        local = matrix._local()
-
-        def own() -> tuple[Array, bool]:
-            return operand(local, array_of(g, "g"), "g", local.queries, (local.heads, 1))
-
-        (columns, vector), _ = agreed(matrix._ranks, "A.T @ g", own, lambda found: {"g's width": found[0].shape[3]})
-        spread = np.broadcast_to(columns, (local.batch, local.heads, *columns.shape[2:]))
-        with matrix._ranks.together("A.T @ g"):
-            ask = product(matrix._shards.engine, matrix._logsumexp(), spread)
-            found = methods.columns(matrix._method, matrix._shards, ask)[0].astype(matrix.dtype)
-        whole = found.reshape(local.prefix + found.shape[2:])
-        return matrix._shards.give(whole[..., 0] if vector else whole)
+class ShardedTransposedMatrix(TransposedMatrix[ShardedAttentionMatrix]):
+    """The transpose of a sharded attention matrix: products from all queries to own keys, and weights by index."""
 
 
 def _within(chosen: range, piece: range) -> range:
-    """The chosen positions in a piece; none at its start where it has none."""
+    """The chosen positions that lie in a piece; an empty range at its start where there are none."""
     found = sections(chosen, (piece,))
     return found[0][2] if found else range(piece.start, piece.start)

@@ -1,6 +1,6 @@
-"""merge: keys stay where they are; queries travel to the ranks whose keys they may see, and partial answers come home.
+"""merge: keys stay on their ranks; queries travel to the keys that they may attend to, and partial answers travel back.
 
-They come with their log-sum-exp, in the statistics' dtype, and are merged in the order of the ranks. The method for
+Partial answers carry their log-sum-exp, in the statistics' dtype, and are merged in the order of the ranks. This suits
 decoding, where queries are few and keys are many (tree attention; pass-Q of Yang et al. 2024).
 """
 
@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from clearhead import backward
-from clearhead.arrays import statistics_dtype
-from clearhead.axes import Array
+from clearhead.core.arrays import statistics_dtype
+from clearhead.core.axes import Array
+from clearhead.core.rules import FIELDS, take
+from clearhead.core.statistics import Wanted
+from clearhead.distributed.column_sums import ColumnSums
 from clearhead.distributed.exchange import Kind, Messages
 from clearhead.distributed.layouts import Pieces
 from clearhead.distributed.partials import (
@@ -20,23 +22,22 @@ from clearhead.distributed.partials import (
     answered,
     asked,
     finished,
-    listed,
     meetings,
     merged,
     own_keys,
     sees,
     sink_gradients,
 )
-from clearhead.distributed.perkeys import PerKey
-from clearhead.distributed.shards import Shards, placed
-from clearhead.engines.base import room_for_rows
-from clearhead.observations import Observation, Wanted, observation
+from clearhead.distributed.shards import Shards, kind, placed
+from clearhead.engines.base import row_kinds
+from clearhead.ops import backward
+from clearhead.ops.observation import Observation, observation, separate_arrays
 
 Visits = list[tuple[slice, range]]
 
 
 def bytes_moved(shards: Shards) -> list[int]:
-    """What each rank receives in a forward pass: others' queries with their rules, and partial outputs of its own."""
+    """The bytes that each rank receives in a forward pass: others' queries and their rules, and its partial outputs."""
     whole, world = shards.whole, shards.ranks.world
     wide = statistics_dtype(whole.dtype).itemsize
     answer = (1 + (0 if shards.v is None else shards.v.shape[-1])) * wide
@@ -53,7 +54,7 @@ def bytes_moved(shards: Shards) -> list[int]:
 
 
 def visits(shards: Shards, reader: int, owner: int) -> Visits:
-    """The pieces of `reader`'s queries that may see keys of `owner`."""
+    """The pieces of rank `reader`'s queries that may attend to `owner`'s keys: where in the shard, and positions."""
     own = placed(shards.query_pieces[reader])
     return [(at, rows) for at, rows in own if rows and sees(shards, rows, shards.key_pieces[owner])]
 
@@ -63,48 +64,59 @@ def _count(pieces: Visits) -> int:
 
 
 def _visitors(shards: Shards, what: str, arrays: list[Array]) -> dict[int, tuple[Queries, list[Array]]]:
-    """By rank, the queries that come to this rank's keys, with further arrays (batch, heads, queries, …) of theirs."""
-    segments, dense = shards.query_segments, shards.dense()
-    travelling = [shards.q, *arrays, *([] if segments is None else [segments[:, None]])]
-    lead = (shards.whole.batch, shards.whole.heads)
+    """Send own queries to the ranks whose keys they may attend to; by rank, the queries that came here.
+
+    `arrays` are further arrays (batch, heads, own queries, …) to send along; they come back beside the queries.
+    """
+    travelling = [shards.q, *arrays]
+    rules = shards.of_queries() | shards.dense()
+    lead = {"batch": shards.whole.batch, "heads": shards.whole.heads}
     send, expect = {}, {}
     for rank in range(shards.ranks.world):
         there, here = visits(shards, shards.rank, rank), visits(shards, rank, shards.rank)
-        columns = _columns(shards.key_pieces[rank])
-        given = [*travelling, *(x[..., columns] for x in dense.values())]
-        send[rank] = [np.concatenate([x[:, :, at] for at, _ in there], axis=2) for x in given if there]
-        tails = [x.shape[3:] for x in travelling] + [shards.k.shape[2:3]] * len(dense)
-        come = zip([*travelling, *dense.values()], tails, strict=True)
-        expect[rank] = [((*x.shape[:2], _count(here), *tail), x.dtype) for x, tail in come if here]
+        if there:
+            columns = _columns(shards.key_pieces[rank])
+            send[rank] = [np.concatenate([x[:, :, at] for at, _ in there], axis=2) for x in travelling]
+            send[rank] += [_rows_of(name, x, there, columns) for name, x in rules.items()]
+        if here:
+            count, keys = _count(here), shards.k.shape[2]
+            expect[rank] = [((*x.shape[:2], count, *x.shape[3:]), x.dtype) for x in travelling]
+            expect[rank] += [kind(name, x, queries=count, keys=keys) for name, x in rules.items()]
     got = Messages(shards.ranks, what, send, expect).arrays()
     found = {}
     for rank in range(shards.ranks.world):
         here = placed(tuple(rows for _, rows in visits(shards, rank, shards.rank)))
         if here:
-            labels = None if segments is None else got[rank][1 + len(arrays)][:, 0]
-            rows = got[rank][len(travelling) :]
-            rules = {name: np.broadcast_to(x, lead + x.shape[2:]) for name, x in zip(dense, rows, strict=True)}
-            found[rank] = Queries(here, got[rank][0], labels, away=True, **rules), got[rank][1 : 1 + len(arrays)]
+            come = got[rank]
+            own = zip(rules, come[len(travelling) :], strict=True)
+            values = {name: np.broadcast_to(x, kind(name, x, **lead)[0]) for name, x in own}
+            found[rank] = Queries(here, come[0], values, away=True), come[1 : len(travelling)]
     return found
 
 
+def _rows_of(name: str, x: Array, pieces: Visits, columns: Array) -> Array:
+    """A rule's field for these pieces of own queries, concatenated, and for the keys at these positions."""
+    parts = [take({name: x}, {"queries": at, "keys": columns})[name] for at, _ in pieces]
+    return np.concatenate(parts, axis=FIELDS[name].index("queries"))
+
+
 def _columns(keys: Pieces) -> Array:
-    """Where a rank's keys stand among all."""
+    """The positions of a rank's keys in the whole sequence."""
     return np.concatenate([np.arange(piece.start, piece.stop) for piece in keys])
 
 
 def attend(shards: Shards, want: Wanted) -> dict[str, Array]:
-    """The output and row statistics of this rank's queries; `top` by position in the whole sequence."""
+    """The output and row statistics of this rank's queries, by name; indices of `top` count in the whole sequence."""
     keys, send = own_keys(shards), {}
     for reader, (queries, _) in _visitors(shards, "queries to keys", []).items():
         parts: dict[int, Observation] = {}
         for one in meetings(shards, queries, keys):
             parts[one.at.start] = merged(parts.get(one.at.start), answered(shards, one, want))
-        send[reader] = [x for at, _ in queries.pieces for _, x in sorted(listed(parts[at.start]).items())]
+        send[reader] = [x for at, _ in queries.pieces for _, x in sorted(separate_arrays(parts[at.start]).items())]
     own = {rank: visits(shards, shards.rank, rank) for rank in range(shards.ranks.world)}
-    rooms = {at.start: _room(shards, at, rows, want) for at, rows in shards.own_rows() if rows}
+    rooms = {at.start: _kinds(shards, at, rows, want) for at, rows in shards.own_rows() if rows}
     kinds = {
-        rank: [(x.shape, x.dtype) for at, _ in pieces for _, x in sorted(rooms[at.start].items())]
+        rank: [kind for at, _ in pieces for _, kind in sorted(rooms[at.start].items())]
         for rank, pieces in own.items()
         if pieces
     }
@@ -119,14 +131,20 @@ def attend(shards: Shards, want: Wanted) -> dict[str, Array]:
     return finished(shards, [found.get(at.start) if rows else None for at, rows in shards.own_rows()], want)
 
 
-def _room(shards: Shards, at: slice, rows: range, want: Wanted) -> dict[str, Array]:
-    """Arrays like those that come back for a piece of own queries."""
+def _kinds(shards: Shards, at: slice, rows: range, want: Wanted) -> dict[str, Kind]:
+    """Shapes and dtypes of the arrays that come back for a piece of own queries."""
     one = alone(shards, at, rows)
-    return room_for_rows(one.problem, one.arrays[2], asked(want))
+    return row_kinds(one.problem, one.arrays[2], asked(want), shards.engine.STATISTICS)
 
 
 def differentiate(shards: Shards, answers: dict[str, Array], by: dict[str, Array], *, bias: bool) -> dict[str, Array]:
-    """The loss's derivatives by this rank's q, k and v (and its rows of the bias, and its part of the sinks')."""
+    """The gradients of this rank's q, k and v, of its rows of the bias where asked, and its share of the sinks'.
+
+    answers    what attention answered for this rank's queries, (batch, heads, own queries, …), by name
+    by         the upstream gradient: the derivatives by those answers, of the same shapes
+
+    Returns them by name, in the statistics' dtype.
+    """
     dtype = statistics_dtype(shards.whole.dtype)
     keys = own_keys(shards)
     totals = {name: np.zeros(x.shape, dtype) for name, x in (("k", keys.k), ("v", keys.v)) if x is not None}
@@ -141,7 +159,7 @@ def differentiate(shards: Shards, answers: dict[str, Array], by: dict[str, Array
             here = iter([x[:, :, at] for x in given])
             own = [{name: next(here) for name in side} for side in (answers, by)]
             shape = shards.bias_shape(one.problem) if bias else None
-            part = backward.gradients(shards.engine, one.problem, one.arrays, *own, bias=shape, unrounded=True)
+            part = backward.gradients(shards.engine, one.problem, one.arrays, *own, bias=shape, keep_float32=True)
             total[:, :, at] += part["q"]
             if by_bias is not None:
                 by_bias[:, :, at, one.here] = part["bias"]
@@ -152,7 +170,7 @@ def differentiate(shards: Shards, answers: dict[str, Array], by: dict[str, Array
 
 
 def _returned(shards: Shards, send: dict[int, list[Array]], dtype: np.dtype[Any], *, bias: bool) -> dict[str, Array]:
-    """What visits found out about their queries comes home: derivatives by q and the bias, added by rank."""
+    """Return the gradients of visiting queries and their bias to the queries' ranks, which add them in rank order."""
     own = {rank: visits(shards, shards.rank, rank) for rank in range(shards.ranks.world)}
     found = {"q": np.zeros(shards.q.shape, dtype)}
     if bias:
@@ -171,8 +189,8 @@ def _returned(shards: Shards, send: dict[int, list[Array]], dtype: np.dtype[Any]
     return found
 
 
-def columns(shards: Shards, ask: PerKey) -> list[Array]:
-    """Sums for this rank's keys: queries come with what is asked of them, and nothing goes back."""
+def columns(shards: Shards, ask: ColumnSums) -> list[Array]:
+    """Sums for this rank's keys: queries come here with the arrays that the question needs; nothing travels back."""
     keys = own_keys(shards)
     totals = ask.nothing(shards.whole.batch, shards.whole.heads, keys.k.shape[2])
     for queries, rows in _visitors(shards, "queries to keys, columns", ask.rows).values():

@@ -1,23 +1,23 @@
-"""The questions that every method answers, each for this rank's own queries and keys."""
+"""What every method computes, for this rank's own queries and keys; each function dispatches on the method's name."""
 
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from clearhead.arrays import statistics_dtype
-from clearhead.axes import Array
+from clearhead.core.arrays import statistics_dtype
+from clearhead.core.axes import Array
+from clearhead.core.statistics import Wanted
 from clearhead.distributed import gather, merge, ring
-from clearhead.distributed.perkeys import PerKey
+from clearhead.distributed.column_sums import ColumnSums
 from clearhead.distributed.shards import Shards
 from clearhead.distributed.ulysses import ByHeads
-from clearhead.observations import Wanted
 
-BY_ROWS: dict[str, Any] = {"gather": gather, "ring": ring, "merge": merge}  # each rank has its queries, with all heads
+BY_ROWS: dict[str, Any] = {"gather": gather, "ring": ring, "merge": merge}  # each rank computes its queries, all heads
 
 
 def rows(method: str, shards: Shards, want: Wanted) -> dict[str, Array]:
-    """The output and row statistics; `top` by position in the whole sequence."""
+    """The output (batch, heads, own queries, d_v) and row statistics, by name; `top` counts in the whole sequence."""
     if method in BY_ROWS:
         found: dict[str, Array] = BY_ROWS[method].attend(shards, want)
         return found
@@ -26,14 +26,14 @@ def rows(method: str, shards: Shards, want: Wanted) -> dict[str, Array]:
 
 
 def output(method: str, shards: Shards) -> tuple[dict[str, Array], Array | None]:
-    """The output alone, and the log-sum-exp for its derivatives where the method does not keep it itself."""
+    """The output, and the log-sum-exp that the backward pass needs; None by ulysses, which keeps it itself."""
     found = rows(method, shards, Wanted(output=True, logsumexp=method in BY_ROWS))
     logsumexp = found.pop("logsumexp", None)
     return found, logsumexp
 
 
-def columns(method: str, shards: Shards, ask: PerKey) -> list[Array]:
-    """Sums over all queries, in float64, in the order of ask.names."""
+def columns(method: str, shards: Shards, ask: ColumnSums) -> list[Array]:
+    """Answers about own keys over all queries, (batch, heads, own keys, …) in float64, in the order of ask.names."""
     if method in BY_ROWS:
         found: list[Array] = BY_ROWS[method].columns(shards, ask)
         return found
@@ -43,7 +43,11 @@ def columns(method: str, shards: Shards, ask: PerKey) -> list[Array]:
 def gradients(
     method: str, shards: Shards, answers: dict[str, Array], by: dict[str, Array], *, bias: bool
 ) -> dict[str, Array]:
-    """The loss's derivatives by q, k, v, sinks and, where asked, bias, from those by answers, as backward.gradients."""
+    """The gradients of own q, k, v, sinks and, where asked, bias, by name, in the statistics' dtype.
+
+    answers    what attention answered for own queries, (batch, heads, own queries, …), by name
+    by         the upstream gradient: the derivatives by those answers, of the same shapes
+    """
     if method in BY_ROWS:
         found: dict[str, Array] = BY_ROWS[method].differentiate(shards, answers, by, bias=bias)
         return found
@@ -51,13 +55,13 @@ def gradients(
 
 
 def mixed(method: str, shards: Shards, values: Array) -> tuple[Array, Array]:
-    """A·values for own values (batch, 1 or heads, own keys, columns), in float64; and the log-sum-exp it came with."""
+    """A·values in float64 for own values (batch, 1 or heads, own keys, columns), and the log-sum-exp of own queries."""
     found = rows(method, widened(shards, values), Wanted(output=True, logsumexp=True))
     return found["output"].astype(np.float64), found["logsumexp"]
 
 
 def widened(shards: Shards, values: Array) -> Shards:
-    """The same in the statistics' dtype, with other values."""
+    """The same shards in the statistics' dtype, with other values."""
     dtype = statistics_dtype(shards.whole.dtype)
     q, k, v = (x.astype(dtype, copy=False) for x in (shards.q, shards.k, values))
     return replace(shards, whole=replace(shards.whole, dtype=dtype), q=q, k=k, v=v)

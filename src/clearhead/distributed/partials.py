@@ -1,18 +1,19 @@
-"""Queries of one rank meet keys of another: answers over some keys, kept in the statistics' dtype and merged."""
+"""Partial answers: one rank's queries over another's keys, kept in the statistics' dtype until they are merged."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from clearhead import backward
-from clearhead.arrays import statistics_dtype
-from clearhead.axes import Array
+from clearhead.core.arrays import statistics_dtype
+from clearhead.core.axes import Array
+from clearhead.core.problem import Problem
+from clearhead.core.rules import take
+from clearhead.core.statistics import Wanted
 from clearhead.distributed.layouts import Pieces, common, needed
 from clearhead.distributed.shards import Shards
-from clearhead.merging import Top
-from clearhead.observations import Observation, Wanted, observation
-from clearhead.problem import Problem
+from clearhead.ops import backward
+from clearhead.ops.observation import Observation, observation, separate_arrays
 
 Arrays = tuple[Array, Array, Array | None]
 
@@ -23,10 +24,8 @@ class Queries:
 
     pieces: list[tuple[slice, range]]
     q: Array
-    segments: Array | None = None
-    bias: Array | None = None  # (batch, heads, queries, all keys)
-    mask: Array | None = None
-    away: bool = False  # at another rank, where bias and mask hold the columns of that rank's keys alone
+    values: dict[str, Array]  # fields of a problem along the queries, and along all keys where they have that axis
+    away: bool = False  # sent to another rank, with the columns of bias and mask for that rank's keys only
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -36,12 +35,17 @@ class Keys:
     pieces: list[tuple[slice, range]]
     k: Array
     v: Array | None
-    segments: Array | None
+    values: dict[str, Array]  # fields of a problem along the keys
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Meeting:
-    """A piece of queries and a piece of keys that may see each other: where they lie, the problem, and q, k, v."""
+    """A piece of queries and a piece of keys that they may attend to, as a problem of its own.
+
+    at, here      where the pieces lie in the arrays of queries and of keys
+    rows, keys    their positions in the whole sequence
+    arrays        q (batch, heads, queries, d_k), k (batch, kv_heads, keys, d_k), v or None
+    """
 
     at: slice
     rows: range
@@ -52,42 +56,35 @@ class Meeting:
 
 
 def own_queries(shards: Shards) -> Queries:
-    """Of this rank."""
-    return Queries(shards.own_rows(), shards.q, shards.query_segments, shards.bias, shards.mask)
+    """The queries of this rank."""
+    return Queries(shards.own_rows(), shards.q, shards.of_queries())
 
 
 def own_keys(shards: Shards) -> Keys:
-    """Of this rank."""
-    return Keys(shards.own_keys(), shards.k, shards.v, shards.kv_segments)
+    """The keys and values of this rank."""
+    return Keys(shards.own_keys(), shards.k, shards.v, shards.of_keys())
 
 
 def sees(shards: Shards, rows: range, keys: Pieces) -> bool:
-    """May any of these queries see any of these keys by position?"""
+    """May any of these queries attend to any of these keys, judged by position?"""
     return any(common(span, piece) for span in needed(shards.whole, (rows,)) for piece in keys)
 
 
 def meetings(shards: Shards, queries: Queries, keys: Keys) -> Iterator[Meeting]:
-    """Each piece of the queries with each piece of the keys that it may see."""
+    """Each piece of the queries paired with each piece of the keys that it may attend to."""
     for here, cols in keys.pieces:
         for at, rows in queries.pieces:
             if not sees(shards, rows, (cols,)):
                 continue
             seen = here if queries.away else slice(cols.start, cols.stop)
-            problem = replace(
-                shards.whole,
-                rows=rows,
-                cols=cols,
-                bias=None if queries.bias is None else queries.bias[:, :, at, seen],
-                mask=None if queries.mask is None else queries.mask[:, :, at, seen],
-                query_segments=None if queries.segments is None else queries.segments[:, at],
-                kv_segments=None if keys.segments is None else keys.segments[:, here],
-            )
+            own, theirs = take(queries.values, {"queries": at, "keys": seen}), take(keys.values, {"keys": here})
+            problem = replace(shards.whole, rows=rows, cols=cols, **own, **theirs)
             v = None if keys.v is None else keys.v[:, :, here]
             yield Meeting(at, rows, here, cols, problem, (queries.q[:, :, at], keys.k[:, :, here], v))
 
 
 def alone(shards: Shards, at: slice, rows: range) -> Meeting:
-    """A piece of own queries that meets no key: an empty problem gives the answers of empty rows."""
+    """A piece of own queries with no keys, whose answers are those of empty rows."""
     none = range(0)
     problem = replace(shards.whole, rows=rows, cols=none)
     v = None if shards.v is None else shards.v[:, :, :0]
@@ -95,12 +92,12 @@ def alone(shards: Shards, at: slice, rows: range) -> Meeting:
 
 
 def asked(want: Wanted) -> Wanted:
-    """What every part must answer so that the whole can be merged, and is rounded to a half once, at its end."""
-    return replace(want, logsumexp=True, received=False, unrounded=True)
+    """The request for one part: with the log-sum-exp, to merge by, and unrounded: the merged output is rounded once."""
+    return replace(want.only(want.rows()), logsumexp=True, keep_float32=True)
 
 
 def answered(shards: Shards, one: Meeting, want: Wanted) -> Observation:
-    """The answer over these keys alone, without sinks; `top` by position in the whole sequence."""
+    """The partial answer over these keys, without sinks; indices of `top` count in the whole sequence."""
     answers = dict(shards.engine.rows(replace(one.problem, sinks=None), *one.arrays, asked(want)))
     answers.pop("received", None)
     if "top_indices" in answers:
@@ -109,27 +106,21 @@ def answered(shards: Shards, one: Meeting, want: Wanted) -> Observation:
 
 
 def merged(before: Observation | None, part: Observation) -> Observation:
-    """Both, joined by their log-sum-exp; keys=0 since indices are positions in the whole already."""
+    """Merge two partial answers by their log-sum-exp; keys=0, since indices count in the whole sequence already."""
     return part if before is None else replace(before, keys=0).merge_keys(part)
 
 
-def listed(one: Observation) -> dict[str, Array]:
-    """An answer's arrays by name, as engines give them."""
-    names = ("output", "logsumexp", "max_logit", "entropy", "distance")
-    found = {name: getattr(one, name) for name in names if getattr(one, name) is not None}
-    if isinstance(one.top, Top):
-        found |= {"top_weights": one.top.weights, "top_indices": one.top.indices}
-    return found
-
-
 def finished(shards: Shards, found: Sequence[Observation | None], want: Wanted) -> dict[str, Array]:
-    """What was merged for each own piece of queries, with the sinks, rounded once, side by side."""
+    """The final answers, by name: the merged answers of each own piece, with sinks, concatenated and rounded once.
+
+    `found` has one entry for each own piece of queries; None stands for one that may attend to no key.
+    """
     pieces = []
     for (at, rows), one in zip(shards.own_rows(), found, strict=True):
         whole = answered(shards, alone(shards, at, rows), want) if one is None else one
         if shards.whole.sinks is not None:
             whole = whole.with_sinks(shards.whole.sinks)
-        pieces.append(listed(whole))
+        pieces.append(separate_arrays(whole))
     joined = {name: np.concatenate([one[name] for one in pieces], axis=2) for name in pieces[0]}
     if "output" in joined:
         joined["output"] = joined["output"].astype(shards.whole.dtype, copy=False)
@@ -137,7 +128,7 @@ def finished(shards: Shards, found: Sequence[Observation | None], want: Wanted) 
 
 
 def sink_gradients(shards: Shards, answers: dict[str, Array], by: dict[str, Array]) -> dict[str, Array]:
-    """The loss's derivatives by the sinks, (heads,): a sink knows its row's final answer, and no key."""
+    """The gradients of the sinks, (heads,): they depend on each row's final answers only, and on no key."""
     if shards.whole.sinks is None:
         return {}
     dtype = statistics_dtype(shards.whole.dtype)

@@ -1,4 +1,31 @@
-"""The other ranks: who is there, whether all want the same, and what went wrong when one is gone."""
+"""The other ranks of a call: whether all of them came, whether all were called alike, and which one failed.
+
+Ranks agree through the process group's key-value store, not through collectives, so that a missing rank is known by
+number and leaves nobody waiting in a collective. Every key begins with clearhead/GROUP/N/, where N counts the calls of
+`agree` in this group and is the same on every rank as long as all make the same calls. RANK is a rank in the group.
+
+    told/RANK      what this rank was called with, in JSON, but for its own numbers of queries and keys
+    same           SHA-256 of the first told/RANK; set once, by whichever rank comes first
+    others         how many ranks' told/RANK has another SHA-256; missing while all are alike
+    RANK           [queries, keys] of this rank, in JSON; also says that it came to the call
+    came           how many ranks came
+    verdict        JSON list of the ranks that did not come; set once, by the last rank to come ("[]") or by the first
+                   whose timeout ran out
+    failed/RANK    this rank gave the call up: its error as JSON text, "" where it only lost a message
+    parted/RANK    this rank has read all that it needs and is about to raise
+
+One call on one rank goes through these states:
+
+    agree      set told, same, RANK, came; wait for verdict
+                 verdict []           all came: read the others' numbers (and their told, if `others` is there), compare
+                 verdict [2, 5]       part, DistributedError: these ranks did not call
+                 called differently   part, DistributedError
+    together   compute and exchange messages
+                 done                 the next `agree` to which all ranks come deletes this call's keys
+                 own error            set failed; hang up, so that waiting ranks hear; wait for all failed; part; raise
+                 message lost         the same; DistributedError names the ranks that failed or no longer answer
+    part       set parted; the process that holds the store waits for parted of the others, since the store ends with it
+"""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,13 +39,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
-from clearhead.errors import DistributedError, DtypeError, RuleError, shown
-from clearhead.values import read_number
+from clearhead.core.rule_values import read_number
+from clearhead.errors import ClearheadError, DistributedError, DtypeError, RuleError, shown
 
-OWN = ("queries", "keys")  # what ranks tell each other and need not have in common
-_calls: dict[str, int] = {}
-_ROLL_CALL = 10.0  # seconds, of the timeout's last third, in which the ranks that are alive say so after a failure
-_LONGEST = 1e9  # seconds: thirty years; PyTorch counts a longer wait wrongly
+OWN = ("queries", "keys")  # what ranks tell each other that may differ between them
+_calls: dict[str, int] = {}  # by group, how often `agree` was called: N in the keys
+_ROLL_CALL = 10.0  # seconds, at most a third of the timeout, in which ranks that are alive report after a failure
+_LONGEST = 1e9  # seconds, thirty years; longer waits overflow in PyTorch
 _ANEW = "the process group is broken: end it and make a new one."
 _NEVER = 40417  # the tag of a message that nobody sends
 _STORE = (RuntimeError, dist.DistError)  # what the store raises when its holder is gone
@@ -26,15 +53,26 @@ _STORE = (RuntimeError, dist.DistError)  # what the store raises when its holder
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """A process group as one rank sees it; `timeout` in seconds."""
+    """A process group as one rank sees it.
+
+    rank, world    this rank in the group, and how many ranks that has
+    timeout        seconds to wait for the other ranks
+    refused        the error for a wrong timeout, which `agreed` raises
+    """
 
     group: Any
     rank: int
     world: int
     timeout: float
+    refused: ClearheadError | None = None
 
     @staticmethod
     def of(group: Any, timeout: float | None) -> "Ranks":
+        """Read a call's group and timeout.
+
+        Raises DistributedError where no process group is initialised or this process is not in it, DtypeError for what
+        is no group. A wrong timeout is kept in `refused`: `agreed` raises it, so that the other ranks are told.
+        """
         if not dist.is_available() or not dist.is_initialized():
             raise DistributedError(
                 "no process group is initialised.", 'torch.distributed.init_process_group("gloo"), under torchrun.'
@@ -47,24 +85,25 @@ class Ranks:
                 f"group is {shown(group)}: expected a process group of PyTorch's.",
                 "torch.distributed.new_group([0, 1])",
             )
-        seconds = read_number("timeout", timeout, 300.0)
-        if not 0 < seconds <= _LONGEST:
-            raise RuleError(f"timeout is {seconds:g}: expected seconds, more than 0 and at most {_LONGEST:g}.")
-        return Ranks(group, dist.get_rank(group), dist.get_world_size(group), seconds)
+        place = group, dist.get_rank(group), dist.get_world_size(group)
+        try:
+            return Ranks(*place, _seconds(timeout))
+        except ClearheadError as error:
+            return Ranks(*place, _seconds(None), error)
 
     @property
     def device(self) -> torch.device:
-        """Where messages must lie: NCCL sends from the memory of the current GPU, gloo from the CPU's."""
+        """Where messages must lie: in the memory of the current GPU for NCCL, in the CPU's for gloo."""
         nccl = dist.get_backend(self.group) == "nccl"
         return torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
 
     def peer(self, rank: int) -> int:
-        """A rank of the group as PyTorch counts it among all."""
+        """The global rank of a rank of this group."""
         return dist.get_global_rank(self.group, rank)
 
     @property
     def patience(self) -> timedelta:
-        """How long a message is waited for; the rest of the timeout is for the roll call."""
+        """How long to wait for a message; the rest of the timeout is kept for finding out who failed."""
         return timedelta(seconds=self.timeout - self._roll_call)
 
     @property
@@ -77,11 +116,14 @@ class Ranks:
         return f"clearhead/{name}/{_calls.get(name, 0)}"
 
     def agree(self, what: str, mine: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Everybody's `mine`, by rank; raises on every rank when one is missing after the timeout.
+        """Wait for all ranks to make this call, and return what each was called with, by rank.
 
-        Numbers and words only. Goes through the store and not through the group, so that a rank that is gone is known
-        by name and does not leave the others in a collective. Where all tell the same but for "queries" and "keys",
-        each rank reads those numbers of the others and no more.
+        what    the public function's name
+        mine    this rank's arguments, by name, as JSON can write them
+
+        Raises DistributedError on every rank that came where one did not call within the timeout, where one called
+        another function, or where the store's process no longer answers. O(ranks) keys are read: where all arguments
+        are alike but for "queries" and "keys", only these two are read of each rank.
         """
         store, name = _get_default_store(), self.group.group_name
         last = self._key
@@ -116,7 +158,7 @@ class Ranks:
         return everybody
 
     def _verdict(self, store: Any) -> list[int]:
-        """The ranks that have not come to this call: what the first said who saw all, or waited long enough."""
+        """The ranks that did not come to this call, as the last to come decided, or the first that timed out."""
         if store.add(f"{self._key}/came", 1) == self.world:
             store.compare_set(f"{self._key}/verdict", "", "[]")
         try:
@@ -136,7 +178,7 @@ class Ranks:
 
     @contextmanager
     def together(self, what: str) -> Iterator[None]:
-        """Work that needs every rank: one that fails in it says so to the others and lets none of them wait."""
+        """A context for work that needs every rank: a rank whose work fails tells the others, so that none waits."""
         try:
             yield
         except DistributedError:
@@ -150,7 +192,7 @@ class Ranks:
             raise
 
     def lost(self, what: str, error: Exception) -> DistributedError:
-        """A message failed: call the roll, and say which ranks failed or no longer answer."""
+        """The error for a failed message: asks all ranks to report, and names those that failed or no longer answer."""
         told = str(error).splitlines()[0]
         store = _get_default_store()
         try:
@@ -168,13 +210,13 @@ class Ranks:
         return DistributedError(f"{what}: a message to rank {self.rank} failed: {names} ({told}).", _ANEW)
 
     def _failed(self, store: Any, call: str, ranks: Sequence[int]) -> list[str]:
-        """What these ranks said that went wrong in a call."""
+        """The errors that these ranks reported in a call, as text."""
         keys = {rank: f"{call}/failed/{rank}" for rank in ranks}
         words = {rank: json.loads(store.get(key)) for rank, key in keys.items() if store.check([key])}
         return [f"rank {rank} failed in {word}" for rank, word in words.items() if word]
 
     def part(self, present: Sequence[int] | range) -> None:
-        """Before an error: whoever holds the store stays until all who are there have read what it says."""
+        """Called before raising: the process that holds the store waits until all present ranks have read from it."""
         with suppress(*_STORE):
             _get_default_store().set(f"{self._key}/parted/{self.rank}", "")
             if dist.get_rank() == 0:
@@ -185,7 +227,7 @@ class Ranks:
         return DistributedError(f"{what}: rank 0, which holds the store, no longer answers ({told}).", _ANEW)
 
     def _hang_up(self) -> None:
-        """Close this rank's connections, so that ranks that wait for it hear at once."""
+        """Close this rank's connections, so that ranks waiting for it fail at once."""
         if self.world == 1:
             return
         with suppress(*_STORE):
@@ -194,10 +236,10 @@ class Ranks:
                 return
             other = (self.rank + 1) % self.world
             never: Any = dist.irecv(torch.empty(1), self.peer(other), self.group, tag=_NEVER)
-            never.wait(timedelta(milliseconds=1))  # in gloo a wait that runs out closes every connection of this rank
+            never.wait(timedelta(milliseconds=1))  # gloo closes all connections of a rank whose wait times out
 
     def _wait(self, store: Any, ranks: Sequence[int] | range, place: str, seconds: float) -> list[int]:
-        """The ranks that have not come after so many seconds."""
+        """Wait for these ranks' keys under `place`; the ranks whose key is still missing after so many seconds."""
         keys = {rank: f"{self._key}{place}/{rank}" for rank in ranks}
         try:
             store.wait(list(keys.values()), timedelta(seconds=seconds))
@@ -208,8 +250,15 @@ class Ranks:
         return []
 
 
+def _seconds(timeout: float | None) -> float:
+    seconds = read_number("timeout", timeout, 300.0)
+    if not 0 < seconds <= _LONGEST:
+        raise RuleError(f"timeout is {seconds:g}: expected seconds, more than 0 and at most {_LONGEST:g}.")
+    return seconds
+
+
 def must_equal(what: str, everybody: list[dict[str, Any]], names: Iterable[str]) -> None:
-    """Raise where ranks were called with different things."""
+    """Raise DistributedError where ranks differ in one of these arguments; the error shows rank 0's and the other."""
     for name in names:
         first = everybody[0][name]
         for rank, other in enumerate(everybody):

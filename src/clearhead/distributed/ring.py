@@ -1,7 +1,8 @@
-"""ring: keys and values go around from rank to rank, and each rank adds what its queries see in them.
+"""ring: each rank's keys and values travel from rank to rank, and every rank merges in what its queries attend to.
 
-While a block is computed the next one travels. A block goes only as far as some rank's queries may see it, so a window
-keeps it among neighbours. Partial outputs stay in the statistics' dtype until the last is merged by its log-sum-exp.
+While one block of keys is computed the next one travels. A block travels only as far as some rank's queries may attend
+to it, so under a window it stays among neighbours. Partial outputs are kept in the statistics' dtype and merged by
+their log-sum-exp (ring attention, Liu et al. 2023).
 """
 
 from dataclasses import replace
@@ -9,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from clearhead import backward
-from clearhead.arrays import statistics_dtype
-from clearhead.axes import Array
+from clearhead.core.arrays import statistics_dtype
+from clearhead.core.axes import Array
+from clearhead.core.statistics import Wanted
+from clearhead.distributed.column_sums import ColumnSums
 from clearhead.distributed.exchange import Kind, Messages, swap
 from clearhead.distributed.gather import key_bytes
 from clearhead.distributed.layouts import common, needed
@@ -24,15 +26,15 @@ from clearhead.distributed.partials import (
     own_queries,
     sink_gradients,
 )
-from clearhead.distributed.perkeys import PerKey
-from clearhead.distributed.shards import Shards, placed
-from clearhead.observations import Observation, Wanted
+from clearhead.distributed.shards import Shards, kind, placed
+from clearhead.ops import backward
+from clearhead.ops.observation import Observation
 
-Block = list[Array]  # keys (batch, kv_heads, own keys, d_k), values if there are, segments if there are
+Block = list[Array]  # keys (batch, kv_heads, own keys, d_k), values if there are, rules' fields of keys
 
 
 def hops(shards: Shards) -> list[int]:
-    """How many steps each rank's keys must go."""
+    """How many steps around the ring each rank's keys must travel, by rank."""
     world = shards.ranks.world
     spans = [needed(shards.whole, own) for own in shards.query_pieces]
     found = []
@@ -47,7 +49,7 @@ def hops(shards: Shards) -> list[int]:
 
 
 def bytes_sent_on(shards: Shards) -> list[int]:
-    """What each rank receives in a forward pass."""
+    """The bytes that each rank receives in a forward pass."""
     far, world = hops(shards), shards.ranks.world
     sizes = [sum(map(len, own)) for own in shards.key_pieces]
     return [
@@ -58,7 +60,7 @@ def bytes_sent_on(shards: Shards) -> list[int]:
 
 
 def _laps(shards: Shards, block: Block, what: str) -> Any:
-    """Each block that comes by, with its owner; the next one is under way while the caller works."""
+    """Yield (owner, step, block) for each block that reaches this rank; the next travels while the caller computes."""
     world, rank, far = shards.ranks.world, shards.rank, hops(shards)
     for step in range(world):
         owner, after = (rank - step) % world, (rank - step - 1) % world
@@ -77,19 +79,18 @@ def _kinds(shards: Shards, owner: int) -> list[Kind]:
     """Shapes and dtypes of a block of `owner`'s keys."""
     keys = sum(map(len, shards.key_pieces[owner]))
     found = [((*x.shape[:2], keys, *x.shape[3:]), x.dtype) for x in (shards.k, shards.v) if x is not None]
-    if shards.kv_segments is not None:
-        found.append(((shards.kv_segments.shape[0], keys), shards.kv_segments.dtype))
-    return found
+    return found + [kind(name, x, keys=keys) for name, x in shards.of_keys().items()]
 
 
 def _keys(shards: Shards, owner: int, block: Block) -> Keys:
     v = None if shards.v is None else block[1]
-    return Keys(placed(shards.key_pieces[owner]), block[0], v, None if shards.kv_segments is None else block[-1])
+    values = dict(zip(shards.of_keys(), block[1 if v is None else 2 :], strict=True))
+    return Keys(placed(shards.key_pieces[owner]), block[0], v, values)
 
 
 def attend(shards: Shards, want: Wanted) -> dict[str, Array]:
-    """The output and row statistics of this rank's queries; `top` by position in the whole sequence."""
-    found: dict[int, Observation] = {}  # by where a piece of queries begins in the shard
+    """The output and row statistics of this rank's queries, by name; indices of `top` count in the whole sequence."""
+    found: dict[int, Observation] = {}  # by the start of a piece of queries in the shard
     for owner, _, block in _laps(shards, _own_block(shards), "ring of keys"):
         for one in meetings(shards, own_queries(shards), _keys(shards, owner, block)):
             found[one.at.start] = merged(found.get(one.at.start), answered(shards, one, want))
@@ -97,11 +98,17 @@ def attend(shards: Shards, want: Wanted) -> dict[str, Array]:
 
 
 def _own_block(shards: Shards) -> Block:
-    return [x for x in (shards.k, shards.v, shards.kv_segments) if x is not None]
+    return [x for x in (shards.k, shards.v, *shards.of_keys().values()) if x is not None]
 
 
 def differentiate(shards: Shards, answers: dict[str, Array], by: dict[str, Array], *, bias: bool) -> dict[str, Array]:
-    """The loss's derivatives by this rank's q, k and v (and its rows of the bias, and its part of the sinks')."""
+    """The gradients of this rank's q, k and v, of its rows of the bias where asked, and its share of the sinks'.
+
+    answers    what attention answered for this rank's queries, (batch, heads, own queries, …), by name
+    by         the upstream gradient: the derivatives by those answers, of the same shapes
+
+    Returns them by name, in the statistics' dtype.
+    """
     dtype = statistics_dtype(shards.whole.dtype)
     found: dict[str, Any] = {"q": np.zeros(shards.q.shape, dtype)}
     if bias:
@@ -114,7 +121,7 @@ def differentiate(shards: Shards, answers: dict[str, Array], by: dict[str, Array
             at = one.at
             own = [{name: x[:, :, at] for name, x in side.items()} for side in (answers, by)]
             shape = shards.bias_shape(one.problem) if bias else None
-            part = backward.gradients(shards.engine, one.problem, one.arrays, *own, bias=shape, unrounded=True)
+            part = backward.gradients(shards.engine, one.problem, one.arrays, *own, bias=shape, keep_float32=True)
             found["q"][:, :, at] += part["q"]
             for sum_, name in zip(total, ("k", "v"), strict=False):
                 sum_[:, :, one.here] += part[name]
@@ -125,7 +132,7 @@ def differentiate(shards: Shards, answers: dict[str, Array], by: dict[str, Array
 
 
 def _home(shards: Shards, sums: dict[int, list[Array]], dtype: np.dtype[Any]) -> dict[str, Array]:
-    """What was summed for each block goes to its owner, who adds in the order of the ranks."""
+    """Send the gradients of each block to its owner, who adds them in the order of the ranks."""
     world, rank, far = shards.ranks.world, shards.rank, hops(shards)
     own = [x for x in (shards.k, shards.v) if x is not None]
     send = [sums.get(owner, []) for owner in range(world)]
@@ -138,8 +145,8 @@ def _home(shards: Shards, sums: dict[int, list[Array]], dtype: np.dtype[Any]) ->
     return found
 
 
-def columns(shards: Shards, ask: PerKey) -> list[Array]:
-    """Sums for this rank's keys: a second lap, with keys alone."""
+def columns(shards: Shards, ask: ColumnSums) -> list[Array]:
+    """Sums for this rank's keys: keys travel a second time, without values, and the sums return to their owners."""
     keys_only = replace(shards, v=None)
     lead = (shards.whole.batch, shards.whole.heads)
     sums: dict[int, list[Array]] = {}
@@ -154,5 +161,5 @@ def columns(shards: Shards, ask: PerKey) -> list[Array]:
     send = [sums.get(owner, []) for owner in range(world)]
     for arrays in swap(shards.ranks, "return of what keys received", send, shapes, np.dtype(np.float64)):
         if arrays:
-            ask.add_listed(totals, slice(None), arrays)
+            ask.add_arrays(totals, slice(None), arrays)
     return totals

@@ -1,7 +1,7 @@
-"""One attention problem whose sequence lies in pieces on many ranks: read, compared with the others', described once.
+"""One attention problem whose sequence is sharded over ranks: read, compared between ranks, and described once.
 
-Positions are those of the whole sequence, so every rule means what it means on one machine; a rank's part is the same
-problem for some of its rows, and a block of keys the same problem for some of its columns.
+Positions count in the whole sequence, so every rule means what it means on one machine. A rank's part is the whole
+problem restricted to some queries, and a block of keys is the whole problem restricted to some keys.
 """
 
 import hashlib
@@ -15,29 +15,47 @@ import torch
 from torch import Tensor
 
 from clearhead import engines
-from clearhead.arrays import FLOATS, adopt, device_of, on_cpu, plain, to_torch
-from clearhead.axes import Array
-from clearhead.device import DeviceArray
+from clearhead.core import observations
+from clearhead.core.arrays import FLOATS, as_array, as_rule_array, check_tensor, device_of, on_cpu, to_torch
+from clearhead.core.axes import Array
+from clearhead.core.device_array import DeviceArray
+from clearhead.core.problem import Described, Problem, describe
+from clearhead.core.room import array_bytes, check_room
+from clearhead.core.rules import FIELDS, Rules, check_names, check_supported, given, take
+from clearhead.core.rules import RULES as TABLE
+from clearhead.core.statistics import Wanted
+from clearhead.distributed.exchange import Kind
 from clearhead.distributed.layouts import LAYOUTS, Layout, Pieces, pieces
 from clearhead.distributed.ranks import OWN, Ranks, must_equal
 from clearhead.engines.base import Engine
 from clearhead.engines.remote import Remote
 from clearhead.errors import ClearheadError, DistributedError, shown, unknown
-from clearhead.problem import Described, Problem, Rules, check_names, describe
-from clearhead.room import array_bytes, check_room
 
 METHODS = ("gather", "ring", "ulysses", "merge", "auto")
 Found = TypeVar("Found")
-DENSE = ("bias", "mask")
-_SHARDED = (*DENSE, "query_segments", "kv_segments")  # rules whose values lie in pieces too
+RULES = frozenset({
+    "scale", "softcap", "bias", "alibi_slopes", "causal", "window", "mask", "kv_lengths", "query_lengths",
+    "query_segments", "kv_segments", "sinks", "query_offset",
+})  # fmt: skip
+
+
+def _in_pieces(field: str) -> bool:
+    """Does a rule's field have an axis of queries or keys, so that each rank passes its own part?"""
+    return not {"queries", "keys"}.isdisjoint(FIELDS[field])
+
+
+# Rules whose values are sharded too: DENSE have axes for both queries and keys, _LABELS for one of them.
+DENSE = tuple(name for name, rule in TABLE.items() if any({"queries", "keys"} <= {*x} for x in rule.fields.values()))
+_LABELS = tuple(name for name, rule in TABLE.items() if name not in DENSE and any(map(_in_pieces, rule.fields)))
+_SHARDED = (*DENSE, *_LABELS)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Shards:
-    """What one rank knows."""
+    """The sharded problem as one rank knows it: the whole problem's description, and this rank's own arrays."""
 
     ranks: Ranks
-    whole: Problem  # of all queries and keys, without the rules in _SHARDED
+    whole: Problem  # of all queries and keys, without the values of the rules in _SHARDED
     q: Array  # this rank's, (batch, heads, queries, d_k), in the CPU's memory
     k: Array
     v: Array | None
@@ -45,20 +63,18 @@ class Shards:
     prefix: tuple[int, ...]
     query_pieces: list[Pieces]  # by rank
     key_pieces: list[Pieces]
-    bias: Array | None  # (batch, heads, this rank's queries, all keys)
-    mask: Array | None
-    query_segments: Array | None  # (batch, this rank's queries)
-    kv_segments: Array | None  # (batch, this rank's keys)
-    lead: dict[str, tuple[int, int]]  # bias and mask as they were given: for how many batches and heads, 1 or all
+    # Fields of the rules in _SHARDED, by name: of own queries and all keys (DENSE), own queries, or own keys (_LABELS).
+    values: dict[str, Array]
+    lead: dict[str, tuple[int, int]]  # of bias and mask: how many batches and heads they were given for, 1 or all
     engine: Engine  # computes on the device, for arrays in the CPU's memory
-    kept: dict[str, Any] = field(default_factory=dict, init=False)  # by a method, for its further passes
+    kept: dict[str, Any] = field(default_factory=dict, init=False)  # what a method keeps for its further passes
 
     @property
     def rank(self) -> int:
         return self.ranks.rank
 
     def own_rows(self) -> list[tuple[slice, range]]:
-        """Pieces of queries: where in its shard, and which positions."""
+        """Own pieces of queries: where in the shard, and which positions."""
         return placed(self.query_pieces[self.rank])
 
     def own_keys(self) -> list[tuple[slice, range]]:
@@ -66,38 +82,40 @@ class Shards:
 
     def dense(self) -> dict[str, Array]:
         """Bias and mask as they were given, (batch or 1, heads or 1, this rank's queries, all keys)."""
-        full = {name: getattr(self, name) for name in DENSE}
-        return {name: x[: self.lead[name][0], : self.lead[name][1]] for name, x in full.items() if x is not None}
+        full = {name: self.values[name] for name in DENSE if name in self.values}
+        return {name: x[: self.lead[name][0], : self.lead[name][1]] for name, x in full.items()}
+
+    def of_queries(self) -> dict[str, Array]:
+        """The sharded fields that have an axis of queries, for own queries."""
+        return {name: x for name, x in self.values.items() if "queries" in FIELDS[name]}
+
+    def of_keys(self) -> dict[str, Array]:
+        """The sharded fields that have an axis of keys and none of queries, for own keys."""
+        return {name: x for name, x in self.values.items() if "queries" not in FIELDS[name]}
 
     def bias_shape(self, part: Problem) -> tuple[int, int, int, int]:
-        """The bias's derivative in a part of the problem: summed over the batches and heads that share it."""
+        """The shape of the bias's gradient in a part of the problem; batches and heads that share a bias are summed."""
         batch, heads = self.lead["bias"]
         return min(batch, part.batch), min(heads, part.heads), part.queries, part.keys
 
     def give(self, array: Array) -> Tensor:
-        """An answer (…, heads, …) as a tensor where q is."""
+        """An answer (…, heads, …) as a tensor on q's device."""
         found: Tensor = to_torch(torch, np.ascontiguousarray(array)).to(self.device)
         return found
 
-    def problem(self, at: slice, rows: range, kv_segments: Array | None) -> Problem:
-        """The problem of one own piece of queries and all keys; kv_segments (batch, all keys)."""
+    def problem(self, at: slice, rows: range, of_keys: Mapping[str, Any]) -> Problem:
+        """The problem of one own piece of queries over all keys; `of_keys` are the fields along all keys."""
+        return replace(self.whole, rows=rows, **take(self.of_queries(), {"queries": at}), **of_keys)
 
-        def mine(x: Array | None) -> Array | None:
-            return None if x is None else x[:, :, at]
 
-        segments = None if self.query_segments is None else self.query_segments[:, at]
-        return replace(
-            self.whole,
-            rows=rows,
-            bias=mine(self.bias),
-            mask=mine(self.mask),
-            query_segments=segments,
-            kv_segments=kv_segments,
-        )
+def kind(name: str, x: Array, **sizes: int) -> Kind:
+    """The shape and dtype of a rule's field like x, but with other sizes along named axes, such as queries=3."""
+    shape = tuple(sizes.get(axis, size) for axis, size in zip(FIELDS[name], x.shape, strict=True))
+    return shape, x.dtype
 
 
 def placed(own: Pieces) -> list[tuple[slice, range]]:
-    """Where a rank's pieces lie in its shard, and which positions they are."""
+    """For each of a rank's pieces where it lies in the shard, and its positions."""
     found, start = [], 0
     for piece in own:
         found.append((slice(start, start + len(piece)), piece))
@@ -116,32 +134,48 @@ def read(
     layout: Layout,
     method: str,
     engine: str | None,
+    output: bool = False,
 ) -> Shards:
-    """Read this rank's shards and see that all ranks were called alike. Raises on every rank when one raises."""
+    """Read this rank's arguments and check that all ranks were called alike; all ranks must call it.
+
+    what      the public function's name, for errors
+    output    is the output asked for? Then v must be given, and memory for A·v must be free
+
+    Raises on every rank when one raises: its own error there, DistributedError on the others.
+    """
 
     def own() -> tuple[Described, dict[str, Any]]:
         check_names(rules)
+        check_supported("clearhead.distributed", RULES, given(rules))
+        check_tensor(q, "q")
+        check_tensor(k, "k")
+        if output and v is None:
+            check_tensor(v, "v")
         for name, value, known in (("layout", layout, LAYOUTS), ("method", method, METHODS)):
             if not (isinstance(value, str) and value in known):
                 raise unknown(name, value, known)
         engines.check_name(engine)
         with torch.no_grad():
             local = describe(q, k, v, {})
+        if output and local.v is not None:
+            observations.check_room(local.problem, Wanted(output=True), local.v.shape[-1])
         return local, _signature(q, k, v, rules) | {"layout": layout, "method": method, "engine": engine}
 
     local, everybody = agreed(ranks, what, own, lambda found: found[1])
     lengths = [[other[name] for other in everybody] for name in ("queries", "keys")]
     whole = replace(_whole(q, k, rules, *map(sum, lengths)), device=device_of(local[0].q))
     content = {name: value for name, value in rules.items() if name in _SHARDED and value is not None}
-    parts = _content(q, k, {}, 0)
+    parts: dict[str, Any] = {}
     lead: dict[str, tuple[int, int]] = {}
     if content:
         parts, _ = agreed(
             ranks, what, lambda: _content(q, k, content, sum(lengths[1])), lambda found: _kinds(whole, content, found)
         )
         lead = {name: _lead(whole, content[name]) for name in DENSE if name in content}
+    values: dict[str, Any] = {name: x for name, x in parts.items() if _in_pieces(name)}
+    whole = replace(whole, **{name: x for name, x in parts.items() if name not in values})
     query_pieces, key_pieces = (pieces(sizes, layout) for sizes in lengths)
-    chosen: Any = engines.get(engines.choose(whole, engine).engine)
+    chosen: Any = engines.get(engines.choose(replace(whole, **values), engine).engine)  # with all rules in use
     return Shards(
         ranks=ranks,
         whole=whole,
@@ -149,26 +183,31 @@ def read(
         k=on_cpu(local[0].k),
         v=None if local[0].v is None else on_cpu(local[0].v),
         device=q.device,
+        values=values,
         lead=lead,
         prefix=local[0].problem.prefix,
         query_pieces=query_pieces,
         key_pieces=key_pieces,
         engine=Remote(chosen, local[0].q) if isinstance(local[0].q, DeviceArray) else chosen,
-        **parts,
     )
 
 
 def agreed(
     ranks: Ranks, what: str, own: Callable[[], Found], told: Callable[[Found], dict[str, Any]]
 ) -> tuple[Found, list[dict[str, Any]]]:
-    """Read one's own arguments and see that all ranks read theirs, and the same: what was found, and what all told.
+    """Read this rank's arguments, and check that all ranks could read theirs and were given the same.
 
-    What is told of own "queries" and "keys" may differ. Raises this rank's own error, or DistributedError where another
-    rank had one or told something else.
+    own     reads this rank's arguments; may raise
+    told    what of them the ranks compare, by name, as JSON can write it; only "queries" and "keys" may differ
+
+    Returns what `own` returned, and what every rank told, by rank. Raises the error of this rank's own `own`, or
+    DistributedError where another rank had one or told something else. All ranks must call it.
     """
     found, raised = None, None
     mine: dict[str, Any] = {}
     try:
+        if ranks.refused is not None:
+            raise ranks.refused
         found = own()
         mine = told(found)
     except (ClearheadError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -190,7 +229,7 @@ def agreed(
 
 
 def _signature(q: Tensor, k: Tensor, v: Tensor | None, rules: Rules) -> dict[str, Any]:
-    """What must be the same on every rank, in words that an error can show; and how long this rank's shards are."""
+    """What must be the same on every rank, as text and numbers that an error can show; and own numbers of positions."""
     told: dict[str, Any] = {
         "q's shape without its length": [*q.shape[:-2], q.shape[-1]],
         "k's shape without its length": [*k.shape[:-2], k.shape[-1]],
@@ -199,7 +238,7 @@ def _signature(q: Tensor, k: Tensor, v: Tensor | None, rules: Rules) -> dict[str
         "queries": q.shape[-2],
         "keys": k.shape[-2],
     }
-    for name in Rules.__annotations__:
+    for name in TABLE:
         value = rules.get(name)
         if name in _SHARDED:
             told[name] = "given" if value is not None else "not given"
@@ -210,7 +249,7 @@ def _signature(q: Tensor, k: Tensor, v: Tensor | None, rules: Rules) -> dict[str
 
 @torch.no_grad()
 def _told(name: str, value: Any) -> Any:
-    array = plain(value, name) if isinstance(value, (Tensor, np.ndarray, list)) else None
+    array = as_rule_array(value, name) if isinstance(value, (Tensor, np.ndarray, list)) else None
     if array is None or (array.dtype.kind not in "biuf" and array.dtype not in FLOATS):
         return shown(value.item() if isinstance(value, np.generic) else value)
     check_room(name, array_bytes(array.shape, 8), "give fewer tokens.")
@@ -221,47 +260,46 @@ def _told(name: str, value: Any) -> Any:
 
 
 def _whole(q: Tensor, k: Tensor, rules: Rules, queries: int, keys: int) -> Problem:
-    """The rules about positions, validated against the whole sequence; the arrays take no memory."""
-    plain: Any = {name: value for name, value in rules.items() if name not in _SHARDED}
+    """The whole problem without the rules in _SHARDED, validated; q and k are replaced by broadcast zeros."""
+    as_rule_array: Any = {name: value for name, value in rules.items() if name not in _SHARDED}
     with torch.no_grad():
-        return describe(_empty(q, queries), _empty(k, keys), None, plain).problem
+        return describe(_empty(q, queries), _empty(k, keys), None, as_rule_array).problem
 
 
 @torch.no_grad()
 def array_of(x: Any, name: str) -> Array:
-    """A tensor's numbers, in the CPU's memory."""
-    return on_cpu(adopt(x, name)[0])
+    """A tensor as an array in the CPU's memory, without its graph."""
+    return on_cpu(as_array(x, name)[0])
 
 
 @torch.no_grad()
-def _content(q: Tensor, k: Tensor, content: Mapping[str, Any], keys: int) -> dict[str, Array | None]:
-    """Bias and mask (…, this rank's queries, all keys), segments of this rank's own, as engines take them."""
-    found: dict[str, Array | None] = dict.fromkeys(_SHARDED)
-    dense: Any = {name: content[name] for name in DENSE if name in content}
-    if dense:
-        problem = describe(_empty(q, q.shape[-2]), _empty(k, keys), None, dense).problem
-        found |= {"bias": problem.bias, "mask": problem.mask}
-    labels: Any = {name: content[name] for name in ("query_segments", "kv_segments") if name in content}
-    if labels:
-        problem = describe(_empty(q, q.shape[-2]), _empty(k, k.shape[-2]), None, labels).problem
-        found |= {"query_segments": problem.query_segments, "kv_segments": problem.kv_segments}
+def _content(q: Tensor, k: Tensor, content: Mapping[str, Any], keys: int) -> dict[str, Array]:
+    """The validated fields of the rules in _SHARDED: for own queries and all keys, for own queries, or for own keys."""
+    found: dict[str, Array] = {}
+    for names, count in ((DENSE, keys), (_LABELS, k.shape[-2])):
+        own: Any = {name: content[name] for name in names if name in content}
+        if own:
+            problem = describe(_empty(q, q.shape[-2]), _empty(k, count), None, own).problem
+            found |= {field: getattr(problem, field) for name in own for field in TABLE[name].fields}
     return found
 
 
 def _lead(whole: Problem, value: Any) -> tuple[int, int]:
-    """For how many batches and heads a bias or mask is given: 1 where all share it."""
+    """The numbers of batches and heads that a bias or mask is given for: 1 where all share it."""
     shape = (1, 1, 1, *np.shape(value))
     return whole.batch if prod(shape[:-3]) > 1 else 1, shape[-3]
 
 
-def _kinds(whole: Problem, content: Mapping[str, Any], found: Mapping[str, Array | None]) -> dict[str, Any]:
-    """What else of bias and mask must be the same on all ranks, in words that an error can show."""
-    given = {name: x for name, x in found.items() if name in DENSE and x is not None}
-    told = {f"{name}'s dtype": str(x.dtype) for name, x in given.items()}
-    return told | {f"{name}'s batches and heads": list(_lead(whole, content[name])) for name in given}
+def _kinds(whole: Problem, content: Mapping[str, Any], found: Mapping[str, Array]) -> dict[str, Any]:
+    """What of these rules must be the same on all ranks, as text and numbers that an error can show."""
+    told: dict[str, Any] = {name: _told(name, x) for name, x in found.items() if not _in_pieces(name)}
+    for name in (name for name in DENSE if name in found):
+        told |= {f"{name}'s dtype": str(found[name].dtype)}
+        told |= {f"{name}'s batches and heads": list(_lead(whole, content[name]))}
+    return told
 
 
 def _empty(x: Tensor, length: int) -> Array:
-    """An array of x's kind with another length and no memory behind it."""
-    dtype = adopt(x.detach()[..., :0, :], "x")[0].dtype
+    """A broadcast zero with the dtype and shape of x but for its length, which takes no memory."""
+    dtype = as_array(x.detach()[..., :0, :], "x")[0].dtype
     return np.broadcast_to(np.zeros((), dtype), (*x.shape[:-2], length, x.shape[-1]))

@@ -1,4 +1,4 @@
-"""Exact weights of a sharded matrix, read by index: queries go to the keys asked for, and tiles to all ranks."""
+"""Weights of a sharded matrix by index: queries travel to the keys' ranks, which send the computed tiles to all."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,17 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.arrays import statistics_dtype
-from clearhead.axes import Array, as_places, as_slice
+from clearhead.core.arrays import statistics_dtype
+from clearhead.core.axes import Array, as_places, as_slice
+from clearhead.core.rules import take
 from clearhead.distributed.exchange import Messages
 from clearhead.distributed.layouts import Pieces
-from clearhead.distributed.shards import Shards, placed
+from clearhead.distributed.shards import Shards, kind, placed
 
-Section = tuple[slice, slice, range]  # where among the chosen, where in the shard, which positions
+Section = tuple[slice, slice, range]  # where among the chosen positions, where in the shard, and which positions
 
 
 def sections(chosen: range, own: Pieces) -> list[Section]:
-    """The chosen positions that lie in these pieces."""
+    """The chosen positions that lie in these pieces, one section for each piece that has some."""
     found, places = [], np.asarray(chosen)
     for at, piece in placed(own):
         inside = np.flatnonzero((places >= piece.start) & (places < piece.stop))
@@ -30,7 +31,12 @@ def sections(chosen: range, own: Pieces) -> list[Section]:
 
 
 def tile(shards: Shards, logsumexp: Array, lead: Sequence[range], rows: range, cols: range) -> Array:
-    """Weights (batch, heads, queries, keys) of the chosen batches, heads, queries and keys, on every rank."""
+    """The weights of the chosen batches, heads, queries and keys, (batch, heads, queries, keys), on every rank.
+
+    logsumexp    (batch, heads, own queries)
+    lead         the chosen indices of each leading axis of the matrix: of the batch axes, and of the heads last
+    rows, cols   the chosen queries and keys, by position in the whole sequence
+    """
     shards, logsumexp = _heads(shards, logsumexp, lead)
     world = shards.ranks.world
     asked = [sections(rows, own) for own in shards.query_pieces]
@@ -69,80 +75,49 @@ def tile(shards: Shards, logsumexp: Array, lead: Sequence[range], rows: range, c
 
 
 def _names(shards: Shards) -> list[str]:
-    rules = ("query_segments", "bias", "mask")
-    return ["q", "logsumexp", *(name for name in rules if getattr(shards, name) is not None)]
+    return ["q", "logsumexp", *shards.of_queries()]
 
 
 def _rows(shards: Shards, logsumexp: Array, asked: Section, held: Sequence[Section]) -> list[Array]:
-    """For each piece of keys what it needs of some own queries, in the order of `_names`."""
+    """What each section of keys needs of a section of own queries: arrays in the order of `_names`."""
     _, at, _ = asked
     found = []
     for _, _, keys in held:
-        for name in _names(shards):
-            if name == "logsumexp":
-                found.append(logsumexp[:, :, at])
-            elif name == "query_segments":
-                assert shards.query_segments is not None
-                found.append(shards.query_segments[:, at])
-            else:
-                x = getattr(shards, name)[:, :, at]
-                found.append(x if name == "q" else x[..., as_slice(keys)])
+        rules = take(shards.of_queries(), {"queries": at, "keys": keys})
+        found += [shards.q[:, :, at], logsumexp[:, :, at], *rules.values()]
     return found
 
 
 def _row_kinds(shards: Shards, logsumexp: Array, asked: Section, held: Sequence[Section]) -> list[tuple[Any, Any]]:
-    """Shapes and dtypes of the same, from another rank."""
+    """The shapes and dtypes of what `_rows` sends on another rank."""
     batch, heads, count = shards.whole.batch, shards.whole.heads, len(asked[2])
-    found = []
+    found: list[tuple[Any, Any]] = []
     for _, _, keys in held:
-        shapes = {
-            "q": (batch, heads, count, shards.whole.d_k),
-            "logsumexp": (batch, heads, count),
-            "query_segments": (batch, count),
-            "bias": (batch, heads, count, len(keys)),
-            "mask": (batch, heads, count, len(keys)),
-        }
-        dtypes = {name: getattr(shards, name).dtype for name in _names(shards) if name != "logsumexp"}
-        dtypes["logsumexp"] = logsumexp.dtype
-        found += [(shapes[name], dtypes[name]) for name in _names(shards)]
+        found.append(((batch, heads, count, shards.whole.d_k), shards.q.dtype))
+        found.append(((batch, heads, count), logsumexp.dtype))
+        found += [kind(name, x, queries=count, keys=len(keys)) for name, x in shards.of_queries().items()]
     return found
 
 
 def _weights(shards: Shards, own: dict[str, Array], rows: range, here: slice, keys: range) -> Array:
-    problem = replace(
-        shards.whole,
-        rows=rows,
-        cols=keys,
-        bias=own.get("bias"),
-        mask=own.get("mask"),
-        query_segments=own.get("query_segments"),
-        kv_segments=None if shards.kv_segments is None else shards.kv_segments[:, here],
-    )
+    values: dict[str, Any] = {name: own[name] for name in shards.of_queries()}
+    values |= take(shards.of_keys(), {"keys": here})
+    problem = replace(shards.whole, rows=rows, cols=keys, **values)
     return shards.engine.weights(problem, own["q"], shards.k[:, :, here], own["logsumexp"])
 
 
 def _heads(shards: Shards, logsumexp: Array, lead: Sequence[range]) -> tuple[Shards, Array]:
-    """The same for some batches and heads only, one key head for each query head."""
+    """The shards and log-sum-exp restricted to some batches and heads, with a key head for each query head."""
     heads = lead[-1] if lead else range(1)
     sizes = shards.prefix[:-1]
     batches = np.arange(shards.whole.batch).reshape(sizes)[np.ix_(*lead[:-1])].reshape(-1)
     chosen, places = as_slice(heads), as_places(batches)
-    group = shards.whole.heads // shards.whole.kv_heads
-
-    def both(x: Array | None) -> Array | None:
-        return None if x is None else x[:, chosen][places]
-
-    def per_batch(x: Array | None) -> Array | None:
-        return None if x is None else x[places]
-
+    shared = as_places(shards.whole.kv_head_of(np.asarray(heads)))
     part = replace(
         shards,
-        whole=shards.whole.take_heads(batches, heads),
+        whole=shards.whole.take(batches=batches, heads=heads),
         q=shards.q[:, chosen][places],
-        k=shards.k[:, as_places(np.asarray(heads) // group)][places],
-        bias=both(shards.bias),
-        mask=both(shards.mask),
-        query_segments=per_batch(shards.query_segments),
-        kv_segments=per_batch(shards.kv_segments),
+        k=shards.k[:, shared][places],
+        values=take(shards.values, {"batch": batches, "heads": heads}),
     )
     return part, logsumexp[:, chosen][places]

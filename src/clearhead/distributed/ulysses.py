@@ -1,7 +1,7 @@
-"""ulysses: sequences change places with heads, so that each rank has all positions of some heads, and back again.
+"""ulysses: ranks exchange positions for heads, so that each computes the whole sequence for some heads; then back.
 
-The answers have the bits of the whole computed on one machine. Key heads must divide among the ranks (Jacobs et al.
-2023).
+Outputs have the bits of a computation on one machine. The number of query heads must be a multiple of the
+number of ranks, that of key heads a multiple or a divisor of it (DeepSpeed-Ulysses, Jacobs et al. 2023).
 """
 
 from collections.abc import Sequence
@@ -11,18 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from clearhead import backward
-from clearhead.axes import Array
-from clearhead.distributed.exchange import everywhere, swap
+from clearhead.core.axes import Array
+from clearhead.core.problem import Problem
+from clearhead.core.rules import FIELDS, take
+from clearhead.core.statistics import Wanted
+from clearhead.distributed.column_sums import ColumnSums
+from clearhead.distributed.exchange import swap
+from clearhead.distributed.gather import whole_of
 from clearhead.distributed.layouts import Pieces
-from clearhead.distributed.perkeys import PerKey
 from clearhead.distributed.shards import Shards
-from clearhead.observations import Wanted
-from clearhead.problem import Problem
+from clearhead.ops import backward
 
 
 def reason_not(shards: Shards) -> str:
-    """Why not; "" where it can."""
+    """Why this method cannot run; "" where it can."""
     world, heads, kv_heads = shards.ranks.world, shards.whole.heads, shards.whole.kv_heads
     if heads % world or (kv_heads % world and world % max(1, kv_heads)):
         return f"{heads} heads with {kv_heads} key heads do not divide among {world} ranks"
@@ -30,13 +32,13 @@ def reason_not(shards: Shards) -> str:
 
 
 def heads_of(rank: int, world: int, heads: int) -> slice:
-    """The heads that a rank computes; a key head that many ranks' query heads share is on each of them."""
+    """The heads, out of `heads`, that a rank needs; with fewer key heads than ranks, some ranks share one."""
     first = rank * heads // world
     return slice(first, max(first + 1, (rank + 1) * heads // world))
 
 
 def bytes_moved(shards: Shards) -> list[int]:
-    """What each rank receives in a forward pass: its heads of q, k and v, and its rows of the output."""
+    """The bytes that each rank receives in a forward pass: its heads of q, k and v, and its rows of the output."""
     world, problem = shards.ranks.world, shards.whole
     d_v = 0 if shards.v is None else shards.v.shape[-1]
     found = []
@@ -52,7 +54,7 @@ def bytes_moved(shards: Shards) -> list[int]:
 
 
 class ByHeads:
-    """The whole sequence for this rank's heads."""
+    """The whole sequence for this rank's heads: q, k and v after the exchange, and their problem."""
 
     def __init__(self, shards: Shards) -> None:
         self.shards = shards
@@ -64,7 +66,7 @@ class ByHeads:
 
     @staticmethod
     def of(shards: Shards) -> "ByHeads":
-        """Exchanged once for all passes over the same shards."""
+        """The exchanged arrays of these shards: exchanged on the first call, and kept for further passes."""
         if "by heads" not in shards.kept:
             shards.kept["by heads"] = ByHeads(shards)
         found: ByHeads = shards.kept["by heads"]
@@ -72,33 +74,21 @@ class ByHeads:
 
     def _problem(self) -> Problem:
         shards, whole = self.shards, self.shards.whole
-        count, mine = whole.heads // shards.ranks.world, heads_of(shards.rank, shards.ranks.world, whole.heads)
-        sides = (shards.query_segments, shards.query_pieces), (shards.kv_segments, shards.key_pieces)
-        segments = [None if labels is None else self._everywhere(labels, pieces) for labels, pieces in sides]
-        dense: Any = {}
-        for name, x in shards.dense().items():
-            rows = self.to_heads(x, shards.query_pieces)
-            dense[name] = np.broadcast_to(rows, (whole.batch, count, *rows.shape[2:]))
-        return replace(
-            whole,
-            prefix=(whole.batch, count),
-            heads=count,
-            kv_heads=self.k.shape[1],
-            alibi_slopes=None if whole.alibi_slopes is None else whole.alibi_slopes[mine],
-            sinks=None if whole.sinks is None else whole.sinks[mine],
-            query_segments=segments[0],
-            kv_segments=segments[1],
-            **dense,
-        )
-
-    def _everywhere(self, labels: Array, pieces: Sequence[Pieces]) -> Array:
-        """Segment labels (batch, all positions)."""
-        shapes = [(labels.shape[0], sum(map(len, own))) for own in pieces]
-        parts = everywhere(self.shards.ranks, "exchange of segments", labels, shapes)
-        return _in_order([part[:, None, :, None] for part in parts], pieces)[:, 0, :, 0]
+        count = whole.heads // shards.ranks.world
+        mine = range(shards.rank * count, (shards.rank + 1) * count)
+        dense = shards.dense()
+        values: dict[str, Any] = {}
+        for name, x in (shards.values | dense).items():
+            side = "queries" if "queries" in FIELDS[name] else "keys"
+            if name in dense:
+                rows = self.to_heads(x, shards.query_pieces)
+                values[name] = np.broadcast_to(rows, (whole.batch, count, *rows.shape[2:]))
+            else:
+                values |= take({name: whole_of(shards, "exchange of segments", name, x, side)}, {"heads": mine})
+        return replace(whole.take(heads=mine), kv_heads=self.k.shape[1], **values)
 
     def to_heads(self, x: Array, pieces: Sequence[Pieces]) -> Array:
-        """(batch, heads, own positions, d) to (batch, own heads, all positions, d)."""
+        """Exchange (batch, heads, own positions, d) for (batch, own heads, all positions, d)."""
         ranks = self.shards.ranks
         send = [[x[:, heads_of(rank, ranks.world, x.shape[1])]] for rank in range(ranks.world)]
         count = send[ranks.rank][0].shape[1]
@@ -106,7 +96,11 @@ class ByHeads:
         return _in_order([part[0] for part in swap(ranks, "exchange of heads", send, shapes, x.dtype)], pieces)
 
     def to_rows(self, x: Array, pieces: Sequence[Pieces], heads: int | None = None) -> Array:
-        """(batch, own heads, all positions, …) to (batch, heads, own positions, …); query heads where none are told."""
+        """Exchange (batch, own heads, all positions, …) for (batch, heads, own positions, …).
+
+        `heads` is the number of all heads; None is that of the query heads. Where ranks share a head, their arrays are
+        added in rank order.
+        """
         heads = self.shards.whole.heads if heads is None else heads
         ranks = self.shards.ranks
         flat = x.reshape(*x.shape[:3], prod(x.shape[3:]))
@@ -116,38 +110,38 @@ class ByHeads:
         got = [part[0] for part in swap(ranks, "exchange of positions", send, shapes, x.dtype)]
         if heads % ranks.world:
             whole = np.zeros((x.shape[0], heads, *got[0].shape[2:]), x.dtype)
-            for rank, part in enumerate(got):  # what many ranks found out about one head adds up, in their order
+            for rank, part in enumerate(got):  # ranks that share a head have a part of its sum each
                 whole[:, heads_of(rank, ranks.world, heads)] += part
         else:
             whole = np.concatenate(got, axis=1)
         return whole.reshape(x.shape[0], heads, own, *x.shape[3:])
 
     def attend(self, want: Wanted) -> dict[str, Array]:
-        """The output and row statistics of this rank's heads, of all queries."""
+        """The output and row statistics of all queries for this rank's heads, by name; kept for `differentiate`."""
         asked = replace(want, received=False, logsumexp=True)
         found = dict(self.shards.engine.rows(self.problem, self.q, self.k, self.v, asked))
         self.answers |= found
         return {name: x for name, x in found.items() if want.logsumexp or name != "logsumexp"}
 
-    def columns(self, ask: PerKey) -> list[Array]:
-        """Sums for this rank's keys, of all heads."""
+    def columns(self, ask: ColumnSums) -> list[Array]:
+        """Sums for this rank's keys, (batch, heads, own keys, …), in the order of ask.names."""
         found = ask.find(self.problem, self.q, self.k, [self._of_queries(x) for x in ask.rows])
         return [self.to_rows(found[name], self.shards.key_pieces) for name in ask.names]
 
     def _of_queries(self, x: Array) -> Array:
-        """(batch, heads, own queries, …) to (batch, own heads, all queries, …)."""
+        """Exchange (batch, heads, own queries, …) for (batch, own heads, all queries, …)."""
         moved = self.to_heads(x.reshape(*x.shape[:3], prod(x.shape[3:])), self.shards.query_pieces)
         return moved.reshape(*moved.shape[:3], *x.shape[3:])
 
     def differentiate(self, answers: dict[str, Array], by: dict[str, Array], *, bias: bool) -> dict[str, Array]:
-        """The derivatives by q, k, v and bias of this rank's positions, and by its heads' sinks among zeros."""
+        """The gradients of q, k, v and bias for own positions, and of the sinks, 0 but for this rank's heads."""
         known = {name: self._of_queries(x) for name, x in answers.items() if name not in self.answers}
         known |= {name: x for name, x in self.answers.items() if name in {*answers, "logsumexp"}}
         loss = {name: self._of_queries(x) for name, x in by.items()}
         shape = self.shards.bias_shape(self.problem) if bias else None
         arrays = self.q, self.k, self.v
         engine = self.shards.engine
-        one = backward.gradients(engine, self.problem, arrays, known, loss, bias=shape, unrounded=True)
+        one = backward.gradients(engine, self.problem, arrays, known, loss, bias=shape, keep_float32=True)
         by_query, by_key = self.shards.query_pieces, self.shards.key_pieces
         heads, kv_heads = self.shards.whole.heads, self.shards.whole.kv_heads
         sides = {"q": (by_query, heads), "k": (by_key, kv_heads)}
@@ -164,7 +158,7 @@ class ByHeads:
 
 
 def _in_order(parts: Sequence[Array], pieces: Sequence[Pieces]) -> Array:
-    """Arrays (batch, heads, positions of a rank, d) as one in the order of positions."""
+    """Join the ranks' arrays (batch, heads, positions of a rank, d) in the order of positions."""
     size = sum(len(piece) for own in pieces for piece in own)
     whole = np.empty((*parts[0].shape[:2], size, parts[0].shape[3]), parts[0].dtype)
     for part, own in zip(parts, pieces, strict=True):

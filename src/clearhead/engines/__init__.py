@@ -1,4 +1,4 @@
-"""The engines, the CPU's from the fastest on and then the GPU's; the choice among them, and its reasons."""
+"""The choice of an engine, with its reasons: the CPU's engines from the fastest on, then the GPU's."""
 
 import os
 from dataclasses import dataclass, replace
@@ -6,11 +6,12 @@ from functools import cache
 from importlib import import_module
 from typing import cast
 
-from clearhead.axes import Array
+from clearhead.core.axes import Array
+from clearhead.core.observations import check_room
+from clearhead.core.problem import Problem
+from clearhead.core.statistics import Wanted, lacking
 from clearhead.engines.base import Engine
 from clearhead.errors import EngineError, unknown
-from clearhead.observations import Wanted, check_room
-from clearhead.problem import Problem
 
 NAMES = ("native", "portable", "triton")
 
@@ -30,26 +31,31 @@ class Plan:
 
 @cache
 def get(name: str) -> Engine:
-    """The engine of that name, loaded when asked for."""
+    """The engine of that name, imported on first use."""
     return cast("Engine", import_module(f"clearhead.engines.{name}"))
 
 
 def check_name(name: str | None) -> None:
-    """Raise UnknownNameError for what is no engine's name; None leaves the choice to `choose`."""
+    """Raise UnknownNameError unless this is an engine's name or None, which leaves the choice to `choose`."""
     if name is not None and not (isinstance(name, str) and name in NAMES):
         raise unknown("engine", name, NAMES)
 
 
-def choose(problem: Problem, name: str | None = None) -> Plan:
-    """The first engine with no reason against it, or the named one; EngineError with every reason where none can.
+def choose(problem: Problem, name: str | None = None, want: Wanted | None = None) -> Plan:
+    """The first engine with no reason against it, or the named one.
 
-    CLEARHEAD_ENGINE names one for a whole process.
+    name    an engine's name; None takes that of the environment variable CLEARHEAD_ENGINE, or chooses
+    want    what has to be observed: an engine that does not compute all of it cannot be chosen
+
+    Raises UnknownNameError for another name, and EngineError with every reason where no engine can run the problem.
     """
     name = os.environ.get("CLEARHEAD_ENGINE") or None if name is None else name
     check_name(name)
     reasons: dict[str, list[str]] = {}
     for candidate in NAMES if name is None else (name,):
         against = get(candidate).reasons_not(problem)
+        if want is not None:
+            against = [*against, *undeclared(get(candidate), want)]
         if not against:
             return Plan(candidate, reasons)
         reasons[candidate] = against
@@ -57,8 +63,19 @@ def choose(problem: Problem, name: str | None = None) -> Plan:
     raise EngineError(f"no engine can run this problem. {told}", "leave `engine` out to let clearhead choose.")
 
 
+def undeclared(engine: Engine, want: Wanted) -> list[str]:
+    """Why an engine cannot answer all that is wanted: it does not compute some statistic. Empty where it can."""
+    missing = lacking(want, engine.STATISTICS)
+    return [f"it does not compute {', '.join(missing)}."] if missing else []
+
+
+def able(engine: Engine, problem: Problem, want: Wanted, name: str | None = None) -> Engine:
+    """The given engine, or else the first, that computes all that is wanted. Raises EngineError where none does."""
+    return engine if not undeclared(engine, want) else get(choose(problem, name, want).engine)
+
+
 def choose_for_gradients(problem: Problem, name: str | None = None) -> Plan:
-    """As `choose`, among the engines that answer for gradients; EngineError where the named one does not."""
+    """As `choose`, among the engines that compute gradients. Raises EngineError where the named one does not."""
     name = os.environ.get("CLEARHEAD_ENGINE") or None if name is None else name
     plan = choose(problem, name)
     if hasattr(get(plan.engine), "gradients"):
@@ -72,18 +89,25 @@ def choose_for_gradients(problem: Problem, name: str | None = None) -> Plan:
 def answer(
     engine: Engine, problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted, logsumexp: Array | None = None
 ) -> dict[str, Array]:
-    """Everything wanted, by name, in the fewest passes; the log-sum-exp too where it was computed and not known.
+    """Everything wanted, by array name, in the fewest passes over the keys.
 
-    A known one has the bits that this engine's row pass gives: a row pass that is needed anyway answers `received` too.
+    q (batch, heads, queries, d_k), k (batch, kv_heads, keys, d_k), v (batch, kv_heads, keys, d_v) or None. logsumexp
+    (batch, heads, queries) is passed where it is known, with the bits of this engine's own row pass; where it is not
+    known and has to be computed, it is among the answers. A row pass that is needed anyway may answer `received` too.
     Raises SizeError where the answers are larger than memory.
     """
-    check_room(problem, replace(want, output=v is not None), 0 if v is None else v.shape[-1])
-    needed = want.logsumexp or want.columns()
-    first = replace(want, output=v is not None, logsumexp=needed and logsumexp is None)
+    if want.output != (v is not None):
+        want = replace(want, output=v is not None)
+    check_room(problem, want, 0 if v is None else v.shape[-1])
+    columns = want.columns()
+    computed = logsumexp is None and (want.logsumexp or bool(columns))
+    first = want if want.logsumexp == computed else replace(want, logsumexp=computed)
     found: dict[str, Array] = {}
     if first.rows():
         found.update(engine.rows(problem, q, k, v, first))
-    want = replace(want, received=want.received and "received" not in found)
-    if want.columns():
+    if columns and "received" in found:  # the row pass has answered it too
+        want = replace(want, received=False)
+        columns = want.columns()
+    if columns:
         found.update(engine.columns(problem, q, k, found["logsumexp"] if logsumexp is None else logsumexp, want))
     return found

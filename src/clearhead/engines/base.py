@@ -1,22 +1,26 @@
-"""The few questions an engine answers. An engine is a module with these names; it imports nothing above it."""
+"""The interface of an engine, and helpers for engines. An engine is a module that has the names of `Engine`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
-from clearhead.arrays import statistics_dtype
-from clearhead.axes import Array
-from clearhead.observations import Wanted
-from clearhead.problem import Problem
+from clearhead.core.arrays import statistics_dtype
+from clearhead.core.axes import Array
+from clearhead.core.problem import Problem
+from clearhead.core.rules import RULES, refusals
+from clearhead.core.statistics import PER_QUERY, STATISTICS, Wanted, arrays_of
+from clearhead.errors import EngineError
 
 Answers = Mapping[str, Array]
+_INT64 = np.dtype(np.int64)
+Kind = tuple[tuple[int, ...], np.dtype[np.generic]]  # an array's shape and dtype
 
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """What is known of a loss: its derivatives by what attention answered, ready for an engine (backward.py makes it).
+    """The upstream gradient: the loss's derivatives by what attention answered, as engines take it (from backward.py).
 
     With a_ij the weights, the loss's derivative by the logit of query i and key j, where i may see j, is
 
@@ -31,11 +35,18 @@ class Upstream:
     entropy: Array | None = None  # (batch, heads, queries)
     distance: Array | None = None  # (batch, heads, queries)
     bias: tuple[int, int, int, int] | None = None  # the bias's own shape, 1 where it is broadcast; None: not asked
-    unrounded: bool = False  # the answers in the statistics' dtype, for a sum over ranks
+    keep_float32: bool = False  # answer in the statistics' dtype, to be rounded once after a sum over ranks
 
 
 class Engine(Protocol):
-    """All arrays are (batch, heads, …); q, k and v come in any strides. Statistics are float32, float64 for float64."""
+    """What every engine answers. All arrays are (batch, heads, …); q, k and v may have any strides.
+
+    Statistics are float32, or float64 for float64.
+    """
+
+    STATISTICS: frozenset[str]  # those that it computes; it is never asked for another
+
+    RULES: frozenset[str]  # the score rules that it computes with; a problem with another one is refused
 
     def reasons_not(self, problem: Problem) -> list[str]:
         """Why this engine cannot run `problem`, one sentence each; empty when it can."""
@@ -43,7 +54,7 @@ class Engine(Protocol):
     def rows(self, problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) -> Answers:
         """The output (batch, heads, queries, d_v) and the row statistics asked for; `top` as top_weights, top_indices.
 
-        The output is in the problem's dtype, or unrounded in the statistics' (want.unrounded). v may have any number of
+        The output is in the problem's dtype, or in the statistics' (want.keep_float32). v may have any number of
         heads that divides the query heads. An engine that can finish `received` in the same pass answers it here too,
         to the bits that `columns` would give.
         """
@@ -52,7 +63,7 @@ class Engine(Protocol):
         """The column statistics asked for, given the final log-sum-exp (batch, heads, queries)."""
 
     def weights(self, problem: Problem, q: Array, k: Array, logsumexp: Array) -> Array:
-        """Every weight of this (small) problem, (batch, heads, queries, keys)."""
+        """Every weight of this (small) problem, (batch, heads, queries, keys), given the final log-sum-exp."""
 
     def transposed(self, problem: Problem, q: Array, k: Array, logsumexp: Array, g: Array) -> Array:
         """Aᵀ·g: g (batch, heads or 1, queries, d) to (batch, heads, keys, d)."""
@@ -60,43 +71,84 @@ class Engine(Protocol):
     def gradients(
         self, problem: Problem, q: Array, k: Array, v: Array | None, logsumexp: Array, upstream: Upstream
     ) -> Answers:
-        """The loss's derivatives by "q", "k" and "v" in the problem's dtype, or unrounded, each shaped as its array.
+        """The loss's derivatives by "q", "k" and "v", each shaped as its array.
 
-        "v" only where upstream.output is given (then v is too): Σ_i a_ij·output_i, summed over the query heads of a
-        value head. By the score q_i·k_j the loss changes by scale·(1 - tanh²(scale·q_i·k_j / softcap))·dS_ij. "bias",
-        where asked, is dS summed over the axes along which the bias is broadcast, in the statistics' dtype.
+        They are in the problem's dtype, or in the statistics' (upstream.keep_float32). "v" only where upstream.output
+        is given (then v is too): Σ_i a_ij·output_i, summed over the query heads of a value head. By the score q_i·k_j
+        the loss changes by scale·(1 - tanh²(scale·q_i·k_j / softcap))·dS_ij. "bias", where asked, is dS summed over the
+        axes along which the bias is broadcast, in the statistics' dtype.
         """
 
 
+def unsupported(who: str, supported: frozenset[str], problem: Problem) -> list[str]:
+    """Why `who` cannot compute with the problem's rules: a sentence for each rule in use that it does not support."""
+    if supported.issuperset(RULES):  # decided without looking at the problem, so that short calls stay fast
+        return []
+    return refusals(who, supported, problem.active_rules())
+
+
 def elsewhere(problem: Problem) -> str:
-    """Why an engine of the CPU cannot read the arrays; "" where it can."""
+    """Why an engine on the CPU cannot read the arrays; "" where it can."""
     return "" if problem.device == "cpu" else f"the arrays are on device {problem.device}: this engine runs on the CPU."
 
 
 def widened(problem: Problem, v: Array) -> Problem:
-    """Where values have another dtype: the same problem in one that holds both."""
+    """The same problem in a dtype that holds both its own and that of v: float64 if one of them is, else float32."""
     return replace(problem, dtype=np.dtype(np.float64 if np.float64 in (v.dtype, problem.dtype) else np.float32))
 
 
-def narrowed(problem: Problem, found: Answers, *, unrounded: bool) -> dict[str, Array]:
-    """What a widened problem answered, in the dtypes of the problem's own answers."""
+def narrowed(problem: Problem, found: Answers, *, keep_float32: bool) -> dict[str, Array]:
+    """The answers of a `widened` problem, rounded to the dtypes that the original problem's answers have."""
     usual = statistics_dtype(problem.dtype)
-    own = usual if unrounded else problem.dtype
+    own = usual if keep_float32 else problem.dtype
     dtypes = dict.fromkeys(("output", "q", "k", "v"), own) | {"top_indices": np.dtype(np.int64)}
     return {name: array.astype(dtypes.get(name, usual), copy=False) for name, array in found.items()}
 
 
-def room_for_rows(problem: Problem, v: Array | None, want: Wanted) -> dict[str, Array]:
-    """Where the answers of a row pass go, by name; to be filled."""
-    shape = (problem.batch, problem.heads, problem.queries)
-    dtype = statistics_dtype(problem.dtype)
-    room: dict[str, Array] = {}
-    if want.output and v is not None:
-        room["output"] = np.empty((*shape, v.shape[-1]), dtype if want.unrounded else problem.dtype)
-    for name in ("logsumexp", "max_logit", "entropy", "distance"):
-        if getattr(want, name):
-            room[name] = np.empty(shape, dtype)
-    if want.top is not None:
-        room["top_weights"] = np.empty((*shape, want.top), dtype)
-        room["top_indices"] = np.empty((*shape, want.top), np.int64)
-    return room
+def kinds(
+    problem: Problem, want: Wanted, names: Iterable[str], declared: frozenset[str], d_v: int = 0
+) -> dict[str, Kind]:
+    """The shape and dtype of each array of these statistics, by the array's name.
+
+    Raises EngineError for a statistic that is not among the declared ones.
+    """
+    usual = statistics_dtype(problem.dtype)
+    rows = problem.batch, problem.heads, problem.queries
+    found: dict[str, Kind] = {}
+    for name in names:
+        if name not in declared:
+            raise EngineError(f"this engine does not compute {name}.", "leave `engine` out to let clearhead choose.")
+        one = STATISTICS[name]
+        if one.axes == PER_QUERY:
+            found[name] = rows, usual
+        elif name == "output":
+            found[name] = (*rows, d_v), usual if want.keep_float32 else problem.dtype
+        else:
+            shape = (problem.batch, *[_size(problem, want, axis) for axis in one.axes])
+            found |= {array: (shape, _INT64 if array == "top_indices" else usual) for array in arrays_of(name)}
+    return found
+
+
+def _size(problem: Problem, want: Wanted, axis: str) -> int:
+    sizes = {"heads": problem.heads, "queries": problem.queries, "keys": problem.keys, "k": want.top or 0}
+    sizes["height"], sizes["width"] = want.image or (0, 0)
+    sizes["query groups"], sizes["key groups"] = (0, 0) if want.groups is None else want.groups.counts
+    return sizes[axis]
+
+
+def row_kinds(problem: Problem, v: Array | None, want: Wanted, declared: frozenset[str]) -> dict[str, Kind]:
+    """Shapes and dtypes of what a row pass answers, by name; the output only where there are values."""
+    names = want.rows()
+    if v is None and want.output:
+        names.remove("output")
+    return kinds(problem, want, names, declared, 0 if v is None else v.shape[-1])
+
+
+def room_for_rows(problem: Problem, v: Array | None, want: Wanted, declared: frozenset[str]) -> dict[str, Array]:
+    """Uninitialised arrays for the answers of a row pass, by name."""
+    return {name: np.empty(shape, dtype) for name, (shape, dtype) in row_kinds(problem, v, want, declared).items()}
+
+
+def room_for_columns(problem: Problem, want: Wanted, declared: frozenset[str]) -> dict[str, Array]:
+    """Arrays of zeros, in float64, in which a column pass adds up its answers, by name."""
+    return {name: np.zeros(shape) for name, (shape, _) in kinds(problem, want, want.columns(), declared).items()}

@@ -1,24 +1,26 @@
-"""The native engine: hands pointers to the compiled kernel; no arithmetic.
+"""The native engine: passes arrays to the compiled kernel; no arithmetic of its own.
 
 The kernel computes in float32 (float64 for float64; pairs of bfloat16 where the processor multiplies them), packs keys
-once for all the queries that read them, and cuts the work so that the cut changes no bit of the result.
+once for all the queries that read them, and splits work among threads without changing a bit of the result.
 """
 
 import os
 from dataclasses import replace
+from functools import cache
 from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from clearhead.arrays import bfloat16, statistics_dtype
-from clearhead.axes import Array
-from clearhead.engines.base import Upstream, elsewhere, narrowed, room_for_rows, widened
+from clearhead.core import rules, visibility
+from clearhead.core.arrays import bfloat16, statistics_dtype
+from clearhead.core.axes import WEIGHTS, Array
+from clearhead.core.problem import Problem
+from clearhead.core.statistics import Wanted
+from clearhead.engines.base import Upstream, elsewhere, narrowed, room_for_columns, room_for_rows, unsupported, widened
+from clearhead.engines.threads import get_num_threads
 from clearhead.errors import SizeError
-from clearhead.observations import Wanted
-from clearhead.problem import Problem
-from clearhead.threads import get_num_threads
 
 _native: Any
 try:
@@ -26,24 +28,31 @@ try:
 except ImportError:
     _native = None
 
+STATISTICS: frozenset[str] = (
+    frozenset() if _native is None else frozenset(_native.statistics())
+)  # as the kernel lists them
+RULES = frozenset({
+    "scale", "softcap", "bias", "alibi_slopes", "causal", "window", "mask", "kv_lengths", "query_lengths",
+    "query_segments", "kv_segments", "sinks", "query_offset",
+})  # fmt: skip
 _TYPES = {np.dtype(np.float64): 0, np.dtype(np.float32): 1, bfloat16: 2, np.dtype(np.float16): 3}
 _NO_LIMIT = 1 << 62
-_MANY_QUERIES, _MANY_KEYS = 64, 1 << 15  # the scores of a few rows are kept: they should fit a cache
-_described: WeakKeyDictionary[Problem, Any] = WeakKeyDictionary()  # rules as the kernel reads them
+_MANY_QUERIES, _MANY_KEYS = 64, 1 << 15  # limits within which the row pass computes `received`
+_described: WeakKeyDictionary[Problem, Any] = WeakKeyDictionary()  # problems already converted for the kernel
 
 
 def level() -> str:
-    """The instruction set in use, "" where none is."""
+    """The instruction set in use, such as "avx2"; "" if the kernel cannot run."""
     return "" if _native is None else _native.level()
 
 
 def levels() -> list[str]:
-    """The instruction sets that this build and this processor share, fastest first."""
+    """The instruction sets that both this build and this processor support, fastest first."""
     return [] if _native is None else _native.levels().split()
 
 
 def peak_multiply_adds(threads: int) -> float:
-    """Float32 multiply-adds a second that the processor can do at best, on so many threads; about half a second."""
+    """The peak rate in float32 multiply-adds per second on so many threads; measuring takes about half a second."""
     rates = []
     for rounds in (1_000_000, *[4_000_000] * 6):
         start = perf_counter()
@@ -52,7 +61,7 @@ def peak_multiply_adds(threads: int) -> float:
 
 
 def bytes_read(threads: int) -> float:
-    """Bytes a second that so many threads can read: 512 MiB, more than any cache holds, the best of several times."""
+    """The memory bandwidth in bytes per second on so many threads: the best of seven reads of 512 MiB."""
     data = np.ones(1 << 27, np.float32)
     times = []
     for _ in range(7):
@@ -63,7 +72,7 @@ def bytes_read(threads: int) -> float:
 
 
 def missing() -> str:
-    """Why the kernel cannot run at all; "" where it can."""
+    """Why the kernel cannot run at all, as a sentence; "" if it can."""
     if _native is None:
         return "the compiled kernel is missing: no C++ compiler was found when clearhead was installed."
     if not _native.level():
@@ -73,72 +82,50 @@ def missing() -> str:
 
 
 def reasons_not(problem: Problem) -> list[str]:
-    """Why not: the kernel is missing, or the arrays are elsewhere."""
-    return [reason for reason in (missing(), elsewhere(problem)) if reason]
+    """Reasons against this engine: no kernel, arrays not in the CPU's memory, or a rule it does not support."""
+    against = [reason for reason in (missing(), elsewhere(problem)) if reason]
+    return against + unsupported("the native engine", RULES, problem)
 
 
 def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) -> dict[str, Array]:
     """The output and the row statistics, in one pass over the keys."""
     if want.output and v is not None and v.dtype != problem.dtype:
         return _rows_in_common(problem, q, k, v, want)
-    shape = (problem.batch, problem.heads, problem.queries)
     dtype = statistics_dtype(problem.dtype)
-    found = room_for_rows(problem, v, want)
-    get = found.get
-    output = get("output")
-    received, logsumexp = None, get("logsumexp")
+    found = room_for_rows(problem, v, want, STATISTICS)
+    answers: dict[str, Any] = dict(found)
+    if "output" in found:
+        answers["output"] = _bits(found["output"])
     if _receives(problem, want):
-        received = np.zeros((problem.batch, problem.heads, problem.keys))
-        logsumexp = np.empty(shape, dtype) if logsumexp is None else logsumexp
-    _call(
-        "rows",
-        _rules(problem),
-        _bits(q),
-        _bits(k),
-        None if output is None else _bits(v),
-        None if output is None else _bits(output),
-        logsumexp,
-        get("max_logit"),
-        get("entropy"),
-        get("distance"),
-        get("top_weights"),
-        get("top_indices"),
-        want.top or 0,
-        received,
-    )
-    if received is not None:
-        found["received"] = received.astype(dtype, copy=False)
+        answers["received"] = np.zeros((problem.batch, problem.heads, problem.keys))
+        answers.setdefault("logsumexp", np.empty((problem.batch, problem.heads, problem.queries), dtype))
+    _call("rows", _rules(problem), _bits(q), _bits(k), _bits(v) if "output" in found else None, answers)
+    if "received" in answers:
+        found["received"] = answers["received"].astype(dtype, copy=False)
     return found
 
 
 def _receives(problem: Problem, want: Wanted) -> bool:
-    """Does the row pass finish `received` too? Not where a second pass must follow anyway, nor where rows are few."""
-    more = want.peak or want.image is not None or want.groups is not None
-    return want.received and not more and problem.queries >= _MANY_QUERIES and problem.keys <= _MANY_KEYS
+    """Whether the row pass computes `received` too: not if a column pass follows anyway, nor beyond _MANY_*."""
+    few_rows = problem.queries < _MANY_QUERIES or problem.keys > _MANY_KEYS
+    return want.received and not few_rows and want.columns() == ["received"]
 
 
 def _rows_in_common(problem: Problem, q: Array, k: Array, v: Array, want: Wanted) -> dict[str, Array]:
-    """Values of another dtype: everything is read in one that holds both, and answered in the problem's."""
+    """For v of another dtype: convert q, k and v to a common dtype, and the results to the problem's."""
     wide = widened(problem, v)
     found = rows(wide, q.astype(wide.dtype), k.astype(wide.dtype), v.astype(wide.dtype), want)
-    return narrowed(problem, found, unrounded=want.unrounded)
+    return narrowed(problem, found, keep_float32=want.keep_float32)
 
 
 def columns(problem: Problem, q: Array, k: Array, logsumexp: Array, want: Wanted) -> dict[str, Array]:
-    """The column statistics, from the weights computed again."""
-    shape = (problem.batch, problem.heads)
-    found: dict[str, Array] = {}
-    labels: list[Array | None] = [None, None]
-    if want.received:
-        found["received"] = np.zeros((*shape, problem.keys))
-    if want.peak:
-        found["peak"] = np.zeros((*shape, problem.keys))
-    if want.image is not None:
-        found["image"] = np.zeros(shape + want.image)
+    """The column statistics, from weights recomputed with the log-sum-exp."""
+    found = room_for_columns(problem, want, STATISTICS)
+    more: dict[str, Any] = {}
     if want.groups is not None:
-        labels = [np.ascontiguousarray(side, np.int64) for side in (want.groups.queries, want.groups.keys)]
-        found["groups"] = np.zeros(shape + want.groups.counts)
-    _columns(problem, q, k, logsumexp, found, labels)
+        sides = {"query_labels": want.groups.queries, "key_labels": want.groups.keys}
+        more = {name: np.ascontiguousarray(side, np.int64) for name, side in sides.items()}
+    _columns(problem, q, k, logsumexp, found, **more)
     dtype = statistics_dtype(problem.dtype)
     return {name: array.astype(dtype, copy=False) for name, array in found.items()}
 
@@ -152,17 +139,17 @@ def weights(problem: Problem, q: Array, k: Array, logsumexp: Array) -> Array:
 
 
 def transposed(problem: Problem, q: Array, k: Array, logsumexp: Array, g: Array) -> Array:
-    """Aᵀ·g: g (batch, heads or 1, queries, d) to (batch, heads, keys, d)."""
+    """Aᵀ·g, (batch, heads, keys, d), for g (batch, heads or 1, queries, d)."""
     shape = (problem.batch, problem.heads, problem.keys, g.shape[-1])
     found = {"transposed": np.zeros(shape, statistics_dtype(problem.dtype))}
-    _columns(problem, q, k, logsumexp, found, g=g)
+    _columns(problem, q, k, logsumexp, found, g=_bits(g), g_type=_TYPES[g.dtype])
     return found["transposed"]
 
 
 def gradients(
     problem: Problem, q: Array, k: Array, v: Array | None, logsumexp: Array, upstream: Upstream
 ) -> dict[str, Array]:
-    """The loss's derivatives by q, k, v and the bias, in one pass over the blocks of keys."""
+    """The gradients of q, k, v and the bias, in one pass over the blocks of keys."""
     dtype, output = statistics_dtype(problem.dtype), upstream.output
     if v is not None and output is not None and not v.dtype == output.dtype == problem.dtype:
         return _gradients_in_common(problem, q, k, v, logsumexp, upstream)
@@ -170,31 +157,20 @@ def gradients(
     if output is not None and v is not None:
         found["v"] = np.zeros(v.shape, dtype)
     bias = None
-    if upstream.bias is not None:  # where it is broadcast over keys, the kernel sums over them only
+    if upstream.bias is not None:  # the kernel sums over keys where the bias is broadcast; the rest below
         full = (problem.batch, problem.heads, problem.queries, 1)
         bias = np.zeros(full if upstream.bias[3] == 1 else upstream.bias, dtype)
-    _call(
-        "gradients",
-        _rules(problem),
-        _bits(q),
-        _bits(k),
-        None if output is None else _bits(v),
-        _bits(output),
-        np.ascontiguousarray(logsumexp, dtype),
-        np.ascontiguousarray(upstream.rows, dtype),
-        _whole(upstream.keys, dtype),
-        _whole(upstream.entropy, dtype),
-        _whole(upstream.distance, dtype),
-        found["q"],
-        found["k"],
-        found.get("v"),
-        bias,
-    )
-    own = dtype if upstream.unrounded else problem.dtype
+    per_line = {"rows": upstream.rows, "keys": upstream.keys}
+    per_line |= {"entropy": upstream.entropy, "distance": upstream.distance, "logsumexp": logsumexp}
+    known = {name: np.ascontiguousarray(x, dtype) for name, x in per_line.items() if x is not None}
+    values = {} if output is None else {"v": _bits(v), "output": _bits(output)}
+    answers = found if bias is None else {**found, "bias": bias}
+    _call("gradients", _rules(problem), _bits(q), _bits(k), {**known, **values}, answers)
+    own = dtype if upstream.keep_float32 else problem.dtype
     answers = {name: array.astype(own, copy=False) for name, array in found.items()}
     if bias is not None and upstream.bias is not None:
         shared = tuple(axis for axis in range(4) if upstream.bias[axis] == 1 != bias.shape[axis])
-        with np.errstate(invalid="ignore"):  # infinities of both signs
+        with np.errstate(invalid="ignore"):  # inf - inf
             answers["bias"] = bias.sum(axis=shared, keepdims=True) if shared else bias
     return answers
 
@@ -202,50 +178,22 @@ def gradients(
 def _gradients_in_common(
     problem: Problem, q: Array, k: Array, v: Array, logsumexp: Array, upstream: Upstream
 ) -> dict[str, Array]:
-    """Values of another dtype, as in `_rows_in_common`."""
+    """For v or dO of another dtype: as `_rows_in_common`."""
     assert upstream.output is not None
     wide = widened(problem, v)
     told = replace(upstream, output=upstream.output.astype(wide.dtype))
     q, k, v = (x.astype(wide.dtype) for x in (q, k, v))
-    return narrowed(problem, gradients(wide, q, k, v, logsumexp, told), unrounded=upstream.unrounded)
+    return narrowed(problem, gradients(wide, q, k, v, logsumexp, told), keep_float32=upstream.keep_float32)
 
 
-def _columns(
-    problem: Problem,
-    q: Array,
-    k: Array,
-    logsumexp: Array,
-    found: dict[str, Array],
-    labels: Any = (None, None),
-    g: Array | None = None,
-) -> None:
-    get = found.get
-    height, width = found["image"].shape[-2:] if "image" in found else (0, 0)
-    high, wide = found["groups"].shape[-2:] if "groups" in found else (0, 0)
-    _call(
-        "columns",
-        _rules(problem),
-        _bits(q),
-        _bits(k),
-        np.ascontiguousarray(logsumexp, statistics_dtype(problem.dtype)),
-        get("received"),
-        get("peak"),
-        get("image"),
-        height,
-        width,
-        get("groups"),
-        *labels,
-        high,
-        wide,
-        get("weights"),
-        get("transposed"),
-        None if g is None else _bits(g),
-        1 if g is None else _TYPES[g.dtype],
-    )
+def _columns(problem: Problem, q: Array, k: Array, logsumexp: Array, answers: dict[str, Array], **more: Any) -> None:
+    """Run the column pass, which fills `answers`; `more` holds the labels of groups, or g and its type."""
+    known = {"logsumexp": np.ascontiguousarray(logsumexp, statistics_dtype(problem.dtype)), **more}
+    _call("columns", _rules(problem), _bits(q), _bits(k), known, answers)
 
 
 def _call(name: str, *given: Any) -> None:
-    """Let the kernel fill the arrays it is given; SizeError where the memory it works in cannot be had."""
+    """Call the kernel, which fills the arrays given. Raises SizeError if its working memory cannot be allocated."""
     try:
         getattr(_native, name)(get_num_threads(), *given)
     except MemoryError:
@@ -256,50 +204,57 @@ def _call(name: str, *given: Any) -> None:
 
 
 def _rules(problem: Problem) -> Any:
-    """The problem as the kernel reads it, read once; its arrays stay where they are."""
-    rules = _described.get(problem)
-    if rules is None:
-        rules = _described[problem] = _describe(problem)
-    return rules
+    """The problem as the kernel reads it, converted once and cached; contiguous arrays are not copied."""
+    described = _described.get(problem)
+    if described is None:
+        described = _described[problem] = _describe(problem)
+    return described
 
 
 def _describe(problem: Problem) -> Any:
-    left, right = problem.window
-    if problem.causal:
-        right = 0
-    bias, mask = problem.bias, problem.mask
-    arrays = (
-        _whole(problem.query_offset),
-        _whole(problem.kv_lengths),
-        _whole(problem.query_lengths),
-        _whole(problem.query_segments),
-        _whole(problem.kv_segments),
-        _whole(problem.alibi_slopes),
-        _whole(problem.sinks),
-        None if bias is None else _bits(bias),
-        1 if bias is None else _TYPES[bias.dtype],
-        None if mask is None else mask.view(np.uint8),
-    )
+    """Pass every field by name: the kernel raises for an unknown name and for a missing one."""
+    left, right = visibility.reach(problem)
+    arrays = {field: _readable(getattr(problem, field), axes) for field, axes in _arrays(RULES)}
     return _native.describe(
-        _TYPES[problem.dtype],
-        (problem.batch, problem.heads, problem.kv_heads, problem.queries, problem.keys, problem.d_k),
-        (
-            problem.rows.start,
-            problem.rows.step,
-            problem.cols.start,
-            problem.cols.step,
-            _NO_LIMIT if left is None else left,
-            _NO_LIMIT if right is None else right,
-        ),
-        problem.scale,
-        problem.softcap or 0.0,
-        *arrays,
-        arrays,
+        type=_TYPES[problem.dtype],
+        batch=problem.batch,
+        heads=problem.heads,
+        kv_heads=problem.kv_heads,
+        queries=problem.queries,
+        keys=problem.keys,
+        d_k=problem.d_k,
+        row_start=problem.rows.start,
+        row_step=problem.rows.step,
+        column_start=problem.cols.start,
+        column_step=problem.cols.step,
+        left=_NO_LIMIT if left is None else left,
+        right=_NO_LIMIT if right is None else right,
+        scale=problem.scale,
+        softcap=problem.softcap or 0.0,
+        bias_type=1 if problem.bias is None else _TYPES[problem.bias.dtype],
+        kept=arrays,
+        **arrays,
     )
+
+
+@cache
+def _arrays(supported: frozenset[str]) -> list[tuple[str, rules.Axes]]:
+    """The fields of a problem that hold arrays for these rules, with their axes."""
+    fields = (field for rule in supported for field in rules.RULES[rule].fields)
+    return [(field, rules.FIELDS[field]) for field in fields if rules.FIELDS[field]]
+
+
+def _readable(x: Array | None, axes: rules.Axes) -> Array | None:
+    """A rule's array for the bindings: arrays over queries and keys keep their strides, others become contiguous."""
+    if x is None:
+        return None
+    if axes != WEIGHTS:
+        return np.ascontiguousarray(x)
+    return x.view(np.uint8) if x.dtype == np.bool_ else _bits(x)
 
 
 def _bits(x: Array | None) -> Array | None:
-    """An array the bindings can read: bfloat16 as whole numbers, strides in whole elements."""
+    """An array for the bindings: bfloat16 as uint16; copied if unaligned or if strides are no multiple of the item."""
     if x is None:
         return None
     layout = x.flags
@@ -308,7 +263,3 @@ def _bits(x: Array | None) -> Array | None:
     ):
         x = x.copy()
     return x.view(np.uint16) if x.dtype == bfloat16 else x
-
-
-def _whole(x: Array | None, dtype: np.dtype[Any] | None = None) -> Array | None:
-    return None if x is None else np.ascontiguousarray(x, dtype)

@@ -1,49 +1,56 @@
 """The portable engine: NumPy, streaming over blocks of keys; memory O(n + m) beyond inputs and outputs.
 
-Everything is summed in float64, and every matrix product has the same shape whatever part of a matrix is asked for, so
-a row has the same bits alone as among others; products.py keeps them the same on any number of threads. The row pass is
-online softmax (Milakov & Gimelshein 2018; Rabe & Staats 2021); the column pass computes the weights again from the
-log-sum-exp.
+Sums are in float64. Blocks are padded so that every matrix product has the same shape whatever part of the matrix is
+requested: the bits of a row do not depend on other rows. products.py makes them independent of the number of threads.
+The row pass is online softmax (Milakov & Gimelshein 2018; Rabe & Staats 2021); the column pass recomputes the weights
+from the log-sum-exp.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from clearhead import visibility
-from clearhead.arrays import statistics_dtype
-from clearhead.axes import Array, blocks
-from clearhead.engines.base import Upstream, elsewhere, room_for_rows
+from clearhead.core import visibility
+from clearhead.core.arrays import statistics_dtype
+from clearhead.core.axes import Array, blocks, group_size
+from clearhead.core.observations import areas
+from clearhead.core.problem import Problem
+from clearhead.core.statistics import Wanted
+from clearhead.engines.base import Upstream, elsewhere, room_for_columns, room_for_rows, unsupported
+from clearhead.engines.online_softmax import OnlineSoftmax, Values, mix
 from clearhead.engines.products import pieces, product
-from clearhead.engines.running import Running, Values, mix
-from clearhead.observations import Wanted, areas
-from clearhead.problem import Problem
 
+STATISTICS = frozenset((
+    "output", "logsumexp", "max_logit", "entropy", "distance", "own", "top", "received", "peak", "image", "groups",
+))  # fmt: skip
 QUERY_BLOCK, KEY_BLOCK = 64, 512
+RULES = frozenset({
+    "scale", "softcap", "bias", "alibi_slopes", "causal", "window", "mask", "kv_lengths", "query_lengths",
+    "query_segments", "kv_segments", "sinks", "query_offset",
+})  # fmt: skip
 
-_quiet = np.errstate(all="ignore")  # NaN and infinity are values here; what they mean is in the contract
+_quiet = np.errstate(all="ignore")  # NaN and infinity are legal values, and need no warning
 
 
 def reasons_not(problem: Problem) -> list[str]:
-    """Why not: the arrays are in no memory that NumPy reads."""
+    """Reasons against this engine: arrays not in the CPU's memory, or a rule it does not support."""
     against = elsewhere(problem)
-    return [against] if against else []
+    return ([against] if against else []) + unsupported("the portable engine", RULES, problem)
 
 
 @_quiet
 def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) -> dict[str, Array]:
     """The output and the row statistics, in one pass over the keys."""
-    found = room_for_rows(problem, v, want)
+    found = room_for_rows(problem, v, want, STATISTICS)
     for head in _heads(problem, k, v):
         for at in blocks(problem.queries, QUERY_BLOCK):
             queries = _padded(q[head.batch, head.index, at], QUERY_BLOCK)
-            running = Running(QUERY_BLOCK, want, head.d_v)
+            running = OnlineSoftmax(QUERY_BLOCK, want, head.d_v)
             for cols in _key_blocks(problem, head.batch, at):
                 logits = _logits(problem, head, at, cols, queries)
                 if logits is not None:
-                    far = _distances(problem, head.batch, at, cols) if want.distance else None
+                    far = _distances(problem, head.batch, at, cols) if want.distance or want.own else None
                     running.add(logits, cols.start, head.values(cols.start), far)
             answers = running.finish(None if problem.sinks is None else problem.sinks[head.index])
             for name, array in found.items():
@@ -53,8 +60,8 @@ def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) ->
 
 @_quiet
 def columns(problem: Problem, q: Array, k: Array, logsumexp: Array, want: Wanted) -> dict[str, Array]:
-    """The column statistics, in one pass over the weights."""
-    found = _room_for_columns(problem, want)
+    """The column statistics, in one pass over weights recomputed with the log-sum-exp."""
+    found = room_for_columns(problem, want, STATISTICS)
     for head in _heads(problem, k):
         total = {name: array[head.batch, head.index] for name, array in found.items()}
         for at, cols, padded in _weight_tiles(problem, head, q, logsumexp):
@@ -87,7 +94,7 @@ def weights(problem: Problem, q: Array, k: Array, logsumexp: Array) -> Array:
 
 @_quiet
 def transposed(problem: Problem, q: Array, k: Array, logsumexp: Array, g: Array) -> Array:
-    """Aᵀ·g: g (batch, heads or 1, queries, d) to (batch, heads, keys, d)."""
+    """Aᵀ·g, (batch, heads, keys, d), for g (batch, heads or 1, queries, d); blocks of zero rows are skipped."""
     found = np.zeros((problem.batch, problem.heads, problem.keys, g.shape[-1]), np.float64)
     for head in _heads(problem, k):
         given = g[head.batch, head.index if g.shape[1] > 1 else 0]
@@ -103,16 +110,16 @@ def transposed(problem: Problem, q: Array, k: Array, logsumexp: Array, g: Array)
 def gradients(
     problem: Problem, q: Array, k: Array, v: Array | None, logsumexp: Array, upstream: Upstream
 ) -> dict[str, Array]:
-    """The loss's derivatives by q, k, v and the bias, in one pass over the weights."""
+    """The gradients of q, k, v and the bias, in one pass over the recomputed weights."""
     values = None if upstream.output is None else v
     found = {name: np.zeros(x.shape) for name, x in (("q", q), ("k", k), ("v", values)) if x is not None}
     if upstream.bias is not None:
         found["bias"] = np.zeros(upstream.bias)
     for head in _heads(problem, k):
         at = head.batch, head.index
-        key_at = head.batch, head.index * k.shape[1] // problem.heads
+        key_at = head.batch, problem.kv_head_of(head.index)
         keys = [Values.of(block) for block in _packed(k[key_at])]
-        value_at = key_at if values is None else (head.batch, head.index * values.shape[1] // problem.heads)
+        value_at = key_at if values is None else (head.batch, head.index // group_size(problem.heads, values.shape[1]))
         turned = None if values is None else [pieces(block.T) for block in _packed(values[value_at])]
         for rows, cols, logs in _log_weight_tiles(problem, head, q, logsumexp):
             block, height, width = cols.start // KEY_BLOCK, rows.stop - rows.start, cols.stop - cols.start
@@ -135,17 +142,17 @@ def gradients(
             if upstream.bias is not None:
                 _add_shared(found["bias"], at, rows, cols, by_logit[:height, :width])
             queries = _padded(q[at][rows], QUERY_BLOCK)
-            by_score = np.where(visible, problem.scale * _bend(problem, head, block, queries) * by_logit, 0.0)
+            by_score = np.where(visible, problem.scale * _softcap_grad(problem, head, block, queries) * by_logit, 0.0)
             found["q"][at][rows] += mix(by_score, visible, keys[block])[:height]
             found["k"][key_at][cols] += mix(by_score.T, visible.T, Values.of(queries))[:width]
     usual = statistics_dtype(problem.dtype)
-    dtypes = {"bias": usual} | (dict.fromkeys("qkv", usual) if upstream.unrounded else {})
+    dtypes = {"bias": usual} | (dict.fromkeys("qkv", usual) if upstream.keep_float32 else {})
     return {name: array.astype(dtypes.get(name, problem.dtype), copy=False) for name, array in found.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """One query head with its keys and values, packed in float64 blocks of one size, zeros at the end."""
+    """One query head with its keys and values, in float64 blocks of equal size, the last one padded with zeros."""
 
     batch: int
     index: int
@@ -164,11 +171,11 @@ def _heads(problem: Problem, k: Array, v: Array | None = None) -> Iterator[_Head
         keys: list[Array] = []
         values = None
         for head in range(problem.heads):
-            if head * k.shape[1] // problem.heads != key_head:
-                key_head = head * k.shape[1] // problem.heads
+            if problem.kv_head_of(head) != key_head:
+                key_head = problem.kv_head_of(head)
                 keys = [pieces(block.T) for block in _packed(k[batch, key_head])]
-            if v is not None and head * v.shape[1] // problem.heads != value_head:
-                value_head = head * v.shape[1] // problem.heads
+            if v is not None and head // group_size(problem.heads, v.shape[1]) != value_head:
+                value_head = head // group_size(problem.heads, v.shape[1])
                 values = [Values.of(block) for block in _packed(v[batch, value_head])]
             yield _Head(batch, head, keys, values, None if v is None else v.shape[-1])
 
@@ -185,14 +192,14 @@ def _padded(x: Array, length: int) -> Array:
 
 
 def _key_blocks(problem: Problem, batch: int, rows: slice) -> Iterator[slice]:
-    """The key blocks that some of these queries may see; blocks start at multiples of KEY_BLOCK always."""
+    """The key blocks visible to some of these queries; blocks always start at multiples of KEY_BLOCK."""
     span = visibility.key_span(problem, batch, rows)
     for start in range(span.start - span.start % KEY_BLOCK, span.stop, KEY_BLOCK):
         yield slice(start, min(start + KEY_BLOCK, problem.keys))
 
 
 def _logits(problem: Problem, head: _Head, rows: slice, cols: slice, queries: Array) -> Array | None:
-    """What the softmax sees, (QUERY_BLOCK, KEY_BLOCK), -inf where forbidden and past the end; None where all is."""
+    """The logits of a tile, (QUERY_BLOCK, KEY_BLOCK), -inf where masked or past the end; None if all are masked."""
     visible = visibility.tile(problem, head.batch, head.index, rows, cols)
     if visible is False:
         return None
@@ -214,17 +221,17 @@ def _logits(problem: Problem, head: _Head, rows: slice, cols: slice, queries: Ar
     return logits
 
 
-def _bend(problem: Problem, head: _Head, block: int, queries: Array) -> Array | float:
-    """What softcap makes of a change of the scaled score: 1 - tanh²(score / c), (QUERY_BLOCK, KEY_BLOCK); 1 without."""
+def _softcap_grad(problem: Problem, head: _Head, block: int, queries: Array) -> Array | float:
+    """The derivative of the softcap, 1 - tanh²(score / c), (QUERY_BLOCK, KEY_BLOCK); 1 where there is none."""
     if problem.softcap is None:
         return 1.0
     scores = problem.scale * product(queries, head.keys[block], KEY_BLOCK)
-    bend: Array = 1 - np.tanh(scores / problem.softcap) ** 2
-    return bend
+    grad: Array = 1 - np.tanh(scores / problem.softcap) ** 2
+    return grad
 
 
 def _add_shared(total: Array, at: tuple[int, int], rows: slice, cols: slice, part: Array) -> None:
-    """Add a block to an array (batch, heads, queries, keys) that has size 1 where the block's axis is summed."""
+    """Add a block to `total` (batch, heads, queries, keys), summed over the axes along which `total` has size 1."""
     here = total[tuple(place if size > 1 else 0 for place, size in zip(at, total.shape, strict=False))]
     summed = tuple(axis for axis in (0, 1) if here.shape[axis] == 1)
     here[rows if here.shape[0] > 1 else slice(1), cols if here.shape[1] > 1 else slice(1)] += part.sum(
@@ -235,7 +242,7 @@ def _add_shared(total: Array, at: tuple[int, int], rows: slice, cols: slice, par
 def _weight_tiles(
     problem: Problem, head: _Head, q: Array, logsumexp: Array, only: set[int] | None = None
 ) -> Iterator[tuple[slice, slice, Array]]:
-    """Every block of weights that is not forbidden, key block by key block, zeros past the end."""
+    """(queries, keys, weights) for every block that is not fully masked; weights are zero past the end."""
     for rows, cols, logs in _log_weight_tiles(problem, head, q, logsumexp, only):
         yield rows, cols, np.exp(logs, out=logs)
 
@@ -243,7 +250,7 @@ def _weight_tiles(
 def _log_weight_tiles(
     problem: Problem, head: _Head, q: Array, logsumexp: Array, only: set[int] | None = None
 ) -> Iterator[tuple[slice, slice, Array]]:
-    """The same blocks as ln a = logit - log-sum-exp; -inf where forbidden and past the end."""
+    """The same blocks as ln a = logit - log-sum-exp; -inf where masked or past the end."""
     lse = logsumexp[head.batch, head.index].astype(np.float64)
     safe = _padded(np.where(np.isneginf(lse), 0.0, lse)[:, None], -(-problem.queries // QUERY_BLOCK) * QUERY_BLOCK)
     own = _padded(q[head.batch, head.index], -(-problem.queries // QUERY_BLOCK) * QUERY_BLOCK)
@@ -258,7 +265,7 @@ def _log_weight_tiles(
                 final = safe[start : start + QUERY_BLOCK]
                 hidden = None if np.isfinite(final).all() else np.isneginf(logits)
                 logits -= final
-                if hidden is not None:  # a row that sees NaN gives none to the keys it may not see
+                if hidden is not None:  # a NaN in a row must not reach keys masked for that row
                     logits[hidden] = -np.inf
                 yield rows, cols, logits
 
@@ -270,7 +277,7 @@ def _distances(problem: Problem, batch: int, rows: slice, cols: slice) -> Array:
 
 
 def _add_groups(total: Array, weights: Array, query_labels: Array, key_labels: Array) -> None:
-    """Add a block's mass to the groups it touches; labels below 0 belong to none."""
+    """Add a block's weights to the sums of its groups; labels below 0 belong to no group."""
     query_groups, left = _one_hot(query_labels)
     key_groups, right = _one_hot(key_labels)
     total[np.ix_(query_groups, key_groups)] += _sandwich(left, weights, right)
@@ -284,17 +291,3 @@ def _sandwich(left: Array, weights: Array, right: Array) -> Array:
 def _one_hot(labels: Array) -> tuple[Array, Array]:
     present = np.unique(labels[labels >= 0])
     return present, (present[:, None] == labels).astype(np.float64)
-
-
-def _room_for_columns(problem: Problem, want: Wanted) -> dict[str, Any]:
-    shape = (problem.batch, problem.heads)
-    sizes: dict[str, tuple[int, ...]] = {}
-    if want.received:
-        sizes["received"] = (problem.keys,)
-    if want.peak:
-        sizes["peak"] = (problem.keys,)
-    if want.image is not None:
-        sizes["image"] = want.image
-    if want.groups is not None:
-        sizes["groups"] = want.groups.counts
-    return {name: np.zeros(shape + size) for name, size in sizes.items()}

@@ -1,24 +1,24 @@
-"""Matrix products in small pieces, so that no bit depends on how many threads BLAS has.
+"""Matrix products in small pieces, so that no bit depends on the number of BLAS threads.
 
-BLAS divides a large product among its threads, and where it divides decides how the edges are rounded. A piece of
-64×64×64 is small enough to stay on one thread (OpenBLAS: up to 262,144 multiply-adds).
+BLAS splits a large product among its threads, and where it splits decides how sums are rounded. A product of
+64×64×64 is small enough to be computed by one thread (OpenBLAS: up to 262,144 multiply-adds).
 """
 
 import numpy as np
 
-from clearhead.axes import Array
+from clearhead.core.axes import Array
 
 PIECE = 64
 
 
 def pieces(x: Array) -> Array:
-    """A right side (depth, width) as (columns, layers, at most PIECE, at most PIECE), zeros at its ends."""
+    """Cut a right-hand matrix (depth, width) into (columns, layers, deep, wide), zero-padded; deep, wide ≤ PIECE."""
     (layers, deep), (columns, wide) = (_parts(size) for size in x.shape)
     return _padded(x, layers * deep, columns * wide).reshape(layers, deep, columns, wide).transpose(2, 0, 1, 3)
 
 
 def product(left: Array, right: Array, width: int) -> Array:
-    """The product of left (rows, depth) and what `pieces` made of a (depth, width) array: (rows, width)."""
+    """Multiply left (rows, depth) by a matrix (depth, width) that was cut by `pieces`: (rows, width) in float64."""
     columns, layers, deep, wide = right.shape
     rows = len(left)
     bands, high = _parts(rows)
@@ -33,7 +33,7 @@ def product(left: Array, right: Array, width: int) -> Array:
 
 
 def _parts(size: int) -> tuple[int, int]:
-    """How many pieces, and how large, cover `size`."""
+    """How many pieces cover `size`, and the size of each, at most PIECE."""
     count = max(1, -(-size // PIECE))
     return count, -(-size // count)
 

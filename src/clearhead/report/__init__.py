@@ -1,1 +1,1 @@
-"""What people see in a terminal: explanations and traces as text, in English and Chinese."""
+"""The terminal's output: explanations, traces and diagnoses as text, in English and Chinese."""

@@ -1,4 +1,4 @@
-"""The console that reports are printed on, and sentences broken into its lines between words."""
+"""The console on which reports are printed, with lines wrapped between words."""
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -7,20 +7,20 @@ from rich.text import Text
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Leave it to the command line, where rich would end the process with exit code 1."""
+        """Raise, so that the command line handles it; rich would end the process with exit code 1."""
         raise
 
 
 def console() -> Console:
-    """Standard output with the colours that it has; NO_COLOR, FORCE_COLOR and pipes are respected."""
+    """A console for standard output, in the colours that it supports; respects NO_COLOR, FORCE_COLOR and pipes."""
     made = _Console(highlight=False, markup=False, emoji=False)
-    if made.color_system == "standard":  # sixteen colours make no scale; terminals with only those are gone
+    if made.color_system == "standard":  # sixteen colours are too few for a scale, and nearly all terminals have 256
         made = _Console(highlight=False, markup=False, emoji=False, color_system="256")
     return made
 
 
 def put(at: Console, line: Text) -> None:
-    """Print a line; a sentence that is too long goes on under its own beginning, two characters further in."""
+    """Print a line; the rest of a long one follows below, indented by two more characters."""
     if cell_len(line.plain) <= at.width:
         at.print(line, soft_wrap=True, highlight=False)
         return

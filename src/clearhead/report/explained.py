@@ -1,4 +1,4 @@
-"""An explanation in the terminal: tokens, what comes next, the layer's steps, one head's weights, one token's sum."""
+"""An explanation in the terminal: tokens, next tokens, the layer's steps, one head's weights, one token's sum."""
 
 from collections.abc import Iterator
 
@@ -7,14 +7,14 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from clearhead.axes import Array, named
+from clearhead.core.axes import Array, named
 from clearhead.digits import fixed, percent
-from clearhead.explaining import Explanation
-from clearhead.model import SHIPPED
+from clearhead.explaining.explain import Explanation
+from clearhead.explaining.gpt2 import SHIPPED
+from clearhead.explaining.texts import parts_of
 from clearhead.report.console import put
 from clearhead.report.heat import MOST_NUMBERS, RAMP, bar, cell_width, colourful, label, numbers, pixels
 from clearhead.report.streams import printable, shown
-from clearhead.texts import parts_of
 from clearhead.words import Language, formula, say
 
 _SHOWN_VALUES = 4
@@ -123,7 +123,7 @@ def _weights(console: Console, seen: Explanation, language: Language) -> Iterato
 
 
 def _sums(seen: Explanation, language: Language) -> str:
-    """What the rows of A sum to."""
+    """A sentence on what the rows of A sum to."""
     attending = ~np.isneginf(seen.trace.masked).all(axis=-1)
     sums = seen.trace.weights.sum(axis=-1)[attending]
     if "sinks" in seen.run.rules:
@@ -167,7 +167,7 @@ def _values(row: Array, count: int) -> str:
 
 
 def _figure(number: float, decimals: int, width: int) -> str:
-    """A number at the right of its column, a space before it."""
+    """A number, right-aligned in its column, with a space before it."""
     return fixed(float(number), decimals, width - 1).rjust(width)
 
 

@@ -1,6 +1,6 @@
 """Matrices in a terminal: numbers on coloured cells up to a dozen columns, half-block pixels beyond.
 
-Colour is never the only carrier: without it the numbers stay, and pixels become a ramp of characters.
+Nothing needs colour to be understood: without it the numbers stay, and pixels become a ramp of characters.
 """
 
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from clearhead.axes import Array
+from clearhead.core.axes import Array
+from clearhead.core.observations import areas
 from clearhead.digits import fixed
-from clearhead.observations import areas
 from clearhead.report.streams import printable, shown
 
 RAMP = " .:-=+*#%@"
@@ -28,7 +28,7 @@ _NAN = (220, 60, 50)
 
 
 def colourful(console: Console) -> bool:
-    """Does this console show colour? NO_COLOR, FORCE_COLOR and pipes have been read by then."""
+    """Does this console show colour? It has taken NO_COLOR, FORCE_COLOR and pipes into account."""
     return console.color_system is not None and not console.no_color
 
 
@@ -41,7 +41,7 @@ def label(text: str, width: int) -> str:
 
 
 def cell_width(console: Console, columns: int) -> int:
-    """How wide the cells of a table of numbers may be, a space included; 0 where so many columns do not fit."""
+    """The width of a cell in a table of numbers, its space included; 0 where so many columns do not fit."""
     widths = (7, 6) if columns <= MOST_NUMBERS else ()
     return next((width for width in widths if _LEAST_LEAD + 1 + width * columns <= console.width), 0)
 
@@ -103,7 +103,7 @@ def pixels(
 
 
 def pool(cells: Array, height: int, width: int) -> Array:
-    """The mean of the cells over each pixel's area; NaN in the pixels that hold one, and in no other."""
+    """The mean of the cells over each pixel's area; NaN only in pixels whose area has a NaN."""
     _, tall = areas(height, cells.shape[0], slice(0, cells.shape[0]))
     _, broad = areas(width, cells.shape[1], slice(0, cells.shape[1]))
     odd = np.isnan(cells)

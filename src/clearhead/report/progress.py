@@ -1,4 +1,4 @@
-"""A progress bar on standard error for work that takes over two seconds; nothing for what is quicker, or in a pipe."""
+"""A progress bar on standard error for work that takes over two seconds; nothing for quicker work, or in a pipe."""
 
 import sys
 import time
@@ -11,7 +11,7 @@ _PATIENCE = 2.0  # seconds
 
 
 def progress(items: Sequence[T], what: str) -> Iterator[T]:
-    """Yield the items; once their pace says that all will take long, draw a bar that vanishes at the end."""
+    """Yield the items; once it is clear that all will take long, draw a bar, which is removed at the end."""
     start = time.monotonic()
     rest = iter(items)
     for done, item in enumerate(rest, 1):

@@ -21,7 +21,7 @@ _INSTEAD = str.maketrans(
 
 
 def complain(program: str, words: str) -> None:
-    """One line on standard error; nothing in it moves the cursor, however odd what was given."""
+    """Print one line on standard error; control characters in it are escaped."""
     line = printable(" ".join(words.split()))
     if len(line) > _MOST:
         line = f"{line[: _MOST // 2]} … {line[-_MOST // 2 :]}"
@@ -35,7 +35,7 @@ def printable(text: str) -> str:
 
 
 def shown(text: str) -> str:
-    """The text as standard output will show it; what stands in columns is measured after that."""
+    """The text as standard output will show it; the widths of columns are measured on this text."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
         return text.encode(encoding).decode(encoding)
@@ -44,7 +44,7 @@ def shown(text: str) -> str:
 
 
 def check_encoding(language: Language) -> None:
-    """Can standard output show Chinese, where it is asked for? Raises RuleError."""
+    """Raise RuleError where Chinese is asked for and standard output cannot show it."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
         if language == "zh":
@@ -58,7 +58,7 @@ def check_encoding(language: Language) -> None:
 
 @contextmanager
 def readable() -> Iterator[None]:
-    """Inside, what standard output's and standard error's encodings lack is written in characters that they have."""
+    """Inside, characters that standard output's or standard error's encoding lacks are replaced by others."""
     codecs.register_error("clearhead", _substitute)
     with ExitStack() as after:
         for name in ("stdout", "stderr"):
@@ -73,7 +73,7 @@ def readable() -> Iterator[None]:
 
 
 def abandon() -> None:
-    """Standard output cannot be written: drop what is left of it, also what Python would write at its end."""
+    """Discard what is left of standard output, which cannot be written, and what Python would write when it ends."""
     with suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

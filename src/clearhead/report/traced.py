@@ -8,29 +8,29 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from clearhead.axes import Array, named
-from clearhead.claims import Case, Verdict, follows, gaps
+from clearhead.core.axes import Array, named
+from clearhead.diagnosing.claims import CheckedExample, Verdict, gaps, is_consequence
 from clearhead.digits import fixed
 from clearhead.errors import SelectionError
 from clearhead.report.console import put
 from clearhead.report.explained import matrix_lines, title
 from clearhead.report.streams import shown
-from clearhead.steps import Step
+from clearhead.textbook.shapes import Step
 from clearhead.words import Language, formula, say
 
 _ROWS, _COLS = 8, 8
 _SEPARATOR = {"en": ", ", "zh": "，"}
 
 
-class Place(NamedTuple):
-    """Which batch entry and which head is printed; the leading axes count as one batch."""
+class HeadIndex(NamedTuple):
+    """The batch entry and the head that are printed; the leading axes count as one batch."""
 
     batch: int
     head: int
 
 
-def chosen(case: Case, batch: int | None, head: int | None) -> Place:
-    """What was asked for, else where the first wrong claim is off the most, else the first.
+def chosen(case: CheckedExample, batch: int | None, head: int | None) -> HeadIndex:
+    """The batch entry and head that were asked for, else those where the first wrong claim is furthest off, else 0.
 
     Raises SelectionError where there is no such batch entry or head.
     """
@@ -40,11 +40,11 @@ def chosen(case: Case, batch: int | None, head: int | None) -> Place:
             count = f"{size} {name}{'' if size == 1 else 's' if name == 'head' else ' entries'}"
             raise SelectionError(f"{name} {value} is outside 0..{size - 1}: the file has {count}.")
     worst = _worst(case)
-    return Place(worst.batch if batch is None else batch, worst.head if head is None else head)
+    return HeadIndex(worst.batch if batch is None else batch, worst.head if head is None else head)
 
 
-def show(console: Console, case: Case, language: Language, place: Place) -> None:
-    """Print every step, then what is wrong with the claims, first things last so that they stay on the screen."""
+def show(console: Console, case: CheckedExample, language: Language, place: HeadIndex) -> None:
+    """Print every step, then what is wrong with the claims, so that this stays on the screen."""
     verdicts = {verdict.name: verdict for verdict in case.verdicts}
     for line in _opening(case, language):
         put(console, line)
@@ -57,18 +57,17 @@ def show(console: Console, case: Case, language: Language, place: Place) -> None
 
 
 class _Picture(NamedTuple):
-    """One step, and what is printed of its arrays."""
+    """One step, and the part of its arrays that is printed."""
 
-    case: Case
+    case: CheckedExample
     step: Step
-    place: Place
+    place: HeadIndex
 
     @property
     def lead(self) -> list[tuple[str, int, int]]:
-        """The axes before the matrix: name, the place that is printed, the size."""
+        """The axes before the matrix: name, the index that is printed, the size."""
         problem, step = self.case.trace.problem, self.step
-        group = problem.heads // max(1, problem.kv_heads)
-        places = {"heads": self.place.head, "kv_heads": self.place.head // group}
+        places = {"heads": self.place.head, "kv_heads": problem.kv_head_of(self.place.head)}
         found = [(name, places[name], size) for name, size in self._axes if name in places]
         batches = prod(size for name, size in self._axes if name not in places)
         return [("batch", self.place.batch, batches), *found] if len(step.shape) > 2 + len(found) else found
@@ -93,20 +92,20 @@ class _Picture(NamedTuple):
         return _SEPARATOR[language].join(said)
 
 
-def _worst(case: Case) -> Place:
+def _worst(case: CheckedExample) -> HeadIndex:
     """Where the first wrong claim is furthest off."""
     wrong = case.first_wrong
     problem = case.trace.problem
     if wrong is None or not wrong.truth.size:
-        return Place(0, 0)
+        return HeadIndex(0, 0)
     per_head = not hasattr(case.trace, "concat") or wrong.name != "output"
     heads = problem.heads if per_head else 1
     at = int(gaps(wrong.claimed, wrong.truth).reshape(problem.batch * heads, -1).max(axis=1).argmax())
-    return Place(at // heads, at % heads)
+    return HeadIndex(at // heads, at % heads)
 
 
-def _opening(case: Case, language: Language) -> Iterator[Text]:
-    """How three axes were read, which is not how everybody means them."""
+def _opening(case: CheckedExample, language: Language) -> Iterator[Text]:
+    """A sentence on how three axes were read, where that was ambiguous."""
     if told := case.trace.read_as(language):
         yield Text(told, style="dim")
         yield Text()
@@ -151,7 +150,7 @@ def _verdict(picture: _Picture, verdict: Verdict, language: Language) -> Iterato
     for did in verdict.did(language):
         yield Text("    " + did, style="bold")
     if verdict.source and verdict.follows is not None:
-        key = "follows" if follows(verdict) else "also off"
+        key = "follows" if is_consequence(verdict) else "also off"
         yield Text("    " + say(language, key, source=verdict.source, difference=verdict.off_source))
         if key == "also off":
             yield Text("  " + say(language, "from own", source=verdict.source))
@@ -166,7 +165,7 @@ def _verdict(picture: _Picture, verdict: Verdict, language: Language) -> Iterato
         yield from _table(array, language)
 
 
-def _closing(case: Case, language: Language, place: Place) -> Iterator[Text]:
+def _closing(case: CheckedExample, language: Language, place: HeadIndex) -> Iterator[Text]:
     problem, (engine, difference) = case.trace.problem, case.trace.check
     if problem.batch > 1:
         yield Text(say(language, "others batches", batch=place.batch, batches=problem.batch), style="dim")
@@ -194,7 +193,7 @@ def _also(verdict: Verdict, language: Language) -> str:
     if verdict.source is None:
         words = say(language, "wrong too", name=verdict.name, difference=verdict.difference)
         return _with_cause(words, verdict, language)
-    key = "follows on" if follows(verdict) else "also wrong"
+    key = "follows on" if is_consequence(verdict) else "also wrong"
     return say(language, key, name=verdict.name, source=verdict.source, difference=verdict.off_source)
 
 

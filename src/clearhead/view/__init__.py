@@ -1,4 +1,5 @@
-"""Pages to look at: one HTML file that holds the numbers and all that draws them, and pictures for notebooks.
+"""Pages and pictures: self-contained HTML files with the numbers and the program that draws them; notebook output.
 
-The floor is below the objects that save themselves; a page is a header of plain words and numbers, and named arrays.
+Public objects such as AttentionMatrix import this package, not the reverse: it reads them through protocols.py. A
+page is a JSON header and named arrays.
 """

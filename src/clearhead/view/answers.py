@@ -1,4 +1,4 @@
-"""What a page may ask of whoever holds q and k: rows, columns and tiles, each request read and checked here."""
+"""A page's requests for weights, from a server or a notebook kernel: rows, columns and tiles, validated here."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -7,46 +7,49 @@ from typing import Any
 import numpy as np
 
 from clearhead.errors import SelectionError
-from clearhead.view.long import Run, Sight
+from clearhead.view.long import ShownLayer, ShownRun
 from clearhead.view.tiles import tile
 
 _MOST_UNITS = 2048  # along each side of a tile
 _MOST_TOKENS = 16384
 
 
-def answer(what: str, asked: Any, runs: Sequence[Run]) -> bytes:
-    """The weights as float32, little-endian; MASKED where nothing may look. Raises SelectionError with a reason."""
+def answer(what: str, asked: Any, runs: Sequence[ShownRun]) -> bytes:
+    """The requested weights as little-endian float32 bytes, MASKED where forbidden.
+
+    Raises SelectionError, which says why, for a request that is not valid.
+    """
     if what not in ANSWERS:
         raise SelectionError(f"{what!r} cannot be asked for: expected {', '.join(ANSWERS)}")
     if not isinstance(asked, dict):
         raise SelectionError("the request is no JSON object")
     run = runs[_number(asked, "run", len(runs))]
-    sight = run.sights[_number(asked, "layer", len(run.sights))]
-    head = _number(asked, "head", len(sight.heads))
-    return np.ascontiguousarray(ANSWERS[what](asked, sight, head), "<f4").tobytes()
+    layer = run.layers[_number(asked, "layer", len(run.layers))]
+    head = _number(asked, "head", len(layer.heads))
+    return np.ascontiguousarray(ANSWERS[what](asked, layer, head), "<f4").tobytes()
 
 
-def _tile(asked: dict[str, Any], sight: Sight, head: int) -> Any:
-    queries, keys = sight.matrix.shape[2:]
+def _tile(asked: dict[str, Any], layer: ShownLayer, head: int) -> Any:
+    queries, keys = layer.matrix.shape[2:]
     rows, cols = _edges(asked, "rows", queries), _edges(asked, "cols", keys)
     rule = asked.get("rule")
     if rule not in ("most", "mean"):
         raise SelectionError(f"rule is {rule!r}: expected most or mean")
     step = _number(asked, "step", _MOST_UNITS + 1)
-    return tile(sight.matrix, head, rows, cols, max(step, 1), rule)
+    return tile(layer.matrix, head, rows, cols, max(step, 1), rule)
 
 
-def _row(asked: dict[str, Any], sight: Sight, head: int) -> Any:
-    i = _number(asked, "at", sight.matrix.shape[2])
-    return tile(sight.matrix, head, [i, i + 1], range(sight.matrix.shape[3] + 1), 1, "most")
+def _row(asked: dict[str, Any], layer: ShownLayer, head: int) -> Any:
+    i = _number(asked, "at", layer.matrix.shape[2])
+    return tile(layer.matrix, head, [i, i + 1], range(layer.matrix.shape[3] + 1), 1, "most")
 
 
-def _column(asked: dict[str, Any], sight: Sight, head: int) -> Any:
-    j = _number(asked, "at", sight.matrix.shape[3])
-    return tile(sight.matrix, head, range(sight.matrix.shape[2] + 1), [j, j + 1], 1, "most")
+def _column(asked: dict[str, Any], layer: ShownLayer, head: int) -> Any:
+    j = _number(asked, "at", layer.matrix.shape[3])
+    return tile(layer.matrix, head, range(layer.matrix.shape[2] + 1), [j, j + 1], 1, "most")
 
 
-ANSWERS: dict[str, Callable[[dict[str, Any], Sight, int], Any]] = {"tile": _tile, "row": _row, "column": _column}
+ANSWERS: dict[str, Callable[[dict[str, Any], ShownLayer, int], Any]] = {"tile": _tile, "row": _row, "column": _column}
 
 
 def _number(asked: dict[str, Any], name: str, size: int) -> int:

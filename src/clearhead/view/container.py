@@ -8,30 +8,30 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.arrays import FLOATS
-from clearhead.axes import Array
+from clearhead.core.arrays import FLOATS
+from clearhead.core.axes import Array
 
 FORMAT = 1
-BLOCK = 12 * 2**20  # bytes of a block: 15 MiB of text, far from any browser's longest string
-DIGITS = "!#$%()*+,-./0123456789:;=?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[]^_`abcdefghijklmnopqrstuvwxyz{"  # none that HTML reads
+BLOCK = 12 * 2**20  # bytes of a block: 15 MiB as text, far below the longest string of any browser
+DIGITS = "!#$%()*+,-./0123456789:;=?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[]^_`abcdefghijklmnopqrstuvwxyz{"  # none special in HTML
 _ALIGN = 8
 _DTYPES = (*FLOATS, *map(np.dtype, (np.uint8, np.int32, np.uint32)))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Document:
-    """What a page shows: a header of plain words and numbers, and arrays by name."""
+    """The content of a page: a header that JSON can hold, and arrays by name."""
 
     header: Mapping[str, Any]
     arrays: Mapping[str, Array]
-    packed: bool = False  # arrays are compressed, and the page waits for those that it needs
+    packed: bool = False  # arrays are compressed; the page decompresses those that it needs
 
 
 def parts(document: Document, block: int = BLOCK) -> Iterator[tuple[str, str, str]]:
-    """The page's data as (id, media type, text): the header, then the arrays' bytes in blocks of one size.
+    """The page's data as (id, media type, text): the header, then the arrays' bytes in blocks of `block` bytes.
 
-    Arrays stand one after the other, each at a multiple of eight; one may reach over several blocks. The same document
-    gives the same text.
+    Arrays are concatenated, each aligned to eight bytes; an array may span several blocks. Deterministic: the same
+    document gives the same text. Raises TypeError for an array of a dtype that a page cannot hold.
     """
     table, chunks, at = {}, [], 0
     for name, given in document.arrays.items():
@@ -51,7 +51,7 @@ def parts(document: Document, block: int = BLOCK) -> Iterator[tuple[str, str, st
 
 
 def base85(data: bytes) -> str:
-    """Four bytes, the first one the lowest, as five digits, the first one the lowest: 6 % shorter than base64."""
+    """Four bytes (little-endian) as five base-85 digits, lowest first: 6 % shorter than base64."""
     words = np.frombuffer(data + bytes(-len(data) % 4), "<u4")
     digits = np.frombuffer(DIGITS.encode("ascii"), np.uint8)
     text = np.empty((len(words), 5), np.uint8)
@@ -62,9 +62,10 @@ def base85(data: bytes) -> str:
 
 
 def compressed(array: Array) -> bytes:
-    """First bytes of all numbers, then second bytes, …, deflated: exponents repeat, the lowest bits do not.
+    """Deflate the array by byte planes: the first bytes of all elements, then the second bytes, and so on.
 
-    Floats of 2 and 4 bytes are turned by a bit first, so that the sign lies with the lowest bits.
+    Exponents repeat and mantissas do not, so planes compress better. Floats of 2 and 4 bytes are rotated left by one
+    bit first, which moves the sign out of the exponent's byte.
     """
     bits = array.itemsize * 8
     turned = array.reshape(-1)
@@ -79,7 +80,7 @@ def compressed(array: Array) -> bytes:
 
 
 def narrowed(array: Array) -> Array:
-    """The same numbers in half the room where float16 holds them all: weights that were stored so."""
+    """The array as float16 if that loses nothing, as for weights once stored in float16; otherwise unchanged."""
     if array.dtype != np.float32:
         return array
     with np.errstate(over="ignore"):
@@ -88,7 +89,7 @@ def narrowed(array: Array) -> Array:
 
 
 def stored(given: Array) -> Array:
-    """Row-major and little-endian; truth values as bytes, whole numbers as 32 bits."""
+    """The array row-major and little-endian; bool as uint8, other integers as int32. Raises TypeError for others."""
     array = np.ascontiguousarray(given).reshape(np.shape(given))
     if array.dtype == np.bool_:
         return array.astype(np.uint8)
@@ -100,6 +101,6 @@ def stored(given: Array) -> Array:
 
 
 def _inert(header: dict[str, Any]) -> str:
-    """JSON in ASCII that no HTML parser reads as anything but text: `</script>` and `<!--` cannot occur in it."""
+    """The header as ASCII JSON that is safe inside HTML: `</script>` and `<!--` cannot occur in it."""
     text = json.dumps(header, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,70 +1,78 @@
-"""Pictures of a matrix or of statistics: SVG and PNG without a library, axes of matplotlib for papers."""
+"""Pictures of a matrix or of statistics: SVG and PNG without a library, and plots with matplotlib."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from clearhead import picture, visibility
-from clearhead.arrays import read
-from clearhead.axes import Array
+from clearhead.core import visibility
+from clearhead.core.arrays import as_host_array
+from clearhead.core.axes import Array
 from clearhead.errors import DtypeError, MissingExtraError, SelectionError
-from clearhead.glance import first_key
+from clearhead.view import picture
+from clearhead.view.head_summary import first_key
 from clearhead.view.long import pictures
+from clearhead.view.parts import one_head
+from clearhead.view.protocols import Weights
 
-SVG_SIDE, PNG_SIDE, PLOT_SIDE = 64, 512, 1024  # more queries or keys are pooled
+SVG_SIDE, PNG_SIDE, PLOT_SIDE = 64, 512, 1024  # larger matrices are pooled to so many pixels a side
 
-_YELLOW = np.array([0.82, 0.63, 0.0, 1.0])  # what is not finite, as in picture.py
+_YELLOW = np.array([0.82, 0.63, 0.0, 1.0])  # the colour of nonfinite weights, as in picture.py
 
 
 class Cells(NamedTuple):
-    """One head as a picture: weights and masked (rows, columns), and how many weights are behind a pixel."""
+    """One head as a picture: weights and masked (rows, columns), and how many queries and keys a pixel covers."""
 
     weights: Array
     masked: Array
     pooled: tuple[int, int]
     name: str
-    high: float  # where the colours end
+    high: float  # the weight at which the colour scale ends
 
 
-def cells(matrix: Any, head: int, side: int, name: str) -> Cells:
-    """One head of an AttentionMatrix (1, heads, queries, keys); above `side` each pixel has the largest of its weights.
+def cells(matrix: Weights, head: int, side: int, name: str) -> Cells:
+    """One head of an AttentionMatrix (1, heads, queries, keys); above `side`, pixels show their largest weight.
 
     Raises SelectionError when there is no such head. O(queries·keys) time, O(side²) memory.
     """
-    problem = matrix._problem
+    problem = matrix.factors.problem
     if not 0 <= head < problem.heads:
         raise SelectionError(f"head {head} is outside 0..{problem.heads - 1}.")
     n, m = problem.queries, problem.keys
     if max(n, m) <= side:
-        weights, masked = read(matrix[0, head], "weights")[0], ~visibility.dense(problem)[0, head]
+        weights, masked = as_host_array(matrix[0, head], "weights")[0], ~visibility.dense(problem)[0, head]
         return Cells(weights, masked, (1, 1), name, picture.reach(picture.peaks_of(weights, masked)))
-    alone = matrix.one(head)
+    alone = one_head(matrix, head)
     found = pictures(alone, side)
     most = found.most[0]
     edges = np.arange(most.shape[1] + 1) * m // most.shape[1]
     first = int(np.searchsorted(edges, first_key(alone, 0), side="right")) - 1
     most[:, first] = np.maximum(most[:, first], found.first_most[0])
     pooled = -(-n // most.shape[0]), -(-m // most.shape[1])
-    high = picture.reach(read(alone.top(1)[0], "weights")[0][0, 0, :, 0])
+    strongest = alone.observe(top=1).top
+    assert strongest is not None
+    high = picture.reach(as_host_array(strongest.weights, "weights")[0][0, 0, :, 0])
     name = f"{name}, the largest of {pooled[0]}×{pooled[1]} in a pixel"
     return Cells(most, np.zeros(most.shape, bool), pooled, name, high)
 
 
 def svg(shown: Cells, rows: Sequence[str] | None, cols: Sequence[str] | None) -> str:
-    """As SVG; tokens name rows and columns where each pixel is one weight."""
+    """The picture as SVG, with tokens as labels if each pixel is one weight."""
     names = (rows, cols) if shown.pooled == (1, 1) else (None, None)
     size = 24 if len(shown.weights) <= 24 else 14
     return picture.svg(shown.weights, shown.masked, *names, name=shown.name, cell=size, high=shown.high)
 
 
 def png(shown: Cells, cell: int) -> bytes:
-    """As PNG, cell × cell pixels for each weight."""
+    """The picture as PNG, cell × cell pixels for each weight."""
     return picture.png(shown.weights, shown.masked, cell, shown.high)
 
 
 def plot(shown: Cells, shape: tuple[int, int], rows: Sequence[str] | None, cols: Sequence[str] | None, ax: Any) -> Any:
-    """On matplotlib axes: colour by the square root up to `picture.reach`, axes in tokens. Raises MissingExtraError."""
+    """Draw on matplotlib axes and return them: colour by the square root of the weight, axes labelled by tokens.
+
+    Raises MissingExtraError without matplotlib, DtypeError when `ax` is no axes.
+    """
     colors = _matplotlib()
     ax = _axes(ax)
     weights = np.ma.masked_array(shown.weights, shown.masked)
@@ -85,7 +93,7 @@ def plot(shown: Cells, shape: tuple[int, int], rows: Sequence[str] | None, cols:
 
 
 def plot_grid(values: Array, layers: Sequence[str], name: str, ax: Any) -> Any:
-    """Layers × heads, coloured by one number; nan stays white."""
+    """Draw values (layers, heads) on matplotlib axes and return them; nan stays white. Raises as `plot`."""
     _matplotlib()
     ax = _axes(ax)
     image = ax.imshow(values, cmap="Purples", interpolation="nearest", aspect="auto")
@@ -96,7 +104,7 @@ def plot_grid(values: Array, layers: Sequence[str], name: str, ax: Any) -> Any:
 
 
 def _plain(name: str) -> str:
-    """A token as matplotlib takes it: no formula, nothing invisible."""
+    """A token as a label for matplotlib: no formulas, no invisible characters, 16 characters at most."""
     return "".join(c if c.isprintable() else "·" for c in name.strip() or "␣").replace("$", r"\$")[:16]
 
 

@@ -1,7 +1,7 @@
-"""The long view: every head as a small picture, chosen heads with q, k and log-sum-exp: every weight follows.
+"""The long view: every head as a small picture, and chosen heads with q, k and log-sum-exp, so with every weight.
 
-A picture has whole cells in each pixel, their largest weight and their mean, without the first key, whose column is
-kept beside it: attention sinks would outshine everything else. See docs/page-format.md.
+Each pixel of a picture covers whole weights and holds their largest and their mean. The first key is left out and
+stored as a column of its own, since an attention sink there would outshine all other weights. See docs/page-format.md.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -13,57 +13,59 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from clearhead import __version__
-from clearhead.arrays import FLOATS, beside, on_cpu, read
-from clearhead.axes import WEIGHTS, Array, named
+from clearhead.core.arrays import FLOATS, as_host_array, on_cpu, to_device_of
+from clearhead.core.axes import WEIGHTS, Array, named
+from clearhead.core.problem import Problem
+from clearhead.core.rule_values import read_language
+from clearhead.core.statistics import Answers
 from clearhead.errors import DtypeError, RuleError, SelectionError, shown
-from clearhead.glance import first_key, glance
-from clearhead.observations import Observation
-from clearhead.picture import reach
-from clearhead.problem import Problem
-from clearhead.values import read_language
 from clearhead.view.container import Document, compressed, stored
+from clearhead.view.head_summary import first_key, summarise_heads
 from clearhead.view.packing import forbids, packed
+from clearhead.view.parts import one_head
+from clearhead.view.picture import reach
+from clearhead.view.protocols import Weights
 from clearhead.words import Language
 
 LIMIT = 64 * 10**6  # bytes of a page
-COMPUTED = 1024  # up to so many queries and keys the page computes the whole matrix, and needs no pictures
-LEVELS = 80  # of a pixel
-NONFINITE = 255  # a pixel with NaN or infinity in it
+COMPUTED = 1024  # up to so many queries and keys the page computes the whole matrix and needs no pictures
+LEVELS = 80  # the highest code of a finite pixel
+NONFINITE = 255  # the code of a pixel that covers NaN or infinity
 _SMALL, _LARGE = (128, 96, 64, 48, 32), (1024, 512, 256)  # sides of the pictures of all heads, and of exact ones
-_SMALL_CELLS, _LARGE_CELLS = 3 * 2**20, 2**20  # in all pictures together
-_TEXT = 1.25  # characters for a byte
-_SAMPLE = 2**18  # bytes that are compressed to tell how the rest will
+_SMALL_CELLS, _LARGE_CELLS = 3 * 2**20, 2**20  # most pixels in all pictures together
+_TEXT = 1.25  # characters per byte in base 85
+_SAMPLE = 2**18  # bytes compressed as a sample, to estimate the size of the rest
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Sight:
-    """One layer to look at."""
+class ShownLayer:
+    """One layer to show."""
 
     name: str
     heads: Sequence[int]  # their numbers in the model
-    matrix: Any  # an AttentionMatrix, (1, heads, queries, keys)
+    matrix: Weights  # (1, heads, queries, keys)
     padding: Array | None = None  # (1, queries)
     cross: bool = False
     note: str = ""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Run:
-    """One text through one model, or one matrix."""
+class ShownRun:
+    """One run to show: one text through one model, or one matrix."""
 
     name: str
-    sights: Sequence[Sight]
+    layers: Sequence[ShownLayer]
     tokens: Sequence[str] | None = None
     sources: Sequence[str] | None = None  # the keys of cross-attention
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Wish:
-    """How a page is to be.
+class PageOptions:
+    """Options of a page.
 
-    exact     (layer, head) pairs whose weights the page computes, by name and number; None is all
-    dtype     in which q and k are stored; None is their own
-    served    q and k stay here: a server is asked for weights, or, as "frame", the page around
+    exact     (layer name, head number) pairs whose weights the page computes from q and k; None: all
+    dtype     the dtype in which q and k are stored; None: their own
+    served    True: q and k are not stored, the page requests weights from its server; "frame": from the frame's parent
     """
 
     title: str = "clearhead"
@@ -79,38 +81,41 @@ class Wish:
 
 
 class Pictures(NamedTuple):
-    """One layer's heads in pixels, (heads, rows, columns) and, for the first key alone, (heads, rows)."""
+    """The pictures of one layer: (heads, rows, columns), and (heads, rows) for the first key alone."""
 
     most: Array
     mean: Array
     first_most: Array
     first_mean: Array
-    received: Array  # (heads, keys), with the first key
+    received: Array  # (heads, keys), the first key included
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Chosen:
-    """What a page is made of, checked."""
+    """Validated choices for a page, and its arrays so far."""
 
-    sights: list[Sight]
-    exact: list[list[int]]  # for each layer the places of its exact heads
+    layers: list[ShownLayer]
+    exact: list[list[int]]  # for each layer the indices of its exact heads
     dtype: np.dtype[Any] | None
     served: bool
-    small: int  # sides of pictures
+    small: int  # side of the pictures of all heads; `large`: of exact heads
     large: int
     arrays: dict[str, Array] = field(default_factory=dict)
 
 
-def document(runs: Sequence[Run], wish: Wish, each: Callable[[Sequence[int]], Iterable[int]] = iter) -> Document:
-    """The document of kind "heads". Raises SelectionError and DtypeError for a wish that cannot be, before any work.
+def document(
+    runs: Sequence[ShownRun], wish: PageOptions, each: Callable[[Sequence[int]], Iterable[int]] = iter
+) -> Document:
+    """The document of kind "heads".
 
-    each      walks the layers; a progress bar goes there
-    O(queries·keys) for every head.
+    each      wraps the loop over the layers, for a progress bar
+    Raises, before any work, SelectionError for layers or heads that do not exist or a page that would be too large, and
+    DtypeError for a dtype that a page cannot store. O(queries·keys·d_k) time for every head.
     """
-    chosen = _choose([sight for run in runs for sight in run.sights], wish)
+    chosen = _choose([layer for run in runs for layer in run.layers], wish)
     if not wish.served:
         _check_size(chosen)
-    told = iter([_layer(chosen, place) for place in each(range(len(chosen.sights)))])
+    told = iter([_layer(chosen, place) for place in each(range(len(chosen.layers)))])
     header = {
         "kind": "heads",
         "maker": f"clearhead {__version__}",
@@ -122,7 +127,7 @@ def document(runs: Sequence[Run], wish: Wish, each: Callable[[Sequence[int]], It
                 "name": run.name,
                 "tokens": None if run.tokens is None else list(run.tokens),
                 "sources": None if run.sources is None else list(run.sources),
-                "layers": [next(told) for _ in run.sights],
+                "layers": [next(told) for _ in run.layers],
             }
             for run in runs
         ],
@@ -130,9 +135,9 @@ def document(runs: Sequence[Run], wish: Wish, each: Callable[[Sequence[int]], It
     return Document(header, chosen.arrays, packed=True)
 
 
-def pictures(matrix: Any, side: int) -> Pictures:
-    """Largest and mean weight of each pixel, over whole cells, in at most side × side pixels. O(queries·keys)."""
-    problem: Problem = matrix._problem
+def pictures(matrix: Weights, side: int) -> Pictures:
+    """The largest and the mean weight of each pixel, in at most side × side pixels. O(queries·keys·d_k) per head."""
+    problem = matrix.factors.problem
     n, m, first = problem.queries, problem.keys, first_key(matrix, 0)
     rows, cols = (np.arange(min(side, size) + 1) * size // min(side, size) for size in (n, m))
     widths = np.diff(cols)
@@ -140,7 +145,7 @@ def pictures(matrix: Any, side: int) -> Pictures:
     received = np.zeros((problem.heads, m))
     for start, stop in pairwise(rows):
         seen = matrix.observe(peak=True, received=True, queries=slice(int(start), int(stop)))
-        peak, mass = (read(x, "weights")[0][0].astype(np.float64) for x in (seen.peak, seen.received))
+        peak, mass = (as_host_array(x, "weights")[0][0].astype(np.float64) for x in (seen.peak, seen.received))
         received += mass
         alone = peak[:, first].copy(), mass[:, first] / (stop - start)
         peak[:, first] = mass[:, first] = 0.0
@@ -150,18 +155,18 @@ def pictures(matrix: Any, side: int) -> Pictures:
     return Pictures(most, mean, first_most, first_mean, received)
 
 
-def _choose(sights: list[Sight], wish: Wish) -> _Chosen:
+def _choose(layers: list[ShownLayer], wish: PageOptions) -> _Chosen:
     if not isinstance(wish.title, str):
         raise RuleError(f"title is {wish.title!r}: expected a string.")
-    if not sights:
+    if not layers:
         raise SelectionError("no attention was seen: there is nothing to show.")
-    for sight in sights:
-        if 0 in sight.matrix.shape:
+    for layer in layers:
+        if 0 in layer.matrix.shape:
             raise SelectionError(
-                f"layer {sight.name} has no weights: its matrix is {named(sight.matrix.shape, WEIGHTS)}."
+                f"layer {layer.name} has no weights: its matrix is {named(layer.matrix.shape, WEIGHTS)}."
             )
-    everything = [list(range(len(sight.heads))) for sight in sights]
-    exact = everything if wish.exact is None else _places(sights, wish.exact)
+    everything = [list(range(len(layer.heads))) for layer in layers]
+    exact = everything if wish.exact is None else _places(layers, wish.exact)
     dtype = None
     if wish.dtype is not None:
         try:
@@ -170,34 +175,34 @@ def _choose(sights: list[Sight], wish: Wish) -> _Chosen:
             raise DtypeError(
                 f"dtype is {shown(wish.dtype)}: a page holds {', '.join(known.name for known in FLOATS)}."
             ) from None
-    heads, all_exact = sum(len(sight.heads) for sight in sights), max(1, sum(map(len, exact)))
+    heads, all_exact = sum(len(layer.heads) for layer in layers), max(1, sum(map(len, exact)))
     small = next((side for side in _SMALL if heads * side**2 <= _SMALL_CELLS), _SMALL[-1])
     large = next((side for side in _LARGE if all_exact * side**2 <= _LARGE_CELLS), 0)
-    return _Chosen(sights, exact, dtype, bool(wish.served), small, large)
+    return _Chosen(layers, exact, dtype, bool(wish.served), small, large)
 
 
-def _places(sights: list[Sight], exact: Iterable[tuple[Any, int]]) -> list[list[int]]:
-    found: list[set[int]] = [set() for _ in sights]
+def _places(layers: list[ShownLayer], exact: Iterable[tuple[Any, int]]) -> list[list[int]]:
+    found: list[set[int]] = [set() for _ in layers]
     listed = isinstance(exact, (list, tuple, set, frozenset))
     if not listed or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in exact):
         raise SelectionError(f"exact is {shown(exact)}: expected a list of (layer, head) pairs.", "exact=[(0, 3)]")
-    for layer, head in exact:
-        here = [place for place, sight in enumerate(sights) if sight.name == str(layer)]
+    for name, head in exact:
+        here = [place for place, layer in enumerate(layers) if layer.name == str(name)]
         if not here:
             raise SelectionError(
-                f"exact: there is no layer {layer!r}.", f"seen are: {', '.join(s.name for s in sights)}"
+                f"exact: there is no layer {name!r}.", f"seen are: {', '.join(s.name for s in layers)}"
             )
         for place in here:
-            if head not in sights[place].heads:
-                kept = ", ".join(map(str, sights[place].heads))
-                raise SelectionError(f"exact: layer {layer} has no head {head}: seen are {kept}.")
-            found[place].add(list(sights[place].heads).index(head))
+            if head not in layers[place].heads:
+                kept = ", ".join(map(str, layers[place].heads))
+                raise SelectionError(f"exact: layer {name} has no head {head}: seen are {kept}.")
+            found[place].add(list(layers[place].heads).index(head))
     return [sorted(places) for places in found]
 
 
 def _layer(chosen: _Chosen, place: int) -> dict[str, Any]:
-    sight, exact = chosen.sights[place], chosen.exact[place]
-    matrix, problem = sight.matrix, sight.matrix._problem
+    layer, exact = chosen.layers[place], chosen.exact[place]
+    matrix, problem = layer.matrix, layer.matrix.factors.problem
     large = problem.queries * problem.keys > COMPUTED**2
     seen = matrix.observe(entropy=True, distance=True, logsumexp=True, top=min(2, problem.keys))
     first = first_key(matrix, 0)
@@ -208,27 +213,26 @@ def _layer(chosen: _Chosen, place: int) -> dict[str, Any]:
         found = pictures(matrix, chosen.small)
         told["pixels"] = list(found.most.shape[1:])
         told["largest"] = _put(arrays, found, problem, "")
-    plain, rule_arrays = packed(problem)
+    plain, rule_arrays = packed(problem, exact)
     if exact and not chosen.served:
-        group = problem.heads // problem.kv_heads
-        keys = sorted({head // group for head in exact})
-        told["key_of"] = [keys.index(head // group) for head in exact]
-        arrays |= _exact(chosen, sight, exact, keys, read(seen.logsumexp, "logsumexp")[0])
-        arrays |= {name: _rule_of(name, array, exact) for name, array in rule_arrays.items()}
+        keys = sorted({problem.kv_head_of(head) for head in exact})
+        told["key_of"] = [keys.index(problem.kv_head_of(head)) for head in exact]
+        arrays |= _exact(chosen, layer, exact, keys, as_host_array(seen.logsumexp, "logsumexp")[0])
+        arrays |= rule_arrays
         if large and chosen.large:
-            parts = [pictures(matrix.one(head), chosen.large) for head in exact]
+            parts = [pictures(one_head(matrix, head), chosen.large) for head in exact]
             whole = Pictures(*(np.concatenate(x) for x in zip(*parts, strict=True)))
             told["wide"] = {"pixels": list(whole.most.shape[1:]), "largest": _put(arrays, whole, problem, "wide_")}
     shown = list(range(problem.heads)) if chosen.served else exact
     if found is not None and shown:
         arrays["received"] = found.received[shown].astype(np.float32)
     chosen.arrays.update({f"{place}.{name}": array for name, array in arrays.items()})
-    means = glance(matrix, seen, sight.padding, cross=sight.cross)._asdict().items()
+    means = summarise_heads(matrix, seen, layer.padding, cross=layer.cross)._asdict().items()
     return told | {
-        "name": sight.name,
-        "heads": list(sight.heads),
-        "cross": sight.cross,
-        "note": sight.note,
+        "name": layer.name,
+        "heads": list(layer.heads),
+        "cross": layer.cross,
+        "note": layer.note,
         "queries": problem.queries,
         "keys": problem.keys,
         "d_k": problem.d_k,
@@ -244,10 +248,10 @@ def _layer(chosen: _Chosen, place: int) -> dict[str, Any]:
     }
 
 
-def _reaches(seen: Observation, first: int) -> dict[str, list[float]]:
-    """Where each head's colours end: of all its weights, and with the first key set aside."""
+def _reaches(seen: Answers, first: int) -> dict[str, list[float]]:
+    """The weight at which each head's colour scale ends: over all keys, and without the first key."""
     assert seen.top is not None
-    weights, keys = (read(x, "weights")[0][0] for x in seen.top)
+    weights, keys = (as_host_array(x, "weights")[0][0] for x in seen.top)
     strongest = weights[..., 0]
     others = weights[..., 1] if weights.shape[-1] > 1 else np.zeros_like(strongest)
     aside = np.where(keys[..., 0] == first, others, strongest)
@@ -258,7 +262,10 @@ def _reaches(seen: Observation, first: int) -> dict[str, list[float]]:
 
 
 def _put(arrays: dict[str, Array], found: Pictures, problem: Problem, prefix: str) -> dict[str, list[float]]:
-    """The pictures as bytes; returns what the highest byte means for each head. A pixel of one cell has one weight."""
+    """Add the encoded pictures to `arrays`; returns the weight of the highest code for each head.
+
+    If each pixel is a single weight, mean and largest are equal and only the largest is stored.
+    """
     single = found.most.shape[1:] == (problem.queries, problem.keys)
     largest = {}
     for name in ("most",) if single else ("most", "mean"):
@@ -267,15 +274,15 @@ def _put(arrays: dict[str, Array], found: Pictures, problem: Problem, prefix: st
     return largest
 
 
-def _exact(chosen: _Chosen, sight: Sight, exact: list[int], keys: list[int], logsumexp: Array) -> dict[str, Array]:
-    """q, k and L of the exact heads; where rounding changed q and k, L is that of the rounded ones."""
-    matrix = sight.matrix
-    own, dtype = matrix._q.dtype, chosen.dtype
-    q, k = on_cpu(matrix._q), on_cpu(matrix._k)
+def _exact(chosen: _Chosen, layer: ShownLayer, exact: list[int], keys: list[int], logsumexp: Array) -> dict[str, Array]:
+    """q, k and log-sum-exp of the exact heads; if q and k are rounded, the log-sum-exp is that of the rounded ones."""
+    factors = layer.matrix.factors
+    own, dtype = factors.q.dtype, chosen.dtype
+    q, k = on_cpu(factors.q), on_cpu(factors.k)
     if dtype is not None and dtype != own:
-        q, k = (_rounded(x, dtype, sight.name) for x in (q, k))
-        again = matrix._part(matrix._problem, *(beside(x.astype(own), matrix._q) for x in (q, k)))
-        logsumexp = read(again.logsumexp(), "logsumexp")[0]
+        q, k = (_rounded(x, dtype, layer.name) for x in (q, k))
+        rounded = (to_device_of(x.astype(own), factors.q) for x in (q, k))
+        logsumexp = on_cpu(factors.changed(factors.problem, *rounded).logsumexp)
     return {"q": q[0, exact], "k": k[0, keys], "logsumexp": logsumexp[0, exact]}
 
 
@@ -287,15 +294,8 @@ def _rounded(x: Array, dtype: np.dtype[Any], layer: str) -> Array:
     return rounded
 
 
-def _rule_of(name: str, array: Array, exact: list[int]) -> Array:
-    """A rule for the exact heads only, where it has a value for each head."""
-    if name in ("bias", "mask"):
-        return array[:, exact] if array.shape[1] > 1 else array
-    return array[exact] if name in ("alibi_slopes", "sinks") and len(array) > 1 else array
-
-
 def _coded(pixels: Array, first: Array) -> tuple[Array, Array, list[float]]:
-    """Both as bytes, by the square root, in shares of each head's largest; and the largest."""
+    """Encode both as bytes, the square root of the share in each head's largest; returns the largest too."""
     finite = [np.where(np.isfinite(x), x, 0.0) for x in (pixels, first)]
     largest = np.maximum(finite[0].max((1, 2), initial=0.0), finite[1].max(1, initial=0.0))
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -307,29 +307,32 @@ def _coded(pixels: Array, first: Array) -> tuple[Array, Array, list[float]]:
 
 
 def _check_size(chosen: _Chosen) -> None:
-    """Refuse a page that would be too large, with what would fit."""
+    """Raise SelectionError for a page that would be too large; the hint says what would fit."""
     sizes: list[float] = []
     large = False
-    for sight, exact in zip(chosen.sights, chosen.exact, strict=True):
-        matrix, problem = sight.matrix, sight.matrix._problem
-        keys = {head // (problem.heads // problem.kv_heads) for head in exact}
-        dtype = chosen.dtype or matrix._q.dtype
+    for layer, exact in zip(chosen.layers, chosen.exact, strict=True):
+        factors = layer.matrix.factors
+        problem = factors.problem
+        keys = {problem.kv_head_of(head) for head in exact}
+        dtype = chosen.dtype or factors.q.dtype
         if not exact:
             continue
         large = max(large, problem.queries * problem.keys > COMPUTED**2)
-        share = _share(on_cpu(matrix._q[0, exact[0]]), dtype)
+        share = _share(on_cpu(factors.q[0, exact[0]]), dtype)
         numbers = (len(exact) * problem.queries + len(keys) * problem.keys) * problem.d_k
-        rules = sum(_rule_of(name, array, exact).nbytes for name, array in packed(problem)[1].items())
+        rules = sum(array.nbytes for array in packed(problem, exact)[1].values())
         sizes.append(numbers * dtype.itemsize * share + 12.0 * len(exact) * problem.queries + rules / 4)
     count = max(1, sum(map(len, chosen.exact)))
-    pictured = sum(len(sight.heads) for sight in chosen.sights) * chosen.small**2 + large * count * chosen.large**2
+    pictured = sum(len(layer.heads) for layer in chosen.layers) * chosen.small**2 + large * count * chosen.large**2
     whole = _TEXT * (sum(sizes) + pictured)
     if whole > LIMIT:
         fit = int(max(0.0, LIMIT / _TEXT - pictured) / max(1.0, sum(sizes)) * count)
         smaller = (
-            "" if (chosen.dtype or chosen.sights[0].matrix._q.dtype).itemsize <= 2 else "dtype='bfloat16' halves it; "
+            ""
+            if (chosen.dtype or chosen.layers[0].matrix.factors.q.dtype).itemsize <= 2
+            else "dtype='bfloat16' halves it; "
         )
-        first = chosen.sights[0]
+        first = chosen.layers[0]
         raise SelectionError(
             f"the page would have about {whole / 1e6:.0f} MB with {count} exact heads, and above {LIMIT / 1e6:.0f} MB "
             "browsers are slow to open it.",
@@ -339,7 +342,7 @@ def _check_size(chosen: _Chosen) -> None:
 
 
 def _share(x: Array, dtype: np.dtype[Any]) -> float:
-    """How small the numbers become, told from some of them."""
+    """The compressed size as a share of the stored one, estimated from a sample."""
     with np.errstate(over="ignore"):
         some = stored(x.reshape(-1)[: _SAMPLE // dtype.itemsize].astype(dtype))
     return len(compressed(some)) / max(1, some.nbytes)

@@ -1,20 +1,20 @@
-"""What the tokens of somebody's own arrays are called: a list of strings for the text, another for what it looks at."""
+"""Token names given by the caller: a list of strings for the text, and one for the text that it attends to."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from clearhead.core.problem import Problem
 from clearhead.errors import RuleError, ShapeError, shown
-from clearhead.problem import Problem
 
 Names = Sequence[str] | None
 
 
 def token_names(tokens: Any, source_tokens: Any, problem: Problem) -> tuple[Names, Names]:
-    """What rows and columns are called: (queries,) and (keys,) strings, or None where nothing was given.
+    """Names of rows and columns: (queries,) and (keys,) strings, or None where none were given.
 
     tokens         (keys,) strings of the text; query i is tokens[i + query_offset]. With source_tokens, (queries,)
-    source_tokens  (keys,) strings of cross-attention's other text
-    Raises RuleError for what is no list of strings, ShapeError for a list of another length.
+    source_tokens  (keys,) strings of the other text, for cross-attention
+    Raises RuleError for anything but a list of strings, ShapeError for a list of another length.
     """
     own, other = _strings("tokens", tokens), _strings("source_tokens", source_tokens)
     n, m = problem.queries, problem.keys
@@ -44,7 +44,7 @@ def _strings(name: str, value: Any) -> list[str] | None:
     walked = isinstance(value, Iterable) and not isinstance(value, (str, bytes)) and getattr(value, "ndim", 1) == 1
     strings: list[str] = []
     for each in value if walked else [None]:
-        if not isinstance(each, str):  # at the first: an array of numbers may be larger than memory
+        if not isinstance(each, str):  # stop at the first: an array of numbers may be larger than memory
             said = f"{name} is {shown(value)}: expected a list of strings."
             raise RuleError(said, f"{name}=['the', ' cat', ' sat']")
         strings.append(each)

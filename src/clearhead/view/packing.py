@@ -1,42 +1,41 @@
-"""The score rules as a page carries them: plain numbers, and arrays."""
+"""The score rules as a page stores them: plain numbers and arrays."""
 
 from itertools import product
 from typing import Any
 
 import numpy as np
 
-from clearhead import visibility
-from clearhead.axes import Array
-from clearhead.problem import Problem
+from clearhead.core import visibility
+from clearhead.core.axes import Array
+from clearhead.core.problem import Problem
+from clearhead.core.rules import FIELDS, check_supported, take
 
 _BLOCK = 1024
+RULES = frozenset({  # rules that page/src/attention.js supports
+    "scale", "softcap", "bias", "alibi_slopes", "causal", "window", "mask", "kv_lengths", "query_lengths",
+    "query_segments", "kv_segments", "sinks", "query_offset",
+})  # fmt: skip
 
 
-def packed(problem: Problem) -> tuple[dict[str, Any], dict[str, Array]]:
-    """(rules of plain numbers, rules that are arrays); docs/page-format.md names them."""
-    left, right = problem.window
-    plain = {
-        "scale": problem.scale,
-        "softcap": problem.softcap,
-        "causal": problem.causal,
-        "window": [left, right],
-        "query_offset": problem.query_offset.tolist(),
-        "kv_lengths": None if problem.kv_lengths is None else problem.kv_lengths.tolist(),
-        "query_lengths": None if problem.query_lengths is None else problem.query_lengths.tolist(),
-    }
-    found = {
-        "bias": problem.bias,
-        "mask": problem.mask,
-        "alibi_slopes": problem.alibi_slopes,
-        "sinks": problem.sinks,
-        "query_segments": problem.query_segments,
-        "kv_segments": problem.kv_segments,
-    }
-    return plain, {name: _once(array) for name, array in found.items() if array is not None}
+def packed(problem: Problem, heads: list[int] | None = None) -> tuple[dict[str, Any], dict[str, Array]]:
+    """(rules as plain numbers, rules as arrays), for some heads or all; docs/page-format.md names them.
+
+    Raises RuleError for a rule that the page's program does not support.
+    """
+    check_supported("the page", RULES, problem.active_rules())
+    plain: dict[str, Any] = {}
+    arrays: dict[str, Array] = {}
+    for field, axes in FIELDS.items():
+        value = getattr(problem, field)
+        if axes in ((), ("batch",)):
+            plain[field] = value.tolist() if isinstance(value, np.ndarray) else value
+        elif value is not None:
+            arrays[field] = _once(value)
+    return plain, arrays if heads is None else take(arrays, {"heads": heads})
 
 
 def forbids(problem: Problem) -> bool:
-    """Do the rules forbid any weight of the first sequence? O(queries·keys) where a mask or a bias must be read."""
+    """Whether the rules mask any weight of the first batch item. O(queries·keys) if a mask or bias must be read."""
     each_head = any(x is not None and _once(x).shape[1] > 1 for x in (problem.mask, problem.bias))
     heads = problem.heads if each_head else 1
     blocks = (range(0, size, _BLOCK) for size in (problem.queries, problem.keys))
@@ -47,6 +46,6 @@ def forbids(problem: Problem) -> bool:
 
 
 def _once(array: Array) -> Array:
-    """An axis that a rule only repeats is stored once."""
+    """The array with broadcast axes reduced to size 1, so that each element is stored once."""
     picks = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in np.broadcast_to(array, array.shape).strides)
     return array[picks]

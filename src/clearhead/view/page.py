@@ -1,4 +1,4 @@
-"""The page's HTML: its program, its style and its document in one file that asks nobody for anything."""
+"""The page's HTML: program, style and document in one file that makes no network requests."""
 
 import os
 from base64 import b64encode
@@ -9,9 +9,9 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
+from clearhead.core.files import write_whole
+from clearhead.core.rule_values import read_path
 from clearhead.errors import FileError
-from clearhead.files import write_whole
-from clearhead.values import read_path
 from clearhead.view.container import Document, parts
 
 _NOTE = {
@@ -21,7 +21,7 @@ _NOTE = {
 
 
 def html(document: Document) -> str:
-    """The whole page, with the program of its kind. The same document gives the same text."""
+    """The whole page, with the program for the document's kind. Deterministic."""
     kind = document.header["kind"]
     program, style = _asset(f"{kind}.js"), _asset(f"{kind}.css")
     language = str(document.header.get("language", "en"))
@@ -46,7 +46,7 @@ def html(document: Document) -> str:
 
 
 def policy(document: Document) -> str:
-    """The Content-Security-Policy: this program, this style, and of the network nothing, or the page's own server."""
+    """The Content-Security-Policy: this program and style only; no network, or only the page's own server."""
     kind = document.header["kind"]
     connect = "connect-src 'self'; " if document.header.get("served") is True else ""
     return (
@@ -61,7 +61,10 @@ def encoded(document: Document) -> bytes:
 
 
 def write(path: str | os.PathLike[str], document: Callable[[], Document]) -> None:
-    """Write the page to a file, whole or not at all. Raises FileError, for the name of no page before any work."""
+    """Write the page to a file, completely or not at all.
+
+    Raises FileError when the name is not one of an HTML file, before any work, or when it cannot be written.
+    """
     place = Path(read_path(path))
     if place.suffix.lower() not in ("", ".html", ".htm"):
         raise FileError(f"{place.name} is no name for a page, which is HTML.", f'save("{place.stem}.html")')

@@ -1,4 +1,4 @@
-"""What can be looked at: pages, notebooks, pictures and plots of attention matrices, whoever holds them."""
+"""Pictured: pages, notebook output, pictures and plots for every object that holds attention matrices."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -8,30 +8,29 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
 
-from clearhead import notebook
+from clearhead.core.rule_values import whole_number
 from clearhead.errors import DtypeError, RuleError, SelectionError, shown, unknown
-from clearhead.values import whole_number
-from clearhead.view import figure, page
+from clearhead.view import figure, notebook, page
 from clearhead.view.container import Document
-from clearhead.view.long import Run, Sight, Wish, document
+from clearhead.view.long import PageOptions, ShownLayer, ShownRun, document
 from clearhead.view.names import token_names
 from clearhead.words import Language
 
-_QUICK = 2**26  # weights of a page that a notebook makes unasked
+_QUICK = 2**26  # a notebook shows a page by itself for at most so many weights
 
 
 class Page(TypedDict, total=False):
-    """How a page is to be.
+    """Options of a page.
 
-    exact     (layer, head) pairs whose weights the page computes from q and k; None is all, [] is pictures only
-    dtype     in which q and k are stored, "float16" or "bfloat16" for half the room; None is their own
-    batch     which sequence of a batch
-    beside    something of the same shape to compare with: a second run
-    language  "en" or "zh": where the page begins
-    title     its heading
-    tokens    (keys,) strings, what the tokens are called; with source_tokens (queries,)
-    source_tokens  (keys,) strings, the other text of cross-attention
-    each      walks the layers; a progress bar goes there
+    exact     (layer, head) pairs whose weights the page computes from q and k; None: all, []: pictures only
+    dtype     the dtype in which q and k are stored, "float16" or "bfloat16" to save room; None: their own
+    batch     the batch item to show
+    beside    a second matrix or run, of the same shape, to compare with
+    language  "en" or "zh": the language in which the page opens
+    title     the page's heading
+    tokens    (keys,) strings, the names of the tokens; (queries,) strings with source_tokens
+    source_tokens  (keys,) strings of the other text, for cross-attention
+    each      wraps the loop over the layers, for a progress bar
     """
 
     exact: Iterable[tuple[Any, int]] | None
@@ -46,30 +45,31 @@ class Page(TypedDict, total=False):
 
 
 class Pictured:
-    """The ways to look that an AttentionMatrix and what `ch.watch` saw have in common."""
+    """The display methods that AttentionMatrix shares with the result of `ch.watch`."""
 
     if TYPE_CHECKING:
 
-        def _run(self, batch: int) -> Run:
-            """What is looked at, of one sequence of a batch: theirs to say."""
+        def _run(self, batch: int) -> ShownRun:
+            """The layers of one batch item to show; each subclass defines it."""
 
     def document(self, **options: Unpack[Page]) -> Document:
-        """What the page holds. Raises SelectionError where it would be too large, with what would fit."""
+        """The content of the page that `save` writes: a header and arrays. Options and errors as `save`."""
         return document(*self._wished(options))
 
     def to_html(self, **options: Unpack[Page]) -> str:
-        """The page as one self-contained text; see `save`."""
+        """The page that `save` writes, as one self-contained HTML text. Options and errors as `save`."""
         return page.html(self.document(**options))
 
     def save(self, path: str | os.PathLike[str], **options: Unpack[Page]) -> None:
         """Write one self-contained page: every head as a square, any head as a map down to single weights.
 
-        exact     (layer, head) pairs whose weights the page computes from q and k; None is all, [] is pictures only
-        dtype     "float16" or "bfloat16" store q and k in less room; None is their own
-        batch, beside (a second run to compare with), language ("en", "zh"), title
-        tokens    (keys,) strings, what the tokens are called; with source_tokens, those of the keys, (queries,)
-        Raises SelectionError above 64 MB, with what would fit, FileError when it cannot be written or is no .html,
-        ShapeError for tokens of another length. O(queries·keys).
+        exact     (layer, head) pairs whose weights the page computes from q and k; None: all, []: pictures only
+        dtype     "float16" or "bfloat16" store q and k in less room; None: their own
+        batch, beside (a second run to compare with), language ("en", "zh"), title, each (wraps the loop over layers)
+        tokens    (keys,) strings, the names of the tokens; with source_tokens (keys,), tokens is (queries,)
+        Raises SelectionError above 64 MB (the hint says what would fit) and for a batch item or head that does not
+        exist; FileError when the file cannot be written or its name is no HTML file's; UnknownNameError for an unknown
+        option; ShapeError for tokens of another length. O(queries·keys·d_k) time for every head.
         """
         page.write(path, lambda: self.document(**options))
 
@@ -82,28 +82,36 @@ class Pictured:
         tokens: Sequence[str] | None = None,
         source_tokens: Sequence[str] | None = None,
     ) -> str:
-        """One head's weights for papers, (queries, keys); above 64 a pixel has the largest of its weights."""
-        shown, run, sight = self._cells(layer, head, batch, figure.SVG_SIDE)
-        run = _renamed(replace(run, sights=[sight]), tokens, source_tokens)
-        return figure.svg(shown, *_names(run, run.sights[0]))
+        """One head's weights (queries, keys) as SVG text, for papers; above 64, pixels show their largest weight.
+
+        Raises SelectionError when there is no such layer, head or batch item, ShapeError for tokens of another length.
+        """
+        shown, run, part = self._cells(layer, head, batch, figure.SVG_SIDE)
+        run = _renamed(replace(run, layers=[part]), tokens, source_tokens)
+        return figure.svg(shown, *_names(run, run.layers[0]))
 
     def to_png(self, head: int = 0, *, layer: int | str = 0, batch: int = 0, cell: int = 1) -> bytes:
-        """One head's weights as PNG, cell × cell pixels for each; above 512 a pixel has the largest of its weights."""
+        """One head's weights (queries, keys) as PNG bytes, cell × cell pixels for each weight.
+
+        Above 512 queries or keys, pixels show their largest weight. Raises SelectionError when there is no such layer,
+        head or batch item.
+        """
         whole_number("cell", cell, 1, hint="cell=8")
         shown, _, _ = self._cells(layer, head, batch, figure.PNG_SIDE)
         return figure.png(shown, cell)
 
     def widget(self, **options: Unpack[Page]) -> Any:
-        """The page in a notebook with every weight computed by its kernel when looked at (extra `notebook`).
+        """The page in a notebook, whose kernel computes weights when the page requests them (extra `notebook`).
 
-        For what is too large for a page; options as for `save`. Raises MissingExtraError.
+        For matrices too large for a saved page. Options as for `save`; returns an anywidget. Raises MissingExtraError
+        without anywidget.
         """
         from clearhead.view.widget import widget
 
         runs, wish, each = self._wished(options)
         return widget(document(runs, replace(wish, served="frame"), each), runs)
 
-    def _wished(self, options: Page) -> tuple[list[Run], Wish, Callable[[Sequence[int]], Iterable[int]]]:
+    def _wished(self, options: Page) -> tuple[list[ShownRun], PageOptions, Callable[[Sequence[int]], Iterable[int]]]:
         for name in options:
             if name not in Page.__annotations__:
                 raise unknown("option", name, Page.__annotations__)
@@ -115,31 +123,32 @@ class Pictured:
             raise DtypeError(f"beside is {shown(beside)}: expected what was seen in a second run.", "beside=other")
         if not callable(each):
             raise RuleError(f"each is {shown(each)}: expected what walks the layers.", "each=tqdm")
-        runs = [_renamed(part._run(batch), *names) for part in (self, beside) if part is not None]
-        return runs, Wish(**{"title": runs[0].name, **given}), each  # type: ignore[arg-type]
+        runs = [_renamed(run_of(part, batch), *names) for part in (self, beside) if part is not None]
+        return runs, PageOptions(**{"title": runs[0].name, **given}), each  # type: ignore[arg-type]
 
-    def _cells(self, layer: int | str, head: int, batch: int, side: int) -> tuple[figure.Cells, Run, Sight]:
+    def _cells(self, layer: int | str, head: int, batch: int, side: int) -> tuple[figure.Cells, ShownRun, ShownLayer]:
         run = self._run(whole_number("batch", batch, 0))
-        sight = _sight(run, layer)
+        part = _layer_of(run, layer)
         head = whole_number("head", head, 0)
-        if head not in sight.heads:
-            raise SelectionError(f"there is no head {head}: the matrix has {', '.join(map(str, sight.heads))}.")
-        name = f"layer {sight.name}, head {head}" if sight.name else "A" if len(sight.heads) == 1 else f"A, head {head}"
-        return figure.cells(sight.matrix, list(sight.heads).index(head), side, name), run, sight
+        if head not in part.heads:
+            raise SelectionError(f"there is no head {head}: the matrix has {', '.join(map(str, part.heads))}.")
+        name = f"layer {part.name}, head {head}" if part.name else "A" if len(part.heads) == 1 else f"A, head {head}"
+        return figure.cells(part.matrix, list(part.heads).index(head), side, name), run, part
 
     def _plot(self, head: int, layer: int | str, batch: int, ax: Any) -> Any:
-        shown, run, sight = self._cells(layer, head, batch, figure.PLOT_SIDE)
-        return figure.plot(shown, sight.matrix.shape[-2:], *_names(run, sight), ax)
+        shown, run, part = self._cells(layer, head, batch, figure.PLOT_SIDE)
+        *_, queries, keys = part.matrix.shape
+        return figure.plot(shown, (queries, keys), *_names(run, part), ax)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         run = self._run(0)
-        weights = sum(_size(sight) for sight in run.sights)
+        weights = sum(_size(layer) for layer in run.layers)
         if not weights:
             return {"text/plain": str(self)}
         if weights > _QUICK:
             said = f"<p>{escape(str(self))}: <code>.save(&quot;page.html&quot;)</code> makes the page.</p>"
             return {"text/plain": str(self), "text/html": said}
-        first = run.sights[0]
+        first = run.layers[0]
         cells = first.matrix.shape[-2] * first.matrix.shape[-1]
         head = first.heads[0]
         return notebook.bundle(
@@ -150,42 +159,47 @@ class Pictured:
         )
 
 
-def _renamed(run: Run, tokens: Any, source_tokens: Any) -> Run:
-    """The run with the names that were given. Raises RuleError and ShapeError where they do not fit."""
+def run_of(seen: Pictured, batch: int = 0) -> ShownRun:
+    """One batch item of a matrix or of a `ch.watch` result, as a run to show."""
+    return seen._run(batch)
+
+
+def _renamed(run: ShownRun, tokens: Any, source_tokens: Any) -> ShownRun:
+    """The run with the caller's token names. Raises RuleError and ShapeError if they do not fit."""
     if tokens is None and source_tokens is None:
         return run
-    sights = list(run.sights)
-    if source_tokens is not None and not any(sight.cross for sight in sights):
-        sights = [replace(sight, cross=True) for sight in sights]
-    for sight in sights:
-        token_names(tokens, source_tokens if sight.cross else None, sight.matrix._problem)
-    return replace(run, sights=sights, tokens=tokens, sources=run.sources if source_tokens is None else source_tokens)
+    layers = list(run.layers)
+    if source_tokens is not None and not any(layer.cross for layer in layers):
+        layers = [replace(layer, cross=True) for layer in layers]
+    for layer in layers:
+        token_names(tokens, source_tokens if layer.cross else None, layer.matrix.factors.problem)
+    return replace(run, layers=layers, tokens=tokens, sources=run.sources if source_tokens is None else source_tokens)
 
 
-def _size(sight: Sight) -> int:
+def _size(layer: ShownLayer) -> int:
     size = 1
-    for side in sight.matrix.shape:
+    for side in layer.matrix.shape:
         size *= side
     return size
 
 
-def _sight(run: Run, layer: int | str) -> Sight:
+def _layer_of(run: ShownRun, layer: int | str) -> ShownLayer:
     if isinstance(layer, bool) or not isinstance(layer, (int, np.integer, str)):
         raise SelectionError(f"layer is {shown(layer)}: expected its number or its name.", "layer=0")
-    for sight in run.sights:
-        if sight.name == str(layer):
-            return sight
-    if isinstance(layer, int) and -len(run.sights) <= layer < len(run.sights):
-        return run.sights[layer]
-    raise SelectionError(f"there is no layer {layer!r}.", f"seen are: {', '.join(sight.name for sight in run.sights)}")
+    for part in run.layers:
+        if part.name == str(layer):
+            return part
+    if isinstance(layer, int) and -len(run.layers) <= layer < len(run.layers):
+        return run.layers[layer]
+    raise SelectionError(f"there is no layer {layer!r}.", f"seen are: {', '.join(part.name for part in run.layers)}")
 
 
-def _names(run: Run, sight: Sight) -> tuple[Sequence[str] | None, Sequence[str] | None]:
-    """What rows and columns are called."""
-    if run.tokens is None or (sight.cross and run.sources is None):
+def _names(run: ShownRun, layer: ShownLayer) -> tuple[Sequence[str] | None, Sequence[str] | None]:
+    """The names of a layer's rows and columns, None where they are not known."""
+    if run.tokens is None or (layer.cross and run.sources is None):
         return None, None
-    start = 0 if sight.cross else int(sight.matrix._problem.query_offset[0])
-    n, m = sight.matrix.shape[-2:]
-    cols = run.sources if sight.cross else run.tokens
+    start = 0 if layer.cross else int(layer.matrix.factors.problem.query_offset[0])
+    n, m = layer.matrix.shape[-2:]
+    cols = run.sources if layer.cross else run.tokens
     rows = run.tokens[start : start + n]
     return (rows, cols) if cols is not None and len(rows) == n and len(cols) == m else (None, None)

@@ -1,6 +1,6 @@
-"""`clearhead view`: the long view with every weight at hand, served to this machine alone.
+"""`clearhead view`: serves the long view, with every weight computed on request, to this machine only.
 
-Loopback only; an address nobody can guess; requests from other pages are refused by their Host and Origin.
+It listens on loopback under a secret path, and refuses requests from other pages by their Host and Origin.
 """
 
 import json
@@ -21,13 +21,13 @@ from clearhead.errors import ClearheadError, SelectionError
 from clearhead.view import page
 from clearhead.view.answers import ANSWERS, answer
 from clearhead.view.container import Document
-from clearhead.view.long import Run
+from clearhead.view.long import ShownRun
 
 _HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
 
 
-def application(document: Document, runs: Sequence[Run], token: str) -> Starlette:
-    """The page at /token/, and weights as float32 at /token/tile, row and column."""
+def application(document: Document, runs: Sequence[ShownRun], token: str) -> Starlette:
+    """The page at /token/, and weights as float32 bytes at /token/tile, /token/row and /token/column."""
     text = page.html(document)
     headers = {**_HEADERS, "content-security-policy": f"{page.policy(document)}; frame-ancestors 'none'"}
 
@@ -52,7 +52,7 @@ def application(document: Document, runs: Sequence[Run], token: str) -> Starlett
             data = await run_in_threadpool(answer, what, asked, runs)
         except ClearheadError as error:
             return _said(400, error.what)
-        except (ValueError, RecursionError):  # lists in lists without end
+        except (ValueError, RecursionError):  # RecursionError: very deeply nested lists
             return _said(400, "the request is no JSON")
         return Response(data, media_type="application/octet-stream", headers=_HEADERS)
 
@@ -61,7 +61,7 @@ def application(document: Document, runs: Sequence[Run], token: str) -> Starlett
 
 
 def listen(port: int = 0) -> socket.socket:
-    """A port of this machine, 0 for a free one. Raises SelectionError where it cannot be had."""
+    """A listening socket on loopback; port 0 takes a free one. Raises SelectionError if the port cannot be used."""
     if not 0 <= port <= 65535:
         raise SelectionError(f"port is {port}: expected 0 to 65535.", "leave --port out for a free one.")
     try:
@@ -71,8 +71,8 @@ def listen(port: int = 0) -> socket.socket:
         raise SelectionError(words, "leave --port out for a free one.") from None
 
 
-def serve(document: Document, runs: Sequence[Run], say: Callable[[str], None], listening: socket.socket) -> None:
-    """Serve until interrupted; `say` is told the address."""
+def serve(document: Document, runs: Sequence[ShownRun], say: Callable[[str], None], listening: socket.socket) -> None:
+    """Serve until interrupted; `say` is called with the address."""
     token = secrets.token_urlsafe(24)
     say(f"http://127.0.0.1:{listening.getsockname()[1]}/{token}/")
     config = uvicorn.Config(application(document, runs, token), log_level="warning", lifespan="off", access_log=False)

@@ -1,4 +1,4 @@
-"""The long view in a notebook with its kernel: the page in a frame, weights computed here when they are looked at."""
+"""The long view as a notebook widget: the page in a frame, weights computed by the kernel on request."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,9 +7,9 @@ from clearhead.errors import ClearheadError, MissingExtraError
 from clearhead.view import page
 from clearhead.view.answers import answer
 from clearhead.view.container import Document
-from clearhead.view.long import Run
+from clearhead.view.long import ShownRun
 
-# Passes on what the frame asks for and what the kernel answers.
+# Forwards the frame's requests to the kernel, and the kernel's replies to the frame.
 RELAY = """
 export default {
   render({ model, el }) {
@@ -35,15 +35,15 @@ export default {
 """
 
 
-def replied(message: Any, runs: Sequence[Run]) -> tuple[dict[str, Any], list[bytes]]:
-    """The kernel's answer to one request of the page: (words, buffers)."""
+def replied(message: Any, runs: Sequence[ShownRun]) -> tuple[dict[str, Any], list[bytes]]:
+    """The kernel's reply to one request of the page: (message, buffers)."""
     try:
         return {"id": message["id"]}, [answer(message["what"], message["wanted"], runs)]
     except ClearheadError as error:
         return {"id": message["id"], "error": error.what}, []
 
 
-def widget(document: Document, runs: Sequence[Run]) -> Any:
+def widget(document: Document, runs: Sequence[ShownRun]) -> Any:
     """An anywidget that shows the document, made with served="frame". Raises MissingExtraError."""
     try:
         import anywidget

@@ -1,4 +1,4 @@
-"""The attention function that Transformers calls: the same meaning as its eager one, observed on the way."""
+"""The attention function that Transformers calls: the same meaning as its eager attention, and observed."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,29 +9,29 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from clearhead.arrays import graphed
-from clearhead.axes import WEIGHTS, named
+from clearhead.core.arrays import graphed
+from clearhead.core.axes import WEIGHTS, named
 from clearhead.errors import ClearheadError, DtypeError, RuleError, ShapeError
-from clearhead.functional import attention
-from clearhead.matrix import AttentionMatrix
-from clearhead.observations import Observation
+from clearhead.ops.attention import attention
+from clearhead.ops.matrix import AttentionMatrix
+from clearhead.ops.observation import Observation
 from clearhead.torch import dropped
 from clearhead.watching.masks import RuledMask, from_tensor, keep_rules
-from clearhead.watching.recording import Call, Recording
+from clearhead.watching.recording import AttentionCall, Recording
 
 NAME = "clearhead"
 _WORDS = """
 cache_position cu_seq_lens_k cu_seq_lens_q deterministic logits_to_keep max_length_k max_length_q num_items_in_batch
 output_hidden_states output_router_logits position_embeddings position_ids return_dict seq_idx sliding_window use_cache
 """
-HARMLESS = frozenset(_WORDS.split())  # models hand these to every attention; no score depends on them beside the mask
+HARMLESS = frozenset(_WORDS.split())  # models pass these to every attention, and no score depends on them
 
 Watcher = Callable[[nn.Module], tuple[Recording | None, dict[str, Any], bool]]
 watchers: WeakKeyDictionary[nn.Module, Watcher] = WeakKeyDictionary()  # by attention module, while it is watched
 
 
 def register() -> None:
-    """Make NAME known to Transformers: the attention, and beside it the masks; without those there would be none."""
+    """Register attention and masks with Transformers under NAME; without a mask function it would make no masks."""
     AttentionInterface.register(NAME, torch.compiler.disable(attend))  # type: ignore[no-untyped-call]
     AttentionMaskInterface.register(NAME, keep_rules)
 
@@ -50,14 +50,17 @@ def attend(
     s_aux: Tensor | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """What Transformers calls: query (batch, heads, queries, d_k); gives (batch, queries, heads, d_v), no weights."""
+    """The function that Transformers calls: query (batch, heads, queries, d_k).
+
+    Returns the output (batch, queries, heads, d_v), and None in place of the weights.
+    """
     watcher = watchers.get(module)
     recording, asked, was_eager = watcher(module) if watcher else (None, {}, False)
     where = type(module).__name__ if recording is None else f"layer {recording.name}"
     try:
         _check(more)
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        causal = causal and not was_eager  # eager attention without a mask lets everyone see everything
+        causal = causal and not was_eager  # in eager attention, no mask means that every query sees every key
         call = _read(query, key, value, attention_mask, position_bias, causal=causal, recording=recording)
         call.scores.update(
             {name: x for name, x in (("scale", scaling), ("softcap", softcap), ("sinks", s_aux)) if x is not None}
@@ -73,7 +76,7 @@ def attend(
 
 
 def _check(more: dict[str, Any]) -> None:
-    """No argument is dropped: what is not known to leave the scores alone is refused."""
+    """Refuse arguments that may change the scores: none is dropped silently."""
     if more.pop("output_attentions", None):
         raise RuleError(
             "output_attentions=True asks for all weights, and they are never stored here.",
@@ -99,8 +102,8 @@ def _read(
     *,
     causal: bool,
     recording: Recording | None,
-) -> Call:
-    """Where these queries and keys stand in the sequence, and who may see whom."""
+) -> AttentionCall:
+    """The call as a record: the positions of its queries and keys in the sequence, and its mask as a pattern."""
     n, m = query.shape[2], key.shape[2]
     done = recording.length if recording is not None and recording.cross else 0
     _check_mask(mask, (*query.shape[:3], m))
@@ -109,36 +112,49 @@ def _read(
     else:
         pattern = from_tensor(mask, causal=causal and n > 1)
         row, col = (m - n if mask is not None or (causal and n == 1) else 0), 0
-    if pattern.causal and col + m > row + n:  # a cache with room to spare: what lies behind the queries is empty
-        m = row + n - col
-        key, value = key[:, :, :m], value[:, :, :m]
+    m -= pattern.others
+    if pattern.causal and col + m > row + n:  # a static cache: the positions behind the queries are not used yet
+        used = row + n - col
+        key, value = (_without(x, used, m, 2) for x in (key, value))
+        bias, m = None if bias is None else _without(bias, used, m, -1), used
     if bias is not None:
-        pattern = replace(pattern, bias=bias[..., :m] if pattern.bias is None else pattern.bias + bias[..., :m])
+        bias = bias[..., : m + pattern.others]
+        pattern = replace(pattern, bias=bias if pattern.bias is None else pattern.bias + bias)
     if recording is not None and recording.cross:
         row = done
-    return Call(query, key, value, pattern, range(row, row + n), range(col, col + m), {})
+    return AttentionCall(query, key, value, pattern, range(row, row + n), range(col, col + m), {})
+
+
+def _without(x: Tensor, start: int, stop: int, axis: int) -> Tensor:
+    """All but the places from `start` up to `stop`; a view where those are the last, or one stands for all."""
+    if x.shape[axis] == 1:
+        return x
+    before, behind = x.narrow(axis, 0, start), x.narrow(axis, stop, x.shape[axis] - stop)
+    return torch.cat([before, behind], axis) if behind.shape[axis] else before
 
 
 def _check_mask(mask: Tensor | None, expected: tuple[int, ...]) -> None:
-    """Does the mask broadcast to (batch, heads, queries, keys)? One of ours, which holds rules, has all the keys."""
+    """Raise unless the mask broadcasts to (batch, heads, queries, keys); a RuledMask must have all keys."""
     if mask is None:
         return
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise DtypeError(f"the attention mask is {mask.dtype}: expected bool (True = may attend) or what is added.")
-    found = tuple(mask.shape)
+    shape = tuple(mask.shape)
     ones = () if isinstance(mask, RuledMask) else (1,)
-    broadcasts = all(size in (1, full) for size, full in zip(found[-4:-1][::-1], expected[:-1][::-1], strict=False))
-    if len(found) > 4 or not found or not broadcasts or found[-1] not in (expected[-1], *ones):
+    broadcasts = all(size in (1, full) for size, full in zip(shape[-4:-1][::-1], expected[:-1][::-1], strict=False))
+    if len(shape) > 4 or not shape or not broadcasts or shape[-1] not in (expected[-1], *ones):
         raise ShapeError(
-            f"the attention mask is {named(found, WEIGHTS)}, and the weights are {named(expected, WEIGHTS)}.",
+            f"the attention mask is {named(shape, WEIGHTS)}, and the weights are {named(expected, WEIGHTS)}.",
             "an attention mask has one number for each key.",
         )
 
 
-def _answer(call: Call, dropout: float, asked: dict[str, Any], *, observing: bool) -> tuple[Tensor, Observation | None]:
-    """The output, and what was asked for. With a graph or dropout, the output is computed apart from the rest.
+def _answer(
+    call: AttentionCall, dropout: float, asked: dict[str, Any], *, observing: bool
+) -> tuple[Tensor, Observation | None]:
+    """The output, and the observation if asked for; with a graph or dropout, they are computed separately.
 
-    Dropout acts on the output as the model has it; what is observed are the weights before dropout.
+    Dropout acts on the output as in the model; the weights are observed before dropout.
     """
     rules, value = call.rules(), call.v
     assert value is not None

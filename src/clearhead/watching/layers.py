@@ -1,30 +1,30 @@
-"""One layer of a model that was watched: what was observed, and what its matrix is made of."""
+"""One layer of a watched model: what was observed, and the arrays and rules of its matrix."""
 
 from dataclasses import dataclass
 from typing import Any
 
-from clearhead.arrays import adopt
 from clearhead.errors import RuleError
-from clearhead.matrix import AttentionMatrix
-from clearhead.observations import Observation
+from clearhead.ops.matrix import AttentionMatrix, with_logsumexp
+from clearhead.ops.observation import Observation
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One layer's attention: what was observed, and what its matrix is made of."""
+    """One layer's attention: what was observed, and the arrays and rules of its matrix."""
 
     name: str
     path: str  # the module's own name in the model
     call: int  # which call of that module in one forward pass, from 1 up
     cross: bool
-    heads: tuple[int, ...]  # the heads that were kept, by their numbers in the model
+    heads: tuple[int, ...]  # the numbers of the kept heads in the model
     observation: Observation
     q: Any  # (batch, heads, queries, d_k), or None
     k: Any  # (batch, kv_heads, keys, d_k), or None
     v: Any  # (batch, kv_heads, keys, d_v), or None
     rules: dict[str, Any]
     padding: Any  # (batch, queries), True where a query is padding; or None
-    note: str  # why a mask is held in full, or ""
+    note: str  # why a mask is stored in full, or ""
+    other_keys: int = 0  # merged attention: so many keys, the last ones, are not the sequence's own but an encoder's
 
     def __repr__(self) -> str:
         arrays = {"q": self.q, "k": self.k, "v": self.v, "padding": self.padding}
@@ -39,14 +39,12 @@ class Layer:
         return self
 
     def matrix(self) -> AttentionMatrix:
-        """The attention matrix, (batch, heads, queries, keys). Raises RuleError where keep=False let it go."""
+        """The attention matrix, (batch, heads, queries, keys). Raises RuleError where `watch` had keep=False."""
         if self.q is None:
             raise RuleError(
                 f"layer {self.name} was watched without its queries and keys: there is no matrix.", "keep=True"
             )
-        matrix = AttentionMatrix(self.q, self.k, **self.rules)
-        matrix._logsumexp = adopt(self.observation.logsumexp, "logsumexp")[0]
-        return matrix
+        return with_logsumexp(AttentionMatrix(self.q, self.k, **self.rules), self.observation.logsumexp)
 
 
 def _shown(value: Any) -> str:

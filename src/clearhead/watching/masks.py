@@ -1,15 +1,15 @@
-"""Transformers' masks kept as rules: what a model's mask function says, without a number for each query and key.
+"""Transformers' masks as rules: what a model's mask function means, without a number for each query and key.
 
-A model gets its attention mask from the function registered beside its attention (`transformers.masking_utils`). Ours
-answers with a tensor that has the shape and dtype of eager attention's additive mask and carries the rules. Our
-attention reads the rules; any other operation on it works on the additive mask itself, which is made at that moment.
+A model gets its attention mask from the function registered with its attention (`transformers.masking_utils`). Ours
+returns a tensor that has the shape and dtype of eager attention's additive mask and carries the rules. Our attention
+reads the rules; any other operation on the tensor works on the additive mask itself, which is made at that moment.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from inspect import getclosurevars
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,12 +19,12 @@ from transformers import masking_utils as theirs
 
 from clearhead.errors import RuleError
 
-Rules = dict[str, Any]
+RuleDict = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """Who may see whom, as a model's mask functions say it; positions count from the start of the sequence."""
+    """Which keys a query may see, from a model's mask functions; positions count from the start of the sequence."""
 
     causal: bool = False
     left: int | None = None  # a query sees this many keys before its own position
@@ -33,24 +33,34 @@ class Pattern:
     before: Tensor | None = None
     packed: Tensor | None = None  # (batch, length): sequences packed into one row
     padding: Tensor | None = None  # (batch, length), True where a key is real
-    dense: Tensor | None = None  # (batch, heads or 1, queries, keys), True = may attend, where rules do not say it
+    dense: Tensor | None = None  # (batch, heads or 1, queries, keys), True = may attend, where no rules express it
     bias: Tensor | None = None  # the same, added to the scores
     note: str = ""  # why it is dense
     make: Callable[[], Tensor] | None = None  # the whole mask, True = may attend
+    beside: Tensor | None = None  # (batch, 1, queries, other keys): the same for keys behind the sequence's own
 
-    def rules(self, queries: range, keys: range) -> Rules:
+    def rules(self, queries: range, keys: range) -> RuleDict:
         """The rules of attention for queries and keys at these positions of the sequence."""
-        found: Rules = {"causal": self.causal} if self.causal else {}
-        if self.left is not None or self.right is not None:
-            found["window"] = (self.left, self.right)
-        if found:
-            found["query_offset"] = queries.start - keys.start
-        found |= self._segments(queries, keys)
-        found |= _padding_rules(self.padding, keys)
-        if self.dense is not None:
-            found["mask"] = self.dense if "mask" not in found else found["mask"] & self.dense
+        found: RuleDict = {}
+        if self.beside is not None:  # causal would forbid the keys behind, a window as well
+            found["mask"] = self.full(queries, keys)
+        else:
+            found |= self._near()
+            found |= self._segments(queries, keys)
+            found |= _padding_rules(self.padding, keys)
+            if self.dense is not None:
+                found["mask"] = self.dense if "mask" not in found else found["mask"] & self.dense
+        offset = queries.start - keys.start
+        if offset or "causal" in found or "window" in found:
+            found["query_offset"] = offset
         if self.bias is not None:
             found["bias"] = self.bias
+        return found
+
+    def _near(self) -> RuleDict:
+        found: RuleDict = {"causal": self.causal} if self.causal else {}
+        if self.left is not None or self.right is not None:
+            found["window"] = (self.left, self.right)
         return found
 
     def first_visible(self, query: int, least: int) -> int:
@@ -62,23 +72,22 @@ class Pattern:
             return max(least, int(starts.min()))
         return least
 
-    def _segments(self, queries: range, keys: range) -> Rules:
+    def _segments(self, queries: range, keys: range) -> RuleDict:
         sides = []
         for positions in (queries, keys):
-            at = torch.arange(positions.start, positions.stop)
+            index = torch.arange(positions.start, positions.stop)
             if self.chunk is not None and self.before is not None:
-                sides.append((at[None, :] - self.before[:, None]) // self.chunk)
+                sides.append((index[None, :] - self.before[:, None]) // self.chunk)
             elif self.packed is not None:
                 sides.append(self.packed[:, positions.start : positions.stop])
         return {"query_segments": sides[0], "kv_segments": sides[1]} if sides else {}
 
     def both(self, other: "Pattern") -> "Pattern | None":
-        """What both allow; None where two kinds of segments meet, which the rules do not say."""
+        """What both allow; None where both have segments, since the rules hold one kind of segments only."""
         if self.segmented and other.segmented:
             return None
-        one = self if self.segmented else other
         return replace(
-            one,
+            self if self.segmented else other,
             causal=self.causal or other.causal,
             left=_least(self.left, other.left),
             right=_least(self.right, other.right),
@@ -86,6 +95,10 @@ class Pattern:
 
     def full(self, queries: range, keys: range) -> Tensor | None:
         """The mask in full, (batch, heads or 1, queries, keys); None where these queries see all of these keys."""
+        if self.beside is not None:
+            own = replace(self, beside=None).full(queries, keys)
+            assert own is not None
+            return torch.cat([own, self.beside], -1)
         if self.dense is not None:
             return self.dense
         if self.make is not None:
@@ -96,6 +109,11 @@ class Pattern:
         return (columns <= rows[:, None])[None, None]
 
     @property
+    def others(self) -> int:
+        """How many other keys follow the sequence's own: in merged attention an encoder's."""
+        return 0 if self.beside is None else self.beside.shape[-1]
+
+    @property
     def segmented(self) -> bool:
         return self.chunk is not None or self.packed is not None
 
@@ -103,9 +121,8 @@ class Pattern:
 class RuledMask(torch.Tensor):
     """A mask (batch, 1, queries, keys) of one number that carries its `pattern`.
 
-    To code that does not know it, it is what eager attention is given: 0 where a query may attend to a key, the
-    dtype's lowest number where it may not. That mask is made when it is first needed, and kept, so that whoever
-    writes into it changes it.
+    Any other code sees eager attention's mask: 0 where a query may attend to a key, the dtype's lowest number where it
+    may not. That mask is made when it is first needed, and kept, so that code may write into it.
     """
 
     pattern: Pattern
@@ -117,36 +134,76 @@ class RuledMask(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
-            if func is Tensor.contiguous:  # how the mask lies in memory changes nothing that it means
+            if func is Tensor.contiguous:  # its layout in memory does not change its meaning
                 return args[0]
-            if func in _looks():
+            if func in _metadata_functions():
                 return func(*args, **(kwargs or {}))
-            return func(*_made(args), **_made(kwargs or {}))
+            merged = _merged(*args, **(kwargs or {})) if func in _CATS else None
+            if merged is not None:
+                return merged
+            return func(*_additive(args), **_additive(kwargs or {}))
 
     def meaning(self) -> Pattern:
-        """The pattern; that of the additive mask as it is now where somebody may have written into it."""
-        if self.whole is None or not (self.whole.is_inference() or self.whole._version):
-            return self.pattern
-        return from_tensor(self.whole, causal=False)
+        """The pattern; where code may have written into the additive mask, the pattern of that mask."""
+        return self.pattern if self.untouched else from_tensor(cast("Tensor", self.whole), causal=False)
+
+    @property
+    def untouched(self) -> bool:
+        """Is it certain that no code wrote into it?"""
+        return self.whole is None or not (self.whole.is_inference() or self.whole._version)
 
 
-def _made(value: Any) -> Any:
-    """The same arguments with additive masks."""
+_CATS = frozenset((torch.cat, torch.concat, torch.concatenate))
+
+
+def _merged(tensors: Any, dim: int = 0, *, axis: int | None = None, **more: Any) -> RuledMask | None:
+    """The mask of merged attention: a causal one over a sequence's own keys, behind it one over other keys.
+
+    None where the tensors that are concatenated are not those two, or not along the keys.
+    """
+    if more or (dim if axis is None else axis) not in (-1, 3) or len(tensors) != 2:
+        return None
+    own, other = tensors
+    if not isinstance(own, RuledMask) or not own.untouched or not own.pattern.causal or own.pattern.beside is not None:
+        return None
+    if own.shape[:3] != other.shape[:3] or own.dtype != other.dtype:
+        return None
+    pattern = other.meaning() if isinstance(other, RuledMask) else from_tensor(other, causal=False)
+    if pattern.causal or pattern.beside is not None or pattern.bias is not None:
+        return None
+    (row, col), (n, m) = (other.start if isinstance(other, RuledMask) else (0, 0)), other.shape[2:]
+    beside = pattern.full(range(row, row + n), range(col, col + m))
+    note = f"merged attention: the last {m} keys are not the sequence's own, and the mask is kept in full."
+    shape = (*own.shape[:3], own.shape[3] + m)
+    looks = torch.zeros(1, dtype=own.dtype, device=own.device).expand(shape)
+    return _ruled(looks, replace(own.pattern, beside=beside, note=note), own.start)
+
+
+def _ruled(looks: Tensor, pattern: Pattern, start: tuple[int, int]) -> RuledMask:
+    """A mask that looks like `looks` and means `pattern`."""
+    mask = looks.as_subclass(RuledMask)
+    mask.pattern, mask.start, mask.whole = pattern, start, None
+    return mask
+
+
+def _additive(value: Any) -> Any:
+    """The same arguments, each RuledMask replaced by its additive mask."""
     if isinstance(value, RuledMask):
         if value.whole is None:
-            assert value.pattern.make is not None
-            allowed = value.pattern.make()
+            (row, col), (n, m) = value.start, value.shape[2:]
+            allowed = value.pattern.full(range(row, row + n), range(col, col + m - value.pattern.others))
+            assert allowed is not None
             least = torch.finfo(value.dtype).min
             value.whole = torch.where(allowed, torch.zeros((), dtype=value.dtype, device=allowed.device), least)
         return value.whole
     if isinstance(value, (list, tuple)):
-        return type(value)(map(_made, value))
-    return {name: _made(x) for name, x in value.items()} if isinstance(value, dict) else value
+        return type(value)(map(_additive, value))
+    return {name: _additive(x) for name, x in value.items()} if isinstance(value, dict) else value
 
 
 @cache
-def _looks() -> frozenset[Any]:
-    """What asks for a tensor's looks, not for its numbers."""
+def _metadata_functions() -> frozenset[Any]:
+    """The functions that read a tensor's metadata, not its numbers."""
     names = ("shape", "ndim", "device", "dtype", "layout", "requires_grad", "is_leaf", "grad_fn", "grad")
     methods = (Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__)
     return frozenset((*(getattr(Tensor, name).__get__ for name in names), *methods))
@@ -185,14 +242,12 @@ def keep_rules(
     else:
         pattern = replace(read, padding=attention_mask, make=make)
     looks = torch.zeros(1, dtype=dtype, device=device).expand(batch_size, 1, q_length, kv_length)
-    mask = looks.as_subclass(RuledMask)
-    mask.pattern, mask.start, mask.whole = pattern, start, None
-    return mask
+    return _ruled(looks, pattern, start)
 
 
 @cache
 def _known() -> dict[Any, str]:
-    """The code of the functions that Transformers' own factories make, so that what they made is known again."""
+    """The code objects of the mask functions that Transformers' factories make, by which they are recognised."""
     some = torch.zeros(1, dtype=torch.int64)
     return {
         theirs.and_masks().__code__: "and",
@@ -205,7 +260,7 @@ def _known() -> dict[Any, str]:
 
 
 def _read(function: Callable[..., Any]) -> Pattern | None:
-    """A mask function as a pattern; None where it is none that Transformers' own factories make."""
+    """A mask function as a pattern; None for one that Transformers' factories did not make."""
     if function is theirs.causal_mask_function:
         return Pattern(causal=True)
     if function is theirs.bidirectional_mask_function:
@@ -233,7 +288,7 @@ def _read(function: Callable[..., Any]) -> Pattern | None:
 
 
 def from_tensor(mask: Tensor | None, *, causal: bool) -> Pattern:
-    """A mask that the model or its user made in full, bool (True = may attend) or added to the scores; or none."""
+    """The pattern of a stored mask, bool (True = may attend) or added to the scores; of None, one without a mask."""
     if mask is None:
         return Pattern(causal=causal)
     mask = mask[(None,) * (4 - mask.ndim)]
@@ -246,12 +301,12 @@ def from_tensor(mask: Tensor | None, *, causal: bool) -> Pattern:
     return Pattern(bias=mask, note=note)
 
 
-def _padding_rules(padding: Tensor | None, keys: range) -> Rules:
-    """Lengths where padding is on the right, else which keys may be seen, (batch, 1, 1, keys)."""
+def _padding_rules(padding: Tensor | None, keys: range) -> RuleDict:
+    """`kv_lengths` where padding is on the right, else a mask (batch, 1, 1, keys)."""
     if padding is None:
         return {}
     real = padding[:, keys.start : keys.stop].to(device="cpu", dtype=torch.bool)
-    real = pad(real, (0, len(keys) - real.shape[1]))  # a cache with room to spare
+    real = pad(real, (0, len(keys) - real.shape[1]))  # a static cache has more positions
     if bool(real.all()):
         return {}
     lengths = real.sum(-1)

@@ -1,4 +1,4 @@
-"""One layer while its model runs: the pieces that each call brings, joined along the queries when asked for."""
+"""One layer while its model runs: the observations of each call, joined along the queries at the end."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -8,34 +8,39 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clearhead.core.axes import group_size
+from clearhead.core.rules import take
 from clearhead.errors import RuleError, SelectionError
-from clearhead.matrix import AttentionMatrix
-from clearhead.observations import Observation
+from clearhead.ops.matrix import AttentionMatrix
+from clearhead.ops.observation import Observation, among
 from clearhead.watching.layers import Layer
-from clearhead.watching.masks import Pattern, Rules
+from clearhead.watching.masks import Pattern, RuleDict
 
 AGAIN = "watch one sequence in a block, with its cache: open another `with ch.watch(…)` for another one."
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
-    """One call: q (batch, heads, queries, d_k), k and v (batch, kv_heads, keys, d_k or d_v), and where they stand."""
+class AttentionCall:
+    """One call's q (batch, heads, queries, d_k), k and v (batch, kv_heads, keys, d_k or d_v), and their positions.
+
+    In merged attention k and v hold `pattern.others` keys more behind those of the sequence: an encoder's.
+    """
 
     q: Tensor
     k: Tensor
     v: Tensor | None
     pattern: Pattern
     queries: range  # positions in the sequence
-    keys: range
-    scores: Rules  # scale, softcap, sinks
+    keys: range  # those of the sequence
+    scores: RuleDict  # scale, softcap, sinks
 
-    def rules(self) -> Rules:
+    def rules(self) -> RuleDict:
         return self.scores | self.pattern.rules(self.queries, self.keys)
 
 
 @dataclass(eq=False)
 class Recording:
-    """What is seen of one layer."""
+    """The calls of one layer in one block, and their observations."""
 
     name: str
     path: str
@@ -45,18 +50,21 @@ class Recording:
     keep: bool
     values: bool
     image: tuple[int, int] | None
-    calls: list[Call] = field(default_factory=list)
+    calls: list[AttentionCall] = field(default_factory=list)
     parts: list[Observation] = field(default_factory=list)
     last_key: Tensor | None = None
     first_sums: Tensor | None = None  # (batch, kv_heads, keys): each key's sum, while no keys were added
+    other_k: Tensor | None = None  # (batch, kv_heads, other keys, d_k): those behind the sequence's own
+    other_v: Tensor | None = None
+    shared: list[int] | None = None  # the key heads of `heads`
 
     @property
     def length(self) -> int:
-        """How many queries were seen."""
+        """How many queries all calls had together."""
         return sum(len(call.queries) for call in self.calls)
 
-    def check(self, call: Call) -> None:
-        """Does this call continue the sequence that was seen so far? Raises RuleError where it does not."""
+    def check(self, call: AttentionCall) -> None:
+        """Raise RuleError unless this call continues the sequence of the calls before."""
         if not self.calls:
             if self.heads is not None and max(self.heads, default=0) >= call.q.shape[1]:
                 raise SelectionError(
@@ -75,7 +83,16 @@ class Recording:
             )
         if self.cross and call.keys != before.keys:
             raise RuleError(f"layer {self.name}: the keys of cross-attention changed.", AGAIN)
-        if not self.cross and call.keys.stop == before.keys.stop and not self._same_keys(call.k):
+        own, other = torch.split(call.k, [len(call.keys), call.pattern.others], 2)
+        if other.shape[2] != before.pattern.others or (
+            self.other_k is not None and not torch.equal(other, self.other_k)
+        ):
+            raise RuleError(
+                f"layer {self.name}: the keys that its merged attention has behind the sequence's own changed: they "
+                "are another encoder's output, or the model adds to them as it goes on.",
+                "watch one forward pass with use_cache=False: its matrix has every query.",
+            )
+        if not self.cross and call.keys.stop == before.keys.stop and not self._same_keys(own):
             raise RuleError(
                 f"layer {self.name}: queries were added and no keys: the cache has room to spare, and the mask does "
                 "not say which of it is used.",
@@ -93,112 +110,144 @@ class Recording:
         first = self.first_sums
         return first is not None and first.shape == k.shape[:3] and torch.allclose(k.detach().sum(-1), first)
 
-    def add(self, call: Call, seen: Observation) -> None:
-        """Keep what this call brings: its observation, its queries, and the keys that were not there before."""
+    def add(self, call: AttentionCall, seen: Observation) -> None:
+        """Keep this call's observation, its queries, and the keys that the calls before did not have."""
         known = self.calls[-1].keys.stop if self.calls else call.keys.start
-        if self.image is not None and len(self.calls) == 1:
-            if not self.keep:
-                raise RuleError("a picture of several steps needs their queries and keys.", "keep=True, or no image.")
+        if len(self.calls) == 1:
+            self._check_whole(call)
             self.parts[0] = replace(self.parts[0], image=None)
-        new = slice(max(known - call.keys.start, 0), None)
+        new = slice(max(known - call.keys.start, 0), len(call.keys))
         q, k, v = call.q, call.k[:, :, new], call.v[:, :, new] if self.values and call.v is not None else None
+        if call.pattern.others and not self.calls:
+            behind = np.s_[:, :, len(call.keys) :]
+            self.other_k, self.other_v = (
+                _kept_copy(call.k[behind]),
+                _kept_copy(call.v[behind]) if self.values and call.v is not None else None,
+            )
         if k.shape[2]:
             self.first_sums = None if self.calls else k.detach().sum(-1)
             self.last_key = k[:, :, -1].detach().clone()
         if not self.keep:
             q, k = q[:, :, :0], k[:, :, :0]
         elif self.heads is not None:
-            shared = [head // (q.shape[1] // k.shape[1]) for head in self.heads]
-            q, k, v = q[:, list(self.heads)], k[:, shared], None if v is None else v[:, shared]
+            self.shared = [head // group_size(q.shape[1], k.shape[1]) for head in self.heads]
+            q, k, v = q[:, list(self.heads)], k[:, self.shared], None if v is None else v[:, self.shared]
         scores = {name: x.detach() if isinstance(x, Tensor) else x for name, x in call.scores.items()}
         bias = None if call.pattern.bias is None else call.pattern.bias.detach()
         pattern = replace(call.pattern, bias=bias)
-        kept = replace(call, q=_own(q), k=_own(k), v=None if v is None else _own(v), pattern=pattern, scores=scores)
+        kept = replace(
+            call,
+            q=_kept_copy(q),
+            k=_kept_copy(k),
+            v=None if v is None else _kept_copy(v),
+            pattern=pattern,
+            scores=scores,
+        )
         self.calls.append(kept)
         self.parts.append(seen if self.heads is None else seen.heads(list(self.heads)))
 
+    def _check_whole(self, call: AttentionCall) -> None:
+        """Of several steps, this is observed from the whole matrix in the end. Raises RuleError where it was let go."""
+        if self.keep:
+            return
+        if self.image is not None:
+            raise RuleError("a picture of several steps needs their queries and keys.", "keep=True, or no image.")
+        if call.pattern.others and self.parts[0].distance is not None:
+            raise RuleError(
+                "the distance to keys behind those of several steps needs their queries and keys.",
+                "keep=True, or no distance.",
+            )
+
     def finished(self) -> Layer:
-        """Everything seen so far, as one layer."""
+        """All calls so far, as one layer."""
         first, last = self.calls[0], self.calls[-1]
         queries, keys = range(first.queries.start, last.queries.stop), range(first.keys.start, last.keys.stop)
         pattern = self._pattern(queries, keys)
         rules = self._rules(pattern, queries, keys)
+        others = first.pattern.others
         seen = _joined([
-            part.among(len(keys), call.keys.start - keys.start)
+            among(part, len(keys) + others, call.keys.start - keys.start, last=others)
             for part, call in zip(self.parts, self.calls, strict=True)
         ])  # fmt: skip
-        q: Tensor | None = first.q
-        k: Tensor | None = first.k
-        v = first.v
-        if len(self.calls) > 1:
-            q, k = (torch.cat([getattr(call, side) for call in self.calls], 2) for side in ("q", "k"))
-            v = None if v is None else torch.cat([call.v for call in self.calls if call.v is not None], 2)
+        q, k, v = self._arrays()
+        if len(self.calls) > 1 and q is not None:
             if self.image is not None:
                 seen = replace(seen, image=AttentionMatrix(q, k, **rules).observe(image=self.image).image)
-        if not self.keep:
-            q = k = None
+            if others and seen.distance is not None:  # the others' places are known only now
+                seen = replace(seen, distance=AttentionMatrix(q, k, **rules).distance())
         real = last.pattern.padding
         if real is not None and not self.cross:
             real = real[:, queries.start : queries.stop]
         padding = None if real is None or self.cross or bool(real.all()) else ~real
         heads = range(first.q.shape[1]) if self.heads is None else self.heads
         return Layer(
-            self.name, self.path, self.call, self.cross, tuple(heads), seen, q, k, v, rules, padding, pattern.note
+            self.name, self.path, self.call, self.cross, tuple(heads), seen, q, k, v, rules, padding, pattern.note,
+            others,
         )  # fmt: skip
 
-    def _rules(self, pattern: Pattern, queries: range, keys: range) -> Rules:
+    def _arrays(self) -> list[Tensor | None]:
+        """q, k and v of all calls, other keys behind the sequence's own; None for what is not kept."""
+        found: list[Tensor | None] = []
+        for side, other in (("q", None), ("k", self.other_k), ("v", self.other_v)):
+            pieces = [getattr(call, side) for call in self.calls]
+            if other is not None:
+                pieces.append(other if self.shared is None else other[:, self.shared])
+            let_go = pieces[0] is None or (side != "v" and not self.keep)
+            found.append(None if let_go else pieces[0] if len(pieces) == 1 else torch.cat(pieces, 2))
+        return found
+
+    def _rules(self, pattern: Pattern, queries: range, keys: range) -> RuleDict:
         rules = self.calls[-1].scores | pattern.rules(queries, keys)
         if self.heads is not None:
-            chosen = list(self.heads)
-            for name in ("mask", "bias"):
-                if name in rules and rules[name].shape[1] > 1:
-                    rules[name] = rules[name][:, chosen]
-            if "sinks" in rules:
-                rules["sinks"] = rules["sinks"][chosen]
+            rules = take(rules, {"heads": list(self.heads)})
         return rules
 
     def _pattern(self, queries: range, keys: range) -> Pattern:
-        """The calls' patterns as one; a mask in full, where any of them has one, is in full for all."""
+        """The calls' patterns as one; where any of them stores its mask, one mask is stored for all."""
         patterns = [call.pattern for call in self.calls]
         if len(patterns) == 1:
             return patterns[0]
         bias = None
         if any(p.bias is not None for p in patterns):
             bias = self._whole([p.bias for p in patterns], queries, keys, 0.0, -torch.inf)
-        let_go = any(
+        dropped_keys = any(
             call.keys.start > call.pattern.first_visible(call.queries.start, keys.start) for call in self.calls
         )
-        if all(p.dense is None for p in patterns) and not let_go:
+        if all(p.dense is None and p.beside is None for p in patterns) and not dropped_keys:
             return replace(patterns[-1], bias=bias)
         blocks = [call.pattern.full(call.queries, call.keys) for call in self.calls]
         dense = self._whole(blocks, queries, keys, True, False)
         note = next((p.note for p in patterns if p.note), "the cache let go of keys that the model's mask allows.")
-        return Pattern(dense=dense, bias=bias, padding=patterns[-1].padding, note=note)
+        padding = None if patterns[0].others else patterns[-1].padding  # which is in the mask already
+        return Pattern(dense=dense, bias=bias, padding=padding, note=note)
 
     def _whole(self, blocks: list[Tensor | None], queries: range, keys: range, without: Any, rest: Any) -> Tensor:
-        """Blocks of each call's queries and keys, (batch or 1, heads or 1, queries, keys), as one tensor.
+        """The blocks of all calls, (batch or 1, heads or 1, queries, keys) each, as one tensor.
 
-        A call without a block has `without` everywhere; keys that were not there in a call have `rest`.
+        A call without a block is filled with `without`; keys that a call did not have are filled with `rest`.
         """
         there = [block for block in blocks if block is not None]
         lead = [max(block.shape[axis] for block in there) for axis in (0, 1)]
-        whole = torch.full((*lead, len(queries), len(keys)), rest, dtype=there[0].dtype)
+        others = self.calls[0].pattern.others
+        whole = torch.full((*lead, len(queries), len(keys) + others), rest, dtype=there[0].dtype)
         for block, call in zip(blocks, self.calls, strict=True):
             row, col = call.queries.start - queries.start, call.keys.start - keys.start
-            place = np.s_[:, :, row : row + len(call.queries), col : col + len(call.keys)]
-            whole[place] = without if block is None else block
+            rows = whole[:, :, row : row + len(call.queries)]
+            for side, start in ((slice(col, col + len(call.keys)), 0), (slice(len(keys), None), len(call.keys))):
+                part = rows[..., side]
+                part[:] = without if block is None else block[..., start : start + part.shape[-1]]
         return whole
 
 
-def _own(x: Tensor) -> Tensor:
-    """`x` itself, or a copy where keeping `x` would keep much more, or where somebody may write into it."""
+def _kept_copy(x: Tensor) -> Tensor:
+    """`x` detached, copied where it is a small part of a larger storage, or where other code may write into it."""
     x = x.detach()
     written = x.is_inference() or x._version > 0
     return x.clone() if written or x.untyped_storage().nbytes() > 1.5 * x.nbytes else x
 
 
 def _joined(parts: list[Observation]) -> Observation:
-    """Halves of halves: each number is copied log(parts) times."""
+    """All parts merged along the queries, in pairs: each number is copied log2(parts) times."""
     if len(parts) == 1:
         return parts[0]
     half = len(parts) // 2

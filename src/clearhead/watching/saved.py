@@ -1,4 +1,4 @@
-"""What was seen, on disk: one safetensors file, its arrays named by layer, its words as JSON in the header."""
+"""The file of `seen.save`: safetensors, arrays named by layer, everything else as JSON in the header."""
 
 import json
 import os
@@ -7,24 +7,22 @@ from typing import Any
 import numpy as np
 
 from clearhead import __version__
-from clearhead.arrayfiles import safetensors
-from clearhead.arrays import plain as near
-from clearhead.axes import Array
+from clearhead.core.array_files import safetensors
+from clearhead.core.arrays import as_rule_array as near
+from clearhead.core.axes import Array
+from clearhead.core.files import object_of, write_whole
+from clearhead.core.problem import describe
+from clearhead.core.statistics import STATISTICS, Top, arrays_of
 from clearhead.errors import ClearheadError, FileError
-from clearhead.files import object_of, write_whole
-from clearhead.merging import Top
-from clearhead.observations import Observation
-from clearhead.problem import describe
+from clearhead.ops.observation import Observation, joined_arrays, separate_arrays
 from clearhead.watching.layers import Layer
 
 FORMAT = 1
-BY_QUERY = ("logsumexp", "max_logit", "entropy", "distance")  # (batch, heads, queries)
-BY_KEY = ("received", "peak")  # (batch, heads, keys)
-STATISTICS = (*BY_QUERY, *BY_KEY, "image")
+_SAVED = [name for name in STATISTICS if name not in ("output", "groups")]
 
 
 def read(path: str | os.PathLike[str]) -> tuple[list[Layer], dict[str, Any]]:
-    """The layers, and the model's name and tokens. Raises FileError."""
+    """Read the layers, and the model's name and tokens. Raises FileError."""
     arrays, words = _read(path)
     if words.get("format") != FORMAT:
         raise FileError(
@@ -50,12 +48,10 @@ def write(path: str | os.PathLike[str], layers: list[Layer], words: dict[str, An
 
 
 def _put(arrays: dict[str, Array], number: str, layer: Layer) -> dict[str, Any]:
-    """One layer's arrays under their names; returns its words."""
+    """Add one layer's arrays under their names; returns the layer's part of the header."""
     seen = layer.observation
     given: dict[str, Any] = {"q": layer.q, "k": layer.k, "v": layer.v, "padding": layer.padding}
-    given |= {name: getattr(seen, name) for name in STATISTICS}
-    if seen.top is not None:
-        given |= {"top_weights": seen.top.weights, "top_indices": seen.top.indices}
+    given |= {name: x for name, x in separate_arrays(seen).items() if name != "output"}
     plain: dict[str, Any] = {}
     for name, value in layer.rules.items():
         if hasattr(value, "shape"):
@@ -66,6 +62,7 @@ def _put(arrays: dict[str, Array], number: str, layer: Layer) -> dict[str, Any]:
         if value is not None:
             arrays[f"{number} {name}"] = np.ascontiguousarray(near(value, name))
     words = {"name": layer.name, "path": layer.path, "call": layer.call, "cross": layer.cross, "note": layer.note}
+    words["other_keys"] = layer.other_keys
     return words | {"heads": list(layer.heads), "queries": seen.queries, "keys": seen.keys, "rules": plain}
 
 
@@ -100,16 +97,17 @@ def _layer(own: dict[str, Array], words: dict[str, Any]) -> Layer:
         problem = describe(q, k, own.get("v"), rules).problem  # type: ignore[arg-type]
         if problem.shape[1:] != (len(heads), queries, keys):
             raise ValueError(f"layer {words['name']} has a matrix of shape {problem.shape}")
-    lead = (own["logsumexp"].shape[0], len(heads))
-    for name in (*BY_QUERY, *BY_KEY):
-        if name in own and own[name].shape != (*lead, queries if name in BY_QUERY else keys):
-            raise ValueError(f"layer {words['name']} has {name} of shape {own[name].shape}")
-    top = Top(own["top_weights"], own["top_indices"]) if "top_weights" in own else None
-    if top is not None and not top.weights.shape[:-1] == top.indices.shape[:-1] == (*lead, queries):
-        raise ValueError(f"layer {words['name']} has top of shape {top.weights.shape}")
-    found = {name: own.get(name) for name in STATISTICS}
+    sizes = {"heads": len(heads), "queries": queries, "keys": keys}
+    found = joined_arrays({array: own[array] for name in _SAVED for array in arrays_of(name) if array in own})
+    for name, value in found.items():
+        for part in value if isinstance(value, Top) else (value,):
+            expected = [sizes.get(axis) for axis in STATISTICS[name].axes]
+            batch, *rest = part.shape
+            fits = batch == own["logsumexp"].shape[0] and len(rest) == len(expected)
+            if not fits or any(size not in (None, real) for size, real in zip(expected, rest, strict=True)):
+                raise ValueError(f"layer {words['name']} has {name} of shape {part.shape}")
     sinks = rules.get("sinks") is not None
-    seen = Observation(**found, top=top, queries=queries, keys=keys, sinks=sinks)
+    seen = Observation(**found, queries=queries, keys=keys, sinks=sinks)
     return Layer(
         name=str(words["name"]),
         path=str(words["path"]),
@@ -123,4 +121,5 @@ def _layer(own: dict[str, Array], words: dict[str, Any]) -> Layer:
         rules=rules,
         padding=own.get("padding"),
         note=str(words["note"]),
+        other_keys=int(words.get("other_keys", 0)),
     )

@@ -1,4 +1,4 @@
-"""What was seen of a model: one layer's attention after the other, each with its queries, keys and rules."""
+"""What `ch.watch` saw of a model: the attention of each layer, with its queries, keys and rules."""
 
 import os
 from collections import Counter
@@ -9,15 +9,17 @@ from typing import Any, Unpack, cast
 
 import numpy as np
 
-from clearhead.arrays import adopt
-from clearhead.axes import WEIGHTS, named
+from clearhead.core.arrays import as_array
+from clearhead.core.axes import WEIGHTS, named
+from clearhead.core.rule_values import is_whole, read_members, read_path
+from clearhead.deprecated import renamed
 from clearhead.errors import FileError, RuleError, SelectionError, shown, unknown
-from clearhead.flow import rollout
-from clearhead.matrix import AttentionMatrix
-from clearhead.observations import Observation
-from clearhead.values import read_members, read_path
+from clearhead.ops.matrix import AttentionMatrix
+from clearhead.ops.observation import Observation
+from clearhead.ops.rollout import rollout
 from clearhead.view import figure
-from clearhead.view.long import Run, Sight
+from clearhead.view.long import ShownLayer, ShownRun
+from clearhead.view.parts import one_sequence
 from clearhead.view.pictured import Page, Pictured
 from clearhead.watching.layers import Layer
 from clearhead.watching.saved import read, write
@@ -30,8 +32,17 @@ LAYERS = (int, np.integer, str), "a list of layers' numbers or names", "layers=[
 class Seen(Pictured):
     """What `ch.watch` saw: `seen[layer]` is an Observation, `seen.matrix(layer)` the AttentionMatrix itself.
 
-    A layer is called by its number, or by its name where a model has several stacks: `seen.layers` lists the names.
-    All arrays are (batch, heads, …); generated tokens follow one another along the queries.
+    A layer is given by its number, or by its name where a model has several stacks: `seen.layers` lists the names.
+    All arrays are (batch, heads, …); generated tokens follow one another along the queries. `len(seen)` is the number
+    of layers, and iterating gives each layer's Observation.
+
+    >>> import torch, transformers, clearhead as ch
+    >>> config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, eos_token_id=0, bos_token_id=0, vocab_size=9)
+    >>> model = transformers.GPT2Model(config).eval()
+    >>> with torch.no_grad(), ch.watch(model, entropy=True) as seen:
+    ...     _ = model(torch.tensor([[1, 2, 3, 4]]))
+    >>> seen.layers, seen[0].entropy.shape, seen.matrix(0).shape, len(seen.summary())
+    (['0', '1'], torch.Size([1, 2, 4]), (1, 2, 4, 4), 4)
     """
 
     parts: Mapping[str, Any] = field(default_factory=dict)  # by name, as they ran; each has finished()
@@ -52,32 +63,43 @@ class Seen(Pictured):
         return (self[name] for name in self.layers)
 
     def __getitem__(self, layer: int | str) -> Observation:
-        """Everything that was asked for, of one layer: (batch, heads, …). Raises SelectionError for an unknown one."""
+        """One layer's statistics, each (batch, heads, …). Raises SelectionError for an unknown layer."""
         return self.layer(layer).observation
 
     def layer(self, layer: int | str) -> Layer:
-        """One layer with its name, kept heads, rules and notes. Raises SelectionError for an unknown one."""
+        """One layer with its name, heads, q, k, v, rules and notes. Raises SelectionError for an unknown layer."""
         return cast("Layer", self.parts[self._name(layer)].finished())
 
     def head(self, layer: int | str, head: int) -> Observation:
-        """What was observed of one head: (batch, …). Raises SelectionError where it was not kept."""
-        found = self.layer(layer)
-        return found.observation.heads(self._place(found, head))
+        """One head's statistics, each (batch, …); `head` by its number in the model.
+
+        Raises SelectionError for an unknown layer, and for a head that was not kept.
+        """
+        chosen = self.layer(layer)
+        return chosen.observation.heads(self._head_index(chosen, head))
 
     def matrix(self, layer: int | str) -> AttentionMatrix:
-        """The layer's attention matrix, (batch, heads, queries, keys): any weight can still be asked for.
+        """The layer's attention matrix, (batch, heads, queries, keys), which computes any weight on demand.
 
-        With `heads=` in `watch`, its heads axis holds those heads. Raises RuleError where keep=False let it go.
+        With `heads=` in `watch`, its heads axis holds those heads only. Raises SelectionError for an unknown layer,
+        RuleError where `watch` had keep=False.
         """
         return self.layer(layer).matrix()
 
-    def rollout(self, token: int, *, residual: float = 0.5, layers: Iterable[int | str] | None = None) -> Any:
-        """Where one token's content comes from, through all self-attention layers: (batch, tokens), see `ch.rollout`.
+    @renamed("token", "query")
+    def rollout(self, query: int, *, residual: float = 0.5, layers: Iterable[int | str] | None = None) -> Any:
+        """How much each token contributes to one query through all self-attention layers, (batch, tokens).
 
-        `layers` names the layers of one stack where a model has several. Raises what `ch.rollout` raises.
+        query      the query's position
+        residual   the share of each layer's residual connection, 0 to 1
+        layers     the layers to go through, in order; None is all, and a model with several stacks needs them
+
+        The heads of a layer are averaged; see `ch.rollout`. O(queries·keys·d_k) for each layer and head.
+        Raises SelectionError for an unknown query or layer, RuleError for a residual outside 0 to 1, and what
+        `ch.rollout` raises.
         """
-        given = None if layers is None else read_members("layers", layers, *LAYERS)
-        names = self.layers if given is None else [self._name(layer) for layer in given]
+        asked = None if layers is None else read_members("layers", layers, *LAYERS)
+        names = self.layers if asked is None else [self._name(layer) for layer in asked]
         chosen = [name for name in names if not self.layer(name).cross]
         again = next((name for name in chosen if self.layer(name).call > 1), None)
         if layers is None and again:
@@ -92,13 +114,13 @@ class Seen(Pictured):
                 f"the model has several stacks of layers, {', '.join(sorted(stacks))}: rollout goes through one.",
                 f"layers=[name for name in seen.layers if name.startswith({min(stacks)!r})]",
             )
-        return rollout([self.matrix(name) for name in chosen], query=token, residual=residual)
+        return rollout([self.matrix(name) for name in chosen], query=query, residual=residual)
 
     def summary(self) -> Summary:
-        """One line for each head: sink, previous-token and self mass, mean distance, entropy; `print` makes a table.
+        """One line for each head: sink, previous-token and self mass, mean distance, entropy; it prints as a table.
 
-        Without queries and keys (keep=False) it says what was observed. O(queries) where distance and entropy were
-        asked for, else O(queries·keys).
+        Distance is in tokens, entropy in nats. Without queries and keys (keep=False) it holds what was observed, and
+        nan for the rest. O(queries) for each head where distance and entropy were observed, else O(queries·keys·d_k).
         """
         return Summary((line for name in self.layers for line in heads_of(self.layer(name))), self.unseen)
 
@@ -111,7 +133,15 @@ class Seen(Pictured):
         batch: int = 0,
         ax: Any = None,
     ) -> Any:
-        """On matplotlib axes (extra `plot`): layers × heads by a statistic of `summary`, or one head's weights."""
+        """Draw on matplotlib axes: layers × heads by a statistic of `summary`, or the weights of one layer and head.
+
+        statistic     "sink", "previous", "own", "distance" or "entropy"
+        layer, head   both, to draw that head's weights of text `batch`
+        ax            the axes to draw on; None makes new ones
+
+        Returns the axes. Raises UnknownNameError for another statistic, RuleError where only one of layer and head is
+        given, SelectionError for unknown ones, MissingExtraError without matplotlib.
+        """
         if layer is not None and head is not None:
             return self._plot(head, layer, batch, ax)
         if layer is not None or head is not None:
@@ -120,9 +150,9 @@ class Seen(Pictured):
             raise unknown("statistic", statistic, Head._fields[2:])
         lines = [heads_of(self.layer(name)) for name in self.layers]
         values = np.full((len(lines), 1 + max((line.head for part in lines for line in part), default=0)), np.nan)
-        for at, part in enumerate(lines):
+        for row, part in enumerate(lines):
             for line in part:
-                values[at, line.head] = getattr(line, statistic)
+                values[row, line.head] = getattr(line, statistic)
         return figure.plot_grid(values, self.layers, statistic, ax)
 
     def save(self, path: str | os.PathLike[str], **options: Unpack[Page]) -> None:
@@ -130,9 +160,10 @@ class Seen(Pictured):
 
         For a page:
         exact     (layer, head) pairs whose weights the page computes from q and k; None is all, [] is pictures only
-        dtype     "float16" or "bfloat16" store q and k in less room; None is their own
+        dtype     "float16" or "bfloat16" store q and k in less memory; None keeps their dtype
         batch, beside (a second run to compare with), language ("en", "zh"), title
-        Raises SelectionError for a page above 64 MB, with what would fit; RuleError where keep=False let q and k go.
+        Raises FileError where the file cannot be written, UnknownNameError for another option, SelectionError for a
+        page above 64 MB, with what would fit, RuleError for a page where `watch` had keep=False.
         """
         name, suffix = Path(read_path(path)).name, Path(path).suffix.lower()
         if suffix in (".html", ".htm"):
@@ -151,20 +182,20 @@ class Seen(Pictured):
         words = {"model": self.model, "tokens": self.tokens, "source_tokens": self.source_tokens}
         write(path, layers, {**words, "unseen": self.unseen})
 
-    def _run(self, batch: int) -> Run:
-        layers = [self.layer(name) for name in self.layers]
-        sights = []
-        for layer in layers:
+    def _run(self, batch: int) -> ShownRun:
+        found = []
+        for name in self.layers:
+            layer = self.layer(name)
             matrix = layer.matrix()
-            if not isinstance(batch, (int, np.integer)) or not 0 <= batch < matrix.shape[0]:
+            if not is_whole(batch) or not 0 <= batch < matrix.shape[0]:
                 raise SelectionError(f"batch {batch} is outside 0..{matrix.shape[0] - 1}.")
-            padding = None if layer.padding is None else adopt(layer.padding, "padding")[0][[batch]]
-            part = matrix.sequence(batch)
-            sights.append(Sight(layer.name, layer.heads, part, padding, layer.cross, layer.note))
-        return Run(self.model or "watched", sights, _texts(self.tokens, batch), _texts(self.source_tokens, batch))
+            padding = None if layer.padding is None else as_array(layer.padding, "padding")[0][[batch]]
+            part = one_sequence(matrix, batch)
+            found.append(ShownLayer(layer.name, layer.heads, part, padding, layer.cross, layer.note))
+        return ShownRun(self.model or "watched", found, _texts(self.tokens, batch), _texts(self.source_tokens, batch))
 
     def told_unseen(self) -> str:
-        """One sentence on the attention that was not seen; "" where all was."""
+        """One sentence on the attention that was not seen; "" where all was seen."""
         if not self.unseen:
             return ""
         kinds = Counter(kind for _, kind in self.unseen)
@@ -195,11 +226,11 @@ class Seen(Pictured):
 
     def _name(self, layer: int | str) -> str:
         names = self.layers
-        if isinstance(layer, bool) or not isinstance(layer, (int, np.integer, str)):
+        if not is_whole(layer) and not isinstance(layer, str):
             raise SelectionError(f"layer is {shown(layer)}: expected its number or its name.", "layer=0")
         if str(layer) in self.parts:
             return str(layer)
-        if isinstance(layer, (int, np.integer)) and not isinstance(layer, bool) and -len(names) <= layer < len(names):
+        if not isinstance(layer, str) and -len(names) <= layer < len(names):
             return names[layer]
         for name, part in self.parts.items():
             if part.path == layer:
@@ -209,8 +240,8 @@ class Seen(Pictured):
         raise SelectionError(f"there is no layer {layer!r}.", f"seen are: {', '.join(names)}")
 
     @staticmethod
-    def _place(layer: Layer, head: int) -> int:
-        if isinstance(head, (int, np.integer)) and not isinstance(head, bool) and head in layer.heads:
+    def _head_index(layer: Layer, head: int) -> int:
+        if is_whole(head) and head in layer.heads:
             return layer.heads.index(int(head))
         kept = ", ".join(map(str, layer.heads))
         raise SelectionError(f"layer {layer.name} has no head {shown(head)}: kept are {kept}.")
@@ -225,9 +256,11 @@ def _texts(rows: list[list[Any]], batch: int) -> list[str] | None:
 
 
 def load(path: str | os.PathLike[str]) -> Seen:
-    """Read what `seen.save(path)` wrote; its arrays are NumPy's. Needs neither PyTorch nor Transformers.
+    """Read a safetensors file that `seen.save(path)` wrote. Needs neither PyTorch nor Transformers.
 
-    Raises FileError when the file is missing, cut off, or no such record: the sentence says which.
+    Returns a Seen with the same layers, statistics, tokens and, unless keep=False, matrices; arrays are NumPy's, with
+    the shapes and dtypes that were saved. Takes the time to read the file, and its size in memory.
+    Raises FileError, which says whether the file is missing, cut off, or not a record of ch.watch.
 
     >>> import clearhead as ch
     >>> ch.load("nowhere.safetensors")

@@ -1,18 +1,18 @@
-"""One line for each head: what it looks at, in five numbers."""
+"""One line for each head: where its weight goes, in five numbers."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 
-from clearhead.arrays import read
+from clearhead.core.arrays import as_host_array
 from clearhead.digits import fixed
-from clearhead.glance import glance
+from clearhead.view.head_summary import summarise_heads
 from clearhead.watching.layers import Layer
 
 
 class Head(NamedTuple):
-    """Means over the batch's queries that are not padding; nan where it cannot be said."""
+    """Means over the batch's queries that are not padding; nan where a number is not known."""
 
     layer: str
     head: int
@@ -24,7 +24,7 @@ class Head(NamedTuple):
 
 
 class Summary(list[Head]):
-    """Every head that was seen; `str` makes a table of at most 80 columns, and names what was not seen below it."""
+    """Every head that was seen; `str` makes a table of at most 80 columns, and below it lists what was not seen."""
 
     def __init__(self, heads: Iterable[Head] = (), unseen: Iterable[tuple[str, str]] = ()) -> None:
         super().__init__(heads)
@@ -45,8 +45,10 @@ class Summary(list[Head]):
 
 def heads_of(layer: Layer) -> list[Head]:
     """A line for each head of a layer."""
-    padding = None if layer.padding is None else read(layer.padding, "padding")[0]
-    means = glance(None if layer.q is None else layer.matrix(), layer.observation, padding, cross=layer.cross)
+    padding = None if layer.padding is None else as_host_array(layer.padding, "padding")[0]
+    means = summarise_heads(None if layer.q is None else layer.matrix(), layer.observation, padding, cross=layer.cross)
+    if layer.other_keys:  # which are near to no query
+        means = means._replace(distance=[np.nan] * len(layer.heads))
     return [Head(layer.name, head, *(mean[at] for mean in means)) for at, head in enumerate(layer.heads)]
 
 

@@ -1,4 +1,4 @@
-"""A model's attention switched over by Transformers' public interface, and back to exactly what it was."""
+"""Sets a model's attention to ours through Transformers' public interface, and back to exactly what it was."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ Implementations = list[tuple[PretrainedConfig, Any]]
 
 
 def check(model: Any) -> None:
-    """Can this be watched? DtypeError where it is no model in one memory, RuleError where it is watched already."""
+    """Raise DtypeError unless this is a model on one device, RuleError where it is being watched already."""
     if not isinstance(model, nn.Module) or not models(model):
         inner = getattr(model, "model", None)
         hint = f"ch.watch(….model) watches its {type(inner).__name__}." if isinstance(inner, PreTrainedModel) else ""
@@ -34,7 +34,7 @@ def check(model: Any) -> None:
 
 
 def switch(model: nn.Module) -> Implementations:
-    """Set every attention to ours; returns what they were. Raises RuleError where a model does not let itself."""
+    """Set every attention to ours; returns what they were before. Raises RuleError where a model does not allow it."""
     register()
     before = _implementations(model)
     try:
@@ -55,7 +55,7 @@ def switch(model: nn.Module) -> Implementations:
 
 
 def restore(before: Implementations) -> None:
-    """Set every config back; parents come first, since setting one sets its parts too."""
+    """Set every config back; outer configs come first, since setting one sets those inside it too."""
     for config, implementation in before:
         config._attn_implementation = implementation
 

@@ -1,4 +1,4 @@
-"""Attention that ran in a watched model without going through Transformers' interface: what was not seen."""
+"""Attention of a watched model that does not go through Transformers' interface and so is not observed."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -16,8 +16,8 @@ _FUSED = ("qkv", "qkv_proj", "c_attn", "query_key_value", "in_proj_qkv", "in_pro
 def mixes_tokens(module: nn.Module) -> bool:
     """Is this module attention, or what a hybrid model has in its place?
 
-    It is where its class is called so, or where it has projections for two of queries, keys and values, or one for
-    several of them. Modules without parameters (a kernel inside an attention) are parts of what holds them.
+    It is if the name of its class says so, or if it has projections for two of queries, keys and values, or one
+    projection for several of them. Modules without parameters (a kernel inside an attention) do not count.
     """
     children = {name for name, _ in module.named_children()}
     sides = sum(not children.isdisjoint(names) for names in (_QUERIES, _KEYS, _VALUES))
@@ -29,10 +29,10 @@ def mixes_tokens(module: nn.Module) -> bool:
 def unseen(
     paths: Mapping[Any, str], ran: Collection[Any], went_through: Collection[Any]
 ) -> tuple[tuple[str, str], ...]:
-    """(path, class) of each module of `ran` that did its attention elsewhere, in the model's order.
+    """(path, class) of each module of `ran` that did not go through the interface, in the model's order.
 
-    A module counts as seen where it, a module inside it or a module around it went through the interface. Of modules
-    inside one another the innermost is named.
+    A module counts as seen if it, a module inside it or a module around it went through the interface. Of modules
+    inside one another the innermost is listed.
     """
     seen = [paths[module] for module in went_through]
     apart = [

@@ -7,39 +7,39 @@ from clearhead.diagnosing.recipe import Change, Inputs
 
 
 def _each(field: str, value: str, names: list[str]) -> Iterable[Change]:
-    """Each alone, and all together."""
+    """A change for each name alone, and one for all together."""
     alone: list[Change] = [{f"{field}_{name}": value} for name in names]
     return [*alone, {f"{field}_{name}": value for name in names}] if len(names) > 1 else alone
 
 
-def _transposed(given: Inputs) -> Iterable[Change]:
-    w = {} if given.layer is None else given.layer.w
+def _transposed(inputs: Inputs) -> Iterable[Change]:
+    w = {} if inputs.layer is None else inputs.layer.w
     return _each("w", "transposed", [name for name, matrix in w.items() if matrix.shape[0] == matrix.shape[1]])
 
 
-def _unbiased(given: Inputs) -> Iterable[Change]:
-    return _each("b", "missing", [] if given.layer is None else list(given.layer.b))
+def _unbiased(inputs: Inputs) -> Iterable[Change]:
+    return _each("b", "missing", [] if inputs.layer is None else list(inputs.layer.b))
 
 
-def _keeps_width(given: Inputs) -> bool:
+def _keeps_width(inputs: Inputs) -> bool:
     """Is W^O square, so that leaving it out goes unnoticed?"""
-    return given.layer is not None and "o" in given.layer.w and len(set(given.layer.w["o"].shape)) == 1
+    return inputs.layer is not None and "o" in inputs.layer.w and len(set(inputs.layer.w["o"].shape)) == 1
 
 
-def _per_value(given: Inputs) -> bool:
-    return _keeps_width(given) and given.k.shape[1] == given.problem.heads
+def _per_value(inputs: Inputs) -> bool:
+    return _keeps_width(inputs) and inputs.k.shape[1] == inputs.problem.heads
 
 
-def _joins(given: Inputs) -> bool:
-    return given.merged and several_heads(given)
+def _joins(inputs: Inputs) -> bool:
+    return inputs.merged and several_heads(inputs)
 
 
-def _grouped(given: Inputs) -> bool:
-    return given.k.shape[1] not in (1, given.problem.heads)
+def _grouped(inputs: Inputs) -> bool:
+    return inputs.k.shape[1] not in (1, inputs.problem.heads)
 
 
-def _rotary(given: Inputs) -> bool:
-    return given.rotary is not None
+def _rotary(inputs: Inputs) -> bool:
+    return inputs.rotary is not None
 
 
 _SPLIT = ("q = (x @ w_q).reshape(batch, n, heads, d_k).swapaxes(1, 2), and k and v alike",) * 2
@@ -77,9 +77,9 @@ HEADS = (
     ),
     Mistake(
         "output projection before joining",
-        lambda given: [
-            *when(_keeps_width, {"w_o": "per head"})(given),
-            *when(_per_value, {"w_o": "on values"})(given),
+        lambda inputs: [
+            *when(_keeps_width, {"w_o": "per head"})(inputs),
+            *when(_per_value, {"w_o": "on values"})(inputs),
         ],
         (
             "W^O is applied before the heads are joined, so that heads do not mix as they should ({w_o})",

@@ -9,17 +9,17 @@ from clearhead.diagnosing.recipe import Change, Inputs
 
 
 def _sizes(length: int) -> set[int]:
-    """The sizes that blocks have; the smaller ones only where the length leaves room for no other."""
+    """The usual sizes of blocks; 2 and 4 only where the length is short."""
     return {size for size in (8, 16, 32, 64, 128) if size < length} | ({2, 4} if length <= 64 else set())
 
 
 def _blocks(*bugs: str) -> Variants:
-    return lambda given: [{"blocks": (bug, size)} for bug in bugs for size in sorted(_sizes(given.problem.keys))]
+    return lambda inputs: [{"blocks": (bug, size)} for bug in bugs for size in sorted(_sizes(inputs.problem.keys))]
 
 
 def _other_blocks(*bugs: str) -> Variants:
-    def variants(given: Inputs) -> Iterator[Change]:
-        keys = given.problem.keys
+    def variants(inputs: Inputs) -> Iterator[Change]:
+        keys = inputs.problem.keys
         for size in sorted({*range(1, min(keys, 257)), 512, 1024} - _sizes(keys)):
             if size < keys:
                 yield from ({"blocks": (bug, size)} for bug in bugs)
@@ -28,7 +28,7 @@ def _other_blocks(*bugs: str) -> Variants:
 
 
 def _tails(keys: int, sizes: Iterable[int]) -> list[Change]:
-    """One size for each number of keys that are skipped, or of zeros that are read."""
+    """One block size for each number of skipped keys, and one for each number of zeros that are read."""
     uneven = sorted((size for size in sizes if keys % size), reverse=True)
     skipped = {keys // size * size: size for size in uneven}
     zeros = {-keys % size: size for size in uneven}
@@ -36,30 +36,32 @@ def _tails(keys: int, sizes: Iterable[int]) -> list[Change]:
     return [{"key_tail": (kind, size)} for kind, found in kinds for size in sorted(found.values())]
 
 
-def _key_tails(given: Inputs) -> Iterable[Change]:
-    return _tails(given.problem.keys, _sizes(given.problem.keys))
+def _key_tails(inputs: Inputs) -> Iterable[Change]:
+    return _tails(inputs.problem.keys, _sizes(inputs.problem.keys))
 
 
-def _other_tails(given: Inputs) -> Iterable[Change]:
-    common = list(_key_tails(given))
+def _other_tails(inputs: Inputs) -> Iterable[Change]:
+    common = list(_key_tails(inputs))
     return [
-        change for change in _tails(given.problem.keys, range(1, min(given.problem.keys, 257))) if change not in common
+        change
+        for change in _tails(inputs.problem.keys, range(1, min(inputs.problem.keys, 257)))
+        if change not in common
     ]
 
 
-def _row_tails(given: Inputs) -> Iterable[Change]:
-    """What is behind the last whole block of queries: left at 0, or at whatever was there."""
-    n = given.problem.queries
+def _row_tails(inputs: Inputs) -> Iterable[Change]:
+    """The rows behind the last whole block of queries: 0, or whatever the memory held."""
+    n = inputs.problem.queries
     starts = sorted({n // size * size for size in (*_sizes(n), *range(3, min(n, 33))) if n % size}, reverse=True)
     rows = np.arange(n)
-    theirs = given.theirs.astype(np.float64)
+    theirs = inputs.theirs.astype(np.float64)
     zero = [{"tail": ("zero", start)} for start in starts if not theirs[:, :, rows >= start].any()]
     return zero or [{"tail": ("unknown", start)} for start in starts]
 
 
 def _halves(*where: str) -> Variants:
-    def variants(given: Inputs) -> Iterable[Change]:
-        size = min(given.theirs.dtype.itemsize, given.problem.dtype.itemsize)
+    def variants(inputs: Inputs) -> Iterable[Change]:
+        size = min(inputs.theirs.dtype.itemsize, inputs.problem.dtype.itemsize)
         kinds = [kind for kind, bytes_ in (("float32", 4), ("float16", 2), ("bfloat16", 2)) if bytes_ < size]
         return [{"half": place, "half_dtype": kind} for place in where for kind in kinds]
 
@@ -84,7 +86,7 @@ KERNELS = (
             "按每块 {size} 个键做在线 softmax，后面的块抬高行最大值时，没有重新缩放{what}",
         ),
         _RESCALE,
-        ("a row whose largest score is not in its first block", "最大分数不在第一块中的行"),
+        ("a row whose largest score is not in its first block", "最大得分不在第一块中的行"),
         rare=_other_blocks("rescale", "rescale values", "rescale sum"),
     ),
     Mistake(
@@ -126,7 +128,7 @@ KERNELS = (
     Mistake(
         "scores in a narrow dtype",
         _halves("scores", "logits"),
-        ("the scores are rounded to {half_dtype}", "分数被舍入到 {half_dtype}"),
+        ("the scores are rounded to {half_dtype}", "得分被舍入到 {half_dtype}"),
         _WIDE,
         _FLOAT32,
         evidence="rounding",
@@ -135,7 +137,7 @@ KERNELS = (
         "weights in a narrow dtype",
         _halves("powers", "weights"),
         (
-            "the weights are rounded to {half_dtype} before they meet the values",
+            "the weights are rounded to {half_dtype} before they are multiplied by the values",
             "权重在乘以值之前被舍入到 {half_dtype}",
         ),
         _WIDE,

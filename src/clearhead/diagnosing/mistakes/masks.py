@@ -1,4 +1,4 @@
-"""Mistakes about who sees whom, and about how a mask acts."""
+"""Mistakes about which keys a query sees, and about how a mask acts."""
 
 from collections.abc import Iterable
 
@@ -6,38 +6,38 @@ from clearhead.diagnosing.mistakes.base import Mistake, hides, square, when
 from clearhead.diagnosing.recipe import Change, Inputs
 
 
-def _causal(given: Inputs) -> bool:
-    return given.problem.causal
+def _causal(inputs: Inputs) -> bool:
+    return inputs.problem.causal
 
 
-def _corners(given: Inputs) -> Iterable[Change]:
-    p = given.problem
+def _corners(inputs: Inputs) -> Iterable[Change]:
+    p = inputs.problem
     if not p.causal and p.window == (None, None):
         return []
     corners = (("first corner", 0), ("last corner", p.keys - p.queries))
     return [{"causal": name} for name, offset in corners if (p.query_offset != offset).any()]
 
 
-def _windows(given: Inputs) -> Iterable[Change]:
-    left, right = given.problem.window
+def _windows(inputs: Inputs) -> Iterable[Change]:
+    left, right = inputs.problem.window
     sides: list[Change] = []
     if left is not None:
         sides += [{"window": (1, 0)}, *([{"window": (-1, 0)}] if left else [])]
-    if right is not None and not (given.problem.causal and right == 0):
+    if right is not None and not (inputs.problem.causal and right == 0):
         sides += [{"window": (0, 1)}, *([{"window": (0, -1)}] if right else [])]
     if left and right:
         sides += [{"window": (1, 1)}, {"window": (-1, -1)}]
     return sides
 
 
-def _fills(given: Inputs) -> Iterable[Change]:
-    """Which number is found from theirs."""
-    return [{"masking": kind, "fill": None} for kind in ("fill", "add")] if hides(given) else []
+def _fills(inputs: Inputs) -> Iterable[Change]:
+    """A finite number in hidden places, which is fitted to theirs."""
+    return [{"masking": kind, "fill": None} for kind in ("fill", "add")] if hides(inputs) else []
 
 
-def _all_masks(given: Inputs) -> Iterable[Change]:
-    """All at once, where there are several."""
-    p = given.problem
+def _all_masks(inputs: Inputs) -> Iterable[Change]:
+    """All rules missing at once, where there are at least three."""
+    p = inputs.problem
     rules: dict[str, tuple[bool, object]] = {
         "causal": (p.causal, "missing"),
         "window": (p.window != (None, None), None),
@@ -46,16 +46,16 @@ def _all_masks(given: Inputs) -> Iterable[Change]:
         "query_padding": (p.query_lengths is not None, "missing"),
         "segments": (p.query_segments is not None, "missing"),
     }
-    change = {field: value for field, (given, value) in rules.items() if given}
+    change = {field: value for field, (active, value) in rules.items() if active}
     return [change] if len(change) > 2 else []
 
 
-def _mask(given: Inputs) -> bool:
-    return given.problem.mask is not None
+def _mask(inputs: Inputs) -> bool:
+    return inputs.problem.mask is not None
 
 
-def _padding(given: Inputs) -> bool:
-    return given.problem.kv_lengths is not None
+def _padding(inputs: Inputs) -> bool:
+    return inputs.problem.kv_lengths is not None
 
 
 _MORE = ("more than one token", "不止一个词元")
@@ -133,7 +133,7 @@ MASKS = (
     ),
     Mistake(
         "mask transposed",
-        when(lambda given: _mask(given) and square(given), {"mask": "transposed"}),
+        when(lambda inputs: _mask(inputs) and square(inputs), {"mask": "transposed"}),
         (
             "the mask acts on queries where it should on keys: it is transposed",
             "掩码本应作用于键，却作用于查询：它被转置了",
@@ -160,7 +160,7 @@ MASKS = (
     ),
     Mistake(
         "padding on queries",
-        when(lambda given: _padding(given) and square(given), {"padding": "queries"}),
+        when(lambda inputs: _padding(inputs) and square(inputs), {"padding": "queries"}),
         (
             "the padding mask hides queries where it should hide keys",
             "填充掩码遮蔽了查询，而应当遮蔽键",
@@ -171,7 +171,7 @@ MASKS = (
     ),
     Mistake(
         "query lengths ignored",
-        when(lambda given: given.problem.query_lengths is not None, {"query_padding": "missing"}),
+        when(lambda inputs: inputs.problem.query_lengths is not None, {"query_padding": "missing"}),
         ("queries behind their length are computed: they should be 0", "超出长度的查询也被计算了：它们的输出应为 0"),
         ("out = where(i < query_lengths[:, None, None, None], out, 0)",) * 2,
         ("a length below the number of queries", "小于查询数的长度"),
@@ -179,7 +179,7 @@ MASKS = (
     ),
     Mistake(
         "segments ignored",
-        when(lambda given: given.problem.query_segments is not None, {"segments": "missing"}),
+        when(lambda inputs: inputs.problem.query_segments is not None, {"segments": "missing"}),
         ("the segments are ignored: packed sequences see each other", "忽略了分段：打包在一起的序列互相可见"),
         ("scores = where(query_segments == kv_segments, scores, -inf)",) * 2,
         ("two segments", "两个分段"),
@@ -187,7 +187,7 @@ MASKS = (
     ),
     Mistake(
         "window missing",
-        when(lambda given: given.problem.window != (None, None), {"window": None}),
+        when(lambda inputs: inputs.problem.window != (None, None), {"window": None}),
         ("the window is missing: queries see keys far away", "缺少窗口：查询看到了远处的键"),
         _WINDOW,
         ("more keys than the window holds", "超过窗口宽度的键"),
@@ -213,7 +213,7 @@ MASKS = (
     ),
     Mistake(
         "mask after softmax, renormalised",
-        when(lambda given: hides(given) and given.problem.sinks is not None, {"masking": "renormalised"}),
+        when(lambda inputs: hides(inputs) and inputs.problem.sinks is not None, {"masking": "renormalised"}),
         (
             "the mask is applied after the softmax, and the rows are divided by their sums again",
             "softmax 之后才遮蔽，各行再除以各自的和",
@@ -230,7 +230,7 @@ MASKS = (
         when(hides, {"masking": "one seen"}, {"masking": "one hidden"}),
         (
             "the mask is added to the scores as 0 and 1 ({masking}), not as 0 and -∞",
-            "掩码以 0 和 1 加到分数上（{masking}），而不是 0 和 -∞",
+            "掩码以 0 和 1 加到得分上（{masking}），而不是 0 和 -∞",
         ),
         _WHERE,
         _HIDDEN,
@@ -240,7 +240,7 @@ MASKS = (
         _fills,
         (
             "hidden scores become a finite number, {fill} ({masking}), not -∞: hidden keys keep some weight",
-            "被遮蔽的分数成了有限的数 {fill}（{masking}），而不是 -∞：被遮蔽的键仍有权重",
+            "被遮蔽的得分成了有限的数 {fill}（{masking}），而不是 -∞：被遮蔽的键仍有权重",
         ),
         _WHERE,
         _HIDDEN,

@@ -1,4 +1,4 @@
-"""Mistakes in the scores and logits: what is multiplied with what, the scale, the cap, the bias."""
+"""Mistakes in the scores and logits: the product, the scale, the cap, the bias."""
 
 from collections.abc import Iterable
 
@@ -7,43 +7,43 @@ from clearhead.diagnosing.recipe import STAGES, Change, Inputs
 
 
 def _scale(*others: "float | str") -> Variants:
-    """Other scales, where they are other numbers: a number, or the width whose square root divides."""
+    """Other scales, where they differ from the right one: a number, or the width whose square root divides."""
 
-    def variants(given: Inputs) -> Iterable[Change]:
-        right = given.problem.scale
-        found = {number for other in others for number in _numbers(given, other)}
-        return [{"scale": number} for number in sorted(found) if abs(number - right) > 1e-9 * abs(right)]
+    def variants(inputs: Inputs) -> Iterable[Change]:
+        right = inputs.problem.scale
+        scales = {number for other in others for number in _numbers(inputs, other)}
+        return [{"scale": number} for number in sorted(scales) if abs(number - right) > 1e-9 * abs(right)]
 
     return variants
 
 
-def _numbers(given: Inputs, other: "float | str") -> Iterable[float]:
-    p = given.problem
+def _numbers(inputs: Inputs, other: "float | str") -> Iterable[float]:
+    p = inputs.problem
     if isinstance(other, float):
         return (other,)
     widths = {
         "d_k": [p.d_k],
-        "d_v": [] if given.v is None else [given.v.shape[-1]],
-        "d_model": [p.heads * p.d_k] + ([] if given.layer is None else [given.layer.x.shape[-1]]),
+        "d_v": [] if inputs.v is None else [inputs.v.shape[-1]],
+        "d_model": [p.heads * p.d_k] + ([] if inputs.layer is None else [inputs.layer.x.shape[-1]]),
     }
     if other in widths:
         return [width**-0.5 for width in widths[other] if width and (other == "d_k" or width != p.d_k)]
     return {"1/d_k": [1 / p.d_k], "twice": [p.scale**2], "inverse": [1 / p.scale] if p.scale else []}[other]
 
 
-def _steps(given: Inputs) -> Iterable[Change]:
-    """The later steps up to the weights, those that do something."""
-    p = given.problem
+def _steps(inputs: Inputs) -> Iterable[Change]:
+    """The later steps up to the weights that change the numbers."""
+    p = inputs.problem
     works = {
         "scaled": p.scale != 1,
         "capped": p.softcap is not None,
         "biased": p.bias is not None or p.alibi_slopes is not None,
-        "masked": hides(given),
+        "masked": hides(inputs),
         "weights": True,
     }
-    if given.stage not in STAGES[:5]:
+    if inputs.stage not in STAGES[:5]:
         return []
-    later = STAGES[STAGES.index(given.stage) + 1 : 6]  # an earlier one is a rule left out, which has its own entry
+    later = STAGES[STAGES.index(inputs.stage) + 1 : 6]  # an earlier step means a missing rule, which has its own entry
     return [{"step": step} for step in later if works[step]]
 
 
@@ -53,7 +53,7 @@ _SCALE = ("scores = q @ k.swapaxes(-1, -2) * d_k ** -0.5",) * 2
 SCORES = (
     Mistake(
         "transpose missing",
-        when(lambda given: given.problem.keys == given.problem.d_k, {"product": "q·k"}),
+        when(lambda inputs: inputs.problem.keys == inputs.problem.d_k, {"product": "q·k"}),
         ("it is Q·K, not Q·Kᵀ: K is not transposed", "算的是 Q·K 而不是 Q·Kᵀ：K 没有转置"),
         _SCORES,
         ("a K that is not symmetric", "不对称的 K"),
@@ -68,14 +68,14 @@ SCORES = (
     Mistake(
         "no scale",
         _scale(1.0),
-        ("the scores are not scaled: the division by √d_k is missing", "分数没有缩放：没有除以 √d_k"),
+        ("the scores are not scaled: the division by √d_k is missing", "得分没有缩放：没有除以 √d_k"),
         _SCALE,
         ("d_k > 1", "d_k > 1"),
     ),
     Mistake(
         "scale 1/d_k",
         _scale("1/d_k"),
-        ("the scores are divided by d_k: the square root is missing", "分数除以了 d_k：漏了平方根"),
+        ("the scores are divided by d_k: the square root is missing", "得分除以了 d_k：漏了平方根"),
         _SCALE,
         ("d_k > 1 and a scale of your own, as scale=0.1", "d_k > 1，并自行给定缩放系数，如 scale=0.1"),
     ),
@@ -84,9 +84,9 @@ SCORES = (
         _scale("twice"),
         (
             "the scale is applied twice: to the queries or keys, and to the scores again",
-            "缩放了两次：先乘在查询或键上，又乘在分数上",
+            "缩放了两次：先乘在查询或键上，又乘在得分上",
         ),
-        ("scale either q or the scores, not both", "只缩放 q 或只缩放分数，不要两次"),
+        ("scale either q or the scores, not both", "只缩放 q 或只缩放得分，不要两次"),
         ("d_k > 1 and a scale of your own, as scale=0.1", "d_k > 1，并自行给定缩放系数，如 scale=0.1"),
     ),
     Mistake(
@@ -94,7 +94,7 @@ SCORES = (
         _scale("d_model"),
         (
             "the scores are divided by √d_model, the width of all heads, not by √d_k, the width of one",
-            "分数除以了所有头的总宽度 √d_model，而不是单个头的宽度 √d_k",
+            "得分除以了所有头的总宽度 √d_model，而不是单个头的宽度 √d_k",
         ),
         _SCALE,
         ("more than one head", "不止一个头"),
@@ -102,14 +102,14 @@ SCORES = (
     Mistake(
         "scale of d_v",
         _scale("d_v"),
-        ("the scores are divided by √d_v, not by √d_k", "分数除以了 √d_v，而不是 √d_k"),
+        ("the scores are divided by √d_v, not by √d_k", "得分除以了 √d_v，而不是 √d_k"),
         _SCALE,
         ("d_v ≠ d_k", "d_v ≠ d_k"),
     ),
     Mistake(
         "scale inverted",
         _scale("inverse"),
-        ("the scores are multiplied by √d_k where they should be divided", "分数乘以了 √d_k，而应当是除以"),
+        ("the scores are multiplied by √d_k where they should be divided", "得分乘以了 √d_k，而应当是除以"),
         _SCALE,
         ("d_k > 1", "d_k > 1"),
     ),
@@ -120,7 +120,7 @@ SCORES = (
             "the scale that was asked for is ignored: it is 1/√d_k, the default",
             "忽略了给定的缩放系数：用的是默认的 1/√d_k",
         ),
-        ("pass scale on to where the scores are scaled", "把 scale 传到缩放分数的地方"),
+        ("pass scale on to where the scores are scaled", "把 scale 传到缩放得分的地方"),
         ("a scale other than 1/√d_k", "不等于 1/√d_k 的缩放系数"),
         rule="scale",
     ),
@@ -136,34 +136,34 @@ SCORES = (
     ),
     Mistake(
         "softcap missing",
-        when(lambda given: given.problem.softcap is not None, {"softcap": "missing"}),
-        ("the scores are not capped: c·tanh(s/c) is missing", "没有限制分数的大小：漏了 c·tanh(s/c)"),
+        when(lambda inputs: inputs.problem.softcap is not None, {"softcap": "missing"}),
+        ("the scores are not capped: c·tanh(s/c) is missing", "没有限制得分的大小：漏了 c·tanh(s/c)"),
         ("scores = softcap * tanh(scores / softcap)",) * 2,
-        ("scores that are not small beside the cap", "与上限相比不算太小的分数"),
+        ("scores that are not small beside the cap", "与上限相比不算太小的得分"),
         rule="softcap",
     ),
     Mistake(
         "softcap after mask",
-        when(lambda given: given.problem.softcap is not None and hides(given), {"softcap": "after mask"}),
+        when(lambda inputs: inputs.problem.softcap is not None and hides(inputs), {"softcap": "after mask"}),
         (
             "the cap acts after the mask: -∞ becomes -c, and hidden keys keep some weight",
-            "先遮蔽再限制分数：-∞ 变成了 -c，被遮蔽的键仍有权重",
+            "先遮蔽再限制得分：-∞ 变成了 -c，被遮蔽的键仍有权重",
         ),
-        ("cap the scores first, mask them then", "先限制分数，再遮蔽"),
+        ("cap the scores first, mask them then", "先限制得分，再遮蔽"),
         ("a key that is hidden, and a small cap", "有被遮蔽的键，且上限较小"),
         rule="softcap",
     ),
     Mistake(
         "bias missing",
-        when(lambda given: given.problem.bias is not None, {"bias": "missing"}),
-        ("the bias is not added to the scores", "没有把偏置加到分数上"),
+        when(lambda inputs: inputs.problem.bias is not None, {"bias": "missing"}),
+        ("the bias is not added to the scores", "没有把偏置加到得分上"),
         ("scores = scores + bias",) * 2,
         ("a bias that differs from key to key", "对各个键不同的偏置"),
         rule="bias",
     ),
     Mistake(
         "bias scaled",
-        when(lambda given: given.problem.bias is not None and given.problem.scale != 1, {"bias": "scaled"}),
+        when(lambda inputs: inputs.problem.bias is not None and inputs.problem.scale != 1, {"bias": "scaled"}),
         ("the bias is added before the scale, which shrinks it too", "缩放之前就加了偏置，偏置也被缩小了"),
         ("scores = q @ k.swapaxes(-1, -2) * scale + bias",) * 2,
         ("a bias that differs from key to key, and d_k > 1", "对各个键不同的偏置，且 d_k > 1"),
@@ -171,7 +171,7 @@ SCORES = (
     ),
     Mistake(
         "ALiBi missing",
-        when(lambda given: given.problem.alibi_slopes is not None, {"alibi": "missing"}),
+        when(lambda inputs: inputs.problem.alibi_slopes is not None, {"alibi": "missing"}),
         ("ALiBi's slopes are left out", "漏掉了 ALiBi 的斜率"),
         ("scores = scores - slopes[:, None, None] * abs(i - j)",) * 2,
         ("more than one key", "不止一个键"),
@@ -179,7 +179,7 @@ SCORES = (
     ),
     Mistake(
         "ALiBi added",
-        when(lambda given: given.problem.alibi_slopes is not None, {"alibi": "added"}),
+        when(lambda inputs: inputs.problem.alibi_slopes is not None, {"alibi": "added"}),
         ("ALiBi's slopes are added, not subtracted: far keys gain", "ALiBi 的斜率是加而不是减：远处的键反而加分"),
         ("scores = scores - slopes[:, None, None] * abs(i - j)",) * 2,
         ("more than one key", "不止一个键"),

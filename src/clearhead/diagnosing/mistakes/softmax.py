@@ -1,4 +1,4 @@
-"""Mistakes in the softmax and in what its weights are multiplied with."""
+"""Mistakes in the softmax and in what its weights are multiplied by."""
 
 from collections.abc import Iterable
 
@@ -8,11 +8,13 @@ from clearhead.diagnosing.mistakes.base import Mistake, Variants, always, hides,
 from clearhead.diagnosing.recipe import Change, Inputs
 
 
-def _overflows(given: Inputs) -> Iterable[Change]:
-    """Without the maximum subtracted, exp leaves the dtype's range: only NaN shows it."""
-    if np.isfinite(given.theirs.astype(np.float64)).all():
+def _overflows(inputs: Inputs) -> Iterable[Change]:
+    """Where no maximum is subtracted, exp can leave the dtype's range; only NaN in theirs shows that."""
+    if np.isfinite(inputs.theirs.astype(np.float64)).all():
         return []
-    kinds = {dtype.name for dtype in (given.theirs.dtype, given.problem.dtype) if dtype.name in ("float16", "float64")}
+    kinds = {
+        dtype.name for dtype in (inputs.theirs.dtype, inputs.problem.dtype) if dtype.name in ("float16", "float64")
+    }
     return [{"overflow": kind} for kind in sorted({*kinds, "float32"})]
 
 
@@ -34,7 +36,7 @@ SOFTMAX = (
             "softmax 沿查询方向计算，而不是对每个查询的各个键计算：每列之和为 1",
         ),
         _SOFTMAX,
-        ("scores that are not symmetric", "不对称的分数"),
+        ("scores that are not symmetric", "不对称的得分"),
     ),
     Mistake(
         "softmax over the whole matrix",
@@ -58,10 +60,10 @@ SOFTMAX = (
     ),
     Mistake(
         "no softmax",
-        lambda given: [{"axis": "none"}, *when(hides, {"axis": "none, 0 where hidden"})(given)],
-        ("there is no softmax: the scores themselves are the weights", "没有 softmax：直接把分数当作权重"),
+        lambda inputs: [{"axis": "none"}, *when(hides, {"axis": "none, 0 where hidden"})(inputs)],
+        ("there is no softmax: the scores themselves are the weights", "没有 softmax：直接把得分当作权重"),
         _SOFTMAX,
-        ("any scores", "任意分数"),
+        ("any scores", "任意得分"),
     ),
     Mistake(
         "softmax without its maximum",
@@ -71,11 +73,11 @@ SOFTMAX = (
             "softmax 没有减去每行的最大值，exp 超出了 {overflow} 的范围",
         ),
         ("weights = exp(scores - scores.max(axis=-1, keepdims=True))",) * 2,
-        ("large scores: above 88 in float32, 11 in float16", "很大的分数：float32 超过 88，float16 超过 11"),
+        ("large scores: above 88 in float32, 11 in float16", "很大的得分：float32 超过 88，float16 超过 11"),
     ),
     Mistake(
         "sinks missing",
-        when(lambda given: given.problem.sinks is not None, {"sinks": "missing"}),
+        when(lambda inputs: inputs.problem.sinks is not None, {"sinks": "missing"}),
         ("the sinks are left out of the softmax's denominator", "softmax 的分母中漏掉了汇点"),
         ("total = exp(scores).sum(axis=-1) + exp(sinks)",) * 2,
         ("sinks above -∞", "不为 -∞ 的汇点"),

@@ -1,5 +1,5 @@
-"""The Triton kernels: rules.py what a tile may see, rows.py, columns.py and gradients.py the passes.
+"""The Triton kernels: rules.py computes the logits of a tile; rows.py, columns.py and gradients.py are the passes.
 
-One logic serves the compiler and the interpreter (TRITON_INTERPRET=1, tensors in the CPU's memory). Logits are in
-units of ln 2 inside, since the hardware has exp2; what leaves a kernel is natural.
+The same source runs compiled and in Triton's interpreter (TRITON_INTERPRET=1, tensors in the CPU's memory). The kernels
+keep logits in units of ln 2, since the hardware has exp2; results are in nats.
 """

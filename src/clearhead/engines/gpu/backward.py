@@ -1,38 +1,38 @@
-"""The backward pass over one problem, launched: dK and dV with their heads together, dQ, the bias's derivative."""
+"""Launches the backward kernels for one problem: dK and dV, then dQ, then the gradient of the bias."""
 
 from typing import Any
 
 import torch
 
-from clearhead.axes import Array
+from clearhead.core.axes import Array, group_size
+from clearhead.core.problem import Problem
 from clearhead.engines.base import Upstream
-from clearhead.engines.gpu import given as gpu
 from clearhead.engines.gpu import gradients
+from clearhead.engines.gpu import tensors as gpu
 from clearhead.engines.gpu.gradients import Loss, Places
-from clearhead.problem import Problem
 
 
 class Derivatives:
-    """What every launch of the backward pass is given."""
+    """One backward pass: the arguments that its kernels share, and their launches."""
 
     def __init__(
         self, problem: Problem, q: Array, k: Array, v: Array | None, logsumexp: Array, upstream: Upstream
     ) -> None:
-        self.problem, self.device, self.upstream = problem, gpu.place_of(q), upstream
+        self.problem, self.device, self.upstream = problem, gpu.device_of(q), upstream
         self.shapes = q.shape, k.shape, None if v is None else v.shape
         output = upstream.output if v is not None else None
         values = None if output is None else v
-        self.q, self.k = gpu.given(q), gpu.given(k)
-        self.v = gpu.Given(self.k.tensor, (0, 0, 0, 0)) if values is None else gpu.given(values)
-        given = gpu.Given(self.k.tensor, (0, 0, 0, 0)) if output is None else gpu.given(output)
+        self.q, self.k = gpu.as_tensor(q), gpu.as_tensor(k)
+        self.v = gpu.StridedTensor(self.k.tensor, (0, 0, 0, 0)) if values is None else gpu.as_tensor(values)
+        given = gpu.StridedTensor(self.k.tensor, (0, 0, 0, 0)) if output is None else gpu.as_tensor(output)
         self.output_strides = given.strides
         self.d_v = 0 if values is None else values.shape[-1]
-        self.per_key = problem.heads // max(1, k.shape[1])
-        self.per_value = self.per_key if values is None else problem.heads // max(1, values.shape[1])
+        self.per_key = problem.group
+        self.per_value = self.per_key if values is None else group_size(problem.heads, values.shape[1])
         number = gpu.statistics(problem)
 
         def per_line(x: Array | None) -> Any:
-            return None if x is None else gpu.gapless(x, number)
+            return None if x is None else gpu.contiguous(x, number)
 
         self.loss = Loss(
             logsumexp=per_line(logsumexp),
@@ -46,10 +46,10 @@ class Derivatives:
         self.rules = gpu.rules(problem, self.device)
 
     def all(self, own: torch.dtype, *, received: bool = False) -> dict[str, Any]:
-        """The derivatives by q, k and v in dtype `own` and by the bias; what keys received, where asked."""
+        """The gradients of q, k and v in dtype `own`, and of the bias; with `received`, the mass of each key too."""
         problem = self.problem
         by_q, by_k, by_v = self.shapes
-        shared = self.per_key == self.per_value  # else each head's derivative by itself, to be added up
+        shared = self.per_key == self.per_value  # else one gradient per query head, summed below
         together = self.per_key if shared else 1
         number = own if shared else gpu.statistics(problem)
         lead = problem.batch, problem.heads // together

@@ -1,8 +1,8 @@
-"""The column pass: every weight again from the log-sum-exp, key tile by key tile; no two programs add to one place.
+"""The column pass: recomputes every weight from the log-sum-exp, for statistics that are sums over the queries.
 
-A program owns a tile of keys and goes through the queries in order: what it adds up is the same bits every time. The
-product Aᵀ·g serves pictures and groups too: there g is what each query has to do with each pixel row or group, made
-on the fly, and `pool` adds up the keys of each pixel column or group.
+A program owns a tile of keys and goes through the queries in order. Each result has one writer and no atomics, so it is
+deterministic. Images and groups use the product Aᵀ·g too: there g is the share of each query in each pixel row or
+group, computed in the kernel, and `pool` sums over the keys of each pixel column or group.
 """
 
 from typing import Any, NamedTuple
@@ -12,9 +12,11 @@ import triton.language as tl
 
 from clearhead.engines.gpu.rules import LOG2E, any_seen, logits, mixed, placed, product, query_range
 
+STATISTICS = frozenset(("received", "peak", "image", "groups"))  # image and groups through Aᵀ·g
+
 
 class Columns(NamedTuple):
-    """Where the answers go, each (batch, heads, …) without gaps; None where not asked."""
+    """Where the results are written: contiguous (batch, heads, …); None where not requested."""
 
     received: Any  # (batch, heads, keys)
     peak: Any
@@ -24,7 +26,7 @@ class Columns(NamedTuple):
 
 @triton.jit
 def weigh(q, k, lse, rules, b, h, i, j, MASKED: tl.constexpr, PRECISION: tl.constexpr):
-    """The weights of a tile, turned: (keys, queries); 0 where forbidden."""
+    """The weights of a tile, transposed: (keys, queries); 0 where masked."""
     scores = product(k, q, PRECISION)
     s = logits(scores, rules, b, h, i[None, :], j[:, None], MASKED)
     p = tl.exp2(s - lse[None, :])
@@ -34,18 +36,16 @@ def weigh(q, k, lse, rules, b, h, i, j, MASKED: tl.constexpr, PRECISION: tl.cons
 
 
 @triton.jit
-def _share(rules, i, first, size, columns, D: tl.constexpr):
-    """How much of query i lies in pixel row first + c, as a share of that row: (queries, D)."""
-    c = (first + tl.arange(0, D)[None, :]).to(tl.int64)
-    low, high = (c * rules.queries).to(tl.float64) / size, ((c + 1) * rules.queries).to(tl.float64) / size
-    at = i[:, None].to(tl.float64)
-    overlap = tl.minimum(high, at + 1) - tl.maximum(low, at)
-    return tl.where(c < first + columns, tl.maximum(overlap, 0.0) / (high - low), 0.0)
+def _share(pixel, pixels, cell, cells):
+    """The share of one cell in one of `pixels` pixels over `cells` cells: observations.areas for integer tensors."""
+    low, high = pixel.to(tl.float64) * cells / pixels, (pixel + 1).to(tl.float64) * cells / pixels
+    place = cell.to(tl.float64)
+    return tl.maximum(tl.minimum(high, place + 1) - tl.maximum(low, place), 0.0) / (high - low)
 
 
 @triton.jit
 def _right(g, g_strides, labels, rules, b, h, i, first, size, columns, D: tl.constexpr, FLOAT: tl.constexpr):
-    """The right side of Aᵀ·g for queries i: given, or made from labels, or from a picture's pixel rows."""
+    """The rows of g in Aᵀ·g for queries i: loaded from memory, or computed from labels or from pixel rows."""
     c = tl.arange(0, D)
     if g is not None:
         place = g + b.to(tl.int64) * g_strides[0] + h.to(tl.int64) * g_strides[1]
@@ -55,7 +55,9 @@ def _right(g, g_strides, labels, rules, b, h, i, first, size, columns, D: tl.con
         mine = tl.load(labels + b.to(tl.int64) * rules.queries + i, mask=i < rules.queries, other=-1)
         right = (mine[:, None] == first + c[None, :]).to(FLOAT)
     else:
-        right = _share(rules, i, first, size, columns, D).to(FLOAT)
+        row = first + c[None, :]
+        share = _share(row, size, i[:, None], rules.queries)
+        right = tl.where(row < first + columns, share, 0.0).to(FLOAT)
     return right
 
 
@@ -84,7 +86,7 @@ def _look(
     FLOAT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The state after one more block of queries; one in which nobody sees anything is left out."""
+    """The state after one more block of queries; a fully masked block is skipped."""
     if MASKED and rules.content:
         if any_seen(rules, b, h, start + tl.arange(0, N)[None, :], j[:, None]):
             state = _look_at(state, k, q, lse, g, g_strides, labels, rules, b, h, start, j, first, size, columns, only,
@@ -156,10 +158,10 @@ def _look_at(
 def columns(q, q_strides, k, k_strides, lse, g, g_strides, labels, d_k, rules, to, per_key, first, size, columns, span,
             only, M: tl.constexpr, N: tl.constexpr, DK: tl.constexpr, D: tl.constexpr, FLOAT: tl.constexpr,
             PRECISION: tl.constexpr):  # fmt: skip
-    """Program (tile of keys × batch · heads). Of g: `columns` columns from `first` on; of the queries: those in `span`.
+    """Program (tile of keys × batch · heads); uses `columns` columns of g from `first` on, and the queries in `span`.
 
-    Where a picture takes several calls, `only` are the queries (whole tiles) whose weights this one adds to what keys
-    received before: in the order of a single call, so that the bits are the same.
+    If an image takes several launches, `only` is the range of queries (whole tiles) that this one adds to received and
+    peak, in the order of a single launch, so that the bits are the same.
     """
     tile, head = placed(tl.cdiv(rules.keys, M))
     b, h = head // rules.heads, head % rules.heads
@@ -204,10 +206,10 @@ def columns(q, q_strides, k, k_strides, lse, g, g_strides, labels, d_k, rules, t
 @triton.jit
 def pool(product, out, order, starts, keys, parts, width, columns, first, height, D: tl.constexpr, FLOAT: tl.constexpr,
          N: tl.constexpr):  # fmt: skip
-    """For out (batch·heads, height, parts): sums of product (batch·heads, keys, columns) over the keys of each part.
+    """Sum product (batch·heads, keys, columns) over the keys of each part, into out (batch·heads, height, parts).
 
-    Program (part × batch·heads). Where `order` is given, part p has the keys order[starts[p]:starts[p + 1]] of its
-    batch, of `width` heads; else it is pixel column p of a picture, and keys cut by its edge count in part.
+    Program (part × batch·heads). With `order`, part p has the keys order[starts[p]:starts[p + 1]] of its batch item,
+    each of which has `width` heads; else it is pixel column p of an image, and keys cut by its edge count in part.
     """
     part, head = placed(parts)
     line = head.to(tl.int64)
@@ -226,10 +228,7 @@ def pool(product, out, order, starts, keys, parts, width, columns, first, height
             share = here.to(FLOAT)
         else:
             j = at
-            left, right = part.to(tl.float64) * keys / parts, (part + 1).to(tl.float64) * keys / parts
-            place = at.to(tl.float64)
-            share = tl.maximum(tl.minimum(right, place + 1) - tl.maximum(left, place), 0.0) / (right - left)
-            share = tl.where(here, share, 0.0).to(FLOAT)
+            share = tl.where(here, _share(part, parts, at, keys), 0.0).to(FLOAT)
         rows = product + (line * keys + j)[:, None] * columns + e[None, :]
         block = tl.load(rows, mask=here[:, None] & (e < columns)[None, :], other=0.0)
         total += tl.sum(block * share[:, None], axis=0)

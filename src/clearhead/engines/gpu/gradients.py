@@ -1,10 +1,10 @@
-"""The backward pass: the weights again from the log-sum-exp, once by tiles of keys and once by tiles of queries.
+"""The backward pass: weights are recomputed from the log-sum-exp, once by tiles of keys and once by tiles of queries.
 
     dS_ij = a_ij·(dO_i·v_j + rows_i + keys_j - entropy_i·ln a_ij + distance_i·|position of i - j|)
 
-A program of the first pass owns a tile of keys and adds up dK, dV and, for nothing more, what those keys receive; one
-of the second owns a tile of queries and adds up dQ; one of the third owns a place of the bias. No two programs add to
-one place, so that the bits are the same every time.
+A program of the first kernel owns a tile of keys and sums dK, dV and, at no extra cost, the mass that they receive; one
+of the second owns a tile of queries and sums dQ; one of the third owns a tile of the bias. Each result has one writer
+and no atomics, so it is deterministic.
 """
 
 from typing import Any, NamedTuple
@@ -16,9 +16,9 @@ from clearhead.engines.gpu.rules import (
     LN2,
     LOG2E,
     any_seen,
-    bend,
     distances,
     key_range,
+    logit_grad,
     logits,
     mixed,
     placed,
@@ -28,7 +28,7 @@ from clearhead.engines.gpu.rules import (
 
 
 class Loss(NamedTuple):
-    """What the loss asks (base.Upstream), each (batch, heads, …) without gaps but for `output`; None: not asked."""
+    """The upstream gradients (base.Upstream), contiguous (batch, heads, …) except `output`; None where zero."""
 
     logsumexp: Any
     rows: Any
@@ -39,7 +39,7 @@ class Loss(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where the derivatives go, without gaps; None where not asked."""
+    """Where the gradients are written, contiguous; None where not requested."""
 
     k: Any  # (batch, heads / together, keys, d_k)
     v: Any
@@ -48,7 +48,7 @@ class Places(NamedTuple):
 
 @triton.jit
 def _load(base, along, across, d, at, most, D: tl.constexpr):
-    """Rows `at` of an array whose rows are `d` wide."""
+    """Load rows `at` of a matrix with `most` rows of `d` elements; zeros past its end."""
     c = tl.arange(0, D)
     place = base + at.to(tl.int64)[:, None] * along + c.to(tl.int64)[None, :] * across
     return tl.load(place, mask=(at < most)[:, None] & (c < d)[None, :], other=0.0)
@@ -56,9 +56,9 @@ def _load(base, along, across, d, at, most, D: tl.constexpr):
 
 @triton.jit
 def _slopes(scores, inner, loss, rules, b, h, i, j, MASKED: tl.constexpr):
-    """The weights, dS and the derivative by q·k of a tile in either orientation; 0 where forbidden.
+    """The weights, dS and the gradient of q·k for a tile in either orientation; 0 where masked.
 
-    `inner` is dO·v; i and j come in shapes that broadcast to the tile's.
+    `inner` is dO·v; i and j have shapes that broadcast to the tile's.
     """
     line = (b * rules.heads + h).to(tl.int64) * rules.queries + i
     inside = i < rules.queries
@@ -78,7 +78,7 @@ def _slopes(scores, inner, loss, rules, b, h, i, j, MASKED: tl.constexpr):
         away = distances(rules, b, i, j).to(scores.dtype)
         slope += tl.load(loss.distance + line, mask=inside, other=0.0) * away
     by_logit = tl.where(p == 0, 0.0, p * slope)
-    by_score = by_logit * bend(scores, rules)
+    by_score = by_logit * logit_grad(scores, rules)
     if MASKED:
         visible |= s != s
         p, by_logit = tl.where(visible, p, 0.0), tl.where(visible, by_logit, 0.0)
@@ -107,7 +107,7 @@ def _by_keys(
     DV: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The state after one more block of queries; one in which nobody sees anything is left out."""
+    """The state after one more block of queries; a fully masked block is skipped."""
     if MASKED and rules.content:
         if any_seen(rules, b, h, start + tl.arange(0, N)[None, :], j[:, None]):
             state = _add_queries(
@@ -166,7 +166,7 @@ def keys(
     FLOAT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """dK, dV and what keys receive. Program (tile of keys × batch · heads / together): heads that share keys."""
+    """dK, dV and received. Program (tile of keys × batch · heads / together); `together` query heads share keys."""
     groups = rules.heads // together
     tile, group = placed(tl.cdiv(rules.keys, M))
     b, first = group // groups, group % groups * together
@@ -230,7 +230,7 @@ def _by_queries(
     DV: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The dQ after one more block of keys; one in which nobody sees anything is left out."""
+    """The dQ after one more block of keys; a fully masked block is skipped."""
     if MASKED and rules.content:
         if any_seen(rules, b, h, i[:, None], start + tl.arange(0, N)[None, :]):
             by_q = _add_keys(by_q, mine, given, keys, values, loss, rules, b, h, i, start, MASKED, N, DK, DV, PRECISION)
@@ -277,10 +277,10 @@ def queries(
     FLOAT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """For dQ. Program (tile of queries × batch · heads)."""
+    """Compute dQ. Program (tile of queries × batch · heads)."""
     tiles = tl.cdiv(rules.queries, M)
     later, head = placed(tiles)
-    tile = tiles - 1 - later  # under a causal rule the longest first
+    tile = tiles - 1 - later  # last tiles first: under a causal mask they have the most keys
     b, h = head // rules.heads, head % rules.heads
     i = tile * M + tl.arange(0, M)
     own = q + b.to(tl.int64) * q_strides[0] + h.to(tl.int64) * q_strides[1]
@@ -334,9 +334,10 @@ def bias(
     FLOAT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Σ dS over the axes that the bias shares. Program (tile of keys × tile of queries × own batch · own heads).
+    """Σ dS over the bias's broadcast axes. Program (tile of keys × tile of queries × the bias's batch · heads).
 
-    Where queries share it, over_queries is how many there are, else 1, and a program goes through all; so for keys.
+    over_queries is the number of queries if the bias is broadcast over them (a program then sums over all), else 1;
+    over_keys likewise.
     """
     height, width = rules.queries, rules.keys
     if over_queries > 1:

@@ -1,4 +1,4 @@
-"""Where only the output is asked for: PyTorch's own fused kernels, which a well-kept library makes faster than ours."""
+"""PyTorch's fused kernels, which are faster than ours; used where only the output is requested."""
 
 from typing import Any
 
@@ -6,21 +6,26 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from clearhead.axes import Array
-from clearhead.device import DeviceArray
-from clearhead.problem import Problem
+from clearhead.core.axes import Array
+from clearhead.core.device_array import DeviceArray
+from clearhead.core.problem import Problem
+from clearhead.core.statistics import Wanted, lacking
+from clearhead.engines.base import unsupported
 
 KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]  # fastest first
 DEVICES = ["cuda"]
-_RULES = ("softcap", "bias", "alibi_slopes", "mask", "kv_lengths", "query_lengths", "query_segments", "sinks")
+RULES = frozenset({"scale", "causal", "query_offset"})
+STATISTICS = frozenset(("output",))
 
 
-def reasons_not(problem: Problem, q: Array, k: Array, v: Array) -> list[str]:
-    """Why PyTorch's kernels cannot answer for the output; empty where they can."""
-    given = [name for name in _RULES if getattr(problem, name) is not None]
-    reasons = [f"they have no {', '.join(given)}."] if given else []
-    if problem.window != (None, None):
-        reasons.append("they have no window.")
+def reasons_not(problem: Problem, q: Array, k: Array, v: Array, want: Wanted) -> list[str]:
+    """Why PyTorch's kernels cannot be used, a sentence each; empty if they can."""
+    reasons = unsupported("PyTorch's library of kernels", RULES, problem)
+    more = lacking(want, STATISTICS)
+    if more or not want.output:
+        reasons.append(f"they answer for the output alone, not for {', '.join(more) or 'nothing'}.")
+    if want.keep_float32:
+        reasons.append("they round the output.")
     if problem.causal and (problem.queries != problem.keys or problem.query_offset.any()):
         reasons.append("their causal rule has no query_offset.")
     if (problem.rows.start, problem.rows.step, problem.cols.start, problem.cols.step) != (0, 1, 0, 1):
@@ -33,9 +38,9 @@ def reasons_not(problem: Problem, q: Array, k: Array, v: Array) -> list[str]:
 
 
 def output(problem: Problem, q: Any, k: Any, v: Any) -> torch.Tensor | None:
-    """The output (batch, heads, queries, d_v); None where no fused kernel takes this after all.
+    """The output (batch, heads, queries, d_v); None if no fused kernel accepts this problem after all.
 
-    Under a causal rule a NaN or an infinity among the values may reach rows that must not see it: `repair` mends them.
+    Under a causal mask, a NaN or infinity in v may reach rows that must not see it; the row pass recomputes these rows.
     """
     tensors = q.tensor, k.tensor, v.tensor
     grouped = q.shape[1] != k.shape[1]
@@ -44,6 +49,6 @@ def output(problem: Problem, q: Any, k: Any, v: Any) -> torch.Tensor | None:
             found: torch.Tensor = scaled_dot_product_attention(
                 *tensors, is_causal=problem.causal, scale=problem.scale, enable_gqa=grouped
             )
-        except RuntimeError:  # "No available kernel": the reasons are PyTorch's own and change with its versions
+        except RuntimeError:  # "No available kernel": the conditions change with PyTorch's versions
             return None
-    return found.contiguous() if problem.causal else found  # as `repair` reads it
+    return found.contiguous() if problem.causal else found  # the row pass repairs it in place

@@ -1,54 +1,94 @@
-"""The row pass: output, log-sum-exp, maximum, entropy, distance and the strongest weights in one pass over the keys.
+"""The row pass: output, log-sum-exp, maximum, entropy, distance and the top weights in one pass over the keys.
 
-Online softmax (Milakov & Gimelshein 2018) for a tile of queries. A tile's rows are `pack` heads times the queries, so
-that the heads that share keys read them together where queries are few; there the keys are split among programs as
-well, and `merge` joins their answers. Splits depend on the number of keys only: no bit depends on the batch.
+Online softmax (Milakov & Gimelshein 2018) for a tile of rows, which are the queries of `pack` heads. With few queries,
+heads that share keys are packed into one tile, the keys are split among programs, and `merge` merges their states. The
+splits depend on the number of keys only, so no bit depends on the batch.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 
 from clearhead.engines.gpu.rules import LN2, LOG2E, any_seen, distances, key_range, logits, mixed, placed, product
 
+STATISTICS = frozenset(("output", "logsumexp", "max_logit", "entropy", "distance", "own", "top"))
+
 
 class Rows(NamedTuple):
-    """Where the answers go, each (batch, heads, queries, …) without gaps; None where not asked."""
+    """Where the results are written: contiguous (batch, heads, queries, …); None where not requested."""
 
     output: Any
     logsumexp: Any
     max_logit: Any
     entropy: Any
     distance: Any
+    own: Any
     top_weights: Any
     top_indices: Any
 
 
 class Partial(NamedTuple):
-    """The state of rows after some of the keys, (splits, batch · heads · queries, …) without gaps."""
+    """The state of each row after each split of the keys: contiguous (splits, batch · heads · queries, …)."""
 
     maximum: Any
     total: Any
     centred: Any
     far: Any
+    own: Any
     top: Any
     places: Any
     output: Any
 
+    @staticmethod
+    def room(make: Callable[..., Any], want: Rows, slots: int, d_v: int) -> "Partial":
+        """Allocate with `make` the states that the requested results need."""
+        ranked = want.top_weights is not None
+        return Partial(
+            maximum=make(),
+            total=make(),
+            centred=make() if want.entropy is not None else None,
+            far=make() if want.distance is not None else None,
+            own=make() if want.own is not None else None,
+            top=make(slots) if ranked else None,
+            places=make(slots, dtype=torch.int32) if ranked else None,
+            output=make(d_v) if want.output is not None else None,
+        )
+
+
+class State(NamedTuple):
+    """The online softmax state of a tile of rows, after the keys so far."""
+
+    maximum: Any
+    total: Any  # Σ p
+    centred: Any  # Σ p·(s - maximum)
+    far: Any  # Σ p·distance
+    own: Any  # logit of the key at the query's own position
+    top: Any  # largest logits, and their keys
+    places: Any
+    output: Any  # Σ p·v
+
 
 @triton.jit
 def _fresh(M: tl.constexpr, DV: tl.constexpr, TOP: tl.constexpr, FLOAT: tl.constexpr):
-    """Nothing seen yet: maximum, Σ p, Σ p·(s - maximum), Σ p·distance, strongest logits and their keys, Σ p·v."""
+    """The initial state, before any key."""
     none = tl.zeros((M,), FLOAT)
     top = tl.full((M, TOP), -float("inf"), FLOAT)
     places = tl.zeros((M, TOP), tl.int32) - 1 - tl.arange(0, TOP)[None, :]
-    return none - float("inf"), none, none, none, top, places, tl.zeros((M, DV), FLOAT)
+    return State(none - float("inf"), none, none, none, none - float("inf"), top, places, tl.zeros((M, DV), FLOAT))
+
+
+@triton.jit
+def _recentred(centred, total, drop):
+    """Σ p·(s - maximum), of which entropy is made, after the maximum rises by -drop and before p is rescaled."""
+    return centred + total * drop
 
 
 @triton.jit
 def _insert(top, places, found, start, N: tl.constexpr):
-    """Keep the strongest of what is kept and of a tile (queries, keys); of equals, the earlier key."""
+    """Merge a tile's logits (queries, keys) into the list of the largest; of equal logits the earlier key stays."""
     columns = tl.arange(0, N)[None, :]
     weakest, best = tl.min(top, axis=1), tl.max(found, axis=1)
     while tl.max((best > weakest).to(tl.int32), axis=0) > 0:
@@ -65,7 +105,7 @@ def _insert(top, places, found, start, N: tl.constexpr):
 @triton.jit
 def _absorb(state, q, rules, b, h, i, start, keys, values, want, MASKED: tl.constexpr, N: tl.constexpr,
             DK: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """The state after one more block of keys; one in which nobody sees anything is left out."""
+    """The state after one more block of keys; a fully masked block is skipped."""
     if MASKED and rules.content:
         if any_seen(rules, b, h[:, None], i[:, None], start + tl.arange(0, N)[None, :]):
             state = _take_in(state, q, rules, b, h, i, start, keys, values, want, MASKED, N, DK, DV, PRECISION)
@@ -77,7 +117,7 @@ def _absorb(state, q, rules, b, h, i, start, keys, values, want, MASKED: tl.cons
 @triton.jit
 def _take_in(state, q, rules, b, h, i, start, keys, values, want, MASKED: tl.constexpr, N: tl.constexpr,
              DK: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    maximum, total, centred, far, top, places, output = state
+    maximum, total, centred, far, own, top, places, output = state
     k, k_step, k_along, d_k = keys
     v, v_step, v_along, d_v = values
     j = start + tl.arange(0, N)
@@ -97,10 +137,13 @@ def _take_in(state, q, rules, b, h, i, start, keys, values, want, MASKED: tl.con
     shrink = tl.exp2(maximum - safe)
     if want.entropy is not None:
         drop = tl.where(maximum == -float("inf"), 0.0, maximum - safe)
-        centred = shrink * (centred + total * drop) + tl.sum(p * tl.maximum(lower, -1e30), axis=1)
+        centred = shrink * _recentred(centred, total, drop) + tl.sum(p * tl.maximum(lower, -1e30), axis=1)
     if want.distance is not None:
         away = distances(rules, b, i[:, None], j[None, :]).to(p.dtype)
         far = far * shrink + tl.sum(p * away, axis=1)
+    if want.own is not None:
+        here_it_is = distances(rules, b, i[:, None], j[None, :]) == 0
+        own = tl.maximum(own, tl.max(tl.where(here_it_is, s, -float("inf")), axis=1))
     total = total * shrink + tl.sum(p, axis=1)
     if want.output is not None:
         e = tl.arange(0, DV)
@@ -109,24 +152,24 @@ def _take_in(state, q, rules, b, h, i, start, keys, values, want, MASKED: tl.con
             here &= (j < rules.keys)[:, None]
         block = tl.load(v + j.to(tl.int64)[:, None] * v_step + e.to(tl.int64)[None, :] * v_along, mask=here, other=0.0)
         output = mixed(output * shrink[:, None], p, s > -float("inf"), block, MASKED, PRECISION)
-    return higher, total, centred, far, top, places, output
+    return State(higher, total, centred, far, own, top, places, output)
 
 
 @triton.jit
 def _finish(state, rules, h, to, line, here, d_v, count, DV: tl.constexpr):
-    """The answers of rows `line`, with the sink in the denominator; a row that saw nothing is all zeros, lse -inf."""
-    maximum, total, centred, far, top, places, output = state
+    """Store the results of rows `line`, with the sink in the denominator; 0 and lse -inf without visible keys."""
+    maximum, total, centred, far, own, top, places, output = state
     empty = total == 0
     total = tl.where(empty, 1.0, total)
-    own = maximum + tl.log2(total)
-    lse = own
+    keys_lse = maximum + tl.log2(total)
+    lse = keys_lse
     if rules.sinks is not None:
         sink = tl.load(rules.sinks + h) * LOG2E
-        high = tl.where(empty, 0.0, tl.maximum(own, sink))
-        lse = high + tl.log2(tl.exp2(own - high) + tl.exp2(sink - high))
+        high = tl.where(empty, 0.0, tl.maximum(keys_lse, sink))
+        lse = high + tl.log2(tl.exp2(keys_lse - high) + tl.exp2(sink - high))
     lse = tl.where(empty, -float("inf"), lse)
     safe = tl.where(empty, 0.0, lse)
-    rise = tl.where(empty, 0.0, lse - own)
+    rise = tl.where(empty, 0.0, lse - keys_lse)
     share = tl.where(empty, 0.0, tl.exp2(-rise))
     if to.output is not None:
         e = tl.arange(0, DV)
@@ -142,8 +185,10 @@ def _finish(state, rules, h, to, line, here, d_v, count, DV: tl.constexpr):
         tl.store(to.entropy + line, share * (tl.log2(total) - centred / total + rise) * LN2, mask=here)
     if to.distance is not None:
         tl.store(to.distance + line, far * (share / total), mask=here)
+    if to.own is not None:
+        tl.store(to.own + line, tl.where(own == -float("inf"), 0.0, tl.exp2(own - safe)), mask=here)
     if to.top_weights is not None:
-        for rank in range(count):  # the strongest left, of equals the earlier key
+        for rank in range(count):  # take the largest that is left; of equal logits the earlier key
             best = tl.max(top, axis=1)
             tied = tl.where(top == best[:, None], places, 2147483647)
             earliest = tl.min(tied, axis=1)
@@ -160,16 +205,16 @@ def rows(q, q_strides, k, k_strides, v, v_strides, d_k, d_v, rules, want, part, 
          FLOAT: tl.constexpr, PRECISION: tl.constexpr, REPAIR: tl.constexpr):  # fmt: skip
     """Program (tile of rows × batch · heads / pack, split of the keys); per_key heads share keys, per_value values.
 
-    REPAIR computes again only tiles where the output that is there already holds something that is no number.
+    With REPAIR, an output exists already, and only its tiles with NaN or infinity are recomputed.
     """
     tiles = tl.cdiv(pack * rules.queries, M)
     later, group = placed(tiles)
-    tile = tiles - 1 - later  # under a causal rule the longest first
+    tile = tiles - 1 - later  # last tiles first: under a causal mask they have the most keys
     together = rules.heads // pack
     b, first_head = group // together, group % together * pack
     r = tile * M + tl.arange(0, M)
     here = r < pack * rules.queries
-    i = tl.where(here, r % rules.queries, rules.queries)  # rows past the end see nothing
+    i = tl.where(here, r % rules.queries, rules.queries)  # rows past the end have no visible keys
     h = first_head + tl.minimum(r // rules.queries, pack - 1)
     c = tl.arange(0, DK)
     place = q + b.to(tl.int64) * q_strides[0] + h.to(tl.int64)[:, None] * q_strides[1]
@@ -212,30 +257,31 @@ def rows(q, q_strides, k, k_strides, v, v_strides, d_k, d_v, rules, want, part, 
 
 @triton.jit
 def _keep(state, part, line, here, d_v, DV: tl.constexpr, TOP: tl.constexpr):
-    maximum, total, centred, far, top, places, output = state
-    tl.store(part.maximum + line, maximum, mask=here)
-    tl.store(part.total + line, total, mask=here)
+    tl.store(part.maximum + line, state.maximum, mask=here)
+    tl.store(part.total + line, state.total, mask=here)
     if part.centred is not None:
-        tl.store(part.centred + line, centred, mask=here)
+        tl.store(part.centred + line, state.centred, mask=here)
     if part.far is not None:
-        tl.store(part.far + line, far, mask=here)
+        tl.store(part.far + line, state.far, mask=here)
+    if part.own is not None:
+        tl.store(part.own + line, state.own, mask=here)
     if part.top is not None:
         slots = tl.arange(0, TOP)[None, :]
-        tl.store(part.top + line[:, None] * TOP + slots, top, mask=here[:, None])
-        tl.store(part.places + line[:, None] * TOP + slots, places, mask=here[:, None])
+        tl.store(part.top + line[:, None] * TOP + slots, state.top, mask=here[:, None])
+        tl.store(part.places + line[:, None] * TOP + slots, state.places, mask=here[:, None])
     if part.output is not None:
         e = tl.arange(0, DV)[None, :]
-        tl.store(part.output + line[:, None] * d_v + e, output, mask=here[:, None] & (e < d_v))
+        tl.store(part.output + line[:, None] * d_v + e, state.output, mask=here[:, None] & (e < d_v))
 
 
 @triton.jit
 def merge(rules, want, part, lines, splits, d_v, count, M: tl.constexpr, DV: tl.constexpr, TOP: tl.constexpr,
           FLOAT: tl.constexpr):  # fmt: skip
-    """Join the splits, first keys first: the (maximum, sum, weighted sums) algebra of online softmax."""
+    """Merge the states of the splits in the order of the keys, and store the results."""
     line = tl.program_id(0).to(tl.int64) * M + tl.arange(0, M)
     here = line < lines
     h = line // rules.queries % rules.heads
-    maximum, total, centred, far, top, places, output = _fresh(M, DV, TOP, FLOAT)
+    maximum, total, centred, far, own, top, places, output = _fresh(M, DV, TOP, FLOAT)
     slots, e = tl.arange(0, TOP)[None, :], tl.arange(0, DV)[None, :]
     at = line
     for _ in range(splits):
@@ -248,9 +294,11 @@ def merge(rules, want, part, lines, splits, d_v, count, M: tl.constexpr, DV: tl.
             drop = tl.where(maximum == -float("inf"), 0.0, maximum - safe)
             fall = tl.where(theirs == -float("inf"), 0.0, theirs - safe)
             other = tl.load(part.centred + at, mask=here, other=0.0)
-            centred = shrink * (centred + total * drop) + grow * (other + more * fall)
+            centred = shrink * _recentred(centred, total, drop) + grow * _recentred(other, more, fall)
         if part.far is not None:
             far = far * shrink + grow * tl.load(part.far + at, mask=here, other=0.0)
+        if part.own is not None:
+            own = tl.maximum(own, tl.load(part.own + at, mask=here, other=-float("inf")))
         if part.top is not None:
             top, places = _join(top, places, part, at, here, slots, TOP)
         if part.output is not None:
@@ -259,13 +307,13 @@ def merge(rules, want, part, lines, splits, d_v, count, M: tl.constexpr, DV: tl.
         total = total * shrink + more * grow
         maximum = higher
         at += lines
-    state = maximum, total, centred, far, top, places, output
+    state = State(maximum, total, centred, far, own, top, places, output)
     _finish(state, rules, h, want, line, here, d_v, count, DV)
 
 
 @triton.jit
 def _join(top, places, part, at, here, slots, TOP: tl.constexpr):
-    """Keep the strongest of two lists; the second's keys all come later."""
+    """Merge two lists of largest logits; all keys of the second list come later."""
     found = tl.load(part.top + at[:, None] * TOP + slots, mask=here[:, None], other=-float("inf"))
     where = tl.load(part.places + at[:, None] * TOP + slots, mask=here[:, None], other=-1)
     for _ in range(TOP):

@@ -1,7 +1,7 @@
-"""The score rules as kernels read them, and the logits of one tile: visibility.py's meaning, element by element.
+"""The score rules as the kernels read them, and the logits of one tile; core/visibility.py defines their meaning.
 
-Indices of queries (i), keys (j) and heads (h) come in shapes that broadcast to the tile's, so that one text serves
-tiles with queries down and keys across and tiles turned the other way.
+Indices of queries (i), keys (j) and heads (h) have shapes that broadcast to the tile's, so the same functions serve
+tiles (queries, keys) and transposed tiles (keys, queries).
 """
 
 from typing import Any, NamedTuple
@@ -15,14 +15,14 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 class Rules(NamedTuple):
-    """What a kernel needs to know of a problem; None where there is no such rule."""
+    """A problem as the kernels read it; None for rules that it does not have."""
 
     heads: Any
     queries: Any
     keys: Any
     numbers: Any  # scale, softcap
-    softcap: Any  # is there one?
-    content: Any  # do values decide who sees whom: mask, bias, segments?
+    softcap: Any  # whether there is one
+    content: Any  # whether visibility depends on array values: mask, bias, segments
     rows: Any  # first query and step of the whole matrix's queries
     row_step: Any
     cols: Any
@@ -34,9 +34,9 @@ class Rules(NamedTuple):
     query_lengths: Any  # (batch,)
     query_segments: Any  # (batch, queries)
     kv_segments: Any  # (batch, keys)
-    first_key: Any  # (batch, queries): all keys of a query's segment lie from here on
-    end_key: Any  # … and before here
-    first_query: Any  # (batch, keys): the queries of a key's segment, alike
+    first_key: Any  # (batch, queries): the first key of the query's segment
+    end_key: Any  # … and the end of its keys
+    first_query: Any  # (batch, keys): the first query of the key's segment, and the end
     end_query: Any
     slopes: Any  # (heads,)
     sinks: Any  # (heads,)
@@ -54,13 +54,13 @@ class Rules(NamedTuple):
 
 @triton.jit
 def placed(tiles):
-    """Which tile and which line (batch · heads) a program has, both on the grid's first axis: others end at 65,535."""
+    """A program's tile and its index in batch · heads, both on the grid's first axis: others hold 65,535 at most."""
     return tl.program_id(0) % tiles, tl.program_id(0) // tiles
 
 
 @triton.jit
 def tanh(x):
-    """Cephes' rational form near 0, where 1 - 2/(exp(2x) + 1) would cancel."""
+    """tanh, by Cephes' rational function near 0, where 1 - 2/(exp(2x) + 1) loses digits by cancellation."""
     z = x * x
     p = (-9.64399179425052238628e-1 * z - 9.92877231001918586564e1) * z - 1.61468768441708447952e3
     q = ((z + 1.12811678491632931402e2) * z + 2.23548839060100448583e3) * z + 4.84406305325125486048e3
@@ -71,7 +71,7 @@ def tanh(x):
 
 @triton.jit
 def query_positions(rules, b, i):
-    """Where queries stand among the keys."""
+    """The positions of queries, counted in the keys of the whole matrix."""
     return tl.load(rules.offset + b) + rules.rows + rules.row_step * i
 
 
@@ -83,7 +83,7 @@ def distances(rules, b, i, j):
 
 @triton.jit
 def seen(rules, b, h, i, j):
-    """Who may see whom in one tile, but for a bias of -inf."""
+    """Which pairs of a tile are visible, apart from a bias of -inf."""
     at, key = query_positions(rules, b, i), rules.cols + rules.col_step * j
     visible = (i < rules.queries) & (j < rules.keys)
     if rules.right is not None:
@@ -113,7 +113,7 @@ def _bias(rules, b, h, i, j, visible):
 
 @triton.jit
 def any_seen(rules, b, h, i, j):
-    """Does anybody see anything in this tile? Where not, it adds nothing to any answer."""
+    """Whether any pair of this tile is visible; otherwise the tile can be skipped."""
     visible = seen(rules, b, h, i, j)
     if rules.bias is not None:
         visible &= _bias(rules, b, h, i, j, visible) != -float("inf")
@@ -122,7 +122,7 @@ def any_seen(rules, b, h, i, j):
 
 @triton.jit
 def logits(scores, rules, b, h, i, j, MASKED: tl.constexpr):
-    """What the softmax sees, in units of ln 2, from q·k; -inf where forbidden. All must be visible where not MASKED."""
+    """The logits from q·k, in units of ln 2; -inf where masked. Without MASKED, every pair must be visible."""
     scale = tl.load(rules.numbers)
     if rules.softcap:
         cap = tl.load(rules.numbers + 1)
@@ -143,12 +143,12 @@ def logits(scores, rules, b, h, i, j, MASKED: tl.constexpr):
 
 
 @triton.jit
-def bend(scores, rules):
-    """What the scale and softcap make of a change of q·k: scale·(1 - tanh²)."""
+def logit_grad(scores, rules):
+    """The derivative of the logit with respect to q·k: scale·(1 - tanh²)."""
     scale = tl.load(rules.numbers)
     if rules.softcap:
-        bent = tanh(scores * (scale / tl.load(rules.numbers + 1)))
-        return scale * (1.0 - bent * bent)
+        t = tanh(scores * (scale / tl.load(rules.numbers + 1)))
+        return scale * (1.0 - t * t)
     return tl.zeros_like(scores) + scale
 
 
@@ -159,7 +159,7 @@ def _sorted(first, last):
 
 @triton.jit
 def _within(low, high, firsts, ends, first, last, MOST: tl.constexpr):
-    """The range low..high, narrowed to where the segments of first..last lie."""
+    """The range low..high, narrowed to the segments of first..last."""
     at = first + tl.arange(0, MOST)
     low = tl.maximum(low, tl.min(tl.load(firsts + at, mask=at <= last, other=2147483647), axis=0))
     return tl.minimum(low, high), tl.minimum(high, tl.max(tl.load(ends + at, mask=at <= last, other=0), axis=0))
@@ -167,9 +167,10 @@ def _within(low, high, firsts, ends, first, last, MOST: tl.constexpr):
 
 @triton.jit
 def key_range(rules, b, first, last, BLOCK: tl.constexpr, MOST: tl.constexpr):
-    """The keys that queries first..last (at most MOST of them) may see: all lie in low..high.
+    """(low, full_low, full_high, high): every key visible to a query in first..last is in low..high.
 
-    All of them see full_low..full_high. All four are multiples of BLOCK; queries past the end do not count.
+    Keys in full_low..full_high are visible to all these queries, at most MOST in number. All four are multiples of
+    BLOCK; queries past the end do not count.
     """
     stop = tl.cdiv(rules.keys, BLOCK) * BLOCK
     low, high, full_low, full_high = stop * 0, stop, stop * 0, rules.keys // BLOCK * BLOCK
@@ -200,7 +201,7 @@ def key_range(rules, b, first, last, BLOCK: tl.constexpr, MOST: tl.constexpr):
 
 @triton.jit
 def query_range(rules, b, first, last, BLOCK: tl.constexpr, MOST: tl.constexpr):
-    """The same for the queries that may see keys first..last; a block with queries past the end is never full."""
+    """As key_range, for the queries that may see keys first..last; a block with queries past the end is never full."""
     stop = tl.cdiv(rules.queries, BLOCK) * BLOCK
     low, high, full_low, full_high = stop * 0, stop, stop * 0, rules.queries // BLOCK * BLOCK
     full_high = tl.where(last < rules.keys, full_high, 0)
@@ -231,7 +232,7 @@ def query_range(rules, b, first, last, BLOCK: tl.constexpr, MOST: tl.constexpr):
 
 @triton.jit
 def _in_blocks(rules, low, high, full_low, full_high, BLOCK: tl.constexpr):
-    """Rounded to whole blocks, in order: low ≤ full_low ≤ full_high ≤ high; where values decide, no block is full."""
+    """The ranges in whole blocks, low ≤ full_low ≤ full_high ≤ high; none is full with a mask, bias or segments."""
     low, high = (low // BLOCK * BLOCK).to(tl.int32), (tl.cdiv(high, BLOCK) * BLOCK).to(tl.int32)
     high = tl.maximum(low, high)
     if rules.content:
@@ -245,22 +246,22 @@ def _in_blocks(rules, low, high, full_low, full_high, BLOCK: tl.constexpr):
 def product(a, b, PRECISION: tl.constexpr):
     """a·b, summed in float32 (float64 for float64); a is rounded to b's dtype first."""
     a = a.to(b.dtype)
-    if INTERPRETED and b.dtype == tl.bfloat16:  # the interpreter would multiply the bits
+    if INTERPRETED and b.dtype == tl.bfloat16:  # the interpreter would multiply their bit patterns
         return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision=PRECISION)
     return tl.dot(a, b, input_precision=PRECISION)
 
 
 @triton.jit
 def mixed(total, weights, visible, values, MASKED: tl.constexpr, PRECISION: tl.constexpr):
-    """Adds weights·values to total. Where MASKED, a value that is no number reaches only those who may see it."""
+    """Add weights·values to `total`. If MASKED, a nonfinite value reaches only the queries that may see its key."""
     if not MASKED:
         return total + product(weights, values, PRECISION)
     size = tl.abs(values.to(total.dtype))
-    finite = size < float("inf")  # not so for NaN
+    finite = size < float("inf")  # False for NaN
     clean = tl.where(finite, values, tl.zeros_like(values))
     total += product(weights, clean, PRECISION)
     if tl.min(tl.min(finite.to(tl.int32), axis=1), axis=0) == 0:
-        wide = values.to(total.dtype)  # one product counts all three: a tile is less than 256 deep
+        wide = values.to(total.dtype)  # one product counts +inf, -inf and NaN, as a tile has under 256 keys
         kind = tl.where(wide == float("inf"), 1.0, tl.where(wide == -float("inf"), 256.0, 32768.0))
         found = tl.dot(visible.to(tl.float16), tl.where(finite, 0.0, kind).to(tl.float16)).to(tl.int32)
         total += tl.where((found & 255) > 0, float("inf"), 0.0)

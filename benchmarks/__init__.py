@@ -1,0 +1,4 @@
+"""Benchmarks against other libraries, interleaved in one process: `python -m benchmarks --help`.
+
+Results are ratios to the other libraries, and shares of what the hardware can do at most.
+"""

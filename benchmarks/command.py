@@ -1,0 +1,116 @@
+"""The benchmarks on the CPU: choose cases and peers, measure with a progress bar, print the table, save it."""
+
+import sys
+from contextlib import nullcontext
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks import peers, run, watching
+from benchmarks.cases import Case, cases
+from benchmarks.limits import Limits, limits, machine
+from clearhead.core.files import make_folder, write_whole
+from clearhead.digits import fixed, significant
+from clearhead.errors import unknown
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WATCH = "watch"  # a group that measures whole models instead of cases
+
+
+def bench(*, quick: bool, chosen: str | None, only: str | None, save: str | None, threads: int) -> None:
+    """Measure and report: messages and progress go to standard error, the table to standard output."""
+    from clearhead.report.console import console
+
+    installed = peers.available()
+    names = installed if chosen is None else [name for name in chosen.split(",") if name]
+    for name in names:
+        if name not in installed:
+            raise unknown("peer", name, installed)
+    every = cases(quick=quick)
+    groups = list(dict.fromkeys(case.group for case in every))
+    wanted = [*groups, *([] if quick else [WATCH])] if only is None else only.split(",")
+    for group in wanted:
+        if group not in (*groups, WATCH):
+            raise unknown("group", group, (*groups, WATCH))
+    folder = None if save is None else make_folder(save)
+    found = machine(threads)
+    limit = limits(threads)
+    rows = _measured([case for case in every if case.group in wanted], names, limit, threads, quick=quick)
+    report = run.Report(rows, _watched(threads, quick=quick) if WATCH in wanted else [], found, limit)
+    show(console(), report)
+    if folder is not None:
+        _save(folder, report)
+
+
+def show(console: "Console", report: run.Report) -> None:
+    """Print milliseconds, share of the limit and ratio to each peer for all cases; then the cost of watching."""
+    from rich.text import Text
+
+    from clearhead.report.console import put
+
+    if report.rows:
+        console.print(_table(report.rows))
+        console.print("\ntimes as fast: geometric mean / worst")
+        for line in run.summary(report.rows):
+            mean, worst = fixed(line["mean"], 2, 6), fixed(line["worst"], 2, 6)
+            console.print(f"  {line['group']:<26} {line['peer']:<13} {mean:>6} / {worst}")
+    if report.watching:
+        console.print("\nwatching a model of 12 layers, 12 heads, width 768")
+        lines = watching.lines(report.watching)
+        wide = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        for words in lines:
+            console.print("  ".join(f"{word:>{width}}" for word, width in zip(words, wide, strict=True)))
+    peak, read = report.limits.multiply_adds / 1e9, report.limits.bytes_read / 1e9
+    console.print(f"\nlimits: {peak:.0f} G multiply-adds/s (float32), {read:.0f} GB/s read")
+    put(console, Text("; ".join(f"{name} {value}" for name, value in report.machine.items())))
+
+
+def _table(rows: list[run.Row]) -> str:
+    """Two lines per case, its name and then its figures, so that seven peers fit into 80 columns."""
+    names = list(dict.fromkeys(name for row in rows for name in row.ratios))
+    heads = [f"{'ms':>10}", "of limit", *names]
+    lines, group = ["  ".join(heads)], ""
+    for row in rows:
+        if row.case.group != group:
+            group = row.case.group
+            lines.append(f"[{group}]")
+        ratios = [fixed(row.ratios[name], 2, 6) if name in row.ratios else "-" for name in names]
+        share = f"{significant(100 * row.share, 2)}%"
+        figures = [fixed(row.seconds["clearhead"] * 1e3, 3, 10), share, *ratios]
+        lines.append(row.case.name)
+        lines.append("  ".join(f"{figure:>{len(head)}}" for figure, head in zip(figures, heads, strict=True)))
+    return "\n".join(lines)
+
+
+def _watched(threads: int, *, quick: bool) -> list[watching.Cost]:
+    if not find_spec("transformers"):
+        return []
+    from rich.console import Console
+
+    with Console(stderr=True).status("watching a model …") if sys.stderr.isatty() else nullcontext():
+        return watching.costs(threads, quick=quick)
+
+
+def _measured(chosen: list[Case], names: list[str], limit: Limits, threads: int, *, quick: bool) -> list[run.Row]:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    rows = []
+    pace = {"rounds": 5, "slice_seconds": 0.05} if quick else {"rounds": 11, "slice_seconds": 0.15}
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("measuring", total=len(chosen))
+        for case in chosen:
+            bar.update(task, description=f"{case.group}: {case.name}")
+            rows.append(run.measure(case, names, limit, threads, **pace))  # type: ignore[arg-type]
+            bar.advance(task)
+    return rows
+
+
+def _save(folder: Path, report: run.Report) -> None:
+    write_whole(folder / "bench.json", run.as_json(report).encode("utf-8"))
+    write_whole(folder / "bench.csv", run.as_csv(report.rows).encode("utf-8"))
+    write_whole(folder / "bench.md", run.as_markdown(report).encode("utf-8"))
+    if report.rows:
+        write_whole(folder / "bench.svg", run.plot(report.rows))

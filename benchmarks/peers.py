@@ -1,0 +1,288 @@
+"""The contestants: each either sets a case up or says why it does not support it."""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+import clearhead as ch
+from benchmarks.cases import Case
+from clearhead import engines
+from clearhead.bench.measure import Call
+from clearhead.core.arrays import bfloat16
+from clearhead.core.axes import Array
+from clearhead.core.problem import describe
+from clearhead.core.statistics import Wanted
+from clearhead.ops.backward import gradients
+
+NAMES = ("torch", "onnxruntime", "onnx-attention", "flex", "jax", "keops", "numpy")
+_ASKED: dict[str, Any] = {"logsumexp": True, "max_logit": True, "entropy": True, "received": True, "top": 8}
+Inputs = tuple[Array, Array, Array]
+Setup = Callable[[Case, Inputs, int], Call | str]
+
+
+def inputs(case: Case) -> Inputs:
+    """Fresh random q, k, v of the case's dtype."""
+    rng = np.random.default_rng(0)
+    dtype = bfloat16 if case.dtype == "bfloat16" else np.dtype(case.dtype)
+    heads = ((case.heads, case.queries), (case.kv_heads, case.keys), (case.kv_heads, case.keys))
+    q, k, v = (rng.standard_normal((case.batch, *shape, case.d), dtype=np.float32).astype(dtype) for shape in heads)
+    return q, k, v
+
+
+def ours(case: Case, given: Inputs, threads: int) -> Call:
+    """clearhead through its public functions."""
+    ch.set_num_threads(threads)
+    q, k, v = given
+    rules = _rules(case)
+    if case.kind == "observe":
+        return lambda: ch.AttentionMatrix(q, k, **rules).observe(v, **_ASKED)
+    if case.kind == "backward":
+        return _our_backward(given, rules)
+    return lambda: ch.attention(q, k, v, **rules)
+
+
+def _rules(case: Case) -> dict[str, Any]:
+    rules: dict[str, Any] = {"causal": True} if case.causal else {}
+    return rules if case.window is None else {**rules, "window": (case.window - 1, 0)}
+
+
+def _used_matrix(case: Case, given: Inputs, threads: int) -> Call | str:
+    """clearhead again, on a matrix whose log-sum-exp is known."""
+    ch.set_num_threads(threads)
+    q, k, v = given
+    matrix = ch.AttentionMatrix(q, k, **_rules(case))
+    matrix.logsumexp()
+    return lambda: matrix.observe(v, **_ASKED)
+
+
+def _our_backward(given: Inputs, rules: Any) -> Call:
+    """The gradients of q, k and v, from the saved results of a forward pass."""
+    described = describe(*given, rules)
+    engine = engines.get(engines.choose(described.problem).engine)
+    arrays = described.q, described.k, described.v
+    answers = engine.rows(described.problem, *arrays, Wanted(output=True, logsumexp=True))
+    by = {"output": given[0]}  # any upstream gradient will do
+    return lambda: gradients(engine, described.problem, arrays, answers, by)
+
+
+def available() -> list[str]:
+    """The peers that are installed."""
+    needs = {"onnx-attention": "onnxruntime", "flex": "torch", "keops": "pykeops"}
+    return [name for name in NAMES if find_spec(needs.get(name, name))]
+
+
+def setup(name: str) -> Setup:
+    """The function that sets a case up for this peer."""
+    return {
+        "torch": _torch,
+        "onnxruntime": _onnxruntime,
+        "onnx-attention": _onnx_attention,
+        "flex": _flex,
+        "jax": _jax,
+        "keops": _keops,
+        "numpy": _numpy,
+        "materialised": _materialised,
+        "used matrix": _used_matrix,
+    }[name]
+
+
+def differs(case: Case, ours: Call, theirs: Call) -> bool:
+    """Whether a peer's output differs from ours by more than rounding; then it is not timed."""
+    own, other = (_first(call()).astype(np.float64) for call in (ours, theirs))
+    if own.size != other.size:
+        return True
+    loose = 1e-3 if case.dtype == "float32" else 5e-2
+    outputs = [own.reshape(case.batch, case.heads, case.queries, -1)]
+    outputs.append(own.reshape(outputs[0].shape).swapaxes(1, 2))  # some return (batch, queries, heads, d)
+    return not any(np.allclose(x.reshape(-1), other.reshape(-1), atol=loose, rtol=loose) for x in outputs)
+
+
+def _first(found: Any) -> Array:
+    """The output, or the gradient of q, from what a contestant returns."""
+    if isinstance(found, dict):
+        found = found["q"]
+    elif hasattr(found, "output"):
+        found = found.output
+    elif isinstance(found, (tuple, list)):
+        found = found[0]
+    return np.asarray(found.detach().float() if hasattr(found, "detach") else found)
+
+
+def _tensors(given: Inputs) -> Any:
+    import torch
+
+    def tensor(x: Array) -> Any:
+        return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16) if x.dtype == bfloat16 else torch.from_numpy(x)
+
+    return [tensor(x) for x in given]
+
+
+def _torch_mask(case: Case) -> Any:
+    import torch
+
+    if case.window is None:
+        return None
+    i, j = torch.arange(case.queries)[:, None], torch.arange(case.keys)
+    return (j <= i) & (j > i - case.window)
+
+
+def _torch(case: Case, given: Inputs, threads: int) -> Call | str:
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    torch.set_num_threads(threads)
+    q, k, v = _tensors(given)
+    mask = _torch_mask(case)
+    grouped = case.heads != case.kv_heads
+    if case.kind == "backward":
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        output = scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], is_causal=case.causal)
+        return lambda: torch.autograd.grad(output, leaves, q, retain_graph=True)
+
+    def call() -> object:
+        with torch.no_grad():
+            causal = case.causal and mask is None
+            return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=grouped)
+
+    return call
+
+
+def _materialised(case: Case, given: Inputs, threads: int) -> Call | str:
+    """The usual way to get statistics: the same ones, from stored weights."""
+    import torch
+
+    torch.set_num_threads(threads)
+    q, k, v = _tensors(given)
+
+    def call() -> object:
+        with torch.no_grad():
+            scores = q @ k.transpose(-1, -2) * case.d**-0.5
+            if case.causal:
+                scores = scores.masked_fill(~torch.ones(case.queries, case.keys, dtype=torch.bool).tril(), -torch.inf)
+            logsumexp, weights = scores.logsumexp(-1), scores.softmax(-1)
+            entropy = torch.special.entr(weights).sum(-1)
+            return weights @ v, logsumexp, scores.amax(-1), entropy, weights.sum(-2), weights.topk(8, -1)
+
+    return call
+
+
+def _onnxruntime(case: Case, given: Inputs, threads: int) -> Call | str:
+    if case.kind != "forward" or case.dtype != "float32" or case.heads != case.kv_heads or case.window:
+        return "MultiHeadAttention is measured in float32 prefill only"
+    from onnx import helper
+
+    flat = [np.ascontiguousarray(x.swapaxes(1, 2)).reshape(case.batch, x.shape[2], -1) for x in given]
+    node = helper.make_node(
+        "MultiHeadAttention",
+        ["q", "k", "v"],
+        ["o"],
+        domain="com.microsoft",
+        num_heads=case.heads,
+        unidirectional=int(case.causal),
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    return _onnx_session(node, flat, opsets, threads, ir_version=8)
+
+
+def _onnx_attention(case: Case, given: Inputs, threads: int) -> Call | str:
+    """The Attention operator of the ONNX standard."""
+    if case.kind != "forward" or case.dtype != "float32" or case.window:
+        return "ONNX's Attention is measured in float32 prefill only"
+    from onnx import helper
+
+    node = helper.make_node("Attention", ["q", "k", "v"], ["o"], is_causal=int(case.causal))
+    return _onnx_session(node, list(given), [helper.make_opsetid("", 23)], threads, ir_version=11)
+
+
+def _onnx_session(node: Any, arrays: list[Array], opsets: list[Any], threads: int, *, ir_version: int) -> Call:
+    import onnxruntime
+    from onnx import TensorProto, helper
+
+    values = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, x.shape) for name, x in zip("qkv", arrays, strict=True)
+    ]
+    result = helper.make_tensor_value_info("o", TensorProto.FLOAT, arrays[0].shape)
+    graph = helper.make_graph([node], "attention", values, [result])
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=ir_version)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    feed = dict(zip("qkv", arrays, strict=True))
+    return lambda: session.run(None, feed)
+
+
+def _keops(case: Case, given: Inputs, threads: int) -> Call | str:
+    """A symbolic matrix reduced by a softmax over the keys, which is how KeOps expresses attention."""
+    if case.kind != "forward" or case.dtype != "float32" or case.window or case.causal:
+        return "KeOps is measured in float32 without masks"
+    import torch
+    from pykeops.torch import LazyTensor
+
+    torch.set_num_threads(threads)
+    q, k, v = (x.contiguous() for x in _tensors(given))
+    left, right = LazyTensor(q[..., :, None, :] * case.d**-0.5), LazyTensor(k[..., None, :, :])
+    scores, values = (left | right), LazyTensor(v[..., None, :, :])
+    return lambda: scores.sumsoftmaxweight(values, dim=3)
+
+
+def _numpy(case: Case, given: Inputs, threads: int) -> Call | str:
+    """The formula written plainly in NumPy."""
+    del threads
+    if case.group != "tiny":
+        return "NumPy's formula is measured on tiny problems only"
+    q, k, v = given
+
+    def call() -> object:
+        scores = q @ k.swapaxes(-1, -2) * case.d**-0.5
+        scores -= scores.max(axis=-1, keepdims=True)
+        weights = np.exp(scores)
+        return weights / weights.sum(axis=-1, keepdims=True) @ v
+
+    return call
+
+
+def _flex(case: Case, given: Inputs, threads: int) -> Call | str:
+    if case.kind not in ("forward", "decode") or case.dtype != "float32":
+        return "compiled FlexAttention is measured in float32 only"
+    import torch
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    torch.set_num_threads(threads)
+    q, k, v = _tensors(given)
+    mask = None
+    if case.causal:
+        window = case.window or case.keys
+
+        def visible(b: Any, h: Any, i: Any, j: Any) -> Any:
+            del b, h
+            return (j <= i) & (j > i - window)
+
+        mask = create_block_mask(visible, None, None, case.queries, case.keys, device="cpu")
+    compiled = torch.compile(flex_attention)
+    grouped = case.heads != case.kv_heads
+
+    def call() -> object:
+        with torch.no_grad():
+            return compiled(q, k, v, block_mask=mask, enable_gqa=grouped)
+
+    try:
+        call()
+    except Exception as error:
+        return f"torch.compile failed: {type(error).__name__}"
+    return call
+
+
+def _jax(case: Case, given: Inputs, threads: int) -> Call | str:
+    del threads
+    if case.kind not in ("forward", "decode"):
+        return "JAX's attention is measured forward only"
+    import jax
+
+    q, k, v = (jax.numpy.asarray(x.swapaxes(1, 2)) for x in given)
+    window = None if case.window is None else (case.window - 1, 0)
+    compiled = jax.jit(
+        lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=case.causal, local_window_size=window)
+    )
+    return lambda: compiled(q, k, v).block_until_ready()

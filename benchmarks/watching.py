@@ -1,0 +1,117 @@
+"""The cost of watching a whole model, compared with no statistics and with output_attentions=True.
+
+A GPT-2 of 12 layers, 12 heads and width 768 with random weights reads random tokens. `watch` observes log-sum-exp,
+entropy and received and keeps queries and keys, `watch top 8` lists each row's top keys as well; `sdpa` computes no
+statistics; `eager` returns all weights (output_attentions=True). Times are interleaved; memory is measured in a process
+of its own for each.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from clearhead.bench.measure import Call, interleaved, ratio
+from clearhead.digits import fixed
+
+WAYS = ("watch", "watch top 8", "sdpa", "eager")
+TOKENS, LONG = 4096, 16384
+FUSED = "gelu_pytorch_tanh"  # one call; GPT-2's default is seven, each with its own array
+
+
+class Cost(NamedTuple):
+    """One way of running the model: seconds, their ratio to `sdpa` in the same round, and memory."""
+
+    tokens: int
+    way: str
+    seconds: float
+    ratio: float | None  # the median over rounds; None after a single run
+    peak_bytes: int  # the process's peak memory, less what it held before the pass
+
+
+def costs(threads: int, *, quick: bool) -> list[Cost]:
+    """Interleaved times of all ways at 4,096 tokens (quick: 1,024), and each one's memory in a separate process."""
+    tokens = 1024 if quick else TOKENS
+    timings = interleaved(_calls(tokens, threads), rounds=5, slice_seconds=0.0)
+    found = []
+    for way in WAYS:
+        _, _, peak = _apart(way, tokens, threads)
+        found.append(Cost(tokens, way, median(timings[way].seconds), ratio(timings[way], timings["sdpa"]), peak))
+    if not quick:
+        found += [Cost(LONG, way, *_apart(way, LONG, threads)) for way in WAYS if way != "eager"]
+    return found
+
+
+def lines(found: list[Cost]) -> list[tuple[str, ...]]:
+    """The rows of the table, headings first."""
+    rows: list[tuple[str, ...]] = [("tokens", "way", "seconds", "times sdpa", "peak memory, GB")]
+    for cost in found:
+        times = "-" if cost.ratio is None else fixed(cost.ratio, 2, 6)
+        memory = fixed(cost.peak_bytes / 1e9, 2, 6)
+        rows.append((f"{cost.tokens:,}", cost.way, fixed(cost.seconds, 2, 7), times, memory))
+    return rows
+
+
+def _calls(tokens: int, threads: int) -> dict[str, Call]:
+    """All ways of running one model on one text, by name."""
+    import torch
+    from transformers import GPT2Config, GPT2Model
+
+    import clearhead as ch
+
+    torch.set_num_threads(threads)
+    ch.set_num_threads(threads)
+    torch.manual_seed(0)
+    model = GPT2Model(
+        GPT2Config(n_positions=tokens, vocab_size=1000, bos_token_id=0, eos_token_id=0, activation_function=FUSED)
+    )
+    model.train(mode=False)
+    ids = torch.randint(1000, (1, tokens))
+
+    def run(way: str) -> Any:
+        with torch.inference_mode():
+            if way.startswith("watch"):
+                with ch.watch(model, entropy=True, received=True, top=8 if "top" in way else None) as seen:
+                    model(ids, use_cache=False)
+                return seen
+            if model.config._attn_implementation != way:
+                model.set_attn_implementation(way)
+            return model(ids, use_cache=False, output_attentions=way == "eager")
+
+    return {way: lambda way=way: run(way) for way in WAYS}  # type: ignore[misc]
+
+
+def _apart(way: str, tokens: int, threads: int) -> tuple[float, None, int]:
+    """(seconds, None, peak bytes) of a single pass in a separate process; a single pass has no ratio."""
+    command = [sys.executable, "-m", "benchmarks.watching", way, str(tokens), str(threads)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    seconds, peak = json.loads(done.stdout)
+    return float(seconds), None, int(peak)
+
+
+def _peak() -> int:
+    """This process's peak memory so far, in bytes; on Linux not by getrusage, which counts the parent's peak too."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        return int(status.read_text().split("VmHWM:")[1].split()[0]) * 1024
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
+def _main(way: str, tokens: int, threads: int) -> None:
+    import time
+
+    calls = _calls(tokens, threads)
+    before = _peak()
+    start = time.perf_counter()
+    kept = calls[way]()
+    seconds = time.perf_counter() - start
+    print(json.dumps([seconds, _peak() - before]))
+    del kept
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,178 @@
+// The keys and values that a row task reads, one block at a time: in place, from what the job has packed for all tasks,
+// or packed here; and prefetched.
+#pragma once
+
+#include "packing.hpp"
+
+namespace clearhead {
+namespace {
+
+constexpr int64_t kPrefetchRows = 32;            // keys or values that are prefetched before they are read
+constexpr int kDirectRows = kStrip > 8 ? 8 : 4;  // up to so many queries read the keys where they lie
+
+// The NaN and infinite values of a block. In the packed block they are replaced by 0, since 0·NaN would put NaN into
+// the output of every query; they are added afterwards, to the queries that may see their key.
+template <class T> struct NonfiniteValues {
+    int64_t* index;  // key in the block · columns + column
+    T* value;
+    int64_t count = 0;
+
+    static NonfiniteValues in(Arena& arena, int64_t most) { return {arena.take<int64_t>(most), arena.take<T>(most)}; }
+};
+
+template <class M> struct KeyBlocks {
+    using T = typename M::T;
+    using Cell = typename M::Cell;
+
+    const Job& job;
+    const Problem& p;
+    // sizes
+    int64_t batch, key_head, value_head;  // the heads count over all batches
+    int64_t depth, columns;               // of keys and of values, in cells
+    // modes
+    bool has_values;                  // an output is asked for
+    bool direct_keys;                 // scores read the keys where they lie; `keys` is null
+    bool separate_nonfinite = false;  // values that are not finite are listed in `nonfinite`
+    // the block that load() was last called for
+    const Cell *keys = nullptr, *values = nullptr;
+    NonfiniteValues<T> nonfinite;
+    // work memory
+    Cell* staging;        // rows on their way into a panel or a strip
+    Cell* packed_keys;    // one block, unless the job has packed them
+    Cell* packed_values;  // one block, for separate_nonfinite and where the job has not packed them
+    int64_t packed_keys_start = -1, packed_values_start = -1;  // the first key of the blocks that they hold
+
+    KeyBlocks(const Job& j, int64_t batch_, int64_t first_head, int64_t rows, Arena& arena)
+        : job(j), p(j.problem), batch(batch_) {
+        has_values = job.rows.output != nullptr;
+        depth = depth_of<M>(p.d_k);
+        columns = has_values ? value_columns<M>(p) : 0;
+        key_head = batch * p.kv_heads + first_head * p.kv_heads / p.heads;
+        value_head = has_values ? batch * p.v_heads + first_head * p.v_heads / p.heads : 0;
+        direct_keys = !job.packed && rows <= kDirectRows && depth % kLanes<T> == 0 && in_cells<M>(p.k, p.type, p.d_k);
+        staging = arena.take<Cell>(staging_cells<M>(depth));
+        packed_keys = job.packed ? nullptr : arena.take<Cell>(kBlock * depth);
+        packed_values = arena.take<Cell>(kBlock * columns);
+        nonfinite = NonfiniteValues<T>::in(arena, kBlock * columns);
+    }
+
+    // Forgets what is packed: another span follows.
+    void reset() { packed_keys_start = packed_values_start = -1; }
+
+    // Points `keys` and `values` at the block that starts at j0; keys first … last of it are going to be read.
+    void load(int64_t j0, int64_t first, int64_t last) {
+        load_keys(j0, first, last);
+        if (has_values) load_values(j0, first, last);
+    }
+
+    void load_keys(int64_t j0, int64_t first, int64_t last) {
+        if (job.packed) {
+            const char* head = job.packed_keys + (key_head - job.first_key_head) * packed_key_bytes<M>(job);
+            keys = reinterpret_cast<const Cell*>(head) + j0 * depth;
+        } else if (direct_keys)
+            keys = nullptr;
+        else if (packed_keys_start != j0) {
+            Prefetch prefetch = prefetch_beside_keys(first, last);
+            for (int64_t j = first / kPanel<T> * kPanel<T>; j < last; j += kPanel<T>)
+                pack_panel<M>(p.k, p.type, batch, key_head % p.kv_heads, j, p.keys, p.d_k, staging,
+                              packed_keys + (j - j0) * depth, &prefetch);
+            keys = packed_keys;
+            packed_keys_start = j0;
+        }
+    }
+
+    void load_values(int64_t j0, int64_t first, int64_t last) {
+        if (separate_nonfinite) {
+            pack_values_of_block(j0, first, last);
+            list_nonfinite(first / M::per_cell * M::per_cell - j0, last - j0);
+        } else if (packed_values_start == j0)
+            return;
+        else if (job.direct_values)
+            values = reinterpret_cast<const Cell*>(row_of(p.v, p.type, batch, value_head % p.v_heads, j0));
+        else if (job.packed) {
+            const char* head = job.packed_values + (value_head - job.first_value_head) * packed_value_bytes<M>(job);
+            values = reinterpret_cast<const Cell*>(head) + j0 / M::per_cell * columns;
+        } else {
+            pack_values_of_block(j0, first, last);
+            packed_values_start = j0;
+        }
+    }
+
+    void pack_values_of_block(int64_t j0, int64_t first, int64_t last) {
+        const int64_t from = first / M::per_cell * M::per_cell;
+        pack_value_rows<M>(p.v, p.type, batch, value_head % p.v_heads, from, last, p.d_v, columns,
+                           packed_values + (from - j0) / M::per_cell * columns);
+        values = packed_values;
+    }
+
+    // Moves what is not finite from keys first … last of the packed block into `nonfinite`.
+    void list_nonfinite(int64_t first, int64_t last) {
+        nonfinite.count = 0;
+        for (int64_t j = first; j < last; ++j)
+            for (int64_t c = 0; c < p.d_v; ++c) {
+                Cell* cell = packed_values + j / M::per_cell * columns + c;
+                const T x = element_of<M>(cell, j);
+                if (x - x == 0) continue;
+                nonfinite.index[nonfinite.count] = j * columns + c;
+                nonfinite.value[nonfinite.count++] = x;
+                clear_element<M>(cell, j);
+            }
+    }
+
+    // Cells from one row of `values` to the next.
+    int64_t value_pitch() const { return job.direct_values && !separate_nonfinite ? p.v.row : columns; }
+
+    // A task of few queries is limited by memory. So it prefetches what it reads in the order of the memory,
+    // kPrefetchRows rows ahead: while keys are read, the later keys and the first values; while values are read, the
+    // later values and the next keys.
+    Prefetch prefetch_beside_keys(int64_t first, int64_t last) const {
+        Prefetch prefetch;
+        prefetch_rows(prefetch, 0, p.k, key_head % p.kv_heads, p.d_k, first + kPrefetchRows, last);
+        if (has_values)
+            prefetch_rows(prefetch, 1, p.v, value_head % p.v_heads, p.d_v, first, min_of(first + kPrefetchRows, last));
+        prefetch.bytes = kLanes<T> * kVectorBytes;
+        return prefetch;
+    }
+
+    Prefetch prefetch_beside_values(int64_t first, int64_t last) const {
+        Prefetch prefetch;
+        if (job.direct_values)
+            prefetch_rows(prefetch, 0, p.v, value_head % p.v_heads, p.d_v, first + kPrefetchRows, last);
+        prefetch_rows(prefetch, 1, p.k, key_head % p.kv_heads, p.d_k, last, min_of(last + kPrefetchRows, p.keys));
+        prefetch.bytes = kDepthChunk * columns * int64_t(sizeof(T));
+        return prefetch;
+    }
+
+    // The first keys of a task, all at once.
+    void prefetch_first_keys(int64_t first, int64_t last) const {
+        Prefetch prefetch;
+        prefetch_rows(prefetch, 0, p.k, key_head % p.kv_heads, p.d_k, first, min_of(first + kPrefetchRows, last));
+        prefetch.bytes = kPrefetchRows * p.d_k * bytes_of(p.type);
+        prefetch.template issue<3>();
+    }
+
+    // The packed block that starts at j0, after the present one, in equal parts beside the products of `strips` strips.
+    Prefetch prefetch_next_block(int64_t j0, int strips) const {
+        const int64_t keys_here = min_of(kBlock, p.keys - j0), size = int64_t(sizeof(T));
+        Prefetch next;
+        const int64_t key_bytes = keys_here * depth * size, v_pitch = value_pitch();
+        next.add(0, keys + kBlock * depth, key_bytes, key_bytes, 1);
+        if (has_values && !separate_nonfinite)
+            next.add(1, values + kBlock / M::per_cell * v_pitch, columns * size, v_pitch * size,
+                     keys_here / M::per_cell);
+        const int64_t lines = keys_here * (depth + columns / M::per_cell) * size / 64;
+        const int64_t products = strips * (kBlock / kPanel<T>)*((depth + kDepthChunk - 1) / kDepthChunk);
+        next.bytes = (lines / products + 1) * 64;
+        return next;
+    }
+
+    void prefetch_rows(Prefetch& prefetch, int which, const View& x, int64_t head, int64_t d, int64_t first,
+                       int64_t last) const {
+        const int64_t size = bytes_of(p.type);
+        if (x.column != 1 || first >= last) return;
+        prefetch.add(which, row_of(x, p.type, batch, head, first), d * size, x.row * size, last - first);
+    }
+};
+
+}  // namespace
+}  // namespace clearhead

@@ -1,0 +1,148 @@
+// From the final softmax state of a block of rows to the results: the output and the statistics of each row.
+#pragma once
+
+#include "rows.hpp"
+
+namespace clearhead {
+namespace {
+
+template <class M> struct RowResults {
+    using T = typename M::T;
+
+    RowTask<M>& task;
+    const Job& job = task.job;
+    const Problem& p = task.p;
+    const int64_t count = task.count, columns = task.blocks.columns;
+
+    // Writes the results. False where an output is not finite and the task has not yet separated the values that are
+    // not: it must then be computed again with `separate_nonfinite`.
+    bool write(const SoftmaxState<T>& state) {
+        const RowAnswers& want = job.rows;
+        const bool statistics =
+            want.logsumexp || want.max_logit || want.entropy || want.distance || want.own || want.top;
+        bool finite = true;
+        for (int64_t r = 0; r < count; ++r) {
+            const int64_t index = (task.batch * p.heads + task.rows[r].head) * p.queries + task.rows[r].query;
+            const bool empty = state.sum[r] == 0;
+            double keys_share = 1;
+            if (statistics || p.sinks) keys_share = write_statistics(state, r, index, empty);
+            if (task.blocks.has_values)
+                finite &= write_output(state.output + r * columns, empty ? 0 : keys_share / state.sum[r], index);
+        }
+        return finite || task.blocks.separate_nonfinite;
+    }
+
+    // Writes a row's statistics; returns the share of the softmax that its sink leaves to the keys.
+    double write_statistics(const SoftmaxState<T>& state, int64_t r, int64_t index, bool empty) {
+        const T reference = state.reference[r] == -kInfinity<T> ? T(0) : state.reference[r];
+        const double keys_lse = empty ? 0 : double(reference) * kLn2 + log(state.sum[r]);  // without the sink
+        double lse = keys_lse, share = 1;
+        if (p.sinks && !empty) {
+            const double sink = p.sinks[task.rows[r].head], top = sink > keys_lse ? sink : keys_lse;
+            if (keys_lse == keys_lse) lse = top + log(exp(keys_lse - top) + exp(sink - top));
+            share = exp(keys_lse - lse);
+        }
+        store_at(job.rows.logsumexp, index, empty ? -kInfinity<double> : lse);
+        const double max_logit = double(state.maximum[r]) * double(task.rules.logit_scale);
+        const bool is_nan = state.sum[r] != state.sum[r] && !(max_logit == kInfinity<double>);
+        store_at(job.rows.max_logit, index, is_nan ? state.sum[r] : max_logit);
+        store_at(job.rows.entropy, index,
+                 empty ? 0 : share * (log(state.sum[r]) - kLn2 * state.log2_sum[r] / state.sum[r] + (lse - keys_lse)));
+        store_at(job.rows.distance, index, empty ? 0 : state.distance_sum[r] * (share / state.sum[r]));
+        const bool sees_own = !empty && state.own[r] != -kInfinity<T>;
+        store_at(job.rows.own, index, sees_own ? exp(double(state.own[r]) * double(task.rules.logit_scale) - lse) : 0);
+        for (int64_t i = 0; i < job.rows.top; ++i) {
+            const T score = state.top[r * job.rows.top + i];
+            store_at(job.rows.top_weights, index * job.rows.top + i,
+                     empty ? 0 : exp(double(score) * double(task.rules.logit_scale) - lse));
+            job.rows.top_indices[index * job.rows.top + i] = state.top_keys[r * job.rows.top + i];
+        }
+        return share;
+    }
+
+    CLEARHEAD_INLINE_MEMBER void store_at(void* to, int64_t index, double x) const {
+        if (to) static_cast<T*>(to)[index] = T(x);
+    }
+
+    // Writes one row of the output, rounded to the problem's type; false where it is not finite.
+    bool write_output(T* out, double factor, int64_t index) const {
+        for (int64_t c = 0; c < columns; ++c) out[c] = T(double(out[c]) * factor) + T(0);  // + 0 turns -0 into 0
+        Vec<T> nonfinite = {};  // x - x is 0 for finite x, else NaN
+        for (int64_t c = 0; c < columns; c += kLanes<T>) nonfinite = nonfinite + (load(out + c) - load(out + c));
+        const bool rounds = bytes_of(p.type) == 2 && !job.rows.keep_float32;
+        char* to = static_cast<char*>(job.rows.output) + index * p.d_v * (rounds ? 2 : int64_t(sizeof(T)));
+        if (rounds && p.type == Type::bf16)
+            for (int64_t c = 0; c < p.d_v; ++c) reinterpret_cast<uint16_t*>(to)[c] = to_bf16(float(out[c]));
+        else if (rounds)
+            for (int64_t c = 0; c < p.d_v; ++c) reinterpret_cast<uint16_t*>(to)[c] = to_f16(float(out[c]));
+        else
+            std::memcpy(to, out, p.d_v * sizeof(T));
+        return sum_of<T>(nonfinite) == 0;
+    }
+
+    // Computes all spans, one after the other, and writes the results.
+    void run() {
+        Arena arena = task.arena;
+        SoftmaxState<T> total = SoftmaxState<T>::in(arena, job, columns);
+        SoftmaxState<T> part = SoftmaxState<T>::in(arena, job, columns);
+        const Strip all = strip_of(task.rows, int(count));
+        for (;;) {
+            total.clear(job, count, columns);
+            const int64_t first = all.low / kSpan;
+            const bool single = all.low < all.high && all.high <= (first + 1) * kSpan;
+            if (single) task.add_span(first, total);  // merging one span into a cleared state would change no bit
+            for (int64_t span = first; !single && span * kSpan < all.high; ++span) {
+                part.clear(job, count, columns);
+                task.add_span(span, part);
+                total.merge(part, job, count, columns);
+            }
+            if (write(total)) break;
+            task.blocks.separate_nonfinite = true;
+        }
+    }
+};
+
+template <class M> int64_t part_bytes(const Job& job) {
+    Arena arena{nullptr};
+    SoftmaxState<typename M::T>::in(arena, job, job.rows.output ? value_columns<M>(job.problem) : 0);
+    return arena.bytes;
+}
+
+// The state of one span of a job that is split by spans; Job::parts holds them until they are merged.
+template <class M>
+SoftmaxState<typename M::T> part_of(const Job& job, int64_t run, int64_t block, int64_t span, int64_t columns) {
+    const int64_t index = ((run - job.first_run) * job.blocks + block) * job.spans + span;
+    Arena arena{job.parts + index * part_bytes<M>(job)};
+    return SoftmaxState<typename M::T>::in(arena, job, columns);
+}
+
+template <class M> int64_t row_scratch_bytes(const Job& job) {
+    return RowTask<M>(job, 0, 0, nullptr).arena.bytes + 2 * part_bytes<M>(job);  // RowResults::run has two states
+}
+
+template <class M> void rows(const Job& job, int64_t run, int64_t block, int64_t span, void* scratch) {
+    RowTask<M> task(job, run, block, scratch);
+    task.load_queries();
+    if (!job.split) return RowResults<M>{task}.run();
+    SoftmaxState<typename M::T> part = part_of<M>(job, run, block, span, task.blocks.columns);
+    part.clear(job, task.count, task.blocks.columns);
+    task.add_span(span, part);
+}
+
+template <class M> void merge(const Job& job, int64_t run, int64_t block, void* scratch) {
+    RowTask<M> task(job, run, block, scratch);
+    const int64_t columns = task.blocks.columns;
+    task.load_queries();
+    RowResults<M> results{task};
+    Arena arena = task.arena;
+    SoftmaxState<typename M::T> total = SoftmaxState<typename M::T>::in(arena, job, columns);
+    total.clear(job, task.count, columns);
+    for (int64_t span = 0; span < job.spans; ++span)
+        total.merge(part_of<M>(job, run, block, span, columns), job, task.count, columns);
+    if (results.write(total)) return;
+    task.blocks.separate_nonfinite = true;
+    results.run();
+}
+
+}  // namespace
+}  // namespace clearhead

@@ -1,0 +1,123 @@
+// The state of online softmax for a block of rows: what is known of them from the keys read so far, how a further block
+// of keys changes it, and how the states of disjoint sets of keys merge.
+//
+// Weights are taken relative to the largest score so far. When a block raises the maximum from m to m', all sums so far
+// are multiplied by 2^(reference(m) - reference(m')).
+#pragma once
+
+#include "exponential.hpp"
+#include "packing.hpp"
+#include "top.hpp"
+
+namespace clearhead {
+namespace {
+
+// Scores are q·k or logits: Rules::log2_scale turns either into logits in units of log₂.
+template <class T> struct SoftmaxState {
+    T* maximum;            // the largest score
+    T* reference;          // maximum · log2_scale: a weight is 2^(score·log2_scale - reference)
+    double* sum;           // Σ weights
+    double* log2_sum;      // Σ weights · log₂ weights, for the entropy
+    double* distance_sum;  // Σ weights · distance
+    T* own;                // the score of the key at the row's own position, -infinity while it is not seen
+    T* output;             // (rows, columns): Σ weights · values
+    T* top;                // (rows, k): the largest scores, falling
+    int64_t* top_keys;     // (rows, k): their keys
+
+    static SoftmaxState in(Arena& arena, const Job& job, int64_t columns) {
+        const int64_t n = job.block_rows;
+        SoftmaxState s;
+        s.maximum = arena.take<T>(n);
+        s.reference = arena.take<T>(n);
+        s.sum = arena.take<double>(n);
+        s.log2_sum = arena.take<double>(n);
+        s.distance_sum = arena.take<double>(n);
+        s.own = arena.take<T>(n);
+        s.top = arena.take<T>(n * job.rows.top);
+        s.top_keys = arena.take<int64_t>(n * job.rows.top);
+        s.output = arena.take<T>((n + kStrip) * columns);
+        return s;
+    }
+
+    // The state of n rows before any key.
+    void clear(const Job& job, int64_t n, int64_t columns) {
+        for (int64_t r = 0; r < n; ++r) {
+            maximum[r] = reference[r] = own[r] = -kInfinity<T>;
+            sum[r] = log2_sum[r] = distance_sum[r] = 0;
+        }
+        for (int64_t i = 0; i < n * job.rows.top; ++i) top[i] = -kInfinity<T>, top_keys[i] = -1;
+        for (int64_t i = 0; i < n * columns; ++i) output[i] = 0;
+    }
+
+    // Merges the state of later keys into this one, for n rows: both are rescaled to the larger maximum.
+    void merge(const SoftmaxState& later, const Job& job, int64_t n, int64_t columns) {
+        for (int64_t r = 0; r < n; ++r) {
+            if (later.reference[r] == -kInfinity<T> && later.sum[r] == 0) continue;
+            const bool raises = later.maximum[r] > maximum[r];
+            const T new_maximum = raises ? later.maximum[r] : maximum[r];
+            const T new_reference = raises ? later.reference[r] : reference[r];
+            // 2^shift is what the weights are multiplied by; their log₂ changes by shift.
+            const double shift = reference[r] == -kInfinity<T> ? 0 : double(reference[r]) - double(new_reference);
+            const double later_shift =
+                later.reference[r] == -kInfinity<T> ? 0 : double(later.reference[r]) - double(new_reference);
+            const double a = reference[r] == -kInfinity<T> ? 0 : exp2_of(shift);
+            const double b = later_shift == 0 ? 1 : exp2_of(later_shift);
+            log2_sum[r] = a * (log2_sum[r] + sum[r] * shift) + b * (later.log2_sum[r] + later.sum[r] * later_shift);
+            sum[r] = a * sum[r] + b * later.sum[r];
+            distance_sum[r] = a * distance_sum[r] + b * later.distance_sum[r];
+            if (later.own[r] != -kInfinity<T>) own[r] = later.own[r];
+            maximum[r] = new_maximum;
+            reference[r] = new_reference;
+            T* out = output + r * columns;
+            const T* add = later.output + r * columns;
+            const Vec<T> out_factor = broadcast<T>(T(a)), add_factor = broadcast<T>(T(b));
+            for (int64_t c = 0; c < columns; c += kLanes<T>)
+                store(out + c, fma(load(add + c), add_factor, load(out + c) * out_factor));
+            merge_top(later, r, job.rows.top);
+        }
+    }
+
+    void merge_top(const SoftmaxState& later, int64_t r, int64_t k) {
+        for (int64_t i = r * k; i < (r + 1) * k && later.top_keys[i] >= 0; ++i)
+            if (later.top[i] > top[r * k + k - 1])
+                insert(top + r * k, top_keys + r * k, k, later.top[i], later.top_keys[i]);
+    }
+};
+
+// How the sums of one strip's rows change when a block of keys has raised their maxima. All rows are computed at once,
+// in vectors.
+template <class T> struct Rescaling {
+    static constexpr int padded_rows = (kStrip + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
+    T maximum[padded_rows];          // set by the caller: the maxima that include the block
+    T minus_reference[padded_rows];  // the block's weights are 2^(score·log2_scale + minus_reference)
+    T shift[padded_rows];            // old reference - new reference
+    T factor[padded_rows];           // 2^shift, for the sums so far
+
+    // Moves rows n … n + count of `state` to their new maxima and writes the factors to `rescale` too.
+    void apply(int64_t n, int count, T log2_scale, SoftmaxState<T>& state, T* rescale) {
+        T old_maximum[padded_rows], reference[padded_rows];
+        for (int r = 0; r < padded_rows; ++r) {
+            old_maximum[r] = state.maximum[n + (r < count ? r : 0)];
+            reference[r] = state.reference[n + (r < count ? r : 0)];
+            if (r >= count) maximum[r] = old_maximum[r];
+        }
+        for (int r = 0; r < padded_rows; r += kLanes<T>) {
+            const Vec<T> high = load(maximum + r), old = load(reference + r), none = broadcast<T>(-kInfinity<T>);
+            const auto same = high == load(old_maximum + r);
+            const Vec<T> next = same ? old : high * broadcast<T>(log2_scale);
+            const Vec<T> down = same || old == none ? Vec<T>{} : old - next;
+            store(shift + r, down);
+            store(factor + r, !same && old == none ? Vec<T>{} : power_of_two<T>(down));
+            store(minus_reference + r, next == none ? Vec<T>{} : -next);
+            store(reference + r, next);
+        }
+        for (int r = 0; r < count; ++r) {
+            state.maximum[n + r] = maximum[r];
+            state.reference[n + r] = reference[r];
+            rescale[r] = factor[r];
+        }
+    }
+};
+
+}  // namespace
+}  // namespace clearhead

@@ -1,0 +1,58 @@
+// The cells of a matrix, drawn on a canvas.
+
+import { css, hatching, rgb } from "./colour.js";
+
+/** @typedef {import("./matrix.js").Matrix} Matrix */
+/** @typedef {import("./matrix.js").Block} Block */
+
+/** Fills the cells of a matrix with their colours. @param {CanvasRenderingContext2D} pen @param {Block} block */
+export function drawCells(pen, block) {
+  const { m, x, y, w, h: tall } = block;
+  const [ux, uy] = [w / m.cols, tall / m.rows];
+  const hatch = hatching(pen);
+  if (Math.min(ux, uy) < 12) return drawSmallCells(pen, block, hatch);
+  for (let i = 0; i < m.rows; i++)
+    for (let j = 0; j < m.cols; j++) {
+      const [left, top] = [Math.round(x + j * ux), Math.round(y + i * uy)];
+      const value = m.at(i, j);
+      pen.fillStyle = m.hidden?.(i, j) ? hatch : css(Number.isFinite(value) ? m.shade.at(value) : rgb("warn"));
+      pen.fillRect(left, top, Math.round(x + (j + 1) * ux) - left - 1, Math.round(y + (i + 1) * uy) - top - 1);
+    }
+}
+
+/** Draws small cells as an image. Where several fall on a pixel, it shows their mean. @param {CanvasRenderingContext2D} pen @param {Block} block @param {CanvasPattern} hatch */
+function drawSmallCells(pen, { m, x, y, w, h: tall }, hatch) {
+  const [stepX, stepY] = [Math.max(1, Math.floor(m.cols / w)), Math.max(1, Math.floor(m.rows / tall))];
+  const [wide, high] = [Math.ceil(m.cols / stepX), Math.ceil(m.rows / stepY)];
+  const image = new ImageData(wide, high);
+  const pixels = new Uint32Array(image.data.buffer);
+  const word = (/** @type {number[]} */ [r, g, b]) =>
+    (255 << 24) | (Math.round(b) << 16) | (Math.round(g) << 8) | Math.round(r);
+  const ramp = Uint32Array.from({ length: 256 }, (_, at) => word(m.shade.along(at / 255)));
+  const warn = word(rgb("warn"));
+  pen.fillStyle = hatch;
+  pen.fillRect(x, y, w, tall);
+  for (let i = 0; i < high; i++)
+    for (let j = 0; j < wide; j++) {
+      const [row, col] = [i * stepY, j * stepX];
+      if (m.hidden?.(row, col)) continue; // transparent: the hatching below shows
+      const value = stepX * stepY === 1 ? m.at(row, col) : mean(m, row, col, stepY, stepX);
+      pixels[i * wide + j] = Number.isFinite(value)
+        ? ramp[Math.round(255 * Math.min(Math.max(m.shade.shade(value), 0), 1))]
+        : warn;
+    }
+  const whole = document.createElement("canvas");
+  [whole.width, whole.height] = [wide, high];
+  /** @type {CanvasRenderingContext2D} */ (whole.getContext("2d")).putImageData(image, 0, 0);
+  pen.imageSmoothingEnabled = false;
+  pen.drawImage(whole, x, y, w, tall);
+}
+
+/** @param {Matrix} m @param {number} i @param {number} j @param {number} tall @param {number} wide */
+function mean(m, i, j, tall, wide) {
+  let sum = 0;
+  let count = 0;
+  for (let a = i; a < Math.min(i + tall, m.rows); a++)
+    for (let b = j; b < Math.min(j + wide, m.cols); b++, count++) sum += m.at(a, b);
+  return sum / count;
+}

@@ -1,0 +1,133 @@
+"""A few cases on every engine of this machine, checked against the reference, then timed by turns."""
+
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from clearhead import __version__, engines
+from clearhead.bench.measure import Call, interleaved, ratio
+from clearhead.core import reference
+from clearhead.core.arrays import as_host_array, bfloat16
+from clearhead.core.axes import Array
+from clearhead.core.problem import describe
+from clearhead.digits import fixed
+from clearhead.engines import native
+from clearhead.engines.threads import get_num_threads
+from clearhead.errors import EngineError
+from clearhead.ops.attention import attention
+from clearhead.ops.matrix import AttentionMatrix
+
+CHECKED = 16  # so many of the last queries are compared with the reference
+SLACK = {"float32": 1e-4, "bfloat16": 3e-2}  # largest error allowed, relative to the largest output
+OBSERVED: dict[str, Any] = {"logsumexp": True, "entropy": True, "received": True}
+
+
+class Case(NamedTuple):
+    """One problem of d_k = d_v = 64: as many queries as keys, or one query for decoding."""
+
+    name: str
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    dtype: str = "float32"
+    causal: bool = False
+    observed: bool = False
+
+
+CASES = (
+    Case("8 heads, 1,024 tokens", 8, 8, 1024, 1024),
+    Case("8 heads, 1,024 tokens, causal", 8, 8, 1024, 1024, causal=True),
+    Case("  with statistics", 8, 8, 1024, 1024, causal=True, observed=True),
+    Case("  bfloat16", 8, 8, 1024, 1024, "bfloat16", causal=True),
+    Case("32 heads, 1 query, 8,192 keys", 32, 8, 1, 8192),
+)
+
+
+class Line(NamedTuple):
+    """One case: the chosen engine's seconds, and how many times as fast it is as each of the others."""
+
+    case: str
+    engine: str
+    seconds: float
+    ratios: dict[str, float]
+
+
+def self_check(cases: tuple[Case, ...] = CASES) -> None:
+    """Print the machine and a table. Raises EngineError if an engine's output is wrong, before timing it."""
+    versions = [f"{name} {version(name)}" for name in ("numpy", "torch") if find_spec(name)]
+    level = f"native engine for {native.level()}" if native.level() else "no native engine"
+    print("; ".join((f"clearhead {__version__}", level, f"threads {get_num_threads()}", *versions)))
+    print(f"{'case':<31} {'engine':<8} {'ms':>8}  times as fast as")
+    for case in cases:
+        line = measured(case)
+        others = ", ".join(f"{name} {fixed(value, 2, 5)}" for name, value in line.ratios.items())
+        print(f"{line.case:<31} {line.engine:<8} {fixed(line.seconds * 1e3, 3, 8):>8}  {others or '-'}", flush=True)
+
+
+def measured(case: Case) -> Line:
+    """Check and time one case: the chosen engine, the others, and PyTorch if installed. Raises as `self_check`."""
+    arrays = _arrays(case)
+    rules: Any = {"causal": True} if case.causal else {}
+    problem = describe(*arrays, rules).problem
+    plan = engines.choose(problem)
+    names = [plan.engine, *(name for name in ("native", "portable") if name not in (plan.engine, *plan.reasons))]
+    calls = {name: _ours(case, arrays, rules, name) for name in names}
+    truth = _truth(arrays, rules)
+    for name, call in calls.items():
+        error = _error(call(), truth)
+        if not error <= SLACK[case.dtype]:
+            raise EngineError(f"the {name} engine is off by {error:.2g} in `{case.name.strip()}`.", "clearhead info")
+    theirs = None if case.observed or not find_spec("torch") else _theirs(case, arrays)  # it computes no statistics
+    if theirs is not None and _error(theirs(), truth) <= SLACK[case.dtype]:
+        calls["torch"] = theirs
+    timings = interleaved(calls, rounds=5, slice_seconds=0.05)
+    own = timings.pop(plan.engine)
+    return Line(case.name, plan.engine, own.median, {name: ratio(timing, own) for name, timing in timings.items()})
+
+
+def _arrays(case: Case) -> tuple[Array, Array, Array]:
+    rng = np.random.default_rng(0)
+    dtype = bfloat16 if case.dtype == "bfloat16" else np.dtype(case.dtype)
+    sizes = ((case.heads, case.queries), (case.kv_heads, case.keys), (case.kv_heads, case.keys))
+    q, k, v = (rng.standard_normal((1, *size, 64), dtype=np.float32).astype(dtype) for size in sizes)
+    return q, k, v
+
+
+def _ours(case: Case, arrays: tuple[Array, Array, Array], rules: Any, engine: str) -> Call:
+    q, k, v = arrays
+    if case.observed:
+        return lambda: AttentionMatrix(q, k, engine=engine, **rules).observe(v, **OBSERVED).output
+    return lambda: attention(q, k, v, engine=engine, **rules)
+
+
+def _theirs(case: Case, arrays: tuple[Array, Array, Array]) -> Call:
+    """PyTorch's own attention on the same inputs, with as many threads."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    torch.set_num_threads(get_num_threads())
+    q, k, v = (torch.from_numpy(x.astype(np.float32)).to(getattr(torch, case.dtype)) for x in arrays)
+
+    def call() -> object:
+        with torch.no_grad():
+            return scaled_dot_product_attention(q, k, v, is_causal=case.causal, enable_gqa=case.heads != case.kv_heads)
+
+    return call
+
+
+def _truth(arrays: tuple[Array, Array, Array], rules: Any) -> Array:
+    """The float64 reference's output for the last queries."""
+    given = describe(*arrays, rules)
+    last = range(max(0, given.problem.queries - CHECKED), given.problem.queries)
+    output = reference.attend(given.problem.take(queries=last), given.q[:, :, last.start :], given.k, given.v).output
+    assert output is not None
+    return output
+
+
+def _error(output: Any, truth: Array) -> float:
+    """The largest difference from `truth`, relative to the largest element of `truth`."""
+    found = as_host_array(output, "output")[0][:, :, -truth.shape[2] :].astype(np.float64)
+    return float(np.abs(found - truth).max() / np.abs(truth).max())

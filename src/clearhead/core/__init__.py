@@ -1,0 +1,12 @@
+"""The definition of attention: axes, arrays, rules, the problem, visibility, statistics and the float64 reference.
+
+axes           the names of axes, and shapes as errors print them
+arrays         arrays of any kind in, the same kind out; device_array: those in a GPU's memory
+rule_values    reads and checks the value of each rule; rules: the table of all rules and of the axes of their values
+problem        shapes and rules of one call, validated once; visibility: which query may attend to which key
+statistics     the table of what can be observed; observations: reads and checks what a caller asks for
+merging        how two partial answers become one
+operands       reads and checks the right-hand side of A·v and Aᵀ·g
+reference      softmax(q·kᵀ/√d_k + …)·v in float64: the definition
+room           checks that results fit in memory; files, array_files: atomic writing and checked reading of files
+"""

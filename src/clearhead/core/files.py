@@ -1,0 +1,284 @@
+"""Writes files whole or not at all; reads files with limits on their size, encoding and nesting."""
+
+import errno
+import json
+import os
+import re
+import secrets
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from select import select
+from typing import Any
+
+from clearhead.core.room import OF_FILES, free_bytes, written
+from clearhead.errors import FileError
+
+STANDARD = "-"  # standard input or output, as on the command line
+_MOST_TEXT = 2**30  # bytes of a text or of JSON
+_MOST_NESTED = 64  # lists and objects inside one another; NumPy's arrays have at most so many axes
+_JSON_COST = 32  # bytes of memory that one byte of JSON can need: "1.0," becomes a Decimal of 104 bytes and a pointer
+_DESCRIPTORS = re.compile(r"/dev/fd|/proc/(\d+)(?:/task/\d+)?/fd")  # folders in which a name is an open file's number
+
+
+def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a file so that its old or its new content is there, never half of one; - is standard output.
+
+    A regular file is replaced by a finished one beside it, with the old one's mode and, where allowed, its owner.
+    Where `path` is a symbolic link, the file that it leads to is written and the link stays. A device, a pipe or an
+    open descriptor (/dev/stdout, /dev/fd/3) is written to. Raises FileError, and leaves no temporary file behind.
+    """
+    with _said(path, "written"):
+        name = _name(path)
+        if name == STANDARD:
+            _write_standard(data)
+        elif (descriptor := _descriptor(name)) is not None:
+            with suppress(AttributeError):  # there may be no standard output
+                sys.stdout.flush()
+            _write_all(os.dup(descriptor), data)
+        else:
+            old = _checked(name)
+            if old is None or stat.S_ISREG(old.st_mode):
+                _replace(os.path.realpath(name), old, data)
+            else:
+                _write_all(os.open(name, os.O_WRONLY), data)
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Raise FileError now where `write_whole` could not write later: a folder, a missing folder, no permission."""
+    with _said(path, "written"):
+        name = _name(path)
+        if name != STANDARD and _descriptor(name) is None:
+            _checked(name)
+
+
+def make_folder(path: str | os.PathLike[str]) -> Path:
+    """A folder to write files into, made where it is missing. Raises FileError, before anything is computed."""
+    with _said(path, "written"):
+        folder = Path(_name(path))
+        folder.mkdir(parents=True, exist_ok=True)
+        _checked(str(folder / "a new file"))
+    return folder
+
+
+def read_bytes(path: str | os.PathLike[str], most: int | None = None, *, first: int | None = None) -> bytes:
+    """All of a file, at most `most` bytes, or its `first` bytes; - is standard input. Raises FileError.
+
+    None allows half of the free memory, since the data are copied when they become arrays.
+    """
+    with _said(path, "read"):
+        name = _name(path)
+        allowed = free_bytes() // 2 if most is None else most
+        if name == STANDARD:
+            if sys.stdin is None:
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            data = _limited(sys.stdin.buffer, allowed)
+        else:
+            with open(name, "rb") as file:
+                if first is not None:
+                    return file.read(first)
+                fits = os.fstat(file.fileno()).st_size <= allowed
+                data = _limited(file, allowed) if fits else None
+        if data is None:
+            raise FileError(f"{path} cannot be read: it has more than {written(allowed, OF_FILES)}.")
+        return data
+
+
+def read_text(path: str) -> str:
+    """A text in UTF-8 without the newline that ends its last line; - is standard input. Raises FileError."""
+    text = _decoded(path, read_bytes(path, _MOST_TEXT))
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def json_of(path: str | os.PathLike[str], *, number: Callable[[str], Any] | None = None) -> dict[str, Any]:
+    """A JSON object from a file; see `object_of`. Raises FileError."""
+    most = min(_MOST_TEXT, free_bytes() // _JSON_COST)
+    return object_of(_decoded(path, read_bytes(path, most)), str(path), number=number)
+
+
+def object_of(text: str, name: str, *, number: Callable[[str], Any] | None = None) -> dict[str, Any]:
+    """A JSON object from a text.
+
+    number    converts the text of a number that has a point or an exponent; None stands for float
+    NaN and Infinity, which JSON lacks but Python's json.dumps writes, are read as floats. Raises FileError for text
+    that is not a JSON object, for a name given twice, and for lists more than 64 levels deep.
+    """
+    try:
+        data = json.loads(text, parse_float=number, object_pairs_hook=lambda pairs: _once(pairs, name))
+    except FileError:
+        raise
+    except RecursionError:
+        raise _too_deep(name) from None
+    except ValueError as error:
+        raise FileError(f"{name} is not valid JSON: {error}.") from None
+    except ArithmeticError:
+        raise FileError(f"{name} is not valid JSON: the exponent of a number is out of range.") from None
+    if not isinstance(data, dict):
+        raise FileError(f"{name} holds a {type(data).__name__}: expected a JSON object.")
+    level: list[Any] = [data]
+    for _ in range(_MOST_NESTED):
+        inner = [part for each in level for part in (each.values() if isinstance(each, dict) else each)]
+        level = [part for part in inner if isinstance(part, (dict, list))]
+        if not level:
+            return data
+    raise _too_deep(name)
+
+
+@contextmanager
+def _said(path: object, done: str) -> Iterator[None]:
+    """Turn the system's errors into FileError; BrokenPipeError passes through, since the command line handles it."""
+    if path == STANDARD:
+        path = "standard output" if done == "written" else "standard input"
+    try:
+        yield
+    except (BrokenPipeError, FileError):
+        raise
+    except FileNotFoundError:
+        if done == "read":
+            raise FileError(f"{path} does not exist.") from None
+        raise FileError(f"{path} cannot be written: its folder does not exist.") from None
+    except OSError as error:
+        raise FileError(f"{path} cannot be {done}: {error.strerror or error}.") from None
+    except (TypeError, ValueError) as error:  # no name at all, or one with a null character
+        raise FileError(f"{path!r} cannot be {done}: {error}.", "expected a file's name.") from None
+
+
+def _name(path: str | os.PathLike[str]) -> str:
+    name = os.fsdecode(path)
+    if not name:
+        raise ValueError("the name is empty")
+    return name
+
+
+def _checked(name: str) -> os.stat_result | None:
+    """The status of the file to write to, None for a new file. Raises OSError where it cannot be written."""
+    old: os.stat_result | None
+    try:
+        old = found = os.stat(name)
+    except FileNotFoundError:  # or a link to what is not there yet
+        folder = os.path.dirname(os.path.realpath(name))
+        if not stat.S_ISDIR(os.stat(folder).st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
+        if name.endswith(("/", os.sep)):
+            raise
+        old = None
+    else:
+        folder = os.path.dirname(os.path.realpath(name))
+        if stat.S_ISDIR(found.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not _allowed(name, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    if (old is None or stat.S_ISREG(old.st_mode)) and not _allowed(folder, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, f"{os.strerror(errno.EACCES)} in {folder}")
+    return old
+
+
+def _allowed(name: str, what: int) -> bool:
+    return os.access(name, what, effective_ids=os.access in os.supports_effective_ids)
+
+
+def _descriptor(name: str) -> int | None:
+    """The number of this process's open file that a name such as /dev/stdout or /dev/fd/63 leads to; else None."""
+    for _ in range(40):  # the links that the system follows
+        folder = os.path.realpath(os.path.dirname(name) or ".")
+        found = _DESCRIPTORS.fullmatch(folder)
+        last = os.path.basename(name)
+        if found and last.isdecimal():
+            return int(last) if found[1] in (None, str(os.getpid())) else None
+        if not os.path.islink(name):
+            return None
+        name = os.path.join(folder, os.readlink(name))
+    return None
+
+
+def _replace(name: str, old: os.stat_result | None, data: bytes) -> None:
+    """Write a temporary file in the same folder and rename it to `name`; a new file's mode follows the umask."""
+    beside = os.path.join(os.path.dirname(name), f".clearhead-{secrets.token_hex(8)}")
+    mode = 0o666 if old is None else 0o600
+    try:
+        binary = getattr(os, "O_BINARY", 0)
+        _write_all(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | binary, mode), data, sync=True)
+        if old is not None:
+            _keep_owner_and_mode(beside, old)
+        os.replace(beside, name)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(beside)
+        raise
+
+
+def _keep_owner_and_mode(name: str, old: os.stat_result) -> None:
+    mode = stat.S_IMODE(old.st_mode)
+    new = os.stat(name)
+    if hasattr(os, "chown") and (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
+        try:
+            os.chown(name, old.st_uid, old.st_gid)
+        except OSError:  # only root may change the owner; then set-user-ID bits must go
+            mode &= 0o777
+    os.chmod(name, mode)
+
+
+def _write_all(descriptor: int, data: bytes, *, sync: bool = False) -> None:
+    """Write and close. With `sync`, wait for the disk, so that a full disk raises here."""
+    with open(descriptor, "wb", buffering=0) as file:
+        rest = memoryview(data)
+        while rest:
+            written = file.write(rest)
+            if written is None:  # a full pipe in non-blocking mode
+                select([], [file], [])
+            else:
+                rest = rest[written:]
+        if sync:
+            _sync(file.fileno())
+
+
+def _sync(descriptor: int) -> None:
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):  # some file systems have no such call
+            raise
+
+
+def _write_standard(data: bytes) -> None:
+    stream: Any = sys.stdout
+    if stream is None:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    stream.flush()
+    if hasattr(stream, "buffer"):
+        stream.buffer.write(data)
+    else:  # a notebook's or a test's
+        stream.write(data.decode("utf-8"))
+    stream.flush()
+
+
+def _limited(file: Any, most: int) -> bytes | None:
+    """All of a file's data; None where there are more than `most` bytes."""
+    parts, size = [], 0
+    while part := file.read(1 << 24):
+        size += len(part)
+        if size > most:
+            return None
+        parts.append(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _decoded(path: object, data: bytes) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FileError(f"{path} is no UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}.") from None
+
+
+def _once(pairs: list[tuple[str, Any]], name: str) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [key for key, _ in pairs]
+        raise FileError(f"{name} gives {next(key for key in found if names.count(key) > 1)!r} twice.")
+    return found
+
+
+def _too_deep(name: str) -> FileError:
+    return FileError(f"{name} has lists or objects more than {_MOST_NESTED} levels deep.")

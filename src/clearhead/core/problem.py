@@ -1,0 +1,258 @@
+"""One attention problem: shapes and score rules, validated once, in one frozen value that every engine reads.
+
+A score is scale · q_i·k_j, then softcap, bias and ALiBi; causal, window, mask, lengths and segments forbid positions
+(visibility.py says which); sinks add one logit to each row's denominator. The rules act in that order.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
+from types import NoneType
+from typing import Any
+
+import numpy as np
+
+from clearhead.core.arrays import FLOATS, Restore, as_array, autocast, device_of
+from clearhead.core.axes import KEY, QUERY, VALUE, Array, as_slice, group_size, heads_first, named
+from clearhead.core.rule_values import Window
+from clearhead.core.rules import FIELDS, RULES, Rules, Sizes, check_names, read, take
+from clearhead.errors import DtypeError, ShapeError
+
+
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
+class Problem:
+    """One attention problem over arrays viewed as (batch, heads, queries, d_k); made by `describe`."""
+
+    prefix: tuple[int, ...]  # the caller's axes before queries: () in 2-D, (heads,) in 3-D, (…, heads) beyond
+    batch: int
+    heads: int
+    kv_heads: int
+    d_k: int
+    dtype: np.dtype[Any]
+    device: str  # where the arrays are: "cpu", "cuda:0", …
+    rows: range  # the indices of these queries and keys in the whole matrix, in which positions are counted
+    cols: range
+    scale: float
+    softcap: float | None
+    bias: Array | None  # (batch, heads, queries, keys), a broadcast view; a bias of -inf forbids
+    alibi_slopes: Array | None  # (heads,)
+    causal: bool
+    window: Window
+    mask: Array | None  # (batch, heads, queries, keys), True = may attend
+    kv_lengths: Array | None  # (batch,)
+    query_lengths: Array | None  # (batch,)
+    query_segments: Array | None  # (batch, queries)
+    kv_segments: Array | None  # (batch, keys)
+    sinks: Array | None  # (heads,)
+    query_offset: Array  # (batch,): query i stands at key position i + offset
+
+    @property
+    def queries(self) -> int:
+        return len(self.rows)
+
+    @property
+    def keys(self) -> int:
+        return len(self.cols)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the weights with the caller's own leading axes: (…, heads, queries, keys)."""
+        return (*self.prefix, self.queries, self.keys)
+
+    def restore(self, array: Array) -> Array:
+        """Reshape an array (batch, heads, …) to the caller's own leading axes."""
+        if len(self.prefix) == 2:
+            return array
+        return array.reshape(self.prefix + array.shape[2:])
+
+    @property
+    def group(self) -> int:
+        """How many query heads share a key head."""
+        return group_size(self.heads, self.kv_heads)
+
+    def kv_head_of(self, head: Any) -> Any:
+        """The key head that a query head uses; for an array of query heads, the key head of each."""
+        return head // self.group
+
+    def uses(self, rule: str) -> bool:
+        """Is the rule in use, that is, does its value differ from that of a call without it?"""
+        entry = RULES[rule]
+        return entry.always or any(_differs(getattr(self, field), entry.unused) for field in entry.fields)
+
+    def active_rules(self) -> list[str]:
+        """The names of the rules in use."""
+        return [name for name in RULES if self.uses(name)]
+
+    def take(
+        self,
+        queries: range | None = None,
+        keys: range | None = None,
+        batches: Array | None = None,
+        heads: range | None = None,
+    ) -> "Problem":
+        """The same problem for some queries, keys, batches or heads only; what is left out stays whole.
+
+        Results for some keys are entries of the whole matrix only if the log-sum-exp is that over all keys. Choosing
+        heads gives each of them a key head of its own. Slices of arrays are views; `batches` may copy.
+        """
+        asked: dict[str, Any] = {"queries": queries, "keys": keys, "batch": batches, "heads": heads}
+        chosen = {axis: index for axis, index in asked.items() if index is not None}
+        fields = {field: getattr(self, field) for field, axes in FIELDS.items() if not chosen.keys().isdisjoint(axes)}
+        changes = take(fields, chosen)
+        if queries is not None:
+            changes["rows"] = self.rows[as_slice(queries)]
+        if keys is not None:
+            changes["cols"] = self.cols[as_slice(keys)]
+        if batches is not None or heads is not None:
+            batch = self.batch if batches is None else len(batches)
+            count = self.heads if heads is None else len(heads)
+            kv_heads = self.kv_heads if heads is None else count
+            changes |= {"prefix": (batch, count), "batch": batch, "heads": count, "kv_heads": kv_heads}
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Described:
+    """A problem with its arrays: q (batch, heads, queries, d_k), k (batch, kv_heads, keys, d_k), v or None."""
+
+    problem: Problem
+    q: Array
+    k: Array
+    v: Array | None
+    restore: Restore
+
+
+def describe(q: Any, k: Any, v: Any, rules: Rules) -> Described:
+    """Read and validate all arguments of a call before any work; every public call comes through here.
+
+    q (…, heads, queries, d_k), k (…, kv_heads, keys, d_k), v (…, kv_heads, keys, d_v) or None; 2-D is one head.
+
+    Returns the problem, the arrays viewed with 4 axes, and the function that turns a result into the kind of array that
+    q is. Raises ShapeError where shapes do not fit each other, DtypeError unless they are arrays of one float dtype on
+    one device, RuleError for a rule's wrong value, UnknownNameError for a keyword that is no rule. O(1), plus reading
+    the rules that are arrays.
+    """
+    check_names(rules)
+    q, restore = as_array(autocast(q), "q")
+    device = device_of(q)
+    k = as_array(autocast(k), "k", device)[0]
+    shapes, dtypes = [q.shape, k.shape], [q.dtype, k.dtype]
+    if v is not None:
+        v = as_array(autocast(v), "v", device)[0]
+        shapes.append(v.shape)
+        dtypes.append(v.dtype)
+    plain_rules = _without_arrays(rules)
+    if plain_rules is None:
+        problem = _checked(tuple(shapes), tuple(dtypes), device, rules)
+    else:
+        problem = _known(tuple(shapes), tuple(dtypes), device, *plain_rules)
+    return Described(problem, heads_first(q), heads_first(k), None if v is None else heads_first(v), restore)
+
+
+def describe_whole(q: Any, k: Any, v: Any, rules: Rules) -> tuple[Described, Array]:
+    """As `describe`, for calls that need v, which is returned second. Raises DtypeError where v is None."""
+    if v is None:
+        as_array(v, "v")  # raises: it is no array
+    given = describe(q, k, v, rules)
+    assert given.v is not None
+    return given, given.v
+
+
+def _without_arrays(rules: Rules) -> list[Any] | None:
+    """The rules as a flat list name, value, … if no value is an array, so that they can be a cache's key; else None."""
+    found: list[Any] = []
+    for name, value in rules.items():
+        whole = type(value) is tuple and all(type(side) in (int, NoneType) for side in value)
+        if not whole and type(value) not in (int, float, bool, NoneType):
+            return None
+        found += name, value
+    return found
+
+
+def _checked(
+    shapes: tuple[tuple[int, ...], ...], dtypes: tuple[np.dtype[Any], ...], device: str, rules: Rules
+) -> Problem:
+    check_shapes(shapes[0], shapes[1], shapes[2] if len(shapes) > 2 else None)
+    _check_dtypes(dtypes)
+    return _apply_rules(shapes[0], shapes[1], dtypes[0], device, rules)
+
+
+@lru_cache(maxsize=512, typed=True)  # validation would dominate a short call; typed: True and 1 differ here
+def _known(
+    shapes: tuple[tuple[int, ...], ...], dtypes: tuple[np.dtype[Any], ...], device: str, *plain_rules: Any
+) -> Problem:
+    rules: Any = dict(zip(plain_rules[::2], plain_rules[1::2], strict=True))
+    return _checked(shapes, dtypes, device, rules)
+
+
+def check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int] | None) -> None:
+    """Raise ShapeError unless the shapes of q, k and v fit each other."""
+    for name, shape, axes in (("q", q, QUERY), ("k", k, KEY), ("v", v, VALUE)):
+        if shape is not None and len(shape) < 2:
+            raise ShapeError(
+                f"{name} has {len(shape)} axes: expected at least two, ({axes[-2]}, {axes[-1]}).",
+                f"{name}[None, :] makes one row of a vector.",
+            )
+        if shape is not None and len(shape) != len(q):
+            raise ShapeError(
+                f"{name} is {named(shape, axes)} but q is {named(q, QUERY)}: all need the same number of axes."
+            )
+    if q[-1] != k[-1]:
+        raise ShapeError(
+            f"q has d_k {q[-1]} but k has d_k {k[-1]}: the last axes must agree for q·kᵀ.",
+            f"q is {named(q, QUERY)} and k is {named(k, KEY)}.",
+        )
+    for name, other, axes in (("k", k, KEY), ("v", v, VALUE)):
+        if other is not None and tuple(other[:-3]) != tuple(q[:-3]):
+            raise ShapeError(
+                f"{name} has batch {tuple(other[:-3])} but q has batch {tuple(q[:-3])}: they must be equal.",
+                f"q is {named(q, QUERY)} and {name} is {named(other, axes)}.",
+            )
+    if v is not None and v[-2] != k[-2]:
+        raise ShapeError(
+            f"v has {v[-2]} keys but k has {k[-2]}: each key needs its value.",
+            f"k is {named(k, KEY)} and v is {named(v, VALUE)}.",
+        )
+    if len(q) > 2:
+        _check_heads(q, k, v)
+
+
+def _check_heads(q: Sequence[int], k: Sequence[int], v: Sequence[int] | None) -> None:
+    hint = f"q is {named(q, QUERY)}. If yours is (batch, length, heads, d), swap axes 1 and 2."
+    if (q[-3] % k[-3] if k[-3] else q[-3]) != 0:
+        raise ShapeError(f"k has {k[-3]} heads but q has {q[-3]}: query heads must be a multiple of key heads.", hint)
+    if v is not None and v[-3] != k[-3]:
+        raise ShapeError(f"v has {v[-3]} heads but k has {k[-3]}: each key head needs its value head.", hint)
+
+
+def _check_dtypes(dtypes: Sequence[np.dtype[Any]]) -> None:
+    for name, dtype in zip("qkv", dtypes, strict=False):
+        if dtype not in FLOATS:
+            raise DtypeError(
+                f"{name} is {dtype}: expected float64, float32, bfloat16 or float16.",
+                f"{name}.astype(np.float32), or {name}.float() for a tensor.",
+            )
+        if dtype != dtypes[0]:
+            raise DtypeError(f"{name} is {dtype} but q is {dtypes[0]}: q, k and v must have one dtype.")
+
+
+def _apply_rules(q: Sequence[int], k: Sequence[int], dtype: np.dtype[Any], device: str, rules: Rules) -> Problem:
+    prefix = tuple(q[:-2])
+    heads, kv_heads = (q[-3], k[-3]) if len(q) > 2 else (1, 1)
+    return Problem(
+        prefix=prefix,
+        batch=prod(q[:-3]),
+        heads=heads,
+        kv_heads=kv_heads,
+        d_k=q[-1],
+        dtype=dtype,
+        device=device,
+        rows=range(q[-2]),
+        cols=range(k[-2]),
+        **read(rules, Sizes(prefix, heads, q[-2], k[-2], q[-1], device)),
+    )
+
+
+def _differs(value: Any, unused: Any) -> bool:
+    return type(value) is not type(unused) or value != unused

@@ -1,0 +1,193 @@
+"""The definition: softmax(q·kᵀ/√d_k + …)·v in float64, written as the formulas are, and every statistic of it.
+
+Nothing is optimised: every intermediate (batch, heads, queries, keys) is stored. All engines are tested against this
+file.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from clearhead.core import room, visibility
+from clearhead.core.axes import Array, group_size
+from clearhead.core.problem import Problem
+from clearhead.core.rules import check_supported
+
+RULES = frozenset({
+    "scale", "softcap", "bias", "alibi_slopes", "causal", "window", "mask", "kv_lengths", "query_lengths",
+    "query_segments", "kv_segments", "sinks", "query_offset",
+})  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Textbook:
+    """Every intermediate of attention, each (batch, heads, queries, keys) unless said."""
+
+    scores: Array  # q·kᵀ
+    scaled: Array  # scale·scores
+    capped: Array  # c·tanh(scaled/c)
+    biased: Array  # capped + bias - slope·|i - j|
+    masked: Array  # biased, -inf where a query may not see a key
+    logsumexp: Array  # (batch, heads, queries): ln(Σ exp(masked) + exp(sink))
+    weights: Array  # exp(masked - logsumexp)
+    output: Array | None  # (batch, heads, queries, d_v): weights·v
+
+
+def check_room(weights: int, steps: int = 0) -> None:
+    """Raise SizeError where the intermediates of so many weights exceed free memory.
+
+    Four are always kept in float64 (scores, scaled scores, masked scores, weights), and a fifth is temporary; `steps`
+    is how many more the rules in use add.
+    """
+    room.check_room(
+        f"every step of {weights:,} weights in float64",
+        weights * 8 * (5 + steps),
+        "fewer tokens, or ch.AttentionMatrix(q, k), which stores no weights.",
+    )
+
+
+@np.errstate(invalid="ignore", over="ignore", divide="ignore")
+def attend(problem: Problem, q: Array, k: Array, v: Array | None = None) -> Textbook:
+    """Attention in float64, with every intermediate between its inputs and its output.
+
+    q (batch, heads, queries, d_k), k (batch, kv_heads, keys, d_k), v (batch, kv_heads, keys, d_v) or None. Raises
+    SizeError, before any work, where it does not fit in memory, and RuleError as `from_scores`.
+    O(batch·heads·queries·keys·(d_k + d_v)) time, O(batch·heads·queries·keys) memory.
+    """
+    more = (problem.softcap is not None) + (problem.bias is not None) + 2 * (problem.alibi_slopes is not None)
+    check_room(problem.batch * problem.heads * problem.queries * problem.keys, more)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x is not None:
+            room.check_room(f"{name} in float64", room.array_bytes(x.shape, 8), "give fewer tokens or columns.")
+    k = _per_query_head(problem, k.astype(np.float64))
+    book = from_scores(problem, q.astype(np.float64) @ k.swapaxes(-1, -2))
+    if v is None:
+        return book
+    values = _per_query_head(problem, v.astype(np.float64))
+    return replace(book, output=_mix(book.weights, values, visibility.dense(problem)))
+
+
+@np.errstate(invalid="ignore", over="ignore", divide="ignore")
+def from_scores(problem: Problem, scores: Array) -> Textbook:
+    """All intermediates from the scores q·kᵀ, (batch, heads, queries, keys), to the weights; the output is None.
+
+    Raises RuleError for a rule that the reference does not implement.
+    """
+    check_supported("the reference", RULES, problem.active_rules())
+    scaled = problem.scale * scores
+    capped = scaled if problem.softcap is None else problem.softcap * np.tanh(scaled / problem.softcap)
+    biased = capped
+    if problem.bias is not None:
+        biased = biased + problem.bias.astype(np.float64)
+    if problem.alibi_slopes is not None:
+        biased = biased - problem.alibi_slopes[:, None, None] * all_distances(problem)
+    masked = np.where(visibility.dense(problem), biased, -np.inf)
+    logsumexp = _logsumexp(masked, problem.sinks)
+    weights = np.where(np.isneginf(masked), 0.0, np.exp(masked - logsumexp[..., None]))
+    return Textbook(scores, scaled, capped, biased, masked, logsumexp, weights, None)
+
+
+def per_query(problem: Problem, book: Textbook) -> dict[str, Array]:
+    """Every statistic that is one number per query, (batch, heads, queries), by name."""
+    return {
+        "logsumexp": book.logsumexp,
+        "max_logit": max_logit(book),
+        "entropy": entropy(book),
+        "distance": distance(problem, book),
+        "own": own(problem, book),
+    }
+
+
+def max_logit(book: Textbook) -> Array:
+    """max_j s_ij, (batch, heads, queries); -inf where a query sees nothing."""
+    return book.masked.max(axis=-1, initial=-np.inf)
+
+
+def entropy(book: Textbook) -> Array:
+    """-Σ_j a_ij ln a_ij in nats, (batch, heads, queries)."""
+    positive = np.where(book.weights > 0, book.weights, 1.0)
+    return -np.sum(book.weights * np.log(positive), axis=-1)
+
+
+def distance(problem: Problem, book: Textbook) -> Array:
+    """Σ_j a_ij |position of i - j|, (batch, heads, queries)."""
+    return np.sum(book.weights * all_distances(problem), axis=-1)
+
+
+def own(problem: Problem, book: Textbook) -> Array:
+    """a_ij of the key j at the position of query i, (batch, heads, queries); 0 where there is none."""
+    return np.where(all_distances(problem) == 0, book.weights, 0.0).sum(axis=-1)
+
+
+def top(book: Textbook, count: int) -> tuple[Array, Array]:
+    """The strongest weights and their keys, (batch, heads, queries, count); 0 and -1 where fewer are visible."""
+    order = np.argsort(-book.masked, axis=-1, kind="stable")[..., :count]
+    weights = np.take_along_axis(book.weights, order, axis=-1)
+    order = np.where(np.isneginf(np.take_along_axis(book.masked, order, axis=-1)), -1, order)
+    missing = [(0, 0)] * 3 + [(0, count - order.shape[-1])]
+    return np.pad(weights, missing), np.pad(order, missing, constant_values=-1)
+
+
+def received(book: Textbook) -> Array:
+    """Σ_i a_ij, (batch, heads, keys)."""
+    return book.weights.sum(axis=-2)
+
+
+def peak(book: Textbook) -> Array:
+    """max_i a_ij, (batch, heads, keys); 0 for a key that no query may attend to."""
+    return book.weights.max(axis=-2, initial=0.0)
+
+
+def image(book: Textbook, height: int, width: int) -> Array:
+    """The matrix as a picture, (batch, heads, height, width): each pixel is the mean of the weights over its area."""
+    queries, keys = book.weights.shape[-2:]
+    return _areas(height, queries) @ book.weights @ _areas(width, keys).T
+
+
+def groups(book: Textbook, query_groups: Array, key_groups: Array) -> Array:
+    """Σ of a_ij between labelled spans, (batch, heads, query groups, key groups); labels below 0 belong to none."""
+    rows = np.arange(query_groups.max(initial=-1) + 1)[:, None] == query_groups[..., None, None, :]
+    cols = np.arange(key_groups.max(initial=-1) + 1)[:, None] == key_groups[..., None, None, :]
+    return rows.astype(np.float64) @ book.weights @ cols.swapaxes(-1, -2).astype(np.float64)
+
+
+def _per_query_head(problem: Problem, x: Array) -> Array:
+    """Grouped-query attention: key head h // group serves query head h."""
+    return np.repeat(x, group_size(problem.heads, x.shape[1]), axis=1)
+
+
+def _logsumexp(masked: Array, sinks: Array | None) -> Array:
+    peak = masked.max(axis=-1, initial=-np.inf)
+    safe = np.where(np.isneginf(peak), 0.0, peak)
+    total: Any = np.log(np.exp(masked - safe[..., None]).sum(axis=-1)) + safe
+    if sinks is not None:  # one more logit in the denominator; a row that sees no key stays at -inf
+        total = np.where(np.isneginf(total), total, np.logaddexp(total, sinks[:, None]))
+    return np.asarray(total)
+
+
+def _mix(weights: Array, values: Array, visible: Array) -> Array:
+    """weights·values; the value of a key that a query may not attend to is not read for it (0·NaN would be NaN)."""
+    finite = np.isfinite(values)
+    output = weights @ np.where(finite, values, 0.0)
+    for key in np.flatnonzero(~finite.all(axis=(0, 1, 3))):
+        poison = np.where(finite[:, :, key], 0.0, values[:, :, key])[:, :, None, :]
+        seen = visible[..., key, None] & (poison != 0)
+        output = output + np.where(seen, weights[..., key, None] * poison, 0.0)
+    return output
+
+
+def _areas(pixels: int, size: int) -> Array:
+    """(pixels, size): row r averages r·size/pixels … (r+1)·size/pixels; one that a border cuts counts in part."""
+    edges = np.arange(pixels + 1) * (size / pixels)
+    low, high = edges[:-1, None], edges[1:, None]
+    cells = np.arange(size)
+    overlap = np.minimum(high, cells + 1) - np.maximum(low, cells)
+    return np.maximum(overlap, 0.0) / max(size / pixels, 1e-300)
+
+
+def all_distances(problem: Problem) -> Array:
+    """|position of i - j|, (batch, 1, queries, keys)."""
+    rows, cols = slice(0, problem.queries), slice(0, problem.keys)
+    each = [visibility.distances(problem, batch, rows, cols) for batch in range(problem.batch)]
+    return np.array(each, dtype=np.float64).reshape(problem.batch, 1, problem.queries, problem.keys)

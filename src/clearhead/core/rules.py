@@ -1,0 +1,200 @@
+"""The score rules: one table, from which everything that lists rules is derived.
+
+An entry says how a rule's value is read, which fields of a Problem hold it, and along which axes these lie. A new rule
+needs an entry here, a keyword of `Rules`, its fields in `Problem`, and its arithmetic in reference.py or visibility.py
+and in every engine. Engines, and whatever else must know a rule by name (PyTorch's operators, distributed attention,
+the pages), each declare the set of rules that they support and refuse all others.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypedDict
+
+import numpy as np
+
+from clearhead.core.axes import WEIGHTS, as_places, as_slice
+from clearhead.core.rule_values import (
+    Window,
+    one_per_head,
+    read_flag,
+    read_lengths,
+    read_matrix,
+    read_number,
+    read_offset,
+    read_segments,
+    read_softcap,
+    read_window,
+)
+from clearhead.errors import RuleError, unknown
+
+Axes = tuple[str, ...]
+Index = range | slice | list[int] | np.ndarray[Any, np.dtype[Any]]
+
+
+class Rules(TypedDict, total=False):
+    """The score rules: the same keywords everywhere, all optional, in the order in which they act."""
+
+    scale: float | None
+    softcap: float | None
+    bias: Any
+    alibi_slopes: Any
+    causal: bool
+    window: Window | None
+    mask: Any
+    kv_lengths: Any
+    query_lengths: Any
+    query_segments: Any
+    kv_segments: Any
+    sinks: Any
+    query_offset: Any
+
+
+class Sizes(NamedTuple):
+    """The shapes that the values of rules must fit."""
+
+    prefix: tuple[int, ...]  # the caller's axes before queries
+    heads: int
+    queries: int
+    keys: int
+    d_k: int
+    device: str  # bias and mask may stay there; other rules are read into the CPU's memory
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """The caller's axes before heads."""
+        return self.prefix[:-1]
+
+
+Read = Callable[[str, Any, Sizes, Mapping[str, Any]], Any]  # of name, value, sizes, fields read so far
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One score rule.
+
+    read      validates the value and returns it as its fields hold it; a tuple where there are several fields
+    fields    the fields of a Problem that hold it, with the axes of each; () for what is no array
+    unused    what its fields hold where the rule is not in use
+    forbids   can it forbid a query to attend to a key?
+    always    it has a value in every problem, so None is read too and gives the default
+    """
+
+    read: Read
+    fields: Mapping[str, Axes]
+    unused: Any = None
+    forbids: bool = False
+    always: bool = False
+
+
+def _scale(name: str, value: Any, sizes: Sizes, _: Mapping[str, Any]) -> float:
+    return read_number(name, value, default=1 / sizes.d_k**0.5 if sizes.d_k else 1.0)
+
+
+def _matrix(name: str, value: Any, sizes: Sizes, _: Mapping[str, Any]) -> Any:
+    return read_matrix(name, value, (*sizes.prefix, sizes.queries, sizes.keys), sizes.device)
+
+
+def _heads(name: str, value: Any, sizes: Sizes, _: Mapping[str, Any]) -> Any:
+    return one_per_head(name, value, sizes.heads, len(sizes.prefix) + 2)
+
+
+def _lengths(side: str) -> Read:
+    return lambda name, value, sizes, _: read_lengths(name, value, sizes.lead, getattr(sizes, side), side)
+
+
+def _segments(side: str) -> Read:
+    return lambda name, value, sizes, _: read_segments(name, value, sizes.lead, getattr(sizes, side), side)
+
+
+def _offset(_: str, value: Any, sizes: Sizes, before: Mapping[str, Any]) -> Any:
+    positional = before["causal"] or before["window"] != (None, None)
+    return read_offset(value, sizes.lead, sizes.queries, sizes.keys, positional=positional)
+
+
+RULES: dict[str, Rule] = {  # in the order of `Rules`
+    "scale": Rule(_scale, {"scale": ()}, always=True),
+    "softcap": Rule(lambda _, value, *__: read_softcap(value), {"softcap": ()}),
+    "bias": Rule(_matrix, {"bias": WEIGHTS}, forbids=True),  # where it is -inf
+    "alibi_slopes": Rule(_heads, {"alibi_slopes": ("heads",)}),
+    "causal": Rule(lambda name, value, *_: read_flag(name, value), {"causal": ()}, unused=False, forbids=True),
+    "window": Rule(lambda _, value, *__: read_window(value), {"window": ()}, unused=(None, None), forbids=True),
+    "mask": Rule(_matrix, {"mask": WEIGHTS}, forbids=True),
+    "kv_lengths": Rule(_lengths("keys"), {"kv_lengths": ("batch",)}, forbids=True),
+    "query_lengths": Rule(_lengths("queries"), {"query_lengths": ("batch",)}, forbids=True),
+    "query_segments": Rule(_segments("queries"), {"query_segments": ("batch", "queries")}, forbids=True),
+    "kv_segments": Rule(_segments("keys"), {"kv_segments": ("batch", "keys")}, forbids=True),
+    "sinks": Rule(_heads, {"sinks": ("heads",)}),
+    "query_offset": Rule(_offset, {"query_offset": ("batch",)}, always=True),
+}
+FIELDS: dict[str, Axes] = {field: axes for rule in RULES.values() for field, axes in rule.fields.items()}
+
+
+def check_names(rules: Rules) -> None:
+    """Raise UnknownNameError for a name that is not in the table."""
+    for name in rules:
+        if name not in RULES:
+            raise unknown("rule", name, RULES)
+
+
+def read(rules: Rules, sizes: Sizes) -> dict[str, Any]:
+    """The fields of a Problem that hold the rules' values, validated. Raises RuleError, ShapeError or DtypeError."""
+    _check_segments(rules)
+    found: dict[str, Any] = {}
+    for name, rule in RULES.items():
+        value = rules.get(name)
+        if value is None and not rule.always:
+            found.update(dict.fromkeys(rule.fields, rule.unused))
+            continue
+        values = rule.read(name, value, sizes, found)
+        found.update(zip(rule.fields, values if len(rule.fields) > 1 else (values,), strict=True))
+    return found
+
+
+def _check_segments(rules: Rules) -> None:
+    given, other = "query_segments", "kv_segments"
+    if (rules.get(given) is None) != (rules.get(other) is None):
+        given, other = (given, other) if rules.get(given) is not None else (other, given)
+        raise RuleError(f"{given} is given but {other} is not: a segment needs both sides.", f"{other}={given}?")
+
+
+def given(rules: Mapping[str, Any]) -> list[str]:
+    """The names of the rules that a caller's keywords turn on."""
+    return [name for name, value in rules.items() if value is not None and value is not False]
+
+
+def refusals(who: str, supported: frozenset[str], used: Iterable[str]) -> list[str]:
+    """Why `who` cannot compute with these rules: a sentence for each that it does not support."""
+    return [f"{who} has no rule `{name}`." for name in used if name not in supported]
+
+
+def check_supported(who: str, supported: frozenset[str], used: Iterable[str]) -> None:
+    """Raise RuleError for a rule that `who` does not support."""
+    for reason in refusals(who, supported, used):
+        raise RuleError(reason)
+
+
+def take(values: Mapping[str, Any], chosen: Mapping[str, Index]) -> dict[str, Any]:
+    """Slice fields of a Problem along named axes, such as {"heads": range(2), "keys": range(9)}.
+
+    values   by field; arrays or tensors; None and plain numbers stay as they are
+    chosen   by axis; a range or a slice, which copy nothing, an array, or, for tensors, a list
+
+    An axis of size 1 is a broadcast one and stays as it is, unless the index is a slice or selects nothing.
+    """
+    return {name: _part(x, FIELDS[name], chosen) if hasattr(x, "shape") else x for name, x in values.items()}
+
+
+def _part(x: Any, axes: Axes, chosen: Mapping[str, Index]) -> Any:
+    slices, picked = [slice(None)] * len(axes), []
+    for place, axis in enumerate(axes):
+        index = chosen.get(axis)
+        if index is None or (x.shape[place] == 1 and not isinstance(index, slice) and len(index)):
+            continue
+        if isinstance(index, (range, slice)):
+            slices[place] = as_slice(index) if isinstance(index, range) else index
+        else:
+            picked.append((place, as_places(index) if isinstance(index, np.ndarray) else index))
+    x = x[tuple(slices)]
+    for place, one in picked:
+        x = x[(*[slice(None)] * place, one)]
+    return x

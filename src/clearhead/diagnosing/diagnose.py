@@ -1,0 +1,324 @@
+"""`ch.diagnose`: which mistake an attention code made, from its inputs and its numbers."""
+
+from dataclasses import replace
+from math import inf, prod
+from pathlib import Path
+from typing import Any, Unpack, cast
+
+import numpy as np
+
+from clearhead.core.arrays import FLOATS, as_array
+from clearhead.core.axes import WEIGHTS, Array, heads_first, named
+from clearhead.core.problem import Problem, describe, describe_whole
+from clearhead.core.rule_values import read_flag, read_number, read_numbers
+from clearhead.core.rules import Rules, check_names, check_supported
+from clearhead.diagnosing.fitting import differences
+from clearhead.diagnosing.recipe import RIGHT, RULES, STAGES, Inputs, LayerInputs, Rotary, Stage
+from clearhead.diagnosing.search import Candidate, Search
+from clearhead.diagnosing.verdict import Confidence, Diagnosis, MistakeExplanation, Nonfinite, Outcome, Place
+from clearhead.errors import DtypeError, FileError, RuleError, ShapeError, shown, unknown
+from clearhead.textbook.case_file import INPUTS, LAYER, half_a_decimal, inputs_of, numbers, precision, read, value_of
+from clearhead.textbook.shapes import Convention, check_convention, layer_sizes, turned
+
+_OPTIONS = ("stage", "rotary", "rotary_interleaved")
+_KNOWN = (*INPUTS, *LAYER, "num_heads", "convention", "theirs", *_OPTIONS, *Rules.__annotations__)
+
+
+def diagnose(
+    q: Any,
+    k: Any,
+    v: Any,
+    theirs: Any,
+    *,
+    stage: Stage = "output",
+    rotary: float | None = None,
+    rotary_interleaved: bool = False,
+    **rules: Unpack[Rules],
+) -> Diagnosis:
+    """What did their code do? Names the mistake, or the two mistakes, that give their numbers from these inputs.
+
+    q, k, v   the inputs of their code: q (…, heads, queries, d_k), k (…, kv_heads, keys, d_k),
+              v (…, kv_heads, keys, d_v), as in `attention`
+    theirs    its result in any float dtype: the output (…, heads, queries, d_v), or a step (…, heads, queries, keys)
+    stage     which step: "output"; "weights"; "scores" (q·kᵀ before the scale), "scaled", "capped", "biased" or
+              "masked"
+    rotary    the base of rotary positions, if q and k are given before rotation: pairs are (i, i + d_k/2),
+              or (2i, 2i + 1) with rotary_interleaved=True
+    rules     what their code should have done, as in `attention`
+
+    Returns a Diagnosis, which prints as an answer: the verdict, explanations with residual and the line to change, the
+    first difference, and what was compared: every weight up to 2 million of them, beyond that a sample of rows.
+    Numbers are right when they are no further from the truth than four times the error of a plain run in the coarser
+    of q's and theirs' dtype; in doubtful cases the worst of five such runs counts.
+    O(queries·keys·d_k) for each head where the numbers are right. Where they are wrong, each candidate costs that for
+    a few rows, and in full where it fits there; pairs of mistakes make up to some ten thousand candidates.
+    Raises what `attention` raises, RuleError for a stage or rotary base that makes no sense, DtypeError and ShapeError
+    where theirs does not fit, with the axes to swap where that would help.
+
+    >>> import numpy as np, clearhead as ch
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 5, 4))
+    >>> ch.diagnose(q, k, v, q @ k.T, stage="scaled").explanations[0].mistakes
+    ('no scale',)
+    """
+    return judged(_plain(q, k, v, theirs, stage, _rotary(rotary, interleaved=rotary_interleaved), rules))
+
+
+def diagnose_layer(
+    x: Any,
+    w_q: Any,
+    w_k: Any,
+    w_v: Any,
+    w_o: Any,
+    theirs: Any,
+    *,
+    num_heads: int = 1,
+    context: Any = None,
+    b_q: Any = None,
+    b_k: Any = None,
+    b_v: Any = None,
+    b_o: Any = None,
+    convention: Convention = "rows",
+    stage: Stage = "output",
+    rotary: float | None = None,
+    rotary_interleaved: bool = False,
+    **rules: Unpack[Rules],
+) -> Diagnosis:
+    """`diagnose` for a whole layer: from X through projections, heads and attention to U.
+
+    x, w_q … convention   as in `trace_layer`; w_o may be None
+    theirs                U (…, queries, d_out), or with another stage (…, heads, queries, keys)
+    stage, rotary, rules  as in `diagnose`; queries and keys are rotated after their projection
+
+    Returns a Diagnosis. Costs what `diagnose` costs, and the projections for each candidate that changes them.
+    Raises what `trace_layer` and `diagnose` raise: ShapeError, DtypeError or RuleError, naming the argument.
+
+    >>> import numpy as np, clearhead as ch
+    >>> x, w_q, w_k, w_v, w_o = np.random.default_rng(0).standard_normal((5, 4, 4))
+    >>> theirs = ch.trace_layer(x, w_q, w_k, w_v, num_heads=2).output
+    >>> ch.diagnose_layer(x, w_q, w_k, w_v, w_o, theirs, num_heads=2).explanations[0].mistakes
+    ('output projection left out',)
+    """
+    optional = {"w_o": w_o, "context": context, "b_q": b_q, "b_k": b_k, "b_v": b_v, "b_o": b_o}
+    arrays = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v, **optional}
+    rotation = _rotary(rotary, interleaved=rotary_interleaved)
+    return judged(_layer(arrays, theirs, num_heads, convention, stage, rotation, rules))
+
+
+def diagnose_file(path: str | Path) -> Diagnosis:
+    """`diagnose` or `diagnose_layer` on a file's values: .json, .npz or .safetensors.
+
+    Raises FileError when the file is missing, malformed or of the wrong form, and what those two raise.
+    """
+    place = Path(path)
+    data = read(place)
+    for name in data:
+        if name not in _KNOWN:
+            raise unknown(f"key in {place.name}:", name, _KNOWN)
+    if "theirs" not in data:
+        raise FileError(f"{place.name} lacks theirs.", "it is what your code gave for these inputs.")
+    written = data.pop("theirs")
+    slack = 0.0 if isinstance(written, np.ndarray) else half_a_decimal(written)
+    theirs = numbers("theirs", written)
+    theirs = theirs if theirs.dtype in FLOATS else theirs.astype(np.float64)
+    theirs = theirs if isinstance(written, np.ndarray) else precision(written, theirs)
+    stage = data.pop("stage", "output")
+    values = {name: value_of(name, value) for name, value in data.items()}
+    return examined(place, values, theirs, stage, slack)
+
+
+def examined(place: Path, values: dict[str, Any], theirs: Array, stage: Any, slack: float) -> Diagnosis:
+    """The verdict on a file's values: inputs and rules by name."""
+    values = dict(values)
+    needed = inputs_of(place, values)
+    stage = str(stage.item()) if isinstance(stage, np.ndarray) and stage.ndim == 0 else stage
+    rotation = _rotary(values.pop("rotary", None), interleaved=values.pop("rotary_interleaved", False))
+    if needed == INPUTS:
+        q, k, v = (values.pop(name) for name in INPUTS)
+        convention = values.pop("convention", "rows")
+        check_convention(convention)
+        q, k, v, theirs = (turned(x, convention) for x in (q, k, v, theirs))
+        return judged(_plain(q, k, v, theirs, stage, rotation, cast("Rules", values)), slack)
+    arrays = {name: values.pop(name, None) for name in LAYER}
+    heads, convention = values.pop("num_heads", 1), values.pop("convention", "rows")
+    return judged(_layer(arrays, theirs, heads, convention, stage, rotation, cast("Rules", values)), slack)
+
+
+@np.errstate(all="ignore")  # wrong recipes overflow and divide by 0
+def judged(inputs: Inputs, slack: float = 0.0) -> Diagnosis:
+    """The verdict on checked inputs; `slack` is half the last decimal of theirs where it was printed, else 0."""
+    check_supported("ch.diagnose", RULES, inputs.problem.active_rules())
+    search = Search(inputs, slack)
+    computed = search.full.exact.answer(RIGHT, search.everything)
+    _, tolerance = search.full.measure(RIGHT, search.everything, computed)
+    theirs = search.full.theirs(search.everything)
+    gaps = differences(theirs, computed) if computed.shape == theirs.shape else np.full(theirs.shape, inf)
+    first = _first(search, gaps, theirs, computed, tolerance)
+    difference = float(gaps.max(initial=0.0))
+    verdict, explanations = ("right", ()) if first is None else _explanations(search, difference, tolerance)
+    known = {mistake for explanation in explanations for mistake in explanation.candidate.mistakes}
+    hidden = [] if verdict == "unexplained" else search.unseen()
+    unseen = tuple(MistakeExplanation(f, "ambiguous") for f in hidden if f.mistakes[0] not in known)
+    return Diagnosis(verdict, explanations, difference, tolerance, first, search.coverage, unseen, _nonfinite(inputs))
+
+
+def _nonfinite(inputs: Inputs) -> tuple[Nonfinite, ...]:
+    """The inputs that hold NaN or infinity, which spread into whatever reads them."""
+    arrays: dict[str, Any] = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
+    if inputs.layer is not None:
+        arrays = {"x": inputs.layer.x, "context": inputs.layer.context}
+        arrays |= {f"w_{name}": w for name, w in inputs.layer.w.items()}
+        arrays |= {f"b_{name}": b for name, b in inputs.layer.b.items()}
+        if arrays["context"] is arrays["x"] or np.shares_memory(arrays["context"], arrays["x"]):
+            del arrays["context"]
+    nonfinite = []
+    for name, array in arrays.items():
+        indices = np.argwhere(~np.isfinite(array))
+        if len(indices):
+            first = tuple(int(i) for i in indices[0])
+            added = 0 if name[1:2] == "_" else max(0, 2 - len(inputs.problem.prefix))  # axes that the caller's lacks
+            nonfinite.append(Nonfinite(name, first[added:], float(array[first]), len(indices)))
+    return tuple(nonfinite)
+
+
+def _explanations(
+    search: Search, difference: float, tolerance: float
+) -> tuple[Outcome, tuple[MistakeExplanation, ...]]:
+    """What explains wrong numbers: one mistake before two, and the explanations that fit equally well together."""
+    fitting = search.explanations() if search.full.inputs.problem.keys else []  # without keys all recipes give 0
+    if not fitting:
+        return "unexplained", ()
+    best = fitting[0]
+    equal = [f for f in fitting if f.residual <= max(2 * best.residual, 0.1 * best.tolerance)]
+    by_mistakes: dict[Any, list[Candidate]] = {}
+    for candidate in fitting:
+        by_mistakes.setdefault((frozenset(candidate.mistakes), candidate in equal), []).append(candidate)
+    groups = [(group[0], tuple(group[1:]), as_good) for (_, as_good), group in by_mistakes.items()]
+    several = sum(as_good for *_, as_good in groups) > 1
+    exact = all(mistake.evidence == "numbers" for mistake in best.mistakes) and best.recipe.tail[0] != "unknown"
+    # How many candidates would fit so well by chance, if each of half the numbers fell anywhere in the difference.
+    by_chance = search.tried * min(1.0, 4 * tolerance / difference) ** (search.full.inputs.theirs.size / 2)
+    confidence: Confidence = "sure" if exact and len(groups) == 1 and by_chance < 1e-3 else "likely"
+    explanations = [
+        MistakeExplanation(first, "ambiguous" if several and as_good else "likely", others)
+        for first, others, as_good in groups
+    ]
+    if several:
+        return "ambiguous", tuple(explanations)
+    return "mistake", (replace(explanations[0], confidence=confidence), *explanations[1:])
+
+
+def _plain(q: Any, k: Any, v: Any, theirs: Any, stage: Stage, rotary: Rotary | None, rules: Rules) -> Inputs:
+    described, values = describe_whole(q, k, v, rules)
+    shape = (*described.problem.prefix, described.problem.queries, values.shape[-1])
+    read_theirs = heads_first(_theirs(theirs, shape, described.problem, stage))
+    return Inputs(described.problem, described.q, described.k, values, read_theirs, stage, None, rotary)
+
+
+def _layer(
+    arrays: dict[str, Any],
+    theirs: Any,
+    num_heads: int,
+    convention: Convention,
+    stage: Stage,
+    rotary: Rotary | None,
+    rules: Rules,
+) -> Inputs:
+    check_convention(convention)
+    check_names(rules)
+    arrays = arrays | {"context": arrays["x"] if arrays["context"] is None else arrays["context"]}
+    needed = ("x", "w_q", "w_k", "w_v")
+    ready = {name: read_numbers(name, a) for name, a in arrays.items() if a is not None or name in needed}
+    for name in ("x", "context", "w_q", "w_k", "w_v", "w_o"):
+        if name in ready and ready[name].ndim < 2:
+            raise ShapeError(f"{name} has {ready[name].ndim} axes: expected at least two.")
+    w = {name[2:]: turned(a, convention) for name, a in ready.items() if name.startswith("w_")}
+    b = {name[2:]: a for name, a in ready.items() if name.startswith("b_")}
+    x, context = (turned(ready[name], convention) for name in ("x", "context"))
+    out = w["o"].shape if "o" in w else None
+    w_qkv = (w["q"].shape, w["k"].shape, w["v"].shape)
+    sizes = layer_sizes(x.shape, context.shape, w_qkv, out, num_heads, convention)
+    for name, bias in b.items():
+        if name not in w:
+            raise RuleError("b_o is given but w_o is not: a bias of the output projection needs one.")
+        if bias.shape != w[name].shape[-1:]:
+            raise ShapeError(
+                f"b_{name} has shape {bias.shape}: expected one number per output column, {w[name].shape[-1:]}."
+            )
+    kv_heads = sizes.kv_heads or 1
+    q, k, v = (  # only their shapes and dtype are used: `workings` computes the projections of each recipe
+        np.broadcast_to(np.zeros((), x.dtype), (*sizes.lead, heads, length, width))
+        for heads, length, width in (
+            (num_heads, sizes.queries, sizes.d_k),
+            (kv_heads, sizes.keys, sizes.d_k),
+            (kv_heads, sizes.keys, sizes.d_v),
+        )
+    )
+    described = describe(q, k, v, rules)
+    assert described.v is not None
+    joined = (*sizes.lead, sizes.queries, num_heads * sizes.d_v if out is None else out[1])
+    theirs = _theirs(turned(as_array(theirs, "theirs")[0], convention), joined, described.problem, stage)
+    theirs = theirs.reshape(described.problem.batch, 1 if stage == "output" else num_heads, *theirs.shape[-2:])
+    flat = [array.reshape(prod(sizes.lead), *array.shape[-2:]) for array in (x, context)]
+    layer = LayerInputs(flat[0], flat[1], w, b)
+    return Inputs(described.problem, described.q, described.k, described.v, theirs, stage, layer, rotary)
+
+
+def _rotary(base: Any, *, interleaved: Any) -> Rotary | None:
+    if base is None:
+        return None
+    number = read_number("rotary", base, 0.0)
+    if number <= 0:
+        raise RuleError(
+            f"rotary is {shown(base)}: expected the base of the angles, a positive number.", "rotary=10000.0"
+        )
+    return Rotary(number, read_flag("rotary_interleaved", interleaved))
+
+
+def _theirs(theirs: Any, output: tuple[int, ...], problem: Problem, stage: Stage) -> Array:
+    """Their numbers, where they have the stage's shape; else a ShapeError that says how to give them that shape."""
+    if not isinstance(stage, str) or stage not in STAGES:
+        raise RuleError(f"stage is {shown(stage)}: expected one of {', '.join(STAGES)}.")
+    array: Array = as_array(theirs, "theirs")[0]
+    if array.dtype not in FLOATS:
+        raise DtypeError(f"theirs is {array.dtype}: expected float64, float32, bfloat16 or float16.")
+    want = output if stage == "output" else problem.shape
+    if array.shape == want:
+        return array
+    axes: tuple[str, ...] = WEIGHTS if stage != "output" else ("batch", "heads", "queries", "d_v")
+    if len(output) == len(problem.prefix) + 1:  # a layer's output, its heads joined
+        axes = ("batch", "queries", "d_out") if stage == "output" else WEIGHTS
+    hint = _hint(array.shape, want, output, problem, stage)
+    raise ShapeError(f"theirs has shape {array.shape}: at stage {stage!r} expected {named(want, axes)}.", hint)
+
+
+def _hint(shape: tuple[int, ...], want: tuple[int, ...], output: tuple[int, ...], problem: Problem, stage: str) -> str:
+    if shape == output:
+        return 'it has the shape of the output: stage="output".'
+    if shape == problem.shape:
+        return 'it has the shape of the weights: stage="weights".'
+    if shape == (*want[:-2], want[-1], want[-2]):
+        return "its last two axes are swapped: theirs.swapaxes(-1, -2)."
+    if len(want) > 2 and shape == (*want[:-3], want[-2], want[-3], want[-1]):
+        return "it is (batch, queries, heads, …): theirs.swapaxes(-2, -3)."
+    if stage == "output" and len(want) > 2 and shape == (*want[:-3], want[-2], want[-3] * want[-1]):
+        split = f"*theirs.shape[:-1], {want[-3]}, {want[-1]}"
+        return f"its heads are joined: theirs.reshape({split}).swapaxes(-2, -3)."
+    if prod(shape) == prod(want):
+        return "it has as many numbers: a reshape may do, if their order is right."
+    return ""
+
+
+def _first(search: Search, gaps: Array, theirs: Array, right: Array, tolerance: float) -> Place | None:
+    """The first number, by batch, head and query, that is further off than rounding allows."""
+    wrong = np.argwhere(gaps > tolerance)
+    if not len(wrong):
+        return None
+    batch, head, row, column = (int(i) for i in wrong[0])
+    return Place(
+        search.coverage.batches[batch],
+        None if search.full.inputs.merged else head,
+        search.coverage.queries[row],
+        column,
+        float(theirs[batch, head, row, column]),
+        float(right[batch, head, row, column]),
+    )

@@ -1,0 +1,229 @@
+"""The kernels' arguments: arrays as tensors with strides, the rules of a problem, and the sizes of tiles."""
+
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from triton import knobs, language, next_power_of_2
+
+from clearhead.core import visibility
+from clearhead.core.arrays import bfloat16, statistics_dtype, to_torch
+from clearhead.core.axes import Array
+from clearhead.core.device_array import DeviceArray
+from clearhead.core.problem import Problem
+from clearhead.engines.gpu.rules import Rules
+
+_FAR = 1 << 29  # positions up to this size are stored in 32 bits
+# Tiles by padded width: the fields of Tiles from `owned` to `stages`. Chosen so that registers do not spill (ptxas -v
+# for sm_90a, Triton 3.6 and 3.9); not measured.
+_SIZES: dict[tuple[str, bool], dict[int, tuple[int, int, int, int]]] = {
+    ("rows", True): {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 64, 8, 2)},
+    ("rows", False): {64: (64, 32, 8, 2), 128: (64, 32, 8, 2), 256: (64, 32, 8, 1)},
+    ("columns", True): {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 64, 8, 2)},
+    ("columns", False): {64: (64, 32, 8, 2), 128: (64, 32, 8, 2), 256: (64, 32, 8, 1)},
+    ("gradients", True): {64: (128, 64, 8, 2), 128: (64, 32, 8, 2), 256: (32, 32, 8, 1)},
+    ("gradients", False): {64: (64, 32, 8, 2), 128: (32, 32, 8, 1), 256: (32, 32, 8, 1)},
+}
+_TORCH = {
+    np.dtype(np.bool_): torch.uint8,
+    np.dtype(np.float64): torch.float64,
+    np.dtype(np.float32): torch.float32,
+    bfloat16: torch.bfloat16,
+    np.dtype(np.float16): torch.float16,
+    np.dtype(np.int64): torch.int64,
+}
+_OF_SEGMENTS = ("query_segments", "kv_segments", "first_key", "end_key", "first_query", "end_query")
+_described: WeakKeyDictionary[Problem, tuple[tuple[torch.device, int], Rules]] = WeakKeyDictionary()
+
+
+class StridedTensor(NamedTuple):
+    """A tensor and its strides in elements, 0 along axes that are broadcast."""
+
+    tensor: torch.Tensor
+    strides: tuple[int, ...]
+
+
+class Tiles(NamedTuple):
+    """The sizes of the tiles that the kernels cut a problem into, and the precision they compute in."""
+
+    owned: int  # queries or keys whose results one program computes
+    passed: int  # how many of the other side it reads at a time
+    warps: int
+    stages: int
+    number: Any  # Triton's dtype of sums
+    precision: str
+
+
+def device_of(x: Array) -> torch.device:
+    """The device on which an array lies; the CPU for NumPy arrays, which the interpreter reads there."""
+    return x.tensor.device if isinstance(x, DeviceArray) else torch.device("cpu")
+
+
+def as_tensor(x: Array, device: torch.device | None = None) -> StridedTensor:
+    """An array as a tensor, without a copy where its strides allow; on `device`, where given."""
+    if not x.size:  # an empty tensor has no address to pass
+        return StridedTensor(torch.zeros(1, dtype=_TORCH[x.dtype], device=device_of(x)), (0,) * x.ndim)
+    if isinstance(x, DeviceArray):
+        return StridedTensor(
+            x.tensor.view(torch.uint8) if x.tensor.dtype == torch.bool else x.tensor, x.tensor.stride()
+        )
+    broadcast = [size > 1 and step == 0 for size, step in zip(x.shape, x.strides, strict=True)]
+    single = x[tuple(slice(0, 1) if shared else slice(None) for shared in broadcast)]
+    flags, steps = single.flags, single.strides
+    if not flags.writeable or not flags.aligned or any(step < 0 or step % x.itemsize for step in steps):
+        single = single.copy()  # PyTorch would refuse it or warn
+    tensor = to_torch(torch, single.view(np.uint8) if single.dtype == np.bool_ else single)
+    if device is not None:
+        tensor = tensor.to(device)
+    strides = tensor.stride()
+    return StridedTensor(tensor, tuple(0 if shared else step for shared, step in zip(broadcast, strides, strict=True)))
+
+
+def contiguous(x: Array, number: torch.dtype) -> torch.Tensor:
+    """An array as a contiguous tensor of dtype `number`; broadcast axes are written out."""
+    tensor = x.tensor if isinstance(x, DeviceArray) else as_tensor(np.ascontiguousarray(x)).tensor
+    return tensor.to(number).contiguous()
+
+
+def from_tensor(tensor: torch.Tensor, like: Array) -> Array:
+    """A tensor as an array of the same kind as `like`: NumPy or DeviceArray."""
+    if isinstance(like, DeviceArray):
+        return DeviceArray(tensor)
+    return tensor.view(torch.int16).numpy().view(bfloat16) if tensor.dtype == torch.bfloat16 else tensor.numpy()
+
+
+def statistics(problem: Problem) -> torch.dtype:
+    """The dtype of statistics and of sums."""
+    return _TORCH[statistics_dtype(problem.dtype)]
+
+
+def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    """PyTorch's name for a dtype."""
+    return _TORCH[dtype]
+
+
+def input_dtype(problem: Problem) -> torch.dtype:
+    """The dtype of q, k and v."""
+    return _TORCH[problem.dtype]
+
+
+def padded(width: int) -> int:
+    """The width of a tile for rows of `width` numbers: the next power of two, at least 16."""
+    return max(16, next_power_of_2(width))
+
+
+def tiles(problem: Problem, width: int, what: str) -> Tiles:
+    """The tiles for a pass (a name in _SIZES) over rows of at most `width` numbers.
+
+    `passed` decides the order of sums, hence the bits of the results; it depends on dtype and width alone.
+    """
+    number = language.float64 if problem.dtype == np.float64 else language.float32
+    precision = "tf32" if problem.dtype == np.float32 and _tf32() else "ieee"
+    if knobs.runtime.interpret:
+        return Tiles(32, 32, 4, 1, number, precision)
+    halves, wide = problem.dtype.itemsize == 2, min(256, max(64, padded(max(width, problem.d_k))))
+    return Tiles(*_SIZES[what, halves][wide], number, precision)
+
+
+def _tf32() -> bool:
+    """Whether PyTorch is set to allow TF32. Reading the older setting where a newer exists would raise."""
+    setting: Any = torch.backends.cuda.matmul
+    newer = getattr(setting, "fp32_precision", None)
+    return bool(setting.allow_tf32 if newer is None else newer == "tf32")
+
+
+def rules(problem: Problem, device: torch.device) -> Rules:
+    """The problem as the kernels read it, copied to the device once, and again if the current stream changes.
+
+    PyTorch reuses freed memory on the stream it was allocated on, so that stream must be the one that reads it.
+    """
+    place = device, _stream(device)
+    known = _described.get(problem)
+    if known is None or known[0] != place:
+        known = _described[problem] = place, _describe(problem, device)
+    return known[1]
+
+
+def _stream(device: torch.device) -> int:
+    """The stream on which kernels are launched on that device."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+
+
+def _describe(problem: Problem, device: torch.device) -> Rules:
+    number = statistics_dtype(problem.dtype)
+    near = bool((np.abs(problem.query_offset) <= _FAR).all())
+
+    def sent(x: Array | None, dtype: Any) -> torch.Tensor | None:
+        return None if x is None else torch.from_numpy(np.ascontiguousarray(x, dtype)).to(device)
+
+    def reach(side: int | None) -> int | None:
+        return min(side, 2 * _FAR) if near and side is not None else side
+
+    left, right = visibility.reach(problem)
+    bias, mask = (None if x is None else as_tensor(x, device) for x in (problem.bias, problem.mask))
+    segments = _segments(problem.query_segments, problem.kv_segments)
+    offset = sent(problem.query_offset, np.int32 if near else np.int64)
+    constexpr = language.constexpr
+    assert offset is not None
+    return Rules(
+        heads=problem.heads,
+        queries=problem.queries,
+        keys=problem.keys,
+        numbers=sent(np.array([problem.scale, problem.softcap or 1.0]), number),
+        softcap=constexpr(problem.softcap is not None),
+        content=constexpr(bias is not None or mask is not None or bool(segments)),
+        rows=problem.rows.start,
+        row_step=constexpr(problem.rows.step),
+        cols=problem.cols.start,
+        col_step=constexpr(problem.cols.step),
+        left=reach(left),
+        right=reach(right),
+        offset=offset,
+        kv_lengths=sent(problem.kv_lengths, np.int32),
+        query_lengths=sent(problem.query_lengths, np.int32),
+        **{name: sent(segments.get(name), np.int32) for name in _OF_SEGMENTS},
+        slopes=sent(problem.alibi_slopes, number),
+        sinks=sent(problem.sinks, number),
+        bias=None if bias is None else bias.tensor,
+        **dict(zip(("bias_b", "bias_h", "bias_i", "bias_j"), _steps(bias), strict=True)),
+        mask=None if mask is None else mask.tensor,
+        **dict(zip(("mask_b", "mask_h", "mask_i", "mask_j"), _steps(mask), strict=True)),
+    )
+
+
+def _steps(x: StridedTensor | None) -> tuple[int | None, ...]:
+    return (None,) * 4 if x is None else x.strides
+
+
+def _segments(queries: Array | None, keys: Array | None) -> dict[str, Array]:
+    """The fields of Rules about segments: each label as a small number, and for each token the range of its segment.
+
+    Computed from runs of equal labels, since packed documents have few of them.
+    """
+    if queries is None or keys is None:
+        return {}
+    sides, runs = (queries, keys), (_runs(queries), _runs(keys))
+    labels = np.concatenate([side.reshape(-1)[starts] for side, (starts, _) in zip(sides, runs, strict=True)])
+    batch = np.concatenate([starts // side.shape[1] for side, (starts, _) in zip(sides, runs, strict=True)])
+    ranks = np.unique(labels, return_inverse=True)[1]
+    numbers = np.unique(ranks + batch * len(ranks), return_inverse=True)[1]
+    by_side = np.split(numbers, [len(runs[0][0])])
+    found: dict[str, Array] = {}
+    for side, other, name, kind in ((0, 1, "query_segments", "query"), (1, 0, "kv_segments", "key")):
+        (starts, lengths), size = runs[side], sides[side].shape[1]
+        first, end = np.full(len(numbers), size), np.zeros(len(numbers), np.int64)
+        np.minimum.at(first, by_side[side], starts % max(1, size))
+        np.maximum.at(end, by_side[side], starts % max(1, size) + lengths)
+        found[name] = np.repeat(by_side[side], lengths)
+        found[f"first_{kind}"] = np.repeat(first[by_side[other]], runs[other][1])
+        found[f"end_{kind}"] = np.repeat(end[by_side[other]], runs[other][1])
+    return found
+
+
+def _runs(labels: Array) -> tuple[Array, Array]:
+    """The starts of runs of equal labels in (batch, tokens), as flat indices, and their lengths."""
+    new = np.ones(labels.shape, bool)
+    new[:, 1:] = labels[:, 1:] != labels[:, :-1]
+    starts = np.flatnonzero(new)
+    return starts, np.diff(starts, append=labels.size)

@@ -1,0 +1,117 @@
+"""Online softmax with row statistics, for one block of queries (Milakov & Gimelshein 2018)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from clearhead.core.axes import Array
+from clearhead.core.merging import entropy_of_part
+from clearhead.core.statistics import Wanted
+from clearhead.engines.products import pieces, product
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """A block of value rows, split so that NaN and infinity reach only the queries that may see their key."""
+
+    finite: Array  # the pieces of (keys, d_v), 0 where the value is not finite
+    nonfinite: Array | None  # (keys, d_v), 0 where the value is finite; None if all are finite
+    d_v: int
+
+    @staticmethod
+    def of(block: Array) -> "Values":
+        finite = np.isfinite(block)
+        if finite.all():
+            return Values(pieces(block), None, block.shape[-1])
+        return Values(pieces(np.where(finite, block, 0.0)), np.where(finite, 0.0, block), block.shape[-1])
+
+
+def mix(weights: Array, visible: Array | None, values: Values) -> Array:
+    """weights·values. A value that is not finite is added only where its key is visible, since 0·NaN is NaN."""
+    total = product(weights, values.finite, values.d_v)
+    if values.nonfinite is not None and visible is not None:
+        for key in np.flatnonzero((values.nonfinite != 0).any(axis=-1)):
+            touched = visible[:, key, None] & (values.nonfinite[key] != 0)
+            total += np.where(touched, weights[:, key, None] * values.nonfinite[key], 0.0)
+    return total
+
+
+class OnlineSoftmax:
+    """The state of a block of queries: maximum m, Σ exp(s - m), and every weighted sum, rescaled when m rises."""
+
+    def __init__(self, queries: int, want: Wanted, d_v: int | None) -> None:
+        self.want = want
+        self.maximum = np.full(queries, -np.inf)
+        self.total = np.zeros(queries)
+        self.output = None if d_v is None or not want.output else np.zeros((queries, d_v))
+        self.centred = np.zeros(queries) if want.entropy else None  # Σ exp(s - m)·(s - m)
+        self.far = np.zeros(queries) if want.distance else None
+        self.own = np.full(queries, -np.inf) if want.own else None  # the logit of the key at the query's position
+        self.top_logits = np.full((queries, want.top or 0), -np.inf)
+        self.top_indices = np.full((queries, want.top or 0), -1, np.int64)
+
+    def add(self, logits: Array, first_key: int, values: Values | None, far: Array | None) -> None:
+        """Add one block of logits (queries, keys), which is overwritten; `far` is |query position - key position|."""
+        if self.want.top is not None:
+            self._add_top(logits, first_key)
+        if self.own is not None and far is not None:
+            self.own = np.maximum(self.own, np.where(far == 0, logits, -np.inf).max(axis=-1))
+        visible = None if values is None or values.nonfinite is None else ~np.isneginf(logits)
+        maximum = np.maximum(self.maximum, logits.max(axis=-1))
+        safe = np.where(np.isneginf(maximum), 0.0, maximum)  # no visible key yet: exp(-inf - 0) is 0
+        logits -= safe[:, None]
+        weights = np.exp(logits)
+        shrink = np.exp(self.maximum - safe)
+        if self.centred is not None:
+            drop = np.where(np.isneginf(self.maximum), 0.0, self.maximum - safe)
+            here = np.sum(weights * np.maximum(logits, -1e300), axis=-1)  # 0·(-inf) is NaN, 0·(-1e300) is 0
+            self.centred = shrink * (self.centred + self.total * drop) + here
+        self.total = self.total * shrink + weights.sum(axis=-1)
+        if self.far is not None and far is not None:
+            self.far = self.far * shrink + np.sum(weights * far, axis=-1)
+        if self.output is not None and values is not None:
+            self.output = self.output * shrink[:, None] + mix(weights, visible, values)
+        self.maximum = maximum
+
+    def finish(self, sink: float | None) -> dict[str, Array]:
+        """The results by name, with the sink in the denominator; a row without visible keys is all zeros, lse -inf."""
+        empty = self.total == 0
+        total = np.where(empty, 1.0, self.total)
+        logsumexp = np.where(empty, -np.inf, self.maximum + np.log(total))
+        own = logsumexp
+        if sink is not None:
+            logsumexp = np.where(empty, -np.inf, np.logaddexp(own, sink))
+        share = np.where(empty, 0.0, np.exp(np.where(empty, 0.0, own) - np.where(empty, 0.0, logsumexp)))
+        safe = np.where(empty, 0.0, logsumexp)[:, None]
+        answers = {
+            "logsumexp": logsumexp,
+            "max_logit": self.maximum,
+            "top_weights": np.exp(self.top_logits - safe),
+            "top_indices": self.top_indices,
+        }
+        if self.output is not None:
+            answers["output"] = self.output * (share / total)[:, None]
+        if self.centred is not None:
+            rise = np.where(empty, 0.0, logsumexp) - np.where(empty, 0.0, own)
+            answers["entropy"] = entropy_of_part(share, np.log(total) - self.centred / total, rise)
+        if self.far is not None:
+            answers["distance"] = self.far * share / total
+        if self.own is not None:
+            answers["own"] = np.where(np.isneginf(self.own), 0.0, np.exp(self.own - safe[:, 0]))
+        return answers
+
+    def _add_top(self, logits: Array, first_key: int) -> None:
+        """Insert the logits that exceed the smallest in the list; of equal logits the earlier key comes first."""
+        left = logits.copy()
+        while True:
+            best = left.argmax(axis=-1)
+            found = np.take_along_axis(left, best[:, None], axis=-1)[:, 0]
+            rows = np.flatnonzero(found > self.top_logits[:, -1])
+            if not len(rows):
+                return
+            logit = np.concatenate([self.top_logits[rows], found[rows, None]], axis=-1)
+            index = np.concatenate([self.top_indices[rows], best[rows, None] + first_key], axis=-1)
+            order = np.argsort(-logit, axis=-1, kind="stable")[:, :-1]
+            self.top_logits[rows] = np.take_along_axis(logit, order, axis=-1)
+            self.top_indices[rows] = np.take_along_axis(index, order, axis=-1)
+            left[rows, best[rows]] = -np.inf

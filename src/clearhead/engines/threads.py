@@ -1,0 +1,54 @@
+"""How many threads the native engine may use: what the user set, else as many processors as this process may use."""
+
+import os
+from pathlib import Path
+
+from clearhead.core.rule_values import whole_number
+
+MOST = 1024  # more would only take memory: each thread has a stack and a scratch of its own
+_chosen: int | None = None
+
+
+def set_num_threads(count: int) -> None:
+    """Use `count` threads from now on, the calling one included; the results' bits do not depend on it.
+
+    A call reads the number once, when it starts: setting it while other threads compute changes their next calls.
+    Raises RuleError unless count is a whole number from 1 to 1,024.
+
+    >>> import clearhead as ch
+    >>> ch.set_num_threads(ch.get_num_threads())
+    """
+    global _chosen
+    _chosen = whole_number("the number of threads", count, 1, MOST, "set_num_threads(2)")
+
+
+def get_num_threads() -> int:
+    """The number that `set_num_threads` set; by default the least of the following.
+
+    OMP_NUM_THREADS, the processors that this process may run on, the processors that its control group grants it, and
+    1,024. The default is read once.
+
+    >>> import clearhead as ch
+    >>> ch.get_num_threads() >= 1
+    True
+    """
+    global _chosen
+    if _chosen is None:
+        _chosen = _given()
+    return _chosen
+
+
+def _given() -> int:
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    limits = [affinity, *([int(asked)] if asked.isdigit() and int(asked) > 0 else []), *_cgroup()]
+    return max(1, min(*limits, MOST))
+
+
+def _cgroup() -> list[int]:
+    """The processors that this process's control group grants, rounded up; empty where it sets no limit."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return [] if quota == "max" else [max(1, -(-int(quota) // int(period)))]
+    except (OSError, ValueError):
+        return []

@@ -1,0 +1,132 @@
+"""Where a Transformers model's files are, and whether its config.json and its weights belong together.
+
+A config.json can ask for any size, and Transformers builds that model and fills missing weights with random numbers. So
+sizes are compared before anything is built, and missing weights are an error.
+"""
+
+import os
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from clearhead.core.array_files import tensor_names
+from clearhead.core.room import check_room_for_file
+from clearhead.errors import FileError
+from clearhead.explaining.gpt2 import weight_files
+
+_FILES = ["*.json", "model*.safetensors", "*.txt", "*.model", "*.jinja"]
+_SECONDS = 2.0  # to reach the hub
+_MANY = 1024  # layers or experts that need no proof
+
+
+def folder(name: str) -> Path:
+    """The directory of a model's files: `name` itself, or that model in the cache of the Hugging Face hub.
+
+    A cached model is used without asking the network; any other is downloaded if the hub can be reached within two
+    seconds. Raises FileError, which says what was tried.
+    """
+    if os.path.isdir(name):
+        return Path(name)
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+
+    tried = f"{name} is no directory here, the cache {constants.HF_HUB_CACHE} has no config.json with safetensors of it"
+    hint = "give --model the directory of a model, or owner/name as on huggingface.co."
+    try:
+        with suppress(OSError):  # raised where it is not in the cache
+            cached = Path(snapshot_download(name, local_files_only=True))
+            if _is_whole(cached):
+                return cached
+        offline = [key for key in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if _is_on(os.environ.get(key, ""))]
+        if offline:
+            raise FileError(f"{tried}, and {offline[0]} forbids to download it.", hint)
+        address = getproxies().get("https") or constants.ENDPOINT
+        if not _reachable(address):
+            raise FileError(f"{tried}, and {urlsplit(address).hostname} cannot be reached to download it.", hint)
+        return Path(snapshot_download(name, allow_patterns=_FILES))
+    except HFValidationError:
+        raise FileError(f"{name!r} is no directory here, and no model can have that name.", hint) from None
+    except RepositoryNotFoundError:
+        raise FileError(f"{tried}, and {constants.ENDPOINT} has no such model, or only for its owner.", hint) from None
+    except OSError as error:
+        raise FileError(f"{tried}, and it cannot be downloaded: {one_line(error)}", hint) from None
+
+
+def check_counts(place: Path, config: Mapping[str, Any]) -> None:
+    """Refuse a config of more layers or experts than there are tensors: building them would take very long."""
+    tensors = sum(len(tensor_names(path)) for path in weight_files(place))
+    for key, count in _integers(config):
+        if ("layer" in key or "expert" in key or "block" in key) and count > max(_MANY, tensors):
+            raise FileError(
+                f"{place}: config.json says {key} {count}, but the weights have {tensors} tensors in all.",
+                "do config.json and the weights belong together?",
+            )
+
+
+def check_sizes(place: Path, built: Any) -> None:
+    """Refuse a model (built on PyTorch's meta device) with more parameters than its files have, or than fit memory."""
+    stored = sum(path.stat().st_size for path in weight_files(place))
+    parameters = sum(x.numel() for x in built.parameters())
+    if parameters > 2 * stored:  # a number has four bits at least
+        raise FileError(
+            f"{place}: config.json makes a model of {parameters:,} parameters, but the weights have {stored:,} bytes.",
+            "do config.json and the weights belong together?",
+        )
+    others = sum(x.numel() * x.element_size() for x in built.buffers())
+    check_room_for_file(place, 4 * parameters + others, "this model in float32")
+
+
+def check_filled(name: str, missing: list[str]) -> None:
+    """Refuse a model whose files lack some of its weights: they would be random numbers."""
+    lacking = sorted(key for key in missing if "pooler" not in key)  # encoders' poolers stand behind all attention
+    if lacking:
+        raise FileError(
+            f"{name}: the weights lack {lacking[0]}" + (f" and {len(lacking) - 1} more." if lacking[1:] else "."),
+            "do config.json and the weights belong together?",
+        )
+
+
+def one_line(error: BaseException) -> str:
+    """A library's error message on one line; the name of its class where the message is empty."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _is_whole(place: Path) -> bool:
+    """Are the config and every file of weights there? A download that was cut off leaves some."""
+    with suppress(FileError):
+        return all(map(os.path.isfile, (place / "config.json", *weight_files(place))))
+    return False
+
+
+def _integers(config: Any, depth: int = 0) -> Iterator[tuple[str, int]]:
+    for key, value in config.items():
+        if isinstance(value, dict) and depth < 8:
+            yield from _integers(value, depth + 1)
+        elif type(value) is int:
+            yield str(key), value
+
+
+def _is_on(value: str) -> bool:
+    return value.upper() in ("1", "ON", "YES", "TRUE")
+
+
+def _reachable(address: str) -> bool:
+    """Does a server answer soon? Asked in a thread, since looking up a name can take longer than any timeout."""
+    place = urlsplit(address if "//" in address else f"//{address}")
+    answered = threading.Event()
+
+    def connect() -> None:
+        with suppress(OSError):
+            port = place.port or {"https": 443, "http": 80}.get(place.scheme, 3128)
+            socket.create_connection((place.hostname or "", port), _SECONDS).close()
+            answered.set()
+
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(_SECONDS)
+    return answered.is_set()

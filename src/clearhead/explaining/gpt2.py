@@ -1,0 +1,362 @@
+"""A decoder in the GPT-2 checkpoint layout, run in NumPy through this library's own attention.
+
+A directory holds config.json, model.safetensors (or shards with model.safetensors.index.json) and tokenizer.json (or
+vocab.json and merges.txt). Weights load from safetensors only, never from a pickle. The layout is that of Radford et
+al. 2019 as Hugging Face stores it: linear weights are (d_in, d_out).
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from clearhead.core.array_files import safetensors
+from clearhead.core.axes import Array
+from clearhead.core.files import json_of, read_bytes
+from clearhead.core.room import check_room_for_file
+from clearhead.core.rule_values import whole_number
+from clearhead.errors import FileError, ShapeError
+from clearhead.ops.attention import attention
+
+SHIPPED = "rhymes"
+_MOST_TOKENIZER = 2**28  # bytes; the largest vocabularies take some 40 million
+
+_VISIBLE = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that GPT-2's vocabulary spells as themselves
+_BYTES = {chr(byte): byte for byte in _VISIBLE} | {
+    chr(256 + place): byte for place, byte in enumerate(byte for byte in range(256) if byte not in _VISIBLE)
+}
+
+
+class GPT2Config(NamedTuple):
+    """The numbers of config.json that the computation needs."""
+
+    layers: int
+    heads: int
+    d_model: int
+    d_mlp: int
+    positions: int
+    vocabulary: int
+    epsilon: float
+    activation: str
+    tied: bool
+    scaled: bool
+    scaled_by_layer: bool
+
+
+class Token(NamedTuple):
+    """One token of a text: its id, its own text, and where it stands in the text."""
+
+    id: int
+    text: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LayerRun:
+    """The inputs and outputs of one layer's attention: x (tokens, d_model); q, k, v (heads, tokens, d_k).
+
+    k and v may have fewer heads, each shared by a group of query heads.
+    """
+
+    x: Array
+    q: Array
+    k: Array
+    v: Array
+    heads: Array  # (heads, tokens, d_k)
+    output: Array  # (tokens, d_model), after W^O
+    rules: dict[str, Any]  # of the scores, as `clearhead.attention` takes them
+    biases: frozenset[str] = frozenset(("b_q", "b_k", "b_v", "b_o"))
+    through: str = "{}"  # what is applied to queries and keys after their projections, for the formulas
+    normalised: bool = False  # is x the output of a layer norm?
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ForwardPass:
+    """The result of one text's pass through the model."""
+
+    layers: list[LayerRun]
+    logits: Array | None  # (tokens, vocabulary); None where the model says no next token
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Model:
+    """A loaded checkpoint: its name, config, float32 weights by name, and tokenizer."""
+
+    name: str
+    config: GPT2Config
+    weights: Mapping[str, Array]
+    tokenizer: Any
+
+    def tokens(self, text: str) -> list[Token]:
+        """Cut `text` into tokens. Raises ShapeError when it is empty or longer than the model's positions."""
+        tokens = self._tokens(self.tokenizer.encode(text))
+        if len(tokens) > self.config.positions:
+            raise too_long(len(tokens), self.config.positions)
+        return tokens
+
+    def windows(self, text: str) -> list[list[Token]]:
+        """The tokens of a text of any length, in windows of at most the model's positions that do not overlap.
+
+        `start` and `stop` of a token count from the start of the whole text. Raises ShapeError when it is empty.
+        """
+        self.tokenizer.enable_truncation(self.config.positions)
+        try:
+            encoded = self.tokenizer.encode(text)
+        finally:
+            self.tokenizer.no_truncation()
+        return [self._tokens(part) for part in (encoded, *encoded.overflowing)]
+
+    def _tokens(self, encoded: Any) -> list[Token]:
+        if not encoded.ids:
+            raise ShapeError(
+                "the text is empty: there is no token to explain.", 'clearhead explain "humpty dumpty sat on"'
+            )
+        top = max(encoded.ids)
+        if top >= self.config.vocabulary:
+            raise FileError(
+                f"the tokenizer gives id {top} but the model's vocabulary has {self.config.vocabulary} tokens."
+            )
+        return [Token(i, self.text(i), *span) for i, span in zip(encoded.ids, encoded.offsets, strict=True)]
+
+    def text(self, token: int) -> str:
+        """A token's own text; bytes that are no whole character in hexadecimal, ⟨e7⟩."""
+        decoded: str = self.tokenizer.decode([token], skip_special_tokens=False)
+        return decoded if "\ufffd" not in decoded else hexadecimal(str(self.tokenizer.id_to_token(token)))
+
+    def projections(self, layer: int) -> dict[str, Array]:
+        """W^Q, W^K, W^V, W^O and their biases of one layer, each (d_in, d_out)."""
+        names = {f"{kind}_{p}": f"h.{layer}.attn.{kind}_{p}" for p in "qkv" for kind in "wb"}
+        names |= {"w_o": f"h.{layer}.attn.c_proj.weight", "b_o": f"h.{layer}.attn.c_proj.bias"}
+        return {name: self.weights[key] for name, key in names.items()}
+
+    def run(self, ids: list[int], each: Callable[[range], Iterable[int]] = iter) -> ForwardPass:
+        """The forward pass in float32: (tokens, vocabulary) logits, and each attention layer's inputs and outputs.
+
+        `each` iterates over the layers, such as a progress bar.
+        """
+        w, config = self.weights, self.config
+        hidden = w["wte.weight"][ids] + w["wpe.weight"][: len(ids)]
+        runs = []
+        for layer in each(range(config.layers)):
+            name = f"h.{layer}."
+            x = _normalise(hidden, w[name + "ln_1.weight"], w[name + "ln_1.bias"], config.epsilon)
+            q, k, v = (
+                _split(x @ w[name + f"attn.w_{p}"] + w[name + f"attn.b_{p}"], config.heads) for p in ("q", "k", "v")
+            )
+            rules: dict[str, Any] = {"causal": True, **_scaled(config, layer)}
+            heads = attention(q, k, v, **rules)
+            joined = heads.swapaxes(0, 1).reshape(len(ids), -1)
+            output = joined @ w[name + "attn.c_proj.weight"] + w[name + "attn.c_proj.bias"]
+            runs.append(LayerRun(x, q, k, v, heads, output, rules, normalised=True))
+            hidden = hidden + output
+            y = _normalise(hidden, w[name + "ln_2.weight"], w[name + "ln_2.bias"], config.epsilon)
+            inner = _ACTIVATIONS[config.activation](y @ w[name + "mlp.c_fc.weight"] + w[name + "mlp.c_fc.bias"])
+            hidden = hidden + inner @ w[name + "mlp.c_proj.weight"] + w[name + "mlp.c_proj.bias"]
+        final = _normalise(hidden, w["ln_f.weight"], w["ln_f.bias"], config.epsilon)
+        return ForwardPass(runs, final @ w["lm_head.weight"].T)
+
+
+def too_long(tokens: int, positions: int) -> ShapeError:
+    """The error for a text that is longer than a model's positions."""
+    return ShapeError(
+        f"the text has {tokens} tokens but the model has {positions} positions.",
+        "clearhead explain --file FILE --windows shows it in windows. Models with more positions, for --model: "
+        "openai-community/gpt2 has 1,024, HuggingFaceTB/SmolLM2-135M 8,192, Qwen/Qwen3-0.6B 40,960.",
+    )
+
+
+def hexadecimal(spelling: str) -> str:
+    """A byte-level vocabulary's spelling of some bytes as their numbers; any other spelling unchanged.
+
+    >>> hexadecimal("Ġç"), hexadecimal("<0xE7>")
+    ('⟨20 e7⟩', '<0xE7>')
+    """
+    if spelling.isascii() or not all(character in _BYTES for character in spelling):
+        return spelling
+    return f"⟨{' '.join(f'{_BYTES[character]:02x}' for character in spelling)}⟩"
+
+
+def load(directory: str | Path | None = None) -> Model:
+    """Load a GPT-2-layout checkpoint, or the one that ships with the package.
+
+    Raises FileError when a file is missing, malformed, or does not hold a GPT-2: the sentence says which and why.
+    """
+    if directory is not None:
+        return _load(Path(directory), str(directory))
+    with as_file(files("clearhead") / "models" / SHIPPED) as place:
+        return _load(place, SHIPPED)
+
+
+def _load(place: Path, name: str) -> Model:
+    if not os.path.isdir(place):
+        raise FileError(
+            f"{place} is not a directory.", "a GPT-2 directory holds config.json, model.safetensors, tokenizer.json."
+        )
+    config = _config(place / "config.json")
+    stored = _stored(place)
+    check_room_for_file(place, sum(4 * array.size for array in stored.values()), "its weights in float32")
+    prefix = "transformer." if any(key.startswith("transformer.") for key in stored) else ""
+    weights: dict[str, Array] = {}
+    for key, shape in _expected(config):  # one by one: a config with wrong sizes fails at the first missing array
+        source = key if key == "lm_head.weight" else prefix + key
+        if source not in stored:
+            raise FileError(
+                f"{place.name}: the weights lack `{source}`, which a GPT-2 has.", "is this a GPT-2 checkpoint?"
+            )
+        if stored[source].shape != shape:
+            raise FileError(
+                f"{place.name}: `{source}` has shape {stored[source].shape}, but config.json makes it {shape}.",
+                "do config.json and the weights belong together?",
+            )
+        weights[key] = stored[source].astype(np.float32)
+    for layer in range(config.layers):  # c_attn holds W^Q, W^K and W^V side by side
+        for part, kind in (("weight", "w"), ("bias", "b")):
+            joined = weights.pop(f"h.{layer}.attn.c_attn.{part}")
+            for p, piece in zip("qkv", np.split(joined, 3, axis=-1), strict=True):
+                weights[f"h.{layer}.attn.{kind}_{p}"] = np.ascontiguousarray(piece)
+    if config.tied:
+        weights["lm_head.weight"] = weights["wte.weight"]
+    return Model(name, config, weights, _tokenizer(place))
+
+
+def _config(path: Path) -> GPT2Config:
+    data = json_of(path)
+    kind = data.get("model_type")
+    if kind != "gpt2":
+        raise FileError(
+            f"{path} is for model_type {kind!r}, not 'gpt2'.",
+            "only the GPT-2 layout loads here; its config says model_type gpt2.",
+        )
+    sizes = {}
+    for key in ("n_layer", "n_head", "n_embd", "n_positions", "vocab_size"):
+        sizes[key] = whole_number(f"{path}: {key}", data.get(key), error=FileError)
+    if sizes["n_embd"] % sizes["n_head"]:
+        raise FileError(f"{path}: n_embd {sizes['n_embd']} is not a multiple of n_head {sizes['n_head']}.")
+    activation = data.get("activation_function", "gelu_new")
+    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
+        raise FileError(
+            f"{path}: activation_function {activation!r} is unknown: expected one of {', '.join(_ACTIVATIONS)}."
+        )
+    if data.get("add_cross_attention"):
+        raise FileError(f"{path}: add_cross_attention is set, and only decoders without it load here.")
+    inner = 4 * sizes["n_embd"] if data.get("n_inner") is None else data["n_inner"]
+    inner = whole_number(f"{path}: n_inner", inner, error=FileError)
+    epsilon = data.get("layer_norm_epsilon", 1e-5)
+    if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not 0 <= epsilon <= 1:
+        raise FileError(f"{path}: layer_norm_epsilon is {epsilon!r}: expected a number from 0 to 1.")
+    return GPT2Config(
+        layers=sizes["n_layer"],
+        heads=sizes["n_head"],
+        d_model=sizes["n_embd"],
+        d_mlp=inner,
+        positions=sizes["n_positions"],
+        vocabulary=sizes["vocab_size"],
+        epsilon=float(epsilon),
+        activation=activation,
+        tied=bool(data.get("tie_word_embeddings", True)),
+        scaled=bool(data.get("scale_attn_weights", True)),
+        scaled_by_layer=bool(data.get("scale_attn_by_inverse_layer_idx", False)),
+    )
+
+
+def _expected(config: GPT2Config) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The name and shape of each array that a GPT-2 of these sizes has."""
+    d, inner = config.d_model, config.d_mlp
+    yield "wte.weight", (config.vocabulary, d)
+    yield "wpe.weight", (config.positions, d)
+    yield from (("ln_f.weight", (d,)), ("ln_f.bias", (d,)))
+    if not config.tied:
+        yield "lm_head.weight", (config.vocabulary, d)
+    for layer in range(config.layers):
+        linear = {"attn.c_attn": (d, 3 * d), "attn.c_proj": (d, d), "mlp.c_fc": (d, inner), "mlp.c_proj": (inner, d)}
+        for name, shape in linear.items():
+            yield from ((f"h.{layer}.{name}.weight", shape), (f"h.{layer}.{name}.bias", shape[1:]))
+        for name in ("ln_1", "ln_2"):
+            yield from ((f"h.{layer}.{name}.weight", (d,)), (f"h.{layer}.{name}.bias", (d,)))
+
+
+def _stored(place: Path) -> dict[str, Array]:
+    merged: dict[str, Array] = {}
+    for path in weight_files(place):
+        merged |= safetensors(path)[0]
+    return merged
+
+
+def weight_files(place: Path) -> list[Path]:
+    """A checkpoint's safetensors files, one or its shards. Raises FileError where there are none."""
+    single, index = place / "model.safetensors", place / "model.safetensors.index.json"
+    if os.path.isfile(single):
+        return [single]
+    if os.path.isfile(index):
+        shards = json_of(index).get("weight_map")
+        if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
+            raise FileError(f"{index} has no weight_map of tensor names to files.")
+        return [place / Path(shard).name for shard in sorted(set(shards.values()))]
+    pickles = [p.name for p in place.glob("*.bin")] + [p.name for p in place.glob("*.pt")]
+    why = f"{pickles[0]} is a pickle, which can run code: convert it to safetensors." if pickles else ""
+    raise FileError(f"{place} has no model.safetensors.", why)
+
+
+def _tokenizer(place: Path) -> Any:
+    """The tokenizer, set to neither pad nor truncate, whatever its tokenizer.json asks for."""
+    from tokenizers import ByteLevelBPETokenizer, Tokenizer
+
+    whole, vocabulary, merges = place / "tokenizer.json", place / "vocab.json", place / "merges.txt"
+    try:
+        if os.path.isfile(whole):
+            tokenizer = Tokenizer.from_buffer(read_bytes(whole, _MOST_TOKENIZER))
+        elif os.path.isfile(vocabulary) and os.path.isfile(merges):
+            tokenizer = ByteLevelBPETokenizer(str(vocabulary), str(merges))
+        else:
+            raise FileError(f"{place} has no tokenizer.json, and no vocab.json with merges.txt.")
+    except FileError:
+        raise
+    except Exception as error:  # the library raises bare Exception for a malformed file
+        raise FileError(f"{place}: the tokenizer cannot be read: {error}.") from None
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def _scaled(config: GPT2Config, layer: int) -> dict[str, float]:
+    """The rule `scale`, where the config asks for another one than 1/√d_k."""
+    base = (config.d_model // config.heads) ** -0.5 if config.scaled else 1.0
+    scale = base / (layer + 1) if config.scaled_by_layer else base
+    return {} if config.scaled and (layer == 0 or not config.scaled_by_layer) else {"scale": scale}
+
+
+def _normalise(x: Array, weight: Array, bias: Array, epsilon: float) -> Array:
+    centred = x - x.mean(axis=-1, keepdims=True)
+    variance = np.square(centred).mean(axis=-1, keepdims=True)
+    return centred / np.sqrt(variance + np.float32(epsilon)) * weight + bias
+
+
+def _split(x: Array, heads: int) -> Array:
+    """(tokens, heads·d_k) to (heads, tokens, d_k)."""
+    return x.reshape(len(x), heads, -1).swapaxes(0, 1)
+
+
+def _gelu_tanh(x: Array) -> Array:
+    return 0.5 * x * (1 + np.tanh(np.float32((2 / np.pi) ** 0.5) * (x + np.float32(0.044715) * x**3)))
+
+
+def _gelu(x: Array) -> Array:
+    from math import erf
+
+    exact = np.frompyfunc(lambda value: 0.5 * value * (1 + erf(value / 2**0.5)), 1, 1)
+    return np.asarray(exact(x.astype(np.float64)), dtype=x.dtype)
+
+
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "gelu_new": _gelu_tanh,
+    "gelu_pytorch_tanh": _gelu_tanh,
+    "gelu": _gelu,
+    "relu": lambda x: np.maximum(x, 0),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "tanh": np.tanh,
+}

@@ -1,0 +1,246 @@
+"""Any Transformers decoder or encoder for `explain`: the model's own classes run the text, observed by `watch`.
+
+Weights load from safetensors only, never from a pickle, and run in float32.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from clearhead.core.axes import Array
+from clearhead.core.files import json_of
+from clearhead.core.rule_values import read_path
+from clearhead.errors import DtypeError, FileError, MissingExtraError, ShapeError, shown
+from clearhead.explaining import checkpoint, gpt2
+from clearhead.explaining.gpt2 import ForwardPass, LayerRun, Model, Token
+from clearhead.watching.watch import watch
+
+_OUTPUTS = ("o_proj", "out_proj", "c_proj", "dense", "out_lin", "wo", "o")  # W^O, as attention classes call it
+_FUSED = ("qkv_proj", "query_key_value", "c_attn", "Wqkv", "qkv", "in_proj")
+
+
+class HubConfig(NamedTuple):
+    """The facts about the model that a report shows."""
+
+    model_type: str
+    layers: int
+    heads: int
+    kv_heads: int
+    d_model: int
+    vocabulary: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class HubModel:
+    """A Transformers model and its tokenizer, with the same methods as `gpt2.Model`."""
+
+    name: str
+    config: HubConfig
+    inner: Any
+    tokenizer: Any
+
+    def tokens(self, text: str) -> list[Token]:
+        """Cut `text` into tokens, special ones included. Raises ShapeError for an empty or too long text."""
+        tokens = self._tokens(text)[0]
+        most = self._positions()
+        if most is not None and len(tokens) > most:
+            raise gpt2.too_long(len(tokens), most)
+        return tokens
+
+    def windows(self, text: str) -> list[list[Token]]:
+        """The tokens of a text of any length, in windows of at most the model's positions that do not overlap.
+
+        Every window has the special tokens. `start` and `stop` of a token count from the start of the whole text.
+        Raises ShapeError for an empty text.
+        """
+        most = self._positions()
+        return self._tokens(text) if most is None else self._tokens(text, truncation=True, max_length=most)
+
+    def _positions(self) -> int | None:
+        """How many tokens the model takes; RoBERTa's positions start behind the one for padding."""
+        counts = [getattr(self.inner.config, "max_position_embeddings", None)]
+        for path, module in self.inner.named_modules():
+            if path.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+                counts.append(module.num_embeddings - module.padding_idx - 1)
+        return min((count for count in counts if count is not None), default=None)
+
+    def _tokens(self, text: str, **cut: Any) -> list[list[Token]]:
+        options = {"truncation": False, "padding": False, "verbose": False, **cut}
+        encoded = self.tokenizer([text], return_offsets_mapping=True, return_overflowing_tokens=bool(cut), **options)
+        if not encoded["input_ids"][0]:
+            raise ShapeError("the text is empty: there is no token to explain.")
+        pairs = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+        return [[Token(i, self.text(i), *span) for i, span in zip(*pair, strict=True)] for pair in pairs]
+
+    def text(self, token: int) -> str:
+        """A token's own text; bytes that are no whole character in hexadecimal, ⟨e7⟩."""
+        decoded: str = self.tokenizer.decode([token], skip_special_tokens=False)
+        if decoded and "\ufffd" not in decoded:
+            return decoded
+        return gpt2.hexadecimal(str(self.tokenizer.convert_ids_to_tokens(token)))
+
+    def projections(self, _layer: int) -> dict[str, Array]:
+        """Empty: the model may rotate or normalise queries and keys between the projections and the scores."""
+        return {}
+
+    def run(self, ids: list[int], each: Callable[[range], Iterable[int]] = iter) -> ForwardPass:
+        """The forward pass: (tokens, vocabulary) logits, or None where the model has none, and each attention layer."""
+        import torch
+
+        paths = dict(self.inner.named_modules())
+        caught: dict[str, list[tuple[Array, Array]]] = {}
+        options = {"use_cache": False} if self.inner.can_generate() else {}
+        progress = iter(each(range(self.config.layers)))
+        catching = _attention_caught(paths, caught, progress)
+        with torch.inference_mode(), catching, watch(self.inner, values=True) as seen:
+            out = self.inner(torch.tensor([ids]), **options)
+        layers = []
+        for name in seen.layers:
+            layer = seen.layer(name)
+            if len(caught[layer.path]) < layer.call:
+                raise ShapeError(
+                    f"layer {name}: {layer.path} computes several attentions in one call, and explain shows one.",
+                    "ch.watch shows each of them.",
+                )
+            x, output = caught[layer.path][layer.call - 1]
+            q, k, v = (part[0].numpy() for part in (layer.q, layer.k, layer.v))
+            rules = {key: value for key, value in layer.rules.items() if key != "query_offset"}
+            attended = np.asarray((layer.matrix() @ layer.v)[0])
+            layers.append(LayerRun(x, q, k, v, attended, output, rules, *_words(paths, layer.path)))
+        logits = getattr(out, "logits", None)
+        return ForwardPass(layers, None if logits is None else logits[0].float().numpy())
+
+
+def find(name: Any) -> Model | HubModel:
+    """The shipped model, a GPT-2 directory (run in NumPy), a name that Transformers loads, or a loaded model."""
+    if name is None:
+        return gpt2.load()
+    if isinstance(name, (Model, HubModel)):
+        return name
+    if not isinstance(name, (str, os.PathLike)):
+        raise DtypeError(f"model is {shown(name)}: expected a directory, a name or a loaded model.", 'model="./gpt2"')
+    name = str(read_path(name))
+    if not name.strip():
+        raise FileError("the model's name is empty.", "leave --model out for the one that ships with clearhead.")
+    place = Path(name)
+    is_path = place.is_absolute() or name.startswith(".") or len(place.parts) > 2  # a hub's name is owner/model
+    if not os.path.isdir(place) and (is_path or find_spec("transformers") is None):
+        return gpt2.load(place)  # raises: there is no such directory
+    config = place / "config.json"
+    if os.path.isdir(place) and (not os.path.isfile(config) or json_of(config).get("model_type") == "gpt2"):
+        return gpt2.load(place)
+    return load(name)
+
+
+def load(name: str) -> HubModel:
+    """A model directory, or a name on the Hugging Face hub. Raises FileError, MissingExtraError."""
+    missing = [package for package in ("torch", "transformers") if find_spec(package) is None]
+    if missing:
+        raise MissingExtraError(
+            f"{name} is no GPT-2 directory, and other models need PyTorch and Transformers: there is no "
+            f"{' and no '.join(missing)}.",
+            "pip install 'clearhead[hf]'",
+        )
+    place = checkpoint.folder(name)
+    checkpoint.check_counts(place, json_of(place / "config.json"))
+    try:
+        config, inner, tokenizer = _loaded(name, place)
+    except (FileError, MissingExtraError):
+        raise
+    except Exception as error:  # Transformers raises whatever a file that it does not expect leads to
+        raise FileError(f"{name}: Transformers cannot load it: {checkpoint.one_line(error)}") from error
+    if not tokenizer.is_fast:
+        raise FileError(f"{name}: its tokenizer does not say where its tokens stand in the text.", "use a fast one.")
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    sizes = HubConfig(
+        config.model_type, config.num_hidden_layers, heads, kv_heads, config.hidden_size, config.vocab_size
+    )
+    return HubModel(name, sizes, inner, tokenizer)
+
+
+def _loaded(name: str, place: Path) -> tuple[Any, Any, Any]:
+    """Config, model and tokenizer, after their sizes were checked. No code from the model's directory runs."""
+    import torch
+    import transformers
+
+    files: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    config = transformers.AutoConfig.from_pretrained(place, **files)
+    _check(name, config)
+    decodes = any(word.endswith(("ForCausalLM", "LMHeadModel")) for word in config.architectures or ())
+    kind: Any = transformers.AutoModelForCausalLM if decodes else transformers.AutoModel
+    with torch.device("meta"):
+        checkpoint.check_sizes(place, kind.from_config(config))
+    inner, told = kind.from_pretrained(
+        place, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **files
+    )
+    checkpoint.check_filled(name, list(told["missing_keys"]))
+    return config, inner.eval(), transformers.AutoTokenizer.from_pretrained(place, **files)
+
+
+def _check(name: str, config: Any) -> None:
+    if config.is_encoder_decoder:
+        raise FileError(f"{name} is an encoder with a decoder: one text does not say what the decoder reads.")
+    for size in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"):
+        if getattr(config, size, None) is None:
+            raise FileError(f"{name}: its config has no {size}: expected a model of text.")
+
+
+@contextmanager
+def _attention_caught(
+    paths: dict[str, Any], caught: dict[str, list[tuple[Array, Array]]], progress: Iterator[int]
+) -> Iterator[None]:
+    """Inside, the input of each attention module and its output after W^O are added to `caught`, by its path."""
+    hooks = []
+    given: dict[str, Array] = {}
+    for path, module in paths.items():
+        inside = [type(child).__name__ for _, child in module.named_children()]
+        if "Attention" not in type(module).__name__ or any("Attention" in name for name in inside):
+            continue
+        after = _output(paths, path)
+
+        def before(_: Any, args: Any, named: Any, path: str = path) -> None:
+            given[path] = named.get("hidden_states", args[0] if args else None)[0].float().numpy()
+            next(progress, None)
+
+        def behind(_: Any, _args: Any, out: Any, path: str = path) -> None:
+            output = out[0] if isinstance(out, tuple) else out
+            caught.setdefault(path, []).append((given[path], output.reshape(-1, output.shape[-1]).float().numpy()))
+
+        hooks += [module.register_forward_pre_hook(before, with_kwargs=True), after.register_forward_hook(behind)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _output(paths: dict[str, Any], path: str) -> Any:
+    """The module whose output is U: W^O inside the attention module, or beside it as in BERT; else the module."""
+    children = dict(paths[path].named_children())
+    inside = next((children[name] for name in _OUTPUTS if name in children), None)
+    beside = paths.get(path.rpartition(".")[0] + ".output.dense")
+    return inside if inside is not None else beside if beside is not None else paths[path]
+
+
+def _words(paths: dict[str, Any], path: str) -> tuple[frozenset[str], str]:
+    """Which biases the layer has, and what is applied to its queries and keys after their projections."""
+    children = dict(paths[path].named_children())
+    own = {name: getattr(child, "bias", None) is not None for name, child in children.items()}
+    biases = {f"b_{letter}" for letter in "qkv" if any(own[name] for name in own if name.startswith(letter))}
+    if any(own.get(name) for name in _FUSED):
+        biases |= {"b_q", "b_k", "b_v"}
+    out = next((children[name] for name in _OUTPUTS if name in children), None)
+    out = paths.get(path.rpartition(".")[0] + ".output.dense") if out is None else out
+    if out is not None and getattr(out, "bias", None) is not None:
+        biases.add("b_o")
+    norms = any("norm" in name for name in children)
+    rotated = any("Rotary" in type(module).__name__ for module in paths.values())
+    through = "RoPE(norm({}))" if norms and rotated else "norm({})" if norms else "RoPE({})" if rotated else "{}"
+    return frozenset(biases), through

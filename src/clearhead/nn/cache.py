@@ -1,0 +1,226 @@
+"""A key-value cache for decoding: memory allocated in advance, a length for each sequence."""
+
+from collections.abc import Iterable
+from types import NoneType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.core.arrays import check_tensor
+from clearhead.core.room import array_bytes, check_room
+from clearhead.core.rule_values import whole_number
+from clearhead.errors import DtypeError, RuleError, ShapeError, shown
+
+_CAPACITY = 64  # positions, by default
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def check_dtype(dtype: Any) -> None:
+    """Raise DtypeError unless this is a float dtype of PyTorch's that attention takes, or None."""
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype in _FLOATS):
+        raise DtypeError(f"dtype is {shown(dtype)}: expected torch.float64, float32, bfloat16 or float16.")
+
+
+def check_placed(what: str, shapes: Iterable[tuple[int, ...]], dtype: torch.dtype | None, device: Any) -> None:
+    """Raise RuleError for a device that PyTorch does not have here, SizeError where these tensors do not fit on it."""
+    try:
+        if not isinstance(device, (str, int, torch.device, NoneType)) or isinstance(device, bool):
+            raise TypeError
+        empty = torch.empty(0, dtype=dtype, device=device)
+    except (RuntimeError, AssertionError, ImportError, TypeError, ValueError):  # each kind of device raises another
+        hint = 'device="cpu", or leave it out.'
+        raise RuleError(f"device is {shown(device)}: PyTorch has no such device here.", hint) from None
+    size = sum(array_bytes(shape, empty.element_size()) for shape in shapes)
+    check_room(what, size, "give smaller sizes.", str(empty.device))
+
+
+class KVCache:
+    """The keys and values of earlier positions, for decoding; each sequence of a batch has a length of its own.
+
+    batch, kv_heads   how many sequences and key heads
+    d_k, d_v          widths of a key and a value
+    capacity          positions that are allocated at the start; they double when full
+    window            attend to the last `window` positions only; memory is then for twice as many (more where
+                      sequences differ in length), and positions that no sequence needs any more are overwritten
+    dtype, device     PyTorch's; float64, float32, bfloat16 or float16
+
+    `append` adds positions and returns what attention reads, in O(new) copies on average; memory is O(length), or
+    O(window). Positions count from the start of each sequence, also when the first ones are overwritten. `len` is the
+    length of the longest sequence. Keys and values are stored detached: nothing is differentiable.
+
+    Attention over the cache has the bits of the full pass. A layer that decodes may still differ from its full pass, by
+    about 1.4e-6 in float32: PyTorch's projections of one position round otherwise than those of many.
+
+    Raises RuleError for a size that is not a whole number from 1 up or a device that does not exist, DtypeError for
+    another dtype, SizeError where the cache does not fit in memory.
+
+    >>> import torch, clearhead.nn
+    >>> cache = clearhead.nn.KVCache(batch=1, kv_heads=2, d_k=4, d_v=4)
+    >>> k, v, rules = cache.append(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4))
+    >>> k.shape, rules["query_offset"], len(cache)
+    (torch.Size([1, 2, 3, 4]), tensor([0]), 3)
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        kv_heads: int,
+        d_k: int,
+        d_v: int,
+        *,
+        capacity: int = _CAPACITY,
+        window: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: Any = None,
+    ) -> None:
+        sizes = {"batch": batch, "kv_heads": kv_heads, "d_k": d_k, "d_v": d_v, "capacity": capacity}
+        batch, kv_heads, d_k, d_v, capacity = (whole_number(name, size) for name, size in sizes.items())
+        window = None if window is None else whole_number("window", window)
+        check_dtype(dtype)
+        room = capacity if window is None else max(capacity, 2 * window)
+        shapes = [(batch, kv_heads, room, d) for d in (d_k, d_v)]
+        check_placed("the cache", shapes, dtype, device)
+        self.window = window
+        self.keys, self.values = (torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
+        self.lengths = torch.zeros(batch, dtype=torch.int64)  # (batch,): positions of each sequence so far
+        self.start = 0  # the position that is stored first
+
+    def __len__(self) -> int:
+        """The length of the longest sequence."""
+        return int(self.lengths.max())
+
+    def append(self, k: Tensor, v: Tensor, counts: Tensor | None = None) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        """Add k (batch, kv_heads, new, d_k) and v (batch, kv_heads, new, d_v) at the end of each sequence.
+
+        counts (batch,): how many of the new positions are real, the rest being padding at the end; None: all.
+        Returns all keys (batch, kv_heads, keys, d_k) and values (batch, kv_heads, keys, d_v), as views, and the rules
+        `query_offset`, `kv_lengths` and `window` with which the new positions attend to them. Raises ShapeError and
+        DtypeError for k and v that do not fit, RuleError for counts that do not, before anything is changed.
+
+        >>> import torch, clearhead.nn
+        >>> cache = clearhead.nn.KVCache(batch=2, kv_heads=1, d_k=4, d_v=4)
+        >>> _, _, rules = cache.append(torch.ones(2, 1, 3, 4), torch.ones(2, 1, 3, 4), counts=torch.tensor([3, 1]))
+        >>> rules["kv_lengths"]
+        tensor([3, 1])
+        """
+        new = self._check(k, v)
+        added = torch.full_like(self.lengths, new if counts is None else 0)
+        if counts is not None:
+            added += self._numbers("counts", counts, new)
+        before = self.lengths
+        self._make_room(int(before.max()) + new, int(before.min()))
+        places = before - self.start
+        if bool((places == places[0]).all()):  # equally long sequences: one copy
+            at = slice(int(places[0]), int(places[0]) + new)
+            self.keys[:, :, at] = k.detach()
+            self.values[:, :, at] = v.detach()
+        else:
+            for b, place in enumerate(places.tolist()):
+                self.keys[b, :, place : place + new] = k[b].detach()
+                self.values[b, :, place : place + new] = v[b].detach()
+        self.lengths = before + added
+        stop = len(self) - self.start
+        rules: dict[str, Any] = {"query_offset": before - self.start}
+        if bool((self.lengths - self.start != stop).any()):
+            rules["kv_lengths"] = self.lengths - self.start
+        if self.window is not None:
+            rules["window"] = (self.window - 1, None)
+        return self.keys[:, :, :stop], self.values[:, :, :stop], rules
+
+    def reorder(self, order: Tensor) -> None:
+        """Replace sequence i by sequence order[i], as beam search does; order (batch,). Raises RuleError.
+
+        >>> import torch, clearhead.nn
+        >>> cache = clearhead.nn.KVCache(batch=2, kv_heads=1, d_k=4, d_v=4)
+        >>> _ = cache.append(torch.ones(2, 1, 3, 4), torch.ones(2, 1, 3, 4), counts=torch.tensor([3, 1]))
+        >>> cache.reorder(torch.tensor([1, 1]))
+        >>> cache.lengths
+        tensor([1, 1])
+        """
+        order = self._numbers("order", order, len(self.lengths) - 1)
+        used = slice(0, len(self) - self.start)
+        for room in (self.keys, self.values):
+            room[:, :, used] = room[:, :, used][order.to(room.device)]
+        self.lengths = self.lengths[order]
+
+    def crop(self, length: int | Tensor) -> None:
+        """Shorten sequences that are longer than `length` positions, one number or (batch,).
+
+        Raises RuleError for what is not a whole number from 0 up, and where a window has overwritten positions that
+        the shorter sequence needs.
+
+        >>> import torch, clearhead.nn
+        >>> cache = clearhead.nn.KVCache(batch=1, kv_heads=1, d_k=4, d_v=4)
+        >>> _ = cache.append(torch.ones(1, 1, 3, 4), torch.ones(1, 1, 3, 4))
+        >>> cache.crop(2)
+        >>> len(cache)
+        2
+        """
+        most = _tensor("length", length)
+        most = self._numbers("length", most.expand(len(self.lengths)) if most.ndim == 0 else most, None)
+        wanted = torch.minimum(self.lengths, most)
+        if not bool(wanted.any()):
+            self.start = 0
+        elif self.start and bool((wanted - (self.window or 0) + 1 < self.start).any()):
+            raise RuleError(
+                f"length is {length}: the window has let go of positions before {self.start}, which it would need.",
+                "crop at most `window` positions back, or make the cache without a window.",
+            )
+        self.lengths = wanted
+
+    def _numbers(self, name: str, value: Any, most: int | None) -> Tensor:
+        """Read one whole number from 0 to `most` for each sequence, (batch,)."""
+        numbers = _tensor(name, value).cpu()
+        whole = not (numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool)
+        fits = numbers.shape == self.lengths.shape and whole and bool((numbers >= 0).all())
+        if not fits or (most is not None and bool((numbers > most).any())):
+            span = "from 0 up" if most is None else f"between 0 and {most}"
+            raise RuleError(
+                f"{name} is {numbers.tolist()}: expected a whole number {span} for each sequence, "
+                f"(batch {len(self.lengths)},)."
+            )
+        return numbers.to(torch.int64)
+
+    def _check(self, k: Tensor, v: Tensor) -> int:
+        for name, x in (("k", k), ("v", v)):
+            check_tensor(x, name)
+        new = k.shape[-2] if k.ndim == 4 else -1
+        for name, x, room in (("k", k, self.keys), ("v", v, self.values)):
+            expected = (room.shape[0], room.shape[1], new, room.shape[3])
+            if tuple(x.shape) != expected:
+                axes = f"(batch {room.shape[0]}, kv_heads {room.shape[1]}, new, d {room.shape[3]})"
+                raise ShapeError(f"{name} has shape {tuple(x.shape)}: expected {axes}, as the cache was made.")
+            if x.dtype != room.dtype:
+                raise DtypeError(
+                    f"{name} is {x.dtype} but the cache holds {room.dtype}.", f"KVCache(…, dtype={x.dtype})"
+                )
+        return new
+
+    def _make_room(self, last: int, shortest: int) -> None:
+        """Make room for positions up to `last`: overwrite what the window no longer needs, else double the memory."""
+        room = self.keys.shape[2]
+        if last - self.start <= room:
+            return
+        needed = self.start if self.window is None else max(self.start, shortest - self.window + 1)
+        size = room
+        while last - needed > size:
+            size *= 2
+        for name in ("keys", "values"):
+            old = getattr(self, name)
+            kept = old[:, :, needed - self.start :]
+            if size == room:
+                kept = kept.clone()  # source and target overlap
+                old[:, :, : kept.shape[2]] = kept
+            else:
+                fresh = old.new_zeros(*old.shape[:2], size, old.shape[3])
+                fresh[:, :, : kept.shape[2]] = kept
+                setattr(self, name, fresh)
+        self.start = needed
+
+
+def _tensor(name: str, value: Any) -> Tensor:
+    try:
+        return torch.as_tensor(value)
+    except (RuntimeError, TypeError, ValueError):
+        raise RuleError(f"{name} is {shown(value)}: expected a whole number for each sequence.") from None

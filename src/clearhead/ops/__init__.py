@@ -1,0 +1,9 @@
+"""The public operations: attention, AttentionMatrix, rollout, their derivatives, and the operators for PyTorch.
+
+attention          attention() and plan()
+matrix             AttentionMatrix; factors: its arrays and rules; indexing: its indices; transposed: its transpose
+observation        the result of AttentionMatrix.observe, and how partial results are merged
+rollout            attention rollout of one token through many layers
+backward           gradients of a loss with respect to the inputs, from those with respect to the results
+torch_operators    two PyTorch operators; torch_graph: their callers; torch_autograd: their registration with autograd
+"""

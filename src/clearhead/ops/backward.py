@@ -1,0 +1,374 @@
+"""The backward pass: gradients with respect to the inputs from the upstream gradients of the results.
+
+With a_ij the weights, s_ij the logits, L_i the log-sum-exp, O the output, H the entropy, D the mean distance, R the
+mass each key received, and dX the gradient of the loss with respect to X, the chain rule through a and L gives:
+
+    dA_ij = dO_i·v_j + X_i·Y_j + dR_j - dH_i·(ln a_ij + 1) + dD_i·|i - j| + (dT at top weights, dP at each key's peak)
+    dS_ij = a_ij·(dA_ij - Σ_l a_il·dA_il + dL_i) + (dM at the maximum)
+
+The gradients of an image and of sums between groups are matrices of low rank, X·Yᵀ: one factor holds each token's
+share of the pixels or groups, the other the upstream gradient spread over them. So an engine needs, besides dO, X, Y,
+dR, dH and dD, only one number per row, and no weight is stored (Dao et al. 2022, appendix B). Top weights, peaks and
+maxima are few and are added one by one. A sink is a logit without a value: its weight is exp(sink - L_i), and it
+enters only the sum over l.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from clearhead.core import visibility
+from clearhead.core.arrays import on_cpu, statistics_dtype, to_device_of
+from clearhead.core.axes import Array, group_size
+from clearhead.core.device_array import DeviceArray
+from clearhead.core.observations import areas
+from clearhead.core.problem import Problem
+from clearhead.core.statistics import Groups, Wanted, listed
+from clearhead.engines.base import Engine, Upstream
+from clearhead.engines.remote import Remote
+from clearhead.errors import DerivativeError
+
+_READY = frozenset(
+    (
+        "output",
+        "logsumexp",
+        "entropy",
+        "distance",
+        "own",
+        "received",
+        "image",
+        "groups",
+        "top_weights",
+        "max_logit",
+        "peak",
+    )
+)  # fmt: skip  the results that have gradients
+READS = frozenset(
+    ("output", "logsumexp", "entropy", "distance", "own", "top_weights", "top_indices", "peak")
+)  # the results that the backward pass reads
+_PEAK_KEYS = 256  # keys whose weights are computed at a time to find each key's peak
+
+
+class Entries(NamedTuple):
+    """Single weights, and for each the gradient at its logit before the softmax's normalisation is counted."""
+
+    queries: Array  # (batch, heads, count)
+    keys: Array
+    slopes: Array
+    softmax: bool  # True for weights, whose row sums to 1; False for logits such as max_logit
+
+
+class LowRank(NamedTuple):
+    """The two factors of a low-rank part of dA: dA_ij = X_i·Y_j."""
+
+    queries: Array  # X, (batch, heads, queries, rank)
+    keys: Array  # Y, (batch, heads, keys, rank)
+
+
+def check_derivatives(by: Iterable[str]) -> None:
+    """Raise DerivativeError when the loss depends on a result without a gradient."""
+    missing = sorted({*by} - _READY)
+    if missing:
+        raise DerivativeError(f"{', '.join(missing)} has no derivative here.", "take it under torch.no_grad().")
+
+
+@np.errstate(all="ignore")  # NaN and infinity are legal values, in upstream gradients too
+def gradients(
+    engine: Engine,
+    problem: Problem,
+    arrays: tuple[Array, Array, Array | None],
+    answers: Mapping[str, Array],
+    by: Mapping[str, Array],
+    *,
+    groups: Groups | None = None,
+    bias: tuple[int, int, int, int] | None = None,
+    keep_float32: bool = False,
+) -> dict[str, Array]:
+    """The gradients of "q", "k", "v" and, where the problem has them, "sinks" (heads,) and "bias", by name.
+
+    arrays   q (batch, heads, queries, d_k), k (batch, kv_heads, keys, d_k), v (batch, kv_heads, keys, d_v) or None
+    answers  results of the forward pass, (batch, heads, …): logsumexp always, and each result named in `by`
+    by       the upstream gradients of the results, each of its result's shape
+    groups   the labels; needed when `by` has groups
+    bias     the bias's own shape, 1 where it is broadcast, if its gradient is requested
+    keep_float32  return gradients in the statistics' dtype, to be summed over ranks
+    Gradients of empty inputs are zero. Raises DerivativeError when a result in `by` has no gradient.
+    O(queries·keys·(d_k + d_v)) time, O(queries + keys) memory beyond inputs and answers.
+    """
+    check_derivatives(by)
+    if not prod((problem.batch, problem.heads, problem.queries, problem.keys)):  # no weights: gradients are zero
+        shapes = {name: x.shape for name, x in zip("qkv", arrays, strict=True) if x is not None}
+        shapes |= {} if bias is None else {"bias": bias}
+        shapes |= {} if problem.sinks is None else {"sinks": (problem.heads,)}
+        return {name: to_device_of(np.zeros(shape), arrays[0]) for name, shape in shapes.items()}
+    if isinstance(arrays[0], DeviceArray):
+        return _on_device(engine, problem, arrays, answers, by, groups, bias)
+    dtype = statistics_dtype(problem.dtype)
+    low = _low_rank(problem, by, groups)
+    entries = _entries(engine, problem, arrays, answers, by)
+    rows = _row_terms(np, problem, answers, by, lambda x: _mixed(engine, problem, arrays, x), low, entries)
+    upstream = Upstream(
+        rows=rows.astype(dtype),
+        output=by.get("output"),
+        keys=_in(dtype, by.get("received")),
+        entropy=_in(dtype, by.get("entropy")),
+        distance=_in(dtype, by.get("distance")),
+        bias=bias,
+        keep_float32=keep_float32,
+    )
+    if low is None:
+        found = dict(engine.gradients(problem, *arrays, answers["logsumexp"], upstream))
+    else:
+        found = _with_low_rank(engine, problem, arrays, answers["logsumexp"], upstream, low)
+    if entries:
+        found = {name: array.astype(np.float64) for name, array in found.items()}
+        for one in entries:
+            _add_entries(problem, arrays, found, one)
+    if problem.sinks is not None:
+        found["sinks"] = _by_sinks(np, problem.sinks, answers["logsumexp"], rows, upstream.entropy)
+    return found
+
+
+def _on_device(
+    engine: Engine,
+    problem: Problem,
+    arrays: tuple[Array, Array, Array | None],
+    answers: Mapping[str, Array],
+    by: Mapping[str, Array],
+    groups: Groups | None,
+    bias: tuple[int, int, int, int] | None,
+) -> dict[str, Array]:
+    """`gradients` for arrays on a GPU; rarely used results go through the CPU and copy O(queries + keys) numbers."""
+    torch = sys.modules["torch"]
+    if not {*by} <= {*listed(derivative="row"), *listed(derivative="key")}:
+        near = tuple(None if x is None else on_cpu(x) for x in arrays)
+        known, slopes = ({name: on_cpu(x) for name, x in given.items()} for given in (answers, by))
+        remote = Remote(engine, arrays[0])
+        return gradients(remote, problem, near, known, slopes, groups=groups, bias=bias)  # type: ignore[arg-type]
+    wide = torch.float64 if problem.dtype == np.float64 else torch.float32
+    wrap: Any = DeviceArray
+    kept, loss = ({name: cast("Any", x).tensor.to(wide) for name, x in given.items()} for given in (answers, by))
+
+    def mixed(x: Any) -> Any:
+        return cast("Any", _mixed(engine, problem, arrays, wrap(x))).tensor
+
+    sinks = None if problem.sinks is None else kept["logsumexp"].new_tensor(problem.sinks)
+    rows = _row_terms(torch, replace(problem, sinks=sinks), kept, loss, mixed)
+    names = {"keys": "received", "entropy": "entropy", "distance": "distance"}
+    parts: Any = {name: wrap(loss[given]) for name, given in names.items() if given in by}
+    upstream = Upstream(rows=wrap(rows), output=by.get("output"), bias=bias, **parts)
+    found = dict(engine.gradients(problem, *arrays, answers["logsumexp"], upstream))
+    if sinks is not None:
+        found["sinks"] = wrap(_by_sinks(torch, sinks, kept["logsumexp"], rows, loss.get("entropy")))
+    return found
+
+
+def _row_terms(
+    xp: Any,
+    problem: Problem,
+    answers: Mapping[str, Any],
+    by: Mapping[str, Any],
+    mixed: Callable[[Any], Any],
+    low: LowRank | None = None,
+    entries: Sequence[Entries] = (),
+) -> Any:
+    """dL_i - Σ_j a_ij·dA_ij - dH_i, (batch, heads, queries); `xp` is NumPy, in float64, or torch.
+
+    `mixed` computes A·x for x (batch, heads, keys, columns).
+    """
+    terms = xp.zeros_like(answers["logsumexp"], dtype=xp.float64)
+    if "logsumexp" in by:
+        terms += by["logsumexp"]
+    if "output" in by:
+        given = by["output"], answers["output"]
+        if xp is np:
+            given = tuple(x.astype(statistics_dtype(problem.dtype), copy=False) for x in given)
+        terms -= xp.einsum("bhnd,bhnd->bhn", *given)
+    if "entropy" in by:
+        mass = 1.0 if problem.sinks is None else 1 - _sink_weights(xp, problem.sinks, answers["logsumexp"])
+        terms -= by["entropy"] * (answers["entropy"] - mass + 1)
+    if "distance" in by:
+        terms -= by["distance"] * answers["distance"]
+    if "received" in by:
+        terms -= mixed(by["received"][..., None])[..., 0]
+    if low is not None:
+        terms -= np.einsum("bhnc,bhnc->bhn", low.queries, mixed(low.keys))
+    for batch, head in np.ndindex(terms.shape[:2]):
+        for one in entries:
+            if one.softmax:
+                np.subtract.at(terms[batch, head], one.queries[batch, head], one.slopes[batch, head])
+    return terms
+
+
+def _sink_weights(xp: Any, sinks: Any, logsumexp: Any) -> Any:
+    """exp(sink - L_i), (batch, heads, queries); 0 for a row without visible keys."""
+    empty = xp.isneginf(logsumexp)
+    return xp.exp(xp.where(empty, -np.inf, sinks[:, None] - xp.where(empty, 0.0, logsumexp)))
+
+
+def sink_gradients(problem: Problem, answers: Mapping[str, Array], by: Mapping[str, Array]) -> Array:
+    """The gradient of the sinks, (heads,), from upstream gradients of the output and row statistics; reads no keys."""
+    rows = _row_terms(np, problem, answers, by, np.zeros_like)
+    return np.asarray(_by_sinks(np, problem.sinks, answers["logsumexp"], rows, by.get("entropy")))
+
+
+def _by_sinks(xp: Any, sinks: Any, logsumexp: Any, rows: Any, entropy: Any) -> Any:
+    """The gradient of the sinks, (heads,), from the row terms and the upstream gradient of the entropy."""
+    by_logit = rows if entropy is None else rows + entropy
+    weights = _sink_weights(xp, sinks, logsumexp)
+    return xp.where(weights == 0, 0.0, weights * by_logit).sum((0, 2))
+
+
+def _mixed(engine: Engine, problem: Problem, arrays: tuple[Array, Array, Array | None], values: Array) -> Array:
+    """A·values for values (batch, heads, keys, columns), in the statistics' dtype even for half-precision inputs."""
+    dtype = statistics_dtype(problem.dtype)
+    q, k, values = (x.astype(dtype, copy=False) for x in (arrays[0], arrays[1], values))
+    return engine.rows(replace(problem, dtype=dtype), q, k, values, Wanted(output=True))["output"]
+
+
+def _low_rank(problem: Problem, by: Mapping[str, Array], groups: Groups | None) -> LowRank | None:
+    """The low-rank part of dA from images and groups, with the smaller possible rank; None where there is neither."""
+    parts: list[tuple[Array, Array]] = []
+    if "image" in by:
+        given = by["image"]
+        high, wide = given.shape[-2:]
+        tall = areas(high, problem.queries, slice(0, problem.queries))[1].T
+        broad = areas(wide, problem.keys, slice(0, problem.keys))[1].T
+        parts.append((tall, broad @ given.swapaxes(-1, -2)) if high <= wide else (tall @ given, broad))
+    if "groups" in by and groups is not None:
+        given = by["groups"]
+        member = [_one_hot(side, count) for side, count in zip(groups[:2], given.shape[-2:], strict=True)]
+        few = given.shape[-2] <= given.shape[-1]
+        parts.append((member[0], member[1] @ given.swapaxes(-1, -2)) if few else (member[0] @ given, member[1]))
+    if not parts:
+        return None
+    lead = next(by[name] for name in ("image", "groups") if name in by).shape[:2]
+    sides = ([np.broadcast_to(part[side], (*lead, *part[side].shape[-2:])) for part in parts] for side in (0, 1))
+    return LowRank(*(np.concatenate(side, axis=-1) for side in sides))
+
+
+def _one_hot(labels: Array, count: int) -> Array:
+    """Labels (batch, size) as one-hot rows, (batch, 1, size, count); a label below 0 gives a row of zeros."""
+    member: Array = (labels[:, None, :, None] == np.arange(count)).astype(np.float64)
+    return member
+
+
+def _with_low_rank(
+    engine: Engine,
+    problem: Problem,
+    arrays: tuple[Array, Array, Array | None],
+    logsumexp: Array,
+    upstream: Upstream,
+    low: LowRank,
+) -> dict[str, Array]:
+    """The engine's gradients with X and Y appended to dO and v as extra columns.
+
+    Computed in the statistics' dtype, since X and Y do not fit half precision.
+    """
+    dtype = statistics_dtype(problem.dtype)
+    q, k, v = arrays
+    group = group_size(problem.heads, 0 if v is None else v.shape[1])
+    given, values = [low.queries], [low.keys]
+    if v is not None and upstream.output is not None:
+        given.insert(0, upstream.output)
+        values.insert(0, np.repeat(v, group, axis=1))
+    both = (np.concatenate([x.astype(dtype, copy=False) for x in side], axis=-1) for side in (given, values))
+    output, joined = both
+    found = dict(
+        engine.gradients(
+            replace(problem, dtype=dtype),
+            q.astype(dtype, copy=False),
+            k.astype(dtype, copy=False),
+            joined,
+            logsumexp,
+            replace(upstream, output=output),
+        )
+    )
+    by_values = found.pop("v")
+    if v is not None and upstream.output is not None:
+        own = by_values[..., : v.shape[-1]].reshape(problem.batch, v.shape[1], group, *v.shape[2:])
+        found["v"] = own.sum(axis=2)
+    return found
+
+
+def _entries(
+    engine: Engine,
+    problem: Problem,
+    arrays: tuple[Array, Array, Array | None],
+    answers: Mapping[str, Array],
+    by: Mapping[str, Array],
+) -> list[Entries]:
+    """The single weights with upstream gradients: top weights, weights at the own position, peaks, row maxima."""
+    found = []
+    rows = np.arange(problem.queries)
+    if "top_weights" in by:
+        keys, slopes = answers["top_indices"], by["top_weights"] * answers["top_weights"].astype(np.float64)
+        queries = np.broadcast_to(rows[:, None], keys.shape)
+        shape = (*keys.shape[:2], -1)
+        there = keys >= 0
+        flat = np.where(there, slopes, 0.0).reshape(shape)
+        found.append(Entries(queries.reshape(shape), np.where(there, keys, 0).reshape(shape), flat, softmax=True))
+    if "own" in by:
+        keys, there = _own_keys(problem)
+        slopes = np.where(there, by["own"] * answers["own"].astype(np.float64), 0.0)
+        keys = np.broadcast_to(np.where(there, keys, 0), slopes.shape)
+        found.append(Entries(np.broadcast_to(rows, slopes.shape), keys, slopes, softmax=True))
+    if "max_logit" in by:
+        keys = engine.rows(problem, *arrays[:2], None, Wanted(top=1))["top_indices"][..., 0]
+        slopes = np.where(keys < 0, 0.0, by["max_logit"])
+        found.append(Entries(np.broadcast_to(rows, keys.shape), np.maximum(keys, 0), slopes, softmax=False))
+    if "peak" in by:
+        queries = _peaks(engine, problem, arrays, answers["logsumexp"])
+        keys = np.broadcast_to(np.arange(problem.keys), queries.shape)
+        slopes = by["peak"] * answers["peak"].astype(np.float64)
+        found.append(Entries(queries, keys, slopes, softmax=True))
+    return found
+
+
+def _own_keys(problem: Problem) -> tuple[Array, Array]:
+    """The key at each query's own position, (batch, 1, queries), and whether there is one."""
+    queries = slice(0, problem.queries)
+    positions = np.stack([visibility.positions(problem, batch, queries) for batch in range(problem.batch)])[:, None]
+    keys, rest = np.divmod(positions - problem.cols.start, problem.cols.step)
+    return keys, (rest == 0) & (keys >= 0) & (keys < problem.keys)
+
+
+def _peaks(engine: Engine, problem: Problem, arrays: tuple[Array, Array, Array | None], logsumexp: Array) -> Array:
+    """The query with each key's largest weight, (batch, heads, keys); the first one where several are equal."""
+    q, k = arrays[:2]
+    found = np.zeros((problem.batch, problem.heads, problem.keys), np.int64)
+    for start in range(0, problem.keys if problem.queries else 0, _PEAK_KEYS):
+        cols = slice(start, min(start + _PEAK_KEYS, problem.keys))
+        part = problem.take(keys=range(cols.start, cols.stop))
+        found[:, :, cols] = engine.weights(part, q, k[:, :, cols], logsumexp).argmax(axis=-2)
+    return found
+
+
+def _add_entries(
+    problem: Problem, arrays: tuple[Array, Array, Array | None], found: dict[str, Array], entries: Entries
+) -> None:
+    """Add the contributions of single logits to the gradients of q, k and bias."""
+    q, k = arrays[:2]
+    for batch, head in np.ndindex(q.shape[:2]):
+        at, own = (batch, head), (batch, problem.kv_head_of(head))
+        rows, cols, slopes = (x[at] for x in entries[:3])
+        queries, keys = q[at][rows].astype(np.float64), k[own][cols].astype(np.float64)
+        by_score = problem.scale * slopes
+        if problem.softcap is not None:
+            by_score = by_score * (1 - np.tanh(problem.scale * (queries * keys).sum(-1) / problem.softcap) ** 2)
+        used = slopes != 0  # elsewhere q and k may be NaN, and 0·NaN is NaN
+        np.add.at(found["q"][at], rows[used], (by_score[:, None] * keys)[used])
+        np.add.at(found["k"][own], cols[used], (by_score[:, None] * queries)[used])
+        if "bias" in found:
+            sizes, none = found["bias"].shape, np.zeros_like(rows[used])  # index 0 along broadcast axes of the bias
+            at_logits = (none + batch, none + head, rows[used], cols[used])
+            place = tuple(x if size > 1 else none for x, size in zip(at_logits, sizes, strict=True))
+            np.add.at(found["bias"], place, slopes[used])
+
+
+def _in(dtype: np.dtype[np.generic], x: Array | None) -> Array | None:
+    return None if x is None else np.ascontiguousarray(x, dtype)

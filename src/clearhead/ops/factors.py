@@ -1,0 +1,183 @@
+"""The data behind an attention matrix: q, k, the rules, the engine, and the log-sum-exp once it is computed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+
+from clearhead import engines
+from clearhead.core.arrays import Restore, as_array, autocast, empty, statistics_dtype
+from clearhead.core.axes import Array, as_places, as_slice
+from clearhead.core.observations import check_room, wanted
+from clearhead.core.operands import check_transposed, operand
+from clearhead.core.problem import Problem, describe
+from clearhead.core.rules import Rules
+from clearhead.core.statistics import Wanted
+from clearhead.engines.base import Engine
+from clearhead.ops.indexing import check_weights
+from clearhead.ops.observation import Observation, observation
+
+
+class Answers(Protocol):
+    """What AttentionMatrix delegates to: Factors, or torch_graph.Graph for tensors with a PyTorch graph."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    def mix(self, v: Any) -> Any:
+        """A·v."""
+
+    def transposed(self, g: Any) -> Any:
+        """Aᵀ·g."""
+
+    def observe(self, v: Any, asked: Mapping[str, Any], queries: slice = slice(None)) -> Observation:
+        """The requested statistics; `queries` has been validated."""
+
+
+@dataclass(eq=False)
+class Factors:
+    """q (batch, heads, queries, d_k) and k (batch, kv_heads, keys, d_k), validated, with their problem and engine."""
+
+    problem: Problem
+    q: Array
+    k: Array
+    restore: Restore  # converts results to the kind of array that q was
+    engine: Engine
+    asked_engine: str | None  # the engine that the caller named; None: chosen automatically
+
+    @classmethod
+    def read(cls, q: Any, k: Any, rules: Rules, engine: str | None) -> "Factors":
+        """Validate the caller's inputs and choose an engine. Raises what `attention` raises."""
+        given = describe(q, k, None, rules)
+        return cls(given.problem, given.q, given.k, given.restore, _chosen(given.problem, engine), engine)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "engine"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.engine = _chosen(self.problem, self.asked_engine)
+
+    @cached_property
+    def logsumexp(self) -> Array:
+        """(batch, heads, queries), computed when first needed and kept; it can be set where it is known already."""
+        return self.engine.rows(self.problem, self.q, self.k, None, Wanted(logsumexp=True))["logsumexp"]
+
+    @property
+    def known_logsumexp(self) -> Array | None:
+        """The log-sum-exp if it was computed or set, else None."""
+        return self.__dict__.get("logsumexp")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(…, heads, queries, keys), with the caller's leading axes."""
+        return self.problem.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the weights."""
+        return statistics_dtype(self.problem.dtype)
+
+    def changed(self, problem: Problem, q: Array, k: Array) -> "Factors":
+        """A copy with another problem, q and k; the engine stays, the log-sum-exp is no longer known."""
+        return replace(self, problem=problem, q=q, k=k)
+
+    def take_queries(self, queries: range) -> "Factors":
+        """The factors of some queries, with their part of the log-sum-exp if it is known."""
+        if queries == range(self.problem.queries):
+            return self
+        rows = as_slice(queries)
+        part = self.changed(self.problem.take(queries=queries), self.q[:, :, rows], self.k)
+        if self.known_logsumexp is not None:
+            part.logsumexp = self.logsumexp[:, :, rows]
+        return part
+
+    def take_batches(self, batches: Array) -> "Factors":
+        """The factors of some batch items, all heads, with their part of the log-sum-exp if it is known."""
+        places = as_places(batches)
+        part = self.changed(self.problem.take(batches=batches), self.q[places], self.k[places])
+        if self.known_logsumexp is not None:
+            part.logsumexp = self.logsumexp[places]
+        return part
+
+    def take_heads(self, batches: Array, heads: range) -> "Factors":
+        """The factors of some batch items and heads, with the log-sum-exp if known; each head gets its own key head."""
+        places, chosen = as_places(batches), as_slice(heads)
+        shared = as_places(self.problem.kv_head_of(np.asarray(heads)))
+        q, k = self.q[:, chosen][places], self.k[:, shared][places]
+        part = self.changed(self.problem.take(batches=batches, heads=heads), q, k)
+        if self.known_logsumexp is not None:
+            part.logsumexp = self.logsumexp[:, chosen][places]
+        return part
+
+    def weights(self, picked: Sequence[int | range]) -> Array:
+        """Exact weights for one integer or range per axis; integers drop their axis.
+
+        Raises SizeError for more weights than fit in memory. O(rows·keys·d_k) time for the log-sum-exp the first time.
+        """
+        *lead, rows, cols = (range(p, p + 1) if isinstance(p, int) else p for p in picked)
+        shape = tuple(len(p) for p in picked if not isinstance(p, int))
+        if 0 in shape:
+            return empty(self.q, shape, self.dtype)
+        check_weights(shape, self.dtype, self.problem.device)
+        part = self.take_queries(rows)._take_lead(lead)
+        logsumexp = part.logsumexp
+        tile = part.problem.take(keys=cols)
+        return self.engine.weights(tile, part.q, part.k[:, :, as_slice(cols)], logsumexp).reshape(shape)
+
+    def _take_lead(self, lead: Sequence[range]) -> "Factors":
+        sizes = self.shape[:-2]
+        if all(len(p) == size for p, size in zip(lead, sizes, strict=True)) and all(p.step == 1 for p in lead):
+            return self
+        batches = np.arange(self.problem.batch).reshape(sizes[:-1])[np.ix_(*lead[:-1])].reshape(-1)
+        return self.take_heads(batches, lead[-1])
+
+    def mix(self, v: Any) -> Any:
+        """A·v."""
+        array, restore = as_array(autocast(v), "v", self.problem.device)
+        heads = self.problem.kv_heads, self.problem.heads
+        values, vector = operand(self.problem, array, "v", self.shape[-1], heads)
+        check_room(self.problem, Wanted(output=True), values.shape[-1])
+        output = self.engine.rows(self.problem, self.q, self.k, values, Wanted(output=True))["output"]
+        whole = self.problem.restore(output)
+        return restore(whole[..., 0] if vector else whole)
+
+    def transposed(self, g: Any) -> Any:
+        """Aᵀ·g."""
+        problem = self.problem
+        array, restore = as_array(g, "g", problem.device)
+        columns, vector = operand(problem, array, "g", problem.queries, (problem.heads, 1))
+        check_transposed(problem, columns)
+        found = self.engine.transposed(problem, self.q, self.k, self.logsumexp, columns)
+        whole = problem.restore(found)
+        return restore(whole[..., 0] if vector else whole)
+
+    def observe(self, v: Any, asked: Mapping[str, Any], queries: slice = slice(None)) -> Observation:
+        """The requested statistics as an Observation; parameters and errors as `AttentionMatrix.observe`."""
+        want = wanted(self.problem, asked, output=v is not None)
+        rows = range(self.problem.queries)[queries]
+        want = want.for_queries(rows)
+        values = None
+        if v is not None:
+            array = as_array(autocast(v), "v", self.problem.device)[0]
+            values, _ = operand(self.problem, array, "v", self.shape[-1], (self.problem.kv_heads,))
+        return self.take_queries(rows)._observe(values, want)
+
+    def _observe(self, v: Array | None, want: Wanted) -> Observation:
+        engine = engines.able(self.engine, self.problem, want, self.asked_engine)
+        found = engines.answer(engine, self.problem, self.q, self.k, v, want, self.known_logsumexp)
+        if "logsumexp" in found:
+            self.logsumexp = found.pop("logsumexp")
+        if want.logsumexp:
+            found["logsumexp"] = self.logsumexp.copy()
+        given = {name: self.restore(self.problem.restore(array)) for name, array in found.items()}
+        return observation(given, self.problem.queries, self.problem.keys, sinks=self.problem.sinks is not None)
+
+
+def _chosen(problem: Problem, engine: str | None) -> Engine:
+    return engines.get(engines.choose(problem, engine).engine)

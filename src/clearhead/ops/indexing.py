@@ -1,0 +1,87 @@
+"""Basic indexing of a matrix that is not stored: integers, slices with steps, Ellipsis; checked before any work."""
+
+from collections.abc import Sequence
+from math import prod
+from operator import index as as_index
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clearhead.core.arrays import as_rule_array
+from clearhead.core.axes import Array, named
+from clearhead.core.room import array_bytes, check_room
+from clearhead.core.rule_values import read_slice
+from clearhead.errors import RuleError, SelectionError
+
+
+class Indexed:
+    """What a matrix that is never stored shares with an array: shape, size, length, and conversion to NumPy."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def shape(self) -> tuple[int, ...]: ...
+
+        def __getitem__(self, key: Any) -> Any: ...
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of weights."""
+        return prod(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:  # noqa: FBT001  NumPy's protocol
+        if copy is False:
+            raise RuleError("the weights are computed when asked for: an array of them is always a copy.")
+        return np.asarray(as_rule_array(self[...], "weights"), dtype=dtype)
+
+
+def expand(key: Any, shape: tuple[int, ...], axes: Sequence[str]) -> list[int | range]:
+    """Expand a basic index to one integer or range per axis; integers are counted from 0.
+
+    Raises SelectionError for anything else, for too many indices, and for an integer outside its axis.
+    """
+    parts = list(key) if isinstance(key, tuple) else [key]
+    dots = [at for at, part in enumerate(parts) if part is Ellipsis]
+    if len(dots) > 1:
+        raise SelectionError("an index can have only one Ellipsis (`...`).")
+    at = dots[0] if dots else len(parts)
+    given = len(parts) - len(dots)
+    if given > len(shape):
+        raise SelectionError(f"{given} indices for {len(shape)} axes: the matrix is {named(shape, axes)}.")
+    parts[at : at + len(dots)] = [slice(None)] * (len(shape) - given)
+    return [_pick(part, axis, shape, axes) for axis, part in enumerate(parts)]
+
+
+def check_weights(shape: tuple[int, ...], dtype: np.dtype[Any], device: str) -> None:
+    """Raise SizeError when weights of this shape do not fit in memory."""
+    check_room(
+        f"weights of shape {shape}",
+        array_bytes(shape, dtype.itemsize),
+        "A[..., :512, :512] is a tile; A.image(256, 256) shows the whole, A.top(8) its strongest weights.",
+        device,
+    )
+
+
+def _pick(part: Any, axis: int, shape: tuple[int, ...], axes: Sequence[str]) -> int | range:
+    size = shape[axis]
+    if isinstance(part, slice):
+        return read_slice(f"the slice of axis {axis}", part, size)
+    try:
+        if isinstance(part, (bool, np.bool_)):
+            raise TypeError
+        place = as_index(part)
+    except TypeError:
+        raise SelectionError(
+            f"axis {axis} is indexed by {type(part).__name__}: expected integers, slices and `...`.",
+            "A[...][that] indexes a stored copy.",
+        ) from None
+    if not -size <= place < size:
+        raise SelectionError(f"index {place} is outside axis {axis}: the matrix is {named(shape, axes)}.")
+    return place % size

@@ -1,0 +1,235 @@
+"""AttentionMatrix: exact weights that are never stored; indexed, observed, multiplied and transposed on demand.
+
+With q, k and each row's log-sum-exp L, every weight is available: a_ij = exp(logit_ij - L_i).
+"""
+
+from typing import Any, Unpack
+
+import numpy as np
+
+from clearhead.core.arrays import as_array, graphed
+from clearhead.core.axes import WEIGHTS, named
+from clearhead.core.rule_values import read_place, read_slice, whole_number
+from clearhead.core.rules import Rules
+from clearhead.core.statistics import Asked, Observable, Top, askable, explained
+from clearhead.deprecated import deprecated
+from clearhead.errors import RuleError, SelectionError, shown
+from clearhead.ops.factors import Answers, Factors
+from clearhead.ops.indexing import Indexed, expand
+from clearhead.ops.observation import Observation
+from clearhead.ops.transposed import TransposedMatrix
+from clearhead.view import head_summary
+from clearhead.view.long import ShownLayer, ShownRun
+from clearhead.view.parts import one_head, one_sequence
+from clearhead.view.pictured import Pictured
+
+
+class AttentionMatrix(Indexed, Pictured, Observable):
+    """The weights softmax(scale·q·kᵀ + …) as an array-like object, (…, heads, queries, keys), that is never stored.
+
+    q (…, heads, queries, d_k) and k (…, kv_heads, keys, d_k); 2-D is one head. Rules as in `attention`. Its elements
+    have the statistics' dtype: float32, or float64 for float64. Statistics come as the kind of array that q is.
+
+    Creating it computes nothing. The log-sum-exp is computed once, when first needed, and kept: O(queries) memory.
+    Copying and pickling keep q, k, the rules and a known log-sum-exp; they raise RuleError for a tensor that PyTorch
+    computed in a graph, while a leaf that requires gradients stays one. Raises what `attention` raises.
+    Source: Vaswani et al. 2017, section 3.2.1; weights from the log-sum-exp as in Dao et al. 2022, appendix B.
+
+    >>> import numpy as np, clearhead as ch
+    >>> A = ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True)
+    >>> A.shape, A[1].round(3)
+    ((3, 3), array([0.36, 0.64, 0.  ]))
+    """
+
+    __array_ufunc__ = None  # so that `array @ A` fails loudly instead of looping over elements
+
+    def __init__(self, q: Any, k: Any, *, engine: str | None = None, **rules: Unpack[Rules]) -> None:
+        self._given: Any = q, k, rules, engine
+        self._graph = self._graph_with()
+        self._factors = Factors.read(q, k, rules, engine) if self._graph is None else None
+
+    @classmethod
+    def _of(cls, factors: Factors) -> "AttentionMatrix":
+        """A matrix of validated factors, such as a part of another matrix."""
+        made = cls.__new__(cls)
+        made._given, made._graph, made._factors = None, None, factors
+        return made
+
+    @property
+    def factors(self) -> Factors:
+        """q, k, the rules and the log-sum-exp, validated. Raises RuleError while PyTorch records a graph for them."""
+        if self._factors is not None:
+            return self._factors
+        if self._graph_with() is not None:
+            raise RuleError(
+                "weights read by index have no derivative, and PyTorch keeps or traces a graph for them.",
+                "with torch.no_grad(): A[…]; A @ v and A.observe keep the graph.",
+            )
+        q, k, rules, engine = self._given
+        return Factors.read(q, k, rules, engine)
+
+    def _graph_with(self, *others: Any) -> Answers | None:
+        """A Graph if PyTorch records a graph for q, k, a rule or one of `others`; else None."""
+        if self._given is None:
+            return None
+        q, k, rules, engine = self._given
+        if not graphed(q, k, *rules.values(), *others):
+            return None
+        from clearhead.ops.torch_graph import Graph
+
+        return Graph(q, k, rules, engine)
+
+    def _answers(self, *others: Any) -> Answers:
+        """The Graph or Factors that computes results of this matrix together with `others`."""
+        return self._graph or self._graph_with(*others) or self.factors
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._given is None:
+            return {"factors": self._factors}
+        q, k, rules, _ = self._given
+        for name, x in {"q": q, "k": k, **rules}.items():
+            if getattr(x, "grad_fn", None) is not None:
+                raise RuleError(f"{name} hangs on PyTorch's graph, which is not copied.", f"{name}.detach()")
+        known = None if self._factors is None else self._factors.known_logsumexp
+        return {"given": self._given, "logsumexp": known, "dtype": self._q_dtype()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "factors" in state:
+            self.__dict__ = AttentionMatrix._of(state["factors"]).__dict__
+            return
+        q, k, rules, engine = state["given"]
+        AttentionMatrix.__init__(self, q, k, engine=engine, **rules)
+        if self._factors is not None and state["logsumexp"] is not None and state["dtype"] == self._q_dtype():
+            self._factors.logsumexp = state["logsumexp"]
+
+    def _q_dtype(self) -> np.dtype[Any] | None:
+        """The dtype that q is computed in, which autocast may have narrowed; None for a graph."""
+        return None if self._factors is None else self._factors.problem.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(…, heads, queries, keys)."""
+        return (self._graph or self.factors).shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the weights: float32, or float64 for float64."""
+        return (self._graph or self.factors).dtype
+
+    @property
+    def T(self) -> "TransposedMatrix[AttentionMatrix]":  # noqa: N802
+        """Aᵀ, the last two axes swapped: (…, heads, keys, queries), for A.T @ g. What NumPy calls `mT`."""
+        return TransposedMatrix(self, self._weights, self._transposed)
+
+    mT = T  # noqa: N815
+
+    def __repr__(self) -> str:
+        return f"AttentionMatrix{named(self.shape, WEIGHTS)} {self.dtype}, never stored"
+
+    def __getitem__(self, key: Any) -> Any:
+        """Exact weights by integers, slices with steps and Ellipsis; only the weights asked for are computed.
+
+        Returns an array of the indexed shape in the matrix's dtype, of q's kind. Raises SelectionError for any other
+        index or one outside its axis, SizeError for more weights than fit in memory, RuleError while PyTorch records a
+        graph. O(rows·keys·d_k) time for the log-sum-exp, the first time; then O(weights·d_k).
+        """
+        return self._weights(key)
+
+    def _weights(self, key: Any, swapped: bool = False) -> Any:  # noqa: FBT001
+        factors = self.factors
+        tile = factors.weights(expand(key, factors.shape, WEIGHTS))
+        return factors.restore(tile.swapaxes(-1, -2) if swapped else tile)
+
+    def __matmul__(self, v: Any) -> Any:
+        """A·v, (…, heads, queries, d_v), the same bits as `attention`.
+
+        v (…, kv_heads or heads, keys, d_v), or one for all heads, (keys,) or (keys, d_v). Raises what `attention`
+        raises for v. O(queries·keys·(d_k + d_v)) time, O(queries + keys) memory. torch.compile traces `@` of tensors
+        only: use `A.observe(v).output` there.
+        """
+        return self._answers(v).mix(v)
+
+    def _transposed(self, g: Any) -> Any:
+        return self._answers(g).transposed(g)
+
+    def top(self, k: int) -> Top:
+        """The k largest weights of each query and their keys, (…, heads, queries, k) each, largest first.
+
+        Returns a Top of `weights` and `indices`. Of equal weights the earlier key comes first; where fewer than k keys
+        are visible, the rest is filled with weight 0 and index -1. Raises RuleError unless k is a positive integer, and
+        what `observe` raises. O(queries·keys·d_k) time, O(queries·k) memory.
+        """
+        top = self.observe(top=whole_number("top", k, 1, hint="top(8)")).top
+        assert top is not None
+        return top
+
+    @explained(askable())
+    def observe(self, v: Any = None, *, queries: slice = slice(None), **asked: Unpack[Asked]) -> Observation:
+        """The requested statistics: one pass for the output and row statistics, one more for column statistics.
+
+        STATISTICS
+
+        v (…, kv_heads, keys, d_v) requests the output as well. `queries` restricts everything to some queries: row
+        statistics are theirs, column statistics are sums over them; groups still takes one label per query.
+        Returns an Observation; what was not requested is None.
+        Raises SelectionError when `queries` is no slice, RuleError, ShapeError, DtypeError or UnknownNameError for
+        requests that do not fit, SizeError for more than fits in memory, all before any work; EngineError when no
+        engine, or not the one named, computes what is requested.
+        Time O(queries·keys·(d_k + d_v)), memory O(queries + keys), whatever is observed.
+
+        >>> import numpy as np, clearhead as ch
+        >>> seen = ch.AttentionMatrix(np.eye(3), np.eye(3)).observe(np.eye(3), entropy=True, received=True)
+        >>> seen.received, seen.peak is None
+        (array([1., 1., 1.]), True)
+        """
+        if not isinstance(queries, slice):
+            raise SelectionError(f"queries is {shown(queries)}: expected a slice.", "queries=slice(-64, None)")
+        if queries != slice(None):
+            read_slice("queries", queries, self.shape[-2])
+        return self._answers(v).observe(v, asked, queries)
+
+    def plot(self, head: int = 0, *, batch: int = 0, ax: Any = None) -> Any:
+        """One head drawn on matplotlib axes (extra `plot`), for papers; returns the axes.
+
+        Above 1,024 queries or keys, each pixel shows the largest of its weights. Raises SelectionError when there is
+        no such head or batch item, MissingExtraError without matplotlib, DtypeError when `ax` is no axes.
+        """
+        return self._plot(head, 0, batch, ax)
+
+    def _run(self, batch: int) -> ShownRun:
+        part = one_sequence(self, batch)
+        return ShownRun("attention", [ShownLayer("", range(self.factors.problem.heads), part)])
+
+    def part(self, batch: int, head: int | None = None) -> "AttentionMatrix":
+        """The matrix of one batch item, with all heads or one: (1, heads, queries, keys).
+
+        `batch` counts over all leading axes together. Raises SelectionError when there is no such item or head.
+        """
+        factors = self.factors
+        batches = np.array([read_place("batch", batch, factors.problem.batch)])
+        if head is None:
+            return AttentionMatrix._of(factors.take_batches(batches))
+        head = read_place("head", head, factors.problem.heads)
+        return AttentionMatrix._of(factors.take_heads(batches, range(head, head + 1)))
+
+    @deprecated("exp(L of AttentionMatrix(q, k, window=(left, 0)) - L) is the same weight")
+    def near(self, left: int) -> Any:
+        """The mass that each query gives to its own key and the `left` keys before it, (batch, heads, queries)."""
+        return head_summary.near(self, left)
+
+    @deprecated("AttentionMatrix(q[:, [head]], k[:, [its key head]], …) is one head's matrix")
+    def one(self, head: int) -> "AttentionMatrix":
+        """One head of the first batch item, (1, 1, queries, keys)."""
+        return one_head(self, head)
+
+    @deprecated("AttentionMatrix(q[[batch]], k[[batch]], …) is one sequence's matrix")
+    def sequence(self, batch: int) -> "AttentionMatrix":
+        """One batch item, all heads, (1, heads, queries, keys)."""
+        return one_sequence(self, batch)
+
+
+def with_logsumexp(matrix: AttentionMatrix, logsumexp: Any) -> AttentionMatrix:
+    """Set the matrix's known log-sum-exp, (batch, heads, queries), and return it; ignored where a graph is recorded."""
+    if matrix._factors is not None:
+        matrix._factors.logsumexp = as_array(logsumexp, "logsumexp")[0]
+    return matrix

@@ -1,0 +1,256 @@
+"""Observation: the statistics computed by one call of `observe`, and how partial ones are merged."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from clearhead.core import merging, room
+from clearhead.core.arrays import as_host_array
+from clearhead.core.axes import Array, as_slice, brief
+from clearhead.core.rule_values import one_per_head, read_place, read_slice, whole_number
+from clearhead.core.statistics import PER_KEY, STATISTICS, Answers, Top, arrays_of, listed
+from clearhead.deprecated import deprecated
+from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError
+from clearhead.view import notebook
+
+
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
+class Observation(Answers):
+    """The requested statistics by name; None for those not requested. Returned by `AttentionMatrix.observe`.
+
+    Arrays are of q's kind; statistics are float32, or float64 for float64, and the output has q's dtype. Axes are those
+    that `observe` lists, after the matrix's leading axes. `queries` and `keys` are how many it covers. It can be copied
+    and pickled; RuleError for tensors that PyTorch computed in a graph.
+
+    >>> import numpy as np, clearhead as ch
+    >>> seen = ch.AttentionMatrix(np.eye(2), np.eye(2), causal=True).observe(received=True)
+    >>> seen.received.round(2), seen.entropy
+    (array([1.33, 0.67]), None)
+    """
+
+    queries: int = 0
+    keys: int = 0
+    sinks: bool = False  # True where the log-sum-exp and the weights include a sink
+
+    def merge_keys(self, other: "Observation") -> "Observation":
+        """Merge this result over some keys with one over the keys that follow, for the same queries.
+
+        Exact: outputs and row statistics are weighted by exp(L_part - L). Both parts need their log-sum-exp, and must
+        have been computed without sinks; `with_sinks` adds those at the end. Returns an Observation over all these
+        keys. Raises DtypeError when `other` is no Observation; RuleError when a part has no log-sum-exp, has sinks, has
+        a column statistic (which needs the final log-sum-exp), or lacks a statistic that the other has; ShapeError when
+        the parts have different queries. O(queries·d_v) time and memory.
+        Source: Milakov & Gimelshein 2018, section 3.1.
+
+        >>> import numpy as np, clearhead as ch
+        >>> q, k, v = np.ones((2, 4)), np.eye(6, 4), np.eye(6, 3)
+        >>> part = [ch.AttentionMatrix(q, k[s]).observe(v[s], logsumexp=True) for s in (np.s_[:3], np.s_[3:])]
+        >>> bool(np.allclose(part[0].merge_keys(part[1]).output, ch.attention(q, k, v)))
+        True
+        """
+        _check_part(other)
+        for part in (self, other):
+            _check_without_sinks(part)
+        found = merging.over_keys(self._found(), other._found(), self.keys)
+        return Observation(**found, queries=self.queries, keys=self.keys + other.keys)
+
+    def with_sinks(self, sinks: Any) -> "Observation":
+        """The same result with one extra logit per head, (heads,), in each row's denominator.
+
+        Raises RuleError as `merge_keys` does, and what `attention` raises for sinks. O(queries·d_v) time and memory.
+
+        >>> import numpy as np, clearhead as ch
+        >>> seen = ch.AttentionMatrix(np.zeros((1, 2)), np.zeros((3, 2))).observe(np.ones((3, 1)), logsumexp=True)
+        >>> seen.with_sinks([0.0]).output
+        array([[0.75]])
+        """
+        _check_without_sinks(self)
+        merging.check_weighable(self._found())
+        lse, restore = as_host_array(self.logsumexp, "logsumexp")
+        heads = lse.shape[-2] if lse.ndim > 1 else 1
+        logits = one_per_head("sinks", sinks, heads, lse.ndim + 1)
+        if logits is None:
+            return self
+        extra = np.broadcast_to(logits[:, None] if lse.ndim > 1 else logits, lse.shape)
+        kept = restore(np.where(np.isneginf(lse), -np.inf, extra).astype(lse.dtype))
+        found = merging.weighed(self._found(), {"logsumexp": kept}, self.keys)
+        return Observation(**found, queries=self.queries, keys=self.keys, sinks=True)
+
+    def merge_queries(self, other: "Observation") -> "Observation":
+        """Merge this result over some queries with one over the queries that follow, for the same keys.
+
+        Row statistics are concatenated, received and groups are added, peak takes the maximum. Images are stacked,
+        which needs pixels of the same height. Returns an Observation over all these queries. Raises DtypeError when
+        `other` is no Observation; RuleError when pixels differ in size, when only one part includes sinks, or for a
+        statistic that only one part has; ShapeError when the parts have different keys or heads.
+
+        >>> import numpy as np, clearhead as ch
+        >>> A = ch.AttentionMatrix(np.eye(4), np.eye(4))
+        >>> parts = [A.observe(queries=rows, received=True) for rows in (np.s_[:1], np.s_[1:])]
+        >>> parts[0].merge_queries(parts[1]).received
+        array([1., 1., 1., 1.])
+        """
+        _check_part(other)
+        if self.keys != other.keys:
+            raise ShapeError(
+                f"one part has {self.keys} keys, the other {other.keys}: parts over queries share all keys."
+            )
+        if self.sinks != other.sinks:
+            raise RuleError(
+                f"the {'first' if self.sinks else 'second'} part has sinks in its denominators, the other has not: "
+                "they are not rows of the same matrix.",
+                "observe both with the same sinks.",
+            )
+        if self.image is not None and other.image is not None:
+            _check_pixels(self, other)
+        found = merging.over_queries(self._found(), other._found())
+        return Observation(**found, queries=self.queries + other.queries, keys=self.keys, sinks=self.sinks)
+
+    @deprecated("np.pad(seen.received, …) adds keys that receive nothing, seen.top.indices + start counts from another")
+    def among(self, keys: int, start: int = 0, *, last: int = 0) -> "Observation":
+        """The same result with its keys placed among `keys`, from index `start`; the other keys receive 0."""
+        return among(self, keys, start, last=last)
+
+    def heads(self, chosen: int | slice | Sequence[int]) -> "Observation":
+        """The same result for some heads: an integer, which drops the heads axis, a slice or a list of indices.
+
+        The heads axis is the last but one of statistics per query or key, (…, heads, queries), and the last but two of
+        output, top, image and groups. Raises SelectionError when there is no such head, or no heads axis.
+
+        >>> import numpy as np, clearhead as ch
+        >>> seen = ch.AttentionMatrix(np.ones((2, 3, 4)), np.ones((2, 3, 4))).observe(logsumexp=True, top=1)
+        >>> seen.heads(1).logsumexp.shape, seen.heads([1]).top.weights.shape
+        ((3,), (1, 3, 1))
+        """
+        found = self._found()
+        for name, value in found.items():
+            axis = STATISTICS[name].heads_axis
+            if isinstance(value, Top):
+                found[name] = Top(*(_pick_heads(name, x, axis, chosen) for x in value))
+            elif value is not None:
+                found[name] = _pick_heads(name, value, axis, chosen)
+        return replace(self, **found)
+
+    def _found(self) -> dict[str, Any]:
+        """All statistics by name, None for those not requested."""
+        return {name: getattr(self, name) for name in STATISTICS}
+
+    def __repr__(self) -> str:
+        found = self._found() | {"top": None if self.top is None else self.top.weights}
+        return brief("Observation", {"queries": self.queries, "keys": self.keys, **found})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For copy and pickle. Raises RuleError for tensors that PyTorch computed in a graph."""
+        arrays = {**self._found(), "top": None if self.top is None else self.top.weights}
+        for name, x in arrays.items():
+            if getattr(x, "grad_fn", None) is not None:
+                raise RuleError(
+                    f"{name} hangs on PyTorch's graph, which is not copied.", "observe under torch.no_grad()"
+                )
+        return Observation, tuple(getattr(self, field.name) for field in fields(self))
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return notebook.observed({
+            name: as_host_array(value[0] if isinstance(value, Top) else value, name)[0].astype(np.float64)
+            for name, value in self._found().items() if value is not None
+        })  # fmt: skip
+
+
+def observation(found: dict[str, Any], queries: int, keys: int, *, sinks: bool) -> Observation:
+    """An Observation from an engine's arrays by name; `sinks` says whether the problem had any."""
+    return Observation(**joined_arrays(found), queries=queries, keys=keys, sinks=sinks)
+
+
+def joined_arrays(found: Mapping[str, Any]) -> dict[str, Any]:
+    """An engine's arrays by name, as fields of an Observation: top_weights and top_indices become a Top."""
+    given = dict(found)
+    if "top_weights" in given:
+        given["top"] = Top(*(given.pop(name) for name in arrays_of("top")))
+    return given
+
+
+def separate_arrays(seen: Observation) -> dict[str, Any]:
+    """The statistics that were observed, as arrays with the engines' names: the inverse of joined_arrays."""
+    found: dict[str, Any] = {}
+    for name, value in seen._found().items():
+        if value is not None:
+            found |= zip(arrays_of(name), value if isinstance(value, Top) else (value,), strict=True)
+    return found
+
+
+def among(seen: Observation, keys: int, start: int = 0, *, last: int = 0) -> Observation:
+    """The same result with its keys placed among `keys`, from index `start`; the other keys receive 0.
+
+    The last `last` of its keys are placed at the end of `keys`. distance is not changed. Raises RuleError for images
+    and groups, which would describe other keys, and when the keys do not fit into `keys`.
+    """
+    start = whole_number("start", start, 0)
+    keys = whole_number("keys", keys, start + seen.keys)
+    last = whole_number("last", last, 0, seen.keys)
+    if (seen.keys, start) == (keys, 0):
+        return seen
+    per_key, columns = listed(axes=PER_KEY), listed(computed="columns")
+    if any(getattr(seen, name) is not None for name in columns if name not in per_key):
+        raise RuleError("images and groups do not follow when keys are added: observe them from the whole matrix.")
+    places = np.arange(seen.keys) + start
+    places[seen.keys - last :] = np.arange(keys - last, keys)
+    top = seen.top
+    if top is not None and (start or last):
+        indices, restore = as_host_array(top.indices, "top")
+        top = Top(top.weights, restore(np.where(indices < 0, -1, places[indices])))
+    spread = {name: _spread(getattr(seen, name), places, keys) for name in per_key}
+    return replace(seen, top=top, keys=keys, **spread)
+
+
+def _check_pixels(a: Observation, b: Observation) -> None:
+    (high_a, wide_a), (high_b, wide_b) = (as_host_array(part.image, "image")[0].shape[-2:] for part in (a, b))
+    if a.queries * high_b != b.queries * high_a or wide_a != wide_b:
+        raise RuleError(
+            f"the images' pixels differ: {a.queries} queries on {high_a} rows and {b.queries} on {high_b}.",
+            "choose heights so that each pixel covers equally many queries, and one width.",
+        )
+
+
+def _spread(x: Any, places: Array, keys: int) -> Any:
+    """Scatter (…, part of the keys) to the indices `places` along an axis of `keys`; 0 elsewhere."""
+    if x is None:
+        return None
+    array, restore = as_host_array(x, "part")
+    found = np.zeros((*array.shape[:-1], keys), array.dtype)
+    found[..., places] = array
+    return restore(found)
+
+
+def _check_part(other: Any) -> None:
+    if not isinstance(other, Observation):
+        raise DtypeError(f"the other part is a {type(other).__name__}: expected an Observation.", "A.observe(…)")
+
+
+def _check_without_sinks(part: Observation) -> None:
+    if part.sinks:
+        raise RuleError(
+            "a part has sinks in its denominators already: they would count twice.",
+            "observe every part without sinks, merge the parts, and add them once: merged.with_sinks(sinks).",
+        )
+
+
+def _pick_heads(name: str, value: Any, axis: int, chosen: Any) -> Any:
+    """Index the heads axis, after checking that it exists and has those heads."""
+    if value.ndim < -axis:
+        raise SelectionError(
+            f"{name} has shape {tuple(value.shape)}: a matrix of two axes is one head, with no axis to choose from."
+        )
+    count = value.shape[axis]
+    if isinstance(chosen, slice):
+        places: Any = as_slice(read_slice("heads", chosen, count))
+        if places.step is not None and places.step < 0:
+            places = list(range(count)[places])
+    elif isinstance(chosen, (list, tuple, range)) or (isinstance(chosen, np.ndarray) and chosen.ndim == 1):
+        room.check_room("the heads chosen", len(chosen) * 8, "name each head once.")
+        places = [read_place("head", head, count) for head in chosen]
+    else:
+        places = read_place("head", chosen, count)
+    rest = (slice(None),) * (-axis - 1)
+    return value[(Ellipsis, np.array(places, np.int64) if isinstance(places, list) else places, *rest)]

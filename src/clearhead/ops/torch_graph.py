@@ -1,0 +1,123 @@
+"""Attention on PyTorch tensors whose graph is recorded, for autograd or a compiler; AttentionMatrix delegates to it.
+
+Other tensors are read like NumPy arrays (core/arrays.py), and this module is not imported.
+"""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead.core.arrays import as_rule_array, autocast, check_tensor, to_torch
+from clearhead.core.observations import check_asked
+from clearhead.core.problem import check_shapes
+from clearhead.core.rule_values import read_flag, read_number, read_window
+from clearhead.core.rules import Rules, check_names, check_supported, given
+from clearhead.core.statistics import STATISTICS, arrays_of
+from clearhead.errors import DtypeError, RuleError
+from clearhead.ops.observation import Observation, observation
+from clearhead.ops.torch_operators import RULES, TENSORS, Given, Options, observe, transposed
+
+
+class Graph:
+    """The operations of AttentionMatrix as PyTorch operators, for tensors whose graph is recorded."""
+
+    def __init__(self, q: Tensor, k: Any, rules: Rules, engine: str | None) -> None:
+        check_names(rules)
+        check_supported("PyTorch's graph", RULES, given(rules))
+        self.q, self.k = autocast(_tensor(q, "q", q)), autocast(_tensor(k, "k", q))
+        check_shapes(q.shape, k.shape, None)
+        self.given = _given(q, rules, engine)
+        self.shape = (*q.shape[:-1], k.shape[-2])
+        self.dtype = np.dtype(np.float64 if q.dtype == torch.float64 else np.float32)
+
+    def observe(self, v: Any, asked: Mapping[str, Any], queries: slice = slice(None)) -> Observation:
+        request = _options(check_asked(asked), queries, output=v is not None)
+        v = None if v is None else _tensor(v, "v", self.q)
+        if v is not None and v.ndim == self.q.ndim:
+            check_shapes(self.q.shape, self.k.shape, v.shape)
+        names = request.arrays()
+        found = observe(self.q, self.k, self._values(v), *self.given, *request)
+        answers = dict(zip(names, found, strict=True))
+        if not asked.get("logsumexp"):
+            del answers["logsumexp"]
+        length = self.q.shape[-2]  # computing with it would fix a size that the compiler leaves open
+        count = length if queries == slice(None) else len(range(length)[queries])
+        return observation(answers, count, self.k.shape[-2], sinks=self.given.sinks is not None)
+
+    def mix(self, v: Any) -> Tensor:
+        """A·v."""
+        v = _tensor(v, "v", self.q)
+        vector = v.ndim == 1
+        found = observe(self.q, self.k, self._values(v), *self.given, *Options("output logsumexp"))
+        return found[0][..., 0] if vector else found[0]
+
+    def transposed(self, g: Any) -> Tensor:
+        """Aᵀ·g."""
+        g = _tensor(g, "g", self.q)
+        vector = g.ndim == 1
+        columns = g[:, None] if vector else g
+        if columns.ndim < self.q.ndim:
+            columns = columns.expand(*self.q.shape[:-2], *columns.shape)
+        found = transposed(self.q, self.k, columns, *self.given)
+        return found[0][..., 0] if vector else found[0]
+
+    def _values(self, v: Tensor | None) -> Tensor | None:
+        if v is None:
+            return None
+        columns = v[:, None] if v.ndim == 1 else v
+        columns = columns if columns.dtype == self.q.dtype else autocast(columns)
+        if columns.dtype != self.q.dtype:
+            raise DtypeError(f"v is {columns.dtype} but q is {self.q.dtype}: a derivative needs one dtype.")
+        shared = columns.ndim == 2 and self.q.ndim > 2
+        return columns.expand(*self.k.shape[:-2], *columns.shape) if shared else columns
+
+
+def _tensor(x: Any, name: str, q: Tensor) -> Tensor:
+    """A tensor from a tensor or array. Raises DtypeError when it is not on q's device."""
+    if not isinstance(x, Tensor):
+        x = _read(x, name)
+    else:
+        check_tensor(x, name)
+    if x.device != q.device:
+        raise DtypeError(
+            f"{name} is on device {x.device} but q is on device {q.device}.", f"{name}.to({str(q.device)!r}) moves it."
+        )
+    return x
+
+
+def _read(x: Any, name: str) -> Tensor:
+    """An array, list or number as a tensor, with the dtypes that arrays.as_rule_array gives."""
+    if not torch.compiler.is_compiling():
+        return cast("Tensor", to_torch(torch, np.require(as_rule_array(x, name), requirements=("C", "W"))))
+    found = torch.as_tensor(x)
+    return found.double() if isinstance(x, float) else found
+
+
+def _given(q: Tensor, rules: Rules, engine: str | None) -> Given:
+    left, right = read_window(rules.get("window"))
+    read: dict[str, Any] = {name: value for name, value in rules.items() if name != "window"}
+    for name in TENSORS:
+        if read.get(name) is not None:
+            read[name] = _tensor(read[name], name, q)
+    for name in ("scale", "softcap"):
+        value = read.get(name)
+        if isinstance(value, Tensor) and value.requires_grad:
+            raise RuleError(
+                f"{name} requires grad, and has no derivative here.",
+                "scale=1.0 and (q * scale, k) give the same scores." if name == "scale" else "softcap.detach()",
+            )
+        read[name] = None if value is None else read_number(name, value, 0.0)
+    read["causal"] = read_flag("causal", read.get("causal"))
+    return Given(**read, left=left, right=right, engine=engine)
+
+
+def _options(asked: Mapping[str, Any], queries: slice, *, output: bool) -> Options:
+    given = {name: value for name, value in asked.items() if value is not None and value is not False}
+    present = {*given, "logsumexp", *(["output"] if output else [])}  # the backward pass needs the log-sum-exp
+    height, width = given.get("image", (0, 0))
+    labels = (None, None) if "groups" not in given else (torch.as_tensor(side) for side in given["groups"])
+    names = " ".join(array for name in STATISTICS if name in present for array in arrays_of(name))
+    return Options(names, given.get("top", 0), height, width, queries.start, queries.stop, queries.step, *labels)

@@ -1,0 +1,156 @@
+"""Reads worked examples from .json, .npz and .safetensors files, without pickle; names become lower case."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clearhead.core.array_files import npz, safetensors
+from clearhead.core.arrays import FLOATS
+from clearhead.core.axes import Array
+from clearhead.core.files import json_of, read_bytes
+from clearhead.errors import FileError
+
+INPUTS = ("q", "k", "v")
+LAYER = ("x", "w_q", "w_k", "w_v", "w_o", "context", "b_q", "b_k", "b_v", "b_o")
+
+
+def read(place: Path) -> dict[str, Any]:
+    """A file's names and values as they are written there; JSON's decimals as Decimal.
+
+    NaN and Infinity in JSON, as Python's json.dumps writes them, become floats. Raises FileError when the file is
+    missing, malformed, larger than the memory, or has a false header.
+    """
+    reader = {".npz": npz, ".npy": npz, ".safetensors": _read_safetensors}.get(place.suffix.lower(), _read_json)
+    data = reader(place)
+    lowered = {name.lower(): value for name, value in data.items()}
+    if len(lowered) < len(data):
+        raise FileError(f"{place} gives a name twice, in capitals and in small letters.")
+    return lowered
+
+
+def inputs_of(place: Path, values: dict[str, Any]) -> tuple[str, ...]:
+    """Which names hold the inputs: q, k, v or a layer's x, w_q, w_k, w_v."""
+    layer = [name for name in LAYER if name in values]
+    plain = [name for name in INPUTS if name in values]
+    if layer and plain:
+        raise FileError(
+            f"{place.name} holds both {plain[0]} and {layer[0]}: give q, k, v, or a layer's x, w_q, w_k, w_v."
+        )
+    needed = ("x", "w_q", "w_k", "w_v") if layer else INPUTS
+    missing = [name for name in needed if name not in values]
+    if missing:
+        raise FileError(f"{place.name} lacks {', '.join(missing)}.", "it needs q, k, v, or a layer's x, w_q, w_k, w_v.")
+    return needed
+
+
+def numbers(name: str, value: Any) -> Array:
+    """A list of numbers or of true and false, or of equally long lists of them; null is -∞ in bias and masked."""
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind not in "biuf" and value.dtype not in FLOATS:
+            raise FileError(f"{name} holds {value.dtype}: expected numbers.")
+        return value
+    try:
+        cells = np.array(value, dtype=object)
+    except ValueError:
+        cells = np.array(None)
+    flat = cells.reshape(-1).tolist()
+    if not isinstance(value, list) or any(isinstance(cell, list) for cell in flat):
+        raise FileError(f"{name} is no list of equally long rows of numbers.", f'"{name}": [[1, 0], [0, 1]]')
+    if flat and all(isinstance(cell, bool) for cell in flat):
+        return cells.astype(bool)
+    if name in ("bias", "masked"):
+        flat = [-np.inf if cell is None else cell for cell in flat]
+    if name == "theirs":
+        flat = [np.nan if cell is None else cell for cell in flat]
+    if any(isinstance(cell, bool) or not isinstance(cell, (int, float, Decimal)) for cell in flat):
+        odd = next(c for c in flat if isinstance(c, bool) or not isinstance(c, (int, float, Decimal)))
+        raise FileError(f"{name} holds {odd!r}: expected numbers.")
+    if all(isinstance(cell, int) and abs(cell) < 2**63 for cell in flat):
+        return np.array(flat, dtype=np.int64 if flat else None).reshape(cells.shape)
+    return np.array([_float(name, cell) for cell in flat]).reshape(cells.shape)
+
+
+def _float(name: str, cell: Any) -> float:
+    try:
+        number = float(cell)
+    except OverflowError:
+        number = np.inf
+    if np.isinf(number) and not (isinstance(cell, float) and np.isinf(cell)):
+        raise FileError(f"{name} holds a number that is too large for float64: the largest is 1.8e308.")
+    return number
+
+
+def half_a_decimal(value: Any) -> float:
+    """Half of the last decimal in a list: how far the number that was meant may lie from the one that was written."""
+    decimals = max((-int(d.as_tuple().exponent) for d in _decimals(value)), default=0)
+    return 0.5 * 10.0 ** -max(decimals, -308)
+
+
+def precision(value: Any, array: Array) -> Array:
+    """A list's numbers in the dtype they were printed from: float32 where they have nine digits or are exact in it."""
+    short = all(len(d.as_tuple().digits) <= 9 for d in _decimals(value))
+    with np.errstate(over="ignore"):
+        narrow = array.astype(np.float32)
+    exact = bool((narrow.astype(np.float64) == array)[np.isfinite(array)].all())
+    fits = np.array_equal(np.isfinite(narrow), np.isfinite(array))
+    return narrow if (short and fits) or exact else array
+
+
+def value_of(name: str, value: Any) -> Any:
+    """The value of a name: an array of floats, or for rules a number, a flag, a pair or whole numbers."""
+    if name in (*INPUTS, *LAYER, "bias"):
+        array = numbers(name, value)
+        return array if array.dtype in FLOATS else array.astype(np.float64)
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value.item()
+    if isinstance(value, Decimal):
+        return float(value)
+    if name == "window" and isinstance(value, (list, np.ndarray)):
+        return tuple(float(side) if isinstance(side, Decimal) else side for side in list(value))
+    if isinstance(value, list):
+        return numbers(name, value)
+    return value
+
+
+def _decimals(value: Any) -> Iterator[Decimal]:
+    if isinstance(value, Decimal) and value.is_finite():
+        yield value
+    elif isinstance(value, list):
+        for part in value:
+            yield from _decimals(part)
+
+
+def _read_json(place: Path) -> dict[str, Any]:
+    try:
+        return json_of(place, number=Decimal)
+    except FileError as error:
+        raise FileError(error.what, error.hint or _wanted(place)) from None
+
+
+def _wanted(place: Path) -> str:
+    """What to do about a file that is not JSON, judged by its first bytes."""
+    if not os.path.isfile(place):
+        return ""
+    with suppress(FileError):
+        if read_bytes(place)[:4] in (b"PK\x03\x04", b"\x93NUM"):
+            return "it is NumPy's: np.savez writes a .npz file, which needs that ending."
+    return 'a .json file holds {"q": [[…]], "k": [[…]], "v": [[…]]}; .npz and .safetensors files need their endings.'
+
+
+def _read_safetensors(place: Path) -> dict[str, Any]:
+    """The tensors, and other rules from the file's metadata: {"causal": "true", "stage": "weights"}."""
+    arrays, metadata = safetensors(place)
+    return {name: _json_or_text(text) for name, text in metadata.items()} | arrays
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

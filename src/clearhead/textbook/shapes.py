@@ -1,0 +1,339 @@
+"""`ch.shapes`: every step from X to the output with its symbol, formula, axes, shape and cost, before computing.
+
+The list of steps is written once, here; `trace` adds the arrays.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal, NamedTuple
+
+from clearhead.core.axes import Array, named
+from clearhead.core.problem import check_shapes
+from clearhead.core.rule_values import is_whole, whole_number
+from clearhead.errors import RuleError, ShapeError, shown
+
+Convention = Literal["rows", "columns"]
+
+
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
+class Step:
+    """One step of attention; `array` is None until it is computed."""
+
+    name: str
+    symbol: str
+    formula: str
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    multiply_adds: int
+    bytes: int
+    words: str = ""  # which sentence of words.py says what it does
+    array: Any = None
+
+    def __str__(self) -> str:
+        return f"{self.formula:<34} {named(self.shape, self.axes)}"
+
+    def __repr__(self) -> str:
+        return f"Step({self.name}: {self.formula}, {named(self.shape, self.axes)})"
+
+
+class Steps(tuple[Step, ...]):
+    """The steps in order; prints as a table of formula, shape and cost."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        width = max((len(step.formula) for step in self), default=0) + 2
+        shapes = [named(step.shape, step.axes) for step in self]
+        wide = max(map(len, shapes), default=0) + 2
+        rows = [
+            f"{step.formula:<{width}}{shape:<{wide}}{_cost(step.multiply_adds, step.bytes)}"
+            for step, shape in zip(self, shapes, strict=True)
+        ]
+        total = _cost(sum(step.multiply_adds for step in self), sum(step.bytes for step in self))
+        return "\n".join([*(row.rstrip() for row in rows), f"{'in all':<{width + wide}}{total}"])
+
+    def __repr__(self) -> str:
+        return f"Steps({', '.join(step.name for step in self)})"
+
+
+class Sizes(NamedTuple):
+    """The sizes behind one attention: lead (batch axes), then heads or None in 2-D, then the rest."""
+
+    lead: tuple[int, ...]
+    heads: int | None
+    kv_heads: int | None
+    queries: int
+    keys: int
+    d_k: int
+    d_v: int
+
+    @staticmethod
+    def of(q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> "Sizes":
+        many = len(q) > 2
+        return Sizes(tuple(q[:-3]), q[-3] if many else None, k[-3] if many else None, q[-2], k[-2], q[-1], v[-1])
+
+
+class Used(NamedTuple):
+    """Which rules are used, for the formulas."""
+
+    scale: float | None = None  # None is the default, 1/√d_k
+    softcap: float | None = None
+    biased: tuple[str, ...] = ()
+    masked: tuple[str, ...] = ()
+    sinks: bool = False
+    through: str = "{}"  # what is applied to Q and K after their projections, such as RoPE({})
+
+
+def shapes(
+    q: Any = None,
+    k: Any = None,
+    v: Any = None,
+    *,
+    x: Any = None,
+    w_q: Any = None,
+    w_k: Any = None,
+    w_v: Any = None,
+    w_o: Any = None,
+    num_heads: int = 1,
+    context: Any = None,
+    convention: Convention = "rows",
+) -> Steps:
+    """The shape of every step of attention, before anything is computed.
+
+    Give arrays, or only their shapes as tuples: either
+
+    q, k, v         (…, heads, queries, d_k), (…, kv_heads, keys, d_k), (…, kv_heads, keys, d_v)
+
+    or a layer's
+
+    x               (…, queries, d_model)
+    w_q, w_k, w_v   (d_model, heads·d_k), (d_model, kv_heads·d_k), (d_model, kv_heads·d_v)
+    w_o             (heads·d_v, d_out), or None
+    num_heads       query heads
+    context         (…, keys, d_context) for cross-attention
+
+    convention      "rows" for tokens as rows; "columns" swaps the last two axes of all of these
+
+    Returns the steps in order, each with name, symbol, formula, axes, shape, multiply-adds and bytes (those of float32
+    for bare shapes); they print as a table. Raises ShapeError where shapes do not fit, with the transpose that would,
+    RuleError for another convention or a num_heads that is not a whole number from 1 up. O(1) time and memory.
+
+    >>> import clearhead as ch
+    >>> [step.shape for step in ch.shapes((3, 2), (5, 2), (5, 4))]
+    [(3, 2), (5, 2), (5, 4), (3, 5), (3, 5), (3, 5), (3, 4)]
+    """
+    check_convention(convention)
+    turn = convention == "columns"
+    itemsize = next((int(a.itemsize) for a in (q, x) if hasattr(a, "itemsize")), 4)
+    if q is not None:
+        given = [_shape(name, value, turn=turn) for name, value in (("q", q), ("k", k), ("v", v))]
+        check_shapes(*given)
+        return attention_steps(Sizes.of(*given), Used(), convention, itemsize)
+    weights = (_shape("w_q", w_q, turn=turn), _shape("w_k", w_k, turn=turn), _shape("w_v", w_v, turn=turn))
+    x_shape = _shape("x", x, turn=turn)
+    source = x_shape if context is None else _shape("context", context, turn=turn)
+    out = None if w_o is None else _shape("w_o", w_o, turn=turn)
+    sizes = layer_sizes(x_shape, source, weights, out, num_heads, convention)
+    cross = context is not None
+    return layer_steps(sizes, x_shape, source, out, Used(), frozenset(), convention, itemsize, cross=cross)
+
+
+def check_convention(convention: str) -> None:
+    """Raise RuleError for anything but "rows" and "columns"."""
+    if not isinstance(convention, str) or convention not in ("rows", "columns"):
+        raise RuleError(f"convention is {shown(convention)}: expected 'rows' (X·W) or 'columns' (W·X).")
+
+
+def layer_sizes(
+    x: Sequence[int],
+    context: Sequence[int],
+    w_qkv: tuple[Sequence[int], Sequence[int], Sequence[int]],
+    w_o: Sequence[int] | None,
+    num_heads: int,
+    convention: Convention,
+) -> Sizes:
+    """The sizes of a layer's attention, or a ShapeError that says which matrix does not fit; all in rows convention."""
+    num_heads = whole_number("num_heads", num_heads, 1)
+    other = "columns" if convention == "rows" else "rows"
+    w_q, w_k, w_v = w_qkv
+    for name, w, source, given in (
+        ("w_q", w_q, "x", x),
+        ("w_k", w_k, "context", context),
+        ("w_v", w_v, "context", context),
+    ):
+        if len(w) != 2 or w[0] != given[-1]:
+            label = "x" if context is x or tuple(context) == tuple(x) else source
+            swap = len(w) == 2 and w[1] == given[-1]
+            raise ShapeError(
+                f"{name} is {named(w, ('d_in', 'd_out'))} but {label} has d_model {given[-1]}: they must meet.",
+                f"it fits as its transpose: {name}.T, or convention='{other}' for all." if swap else "",
+            )
+    if tuple(x[:-2]) != tuple(context[:-2]):
+        raise ShapeError(
+            f"context has batch {tuple(context[:-2])} but x has batch {tuple(x[:-2])}: they must be equal."
+        )
+    d_k = _share("w_q", w_q[1], num_heads, f"num_heads {num_heads}")
+    kv_heads = _share("w_k", w_k[1], d_k, f"d_k {d_k}, the width of one query head")
+    if kv_heads == 0 or num_heads % kv_heads:
+        raise ShapeError(
+            f"w_k makes {kv_heads} key heads but num_heads is {num_heads}: query heads must be a multiple of key heads."
+        )
+    d_v = _share("w_v", w_v[1], kv_heads, f"{kv_heads} key heads")
+    if w_o is not None and (len(w_o) != 2 or w_o[0] != num_heads * d_v):
+        raise ShapeError(
+            f"w_o is {named(w_o, ('d_in', 'd_out'))} but the heads are {num_heads}·{d_v} = {num_heads * d_v} wide.",
+            "it fits as its transpose." if len(w_o) == 2 and w_o[1] == num_heads * d_v else "",
+        )
+    return Sizes(tuple(x[:-2]), num_heads, kv_heads, x[-2], context[-2], d_k, d_v)
+
+
+def attention_steps(sizes: Sizes, used: Used, convention: Convention, itemsize: int) -> Steps:
+    """The steps from Q, K, V to A·V."""
+    rows = convention == "rows"
+    n, m, d_k, d_v = sizes.queries, sizes.keys, sizes.d_k, sizes.d_v
+    cells = prod(sizes.lead) * (1 if sizes.heads is None else sizes.heads) * n * m
+    write = _Writer(sizes, convention, itemsize)
+    q, k, v = ("queries", "d_k"), ("keys", "d_k"), ("keys", "d_v")
+    a = ("queries", "keys")
+    scaling = ("S' = S/√d_k", "scaled") if used.scale is None else (f"S' = {used.scale:.6g}·S", "scaled by")
+    steps = [
+        write("q", "Q", "Q", q, (n, d_k), 0),
+        write("k", "K", "K", k, (m, d_k), 0, kv=True),
+        write("v", "V", "V", v, (m, d_v), 0, kv=True),
+        write("scores", "S", "S = Q·Kᵀ" if rows else "S = Kᵀ·Q", a, (n, m), cells * d_k),
+        write("scaled", "S'", scaling[0], a, (n, m), cells, words=scaling[1]),
+    ]
+    last = "S'"
+    if used.softcap is not None:
+        cap = f"{used.softcap:.6g}"
+        steps.append(write("capped", "C", f"C = {cap}·tanh({last}/{cap})", a, (n, m), 2 * cells))
+        last = "C"
+    if used.biased:
+        steps.append(write("biased", "B", f"B = {last} + {' + '.join(used.biased)}", a, (n, m), cells))
+        last = "B"
+    if used.masked:
+        steps.append(write("masked", "M", f"M = {last}, -∞ where forbidden ({', '.join(used.masked)})", a, (n, m), 0))
+        last = "M"
+    inside = f"[{last}, sink]" if used.sinks else last
+    per = "row" if rows else "column"
+    words = "weights with sink" if used.sinks else "weights"
+    steps.append(write("weights", "A", f"A = softmax({inside}), each {per}", a, (n, m), cells, words=words))
+    steps.append(write("output", "O", "O = A·V" if rows else "O = V·A", ("queries", "d_v"), (n, d_v), cells * d_v))
+    return Steps(steps)
+
+
+def layer_steps(
+    sizes: Sizes,
+    x: Sequence[int],
+    context: Sequence[int],
+    w_o: Sequence[int] | None,
+    used: Used,
+    biases: frozenset[str],
+    convention: Convention,
+    itemsize: int,
+    *,
+    cross: bool,
+    normalised: bool = False,
+) -> Steps:
+    """The steps from X to U: projections, heads, attention, concatenation, output projection.
+
+    biases      the names of those there are, such as "b_q"
+    normalised  is x the output of a layer norm? The sentence about it says so
+    """
+    rows = convention == "rows"
+    lead, heads, kv_heads = sizes.lead, sizes.heads or 1, sizes.kv_heads or 1
+    flat = _Writer(sizes._replace(heads=None, kv_heads=None), convention, itemsize)
+    many = prod(lead)
+    source = "C" if cross else "X"
+    n, m = sizes.queries, sizes.keys
+
+    def project(symbol: str, given: str, bias: str) -> str:
+        plus = f" + b^{symbol}" if bias in biases else ""
+        product = f"{given}·W^{symbol}{plus}" if rows else f"W^{symbol}·{given}{plus}"
+        return f"{symbol} = {used.through.format(product) if symbol in 'QK' else product}"
+
+    said = "x normalised" if normalised else "x"
+    steps = [flat("x", "X", "X", ("queries", "d_model"), (n, x[-1]), 0, words=said)]
+    if cross:
+        steps.append(flat("context", "C", "C", ("keys", "d_model"), (m, context[-1]), 0))
+    inner = attention_steps(sizes, used, convention, itemsize)
+    made = {
+        "q": (project("Q", "X", "b_q"), many * n * x[-1] * heads * sizes.d_k),
+        "k": (project("K", source, "b_k"), many * m * context[-1] * kv_heads * sizes.d_k),
+        "v": (project("V", source, "b_v"), many * m * context[-1] * kv_heads * sizes.d_v),
+    }
+    for step in inner:
+        formula, work = made.get(step.name, (step.formula, step.multiply_adds))
+        name = "heads" if step.name == "output" else step.name
+        steps.append(Step(name, step.symbol, formula, step.axes, step.shape, work, step.bytes, name))
+    wide = heads * sizes.d_v
+    together = f"concat(O_0 … O_{heads - 1})" if heads > 1 else "O_0"
+    steps.append(flat("concat", "H", f"H = {together}", ("queries", "heads·d_v"), (n, wide), 0))
+    if w_o is None:
+        said = "layer output joined"
+        steps.append(flat("output", "U", "U = H", ("queries", "d_model"), (n, wide), 0, words=said))
+    else:
+        plus = " + b^O" if "b_o" in biases else ""
+        formula = f"U = H·W^O{plus}" if rows else f"U = W^O·H{plus}"
+        work, said = many * n * wide * w_o[1], "layer output"
+        steps.append(flat("output", "U", formula, ("queries", "d_model"), (n, w_o[1]), work, words=said))
+    return Steps(steps)
+
+
+class _Writer:
+    """Makes steps: adds the leading axes, and swaps the last two in columns convention."""
+
+    def __init__(self, sizes: Sizes, convention: Convention, itemsize: int) -> None:
+        self.sizes, self.turn, self.itemsize = sizes, convention == "columns", itemsize
+
+    def __call__(
+        self,
+        name: str,
+        symbol: str,
+        formula: str,
+        axes: tuple[str, str],
+        shape: tuple[int, int],
+        work: int,
+        *,
+        kv: bool = False,
+        words: str = "",
+    ) -> Step:
+        count = self.sizes.kv_heads if kv else self.sizes.heads
+        lead_axes = ("batch",) * len(self.sizes.lead) + (() if count is None else ("kv_heads" if kv else "heads",))
+        lead = self.sizes.lead + (() if count is None else (count,))
+        if self.turn:
+            axes, shape = (axes[1], axes[0]), (shape[1], shape[0])
+        size = prod((*lead, *shape))
+        described = (*lead_axes, *axes), (*lead, *shape), work, size * self.itemsize
+        return Step(name, symbol, formula, *described, words or name)
+
+
+def turned(array: Array, convention: Convention) -> Array:
+    """Between rows and columns convention: the last two axes swapped for columns."""
+    return array.swapaxes(-1, -2) if convention == "columns" and array.ndim >= 2 else array
+
+
+def _shape(name: str, value: Any, *, turn: bool) -> tuple[int, ...]:
+    if value is None:
+        raise ShapeError(f"{name} is missing.", "give q, k and v, or x, w_q, w_k and w_v: arrays or shapes.")
+    given = value.shape if hasattr(value, "shape") else value
+    if not isinstance(given, (tuple, list)) or not all(is_whole(size) and size >= 0 for size in given):
+        raise ShapeError(
+            f"{name} is {shown(given)}: expected an array, or its shape in whole numbers.", f"{name}=(3, 4)"
+        )
+    shape = tuple(int(size) for size in given)
+    if len(shape) < 2:
+        raise ShapeError(f"{name} has {len(shape)} axes: expected at least two.")
+    return (*shape[:-2], shape[-1], shape[-2]) if turn else shape
+
+
+def _share(name: str, width: int, parts: int, what: str) -> int:
+    if parts == 0 or width % parts:
+        raise ShapeError(f"{name} is {width} wide, which {what} does not divide.", f"{name} is (d_model, heads·width).")
+    return width // parts
+
+
+def _cost(multiply_adds: int, size: int) -> str:
+    work = f"{multiply_adds:,} multiply-adds" if multiply_adds else ""
+    return f"{work:<28}{size:,} bytes"

@@ -1,0 +1,355 @@
+"""`ch.trace`: every intermediate of attention, with its name and cost, compared with the fast engine's output."""
+
+import os
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Unpack
+
+import numpy as np
+
+from clearhead import engines
+from clearhead.core import reference
+from clearhead.core.arrays import as_array
+from clearhead.core.axes import Array, brief
+from clearhead.core.problem import Described, Problem, describe_whole
+from clearhead.core.rule_values import read_language, read_place, whole_number
+from clearhead.core.rules import Rules
+from clearhead.core.statistics import Wanted
+from clearhead.digits import fixed
+from clearhead.textbook.page import PageLayer, Scene, both, story
+from clearhead.textbook.shapes import (
+    Convention,
+    Sizes,
+    Steps,
+    Used,
+    attention_steps,
+    check_convention,
+    turned,
+)
+from clearhead.view import notebook, page, picture
+from clearhead.view.container import Document
+from clearhead.view.names import token_names
+from clearhead.words import Language, say
+
+_INPUTS = ("x", "context", "w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o")
+
+
+class Check(NamedTuple):
+    """The largest difference between this output, computed in float64, and a fast engine's on the same inputs."""
+
+    engine: str
+    largest_difference: float
+
+
+class Geometry(NamedTuple):
+    """S_ij = ‖q_i‖·‖k_j‖·cos θ_ij: the norms and the cosine of every query with every key."""
+
+    query_norms: Any  # (…, heads, queries)
+    key_norms: Any  # (…, kv_heads, keys)
+    cosine: Any  # (…, heads, queries, keys), 0 where a norm is 0
+
+    def __repr__(self) -> str:
+        return brief("Geometry", self._asdict())
+
+
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
+class TokenTrace:
+    """One query's attention, computed from q_i alone: q_i·k_j for each key, softmax, the weighted sum of values."""
+
+    query: int
+    scores: Any  # (…, heads, keys)
+    masked: Any  # (…, heads, keys)
+    weights: Any  # (…, heads, keys)
+    contributions: Any  # (…, heads, keys, d_v): a_ij·v_j
+    output: Any  # (…, heads, d_v)
+    difference: float  # the largest difference from row i of the whole matrix and its output
+
+    def __repr__(self) -> str:
+        return brief("TokenTrace", {"query": self.query, "weights": self.weights, "output": self.output})
+
+    def written_out(self, head: int = 0, count: int = 8) -> str:
+        """One head's weighted sum as text, its `count` largest weights first: 0.92·v_1 + 0.08·v_0 = [0.92 2.16].
+
+        Raises SelectionError for an unknown head, RuleError where `count` is not a whole number from 0 up.
+        """
+        rows = np.asarray(self.weights).reshape(-1, np.shape(self.weights)[-1])
+        head, count = read_place("head", head, len(rows)), whole_number("count", count, 0)
+        weights = rows[head]
+        output = np.asarray(self.output).reshape(-1, np.shape(self.output)[-1])[head]
+        strongest = [j for j in np.argsort(-weights, kind="stable") if weights[j] > 0]
+        terms = [f"{fixed(float(weights[j]), 4, 8)}·v_{j}" for j in strongest[:count]]
+        if len(strongest) > count:
+            rest = float(weights[strongest[count:]].sum())
+            terms.append(f"({len(strongest) - count} more, {fixed(rest, 4, 8)} together)")
+        shown = " ".join(fixed(float(x), 4, 8) for x in output[:8])
+        return f"{' + '.join(terms) or '0'} = [{shown}{' …' if len(output) > 8 else ''}]"
+
+
+class Trace:
+    """Every intermediate of one attention, in float64, as attributes and as an ordered list of `steps`.
+
+    scores, scaled, capped, biased, masked and weights (…, heads, queries, keys) are always there, each equal to the one
+    before where its rule is not used; logsumexp is (…, heads, queries), output (…, heads, queries, d_v). `steps` lists
+    those that change something, with symbol, formula, axes, shape and cost; `check` compares the output with the fast
+    engine's. In columns convention the last two axes of every array are swapped.
+
+    >>> import numpy as np, clearhead as ch
+    >>> t = ch.trace(np.eye(2), np.eye(2), np.eye(2), causal=True)
+    >>> [step.symbol for step in t.steps], t.weights[0].tolist(), t.token(0).written_out()
+    (['Q', 'K', 'V', 'S', "S'", 'M', 'A', 'O'], [1.0, 0.0], '1.0000·v_0 = [1.0000 0]')
+    """
+
+    q: Any
+    k: Any
+    v: Any
+    scores: Any
+    scaled: Any
+    capped: Any
+    biased: Any
+    masked: Any
+    logsumexp: Any
+    weights: Any
+    output: Any
+
+    def __init__(
+        self, given: Described, book: reference.Textbook, steps: Steps, arrays: dict[str, Array], convention: Convention
+    ) -> None:
+        self.convention: Convention = convention
+        self.problem: Problem = given.problem
+        self._given, self._book = given, book
+        self._inputs = {name: arrays[name] for name in _INPUTS if name in arrays}
+        if self._inputs.get("context") is self._inputs.get("x"):
+            self._inputs.pop("context", None)
+        self.steps = Steps(replace(s, array=given.restore(turned(arrays[s.name], convention))) for s in steps)
+        for name, array in arrays.items():
+            setattr(self, name, given.restore(array if name == "logsumexp" else turned(array, convention)))
+        self.check = _check(given, book)
+
+    def __str__(self) -> str:
+        engine, difference = self.check
+        told = f"{self.steps}\nlargest difference from the {engine} engine: {difference:.2g}"
+        return "\n".join(filter(None, (told, self.read_as())))
+
+    def read_as(self, language: Language = "en") -> str:
+        """A sentence on how inputs of three axes were read, since a batch of texts has three as well; else "".
+
+        Raises RuleError for a language other than "en" and "zh".
+        """
+        problem = self.problem
+        plain = len(problem.prefix) == 1 and "x" not in self._inputs and problem.heads == problem.kv_heads > 1
+        per_head = problem.alibi_slopes is not None or problem.sinks is not None
+        return say(read_language(language), "three axes", heads=problem.heads) if plain and not per_head else ""
+
+    def __repr__(self) -> str:
+        return f"Trace({', '.join(step.name for step in self.steps)})"
+
+    def to_html(self, language: Language = "en", *, tokens: Any = None, source_tokens: Any = None) -> str:
+        """A page that explains every step, as one self-contained HTML text; arguments and errors as in `save`."""
+        return page.html(self._page(language, tokens, source_tokens))
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        language: Language = "en",
+        *,
+        tokens: Any = None,
+        source_tokens: Any = None,
+    ) -> None:
+        """Write a page that explains every step to an .html file, whole or not at all.
+
+        language       "en" or "zh"
+        tokens         (keys,) strings: the tokens; with source_tokens, (queries,) strings
+        source_tokens  (keys,) strings: the other text of cross-attention
+        Raises FileError when it cannot be written, ShapeError for a list of another length, RuleError for another
+        language.
+        """
+        page.write(path, lambda: self._page(language, tokens, source_tokens))
+
+    def _page(self, language: Language, tokens: Any, source_tokens: Any) -> Document:
+        rows, cols = token_names(tokens, source_tokens, self.problem)
+        return self.document(Scene("attention, step by step", language, tokens=rows, sources=cols))
+
+    def document(self, scene: Scene) -> Document:
+        """The document of the page that explains this trace."""
+        facts = {"check": both("check", engine=self.check.engine, difference=self.check.largest_difference)}
+        whole = replace(scene, convention=self.convention, facts={**facts, **scene.facts})
+        return story([self.layer()], whole)
+
+    def layer(self, number: int | None = None) -> PageLayer:
+        """One layer of a page's story: the inputs, tokens as rows, and the rules."""
+        given, book = self._given, self._book
+        assert given.v is not None
+        arrays = {"q": given.q, "k": given.k, "v": given.v, "logsumexp": book.logsumexp, **self._inputs}
+        for name in {"x", "context"} & set(arrays):
+            arrays[name] = arrays[name].reshape(-1, *arrays[name].shape[-2:])
+        return PageLayer(self.problem, self.steps, arrays, number)
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return notebook.bundle(str(self), [self.to_html], self.to_svg, self.problem.queries * self.problem.keys)
+
+    def to_svg(self, head: int = 0, *, tokens: Any = None, source_tokens: Any = None) -> str:
+        """One head's weights (queries, keys) as SVG text; `head` counts through the batch, batch·heads in all.
+
+        Raises SelectionError for an unknown head, ShapeError for tokens of another number.
+        """
+        names = token_names(tokens, source_tokens, self.problem)
+        return picture.svg(*self._one(head), *names, name=f"A, head {head}" if self.problem.heads > 1 else "A")
+
+    def to_png(self, head: int = 0, cell: int = 8) -> bytes:
+        """One head's weights as a PNG file's bytes, cell × cell pixels for each weight; `head` as in `to_svg`.
+
+        Raises SelectionError for an unknown head.
+        """
+        return picture.png(*self._one(head), cell)
+
+    def _one(self, head: int) -> tuple[Array, Array]:
+        queries, keys = self.problem.queries, self.problem.keys
+        weights, masked = (x.reshape(-1, queries, keys) for x in (self._book.weights, self._book.masked))
+        head = read_place("head", head, len(weights))
+        return weights[head], np.isneginf(masked[head])
+
+    @property
+    def geometry(self) -> Geometry:
+        """The norms of queries and keys, and the cosine of each pair: S_ij = ‖q_i‖·‖k_j‖·cos θ_ij."""
+        problem, restore = self.problem, self._given.restore
+        q, k = self._given.q.astype(np.float64), self._given.k.astype(np.float64)
+        query_norms, key_norms = np.linalg.norm(q, axis=-1), np.linalg.norm(k, axis=-1)
+        each = np.repeat(key_norms, problem.group, axis=1)
+        product = query_norms[..., :, None] * each[..., None, :]
+        cosine = np.divide(self._book.scores, product, out=np.zeros_like(product), where=product != 0)
+        keys = key_norms.reshape(
+            (*problem.prefix[:-1], *key_norms.shape[1:]) if problem.prefix else key_norms.shape[2:]
+        )
+        return Geometry(
+            restore(problem.restore(query_norms)),
+            restore(keys),
+            restore(turned(problem.restore(cosine), self.convention)),
+        )
+
+    def token(self, query: int) -> TokenTrace:
+        """One query's attention, computed from q_i alone: it equals row i of the matrices, but for `difference`.
+
+        Raises SelectionError for an unknown query. O(heads·keys·(d_k + d_v)).
+        """
+        problem, given = self.problem, self._given
+        i = read_place("query", query, problem.queries)
+        alone = problem.take(queries=range(i, i + 1))
+        book = reference.attend(alone, given.q[:, :, i : i + 1], given.k, given.v)
+        assert book.output is not None
+        assert self._book.output is not None
+        values = values_of(self)
+        visible = ~np.isneginf(book.masked[:, :, 0, :, None])
+        contributions = np.where(visible, book.weights[:, :, 0, :, None] * np.where(visible, values, 0.0), 0.0)
+        difference = max(
+            _largest(book.weights[:, :, 0], self._book.weights[:, :, i]),
+            _largest(book.output[:, :, 0], self._book.output[:, :, i]),
+        )
+
+        def give(row: Array) -> Any:
+            return given.restore(problem.restore(row))
+
+        return TokenTrace(
+            query=i,
+            scores=give(book.scores[:, :, 0]),
+            masked=give(book.masked[:, :, 0]),
+            weights=give(book.weights[:, :, 0]),
+            contributions=give(contributions),
+            output=give(book.output[:, :, 0]),
+            difference=difference,
+        )
+
+
+def trace(q: Any, k: Any, v: Any, *, convention: Convention = "rows", **rules: Unpack[Rules]) -> Trace:
+    """Attention step by step, every intermediate kept in float64: S = Q·Kᵀ, S/√d_k, …, A = softmax, O = A·V.
+
+    q           (…, heads, queries, d_k), or (queries, d_k) for one head; any float dtype
+    k           (…, kv_heads, keys, d_k)
+    v           (…, kv_heads, keys, d_v)
+    convention  "rows" for tokens as rows; "columns" for tokens as columns: (…, d_k, queries) and so on
+    rules       as in `attention`
+
+    Three axes are (heads, tokens, width), which the printed trace says: for a batch of texts with one head give
+    q[:, None], and for x (batch, tokens, d_model) with its projections there is `trace_layer`.
+    Returns a Trace of the kind of array that was given, in float64; its `check` holds the largest difference from the
+    fast engine on the same inputs.
+    Raises what `attention` raises, and RuleError for another convention. O(queries·keys·(d_k + d_v)) time and
+    O(queries·keys) memory for each head: meant for short inputs.
+    Source: Vaswani et al. 2017, section 3.2.1.
+
+    >>> import numpy as np, clearhead as ch
+    >>> t = ch.trace(np.array([[1, 3], [2, 0.5]]), np.array([[0.5, 2], [1, 3]]), np.array([[0.0, 4], [1, 2]]))
+    >>> t.scores.tolist(), t.output.round(4).tolist()
+    ([[6.5, 10.0], [2.0, 3.5]], [[0.9224, 2.1553], [0.7428, 2.5144]])
+    """
+    check_convention(convention)
+    q, k, v = (_turn(x, name, convention) for x, name in ((q, "q"), (k, "k"), (v, "v")))
+    given, _ = describe_whole(q, k, v, rules)
+    book = reference.attend(given.problem, given.q, given.k, given.v)
+    raw = {name: as_array(x, name)[0] for name, x in (("q", q), ("k", k), ("v", v))}
+    steps = attention_steps(
+        Sizes.of(*(x.shape for x in raw.values())), used_rules(rules), convention, given.problem.dtype.itemsize
+    )
+    assert book.output is not None
+    output = given.problem.restore(book.output)
+    return Trace(given, book, steps, {**raw, **intermediates(given.problem, book), "output": output}, convention)
+
+
+def values_of(traced: Trace) -> Array:
+    """The values in float64, (batch, heads, keys, d_v): each query head with those of its key head."""
+    problem, v = traced.problem, traced._given.v
+    assert v is not None
+    return np.repeat(v.astype(np.float64), problem.group, axis=1)
+
+
+def listed(x: Any) -> Any:
+    """An array as nested lists; -∞, ∞ and NaN, which JSON lacks, become None."""
+    array = np.asarray(x, dtype=np.float64)
+    if np.isfinite(array).all():
+        return array.tolist()
+    cells = array.astype(object)
+    cells[~np.isfinite(array)] = None
+    return cells.tolist()
+
+
+def intermediates(problem: Problem, book: reference.Textbook) -> dict[str, Array]:
+    """The intermediates from the scores to the weights, by name, with the axes of the caller's inputs."""
+    names = ("scores", "scaled", "capped", "biased", "masked", "logsumexp", "weights")
+    return {name: problem.restore(getattr(book, name)) for name in names}
+
+
+def used_rules(rules: Rules) -> Used:
+    """Which rules are used, for the formulas."""
+    masked = ("causal", "window", "mask", "kv_lengths", "query_lengths", "query_segments")
+    names = {"query_segments": "segments", "kv_lengths": "key lengths", "query_lengths": "query lengths"}
+    active = tuple(
+        names.get(name, name) for name in masked if rules.get(name) is not None and rules.get(name) is not False
+    )
+    softcap, scale = rules.get("softcap"), rules.get("scale")
+    return Used(
+        scale=None if scale is None else float(scale),
+        softcap=None if softcap is None else float(softcap),
+        biased=tuple(
+            word for name, word in (("bias", "bias"), ("alibi_slopes", "ALiBi")) if rules.get(name) is not None
+        ),
+        masked=active,
+        sinks=rules.get("sinks") is not None,
+    )
+
+
+def _turn(x: Any, name: str, convention: Convention) -> Any:
+    if convention == "rows":
+        return x
+    array, restore = as_array(x, name)
+    return restore(turned(array, convention))
+
+
+def _check(given: Described, book: reference.Textbook) -> Check:
+    name = engines.choose(given.problem).engine
+    output = engines.get(name).rows(given.problem, given.q, given.k, given.v, Wanted(output=True))["output"]
+    assert book.output is not None
+    return Check(name, _largest(output.astype(np.float64), book.output))
+
+
+def _largest(a: Array, b: Array) -> float:
+    """The largest difference, 0 where both are NaN."""
+    with np.errstate(invalid="ignore"):
+        return float(np.max(np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b)), initial=0.0))

@@ -1,0 +1,59 @@
+"""The notebook output of an object: text everywhere, a picture where scripts are off, else the page in a frame.
+
+No widget and no network: the frame is an `<iframe srcdoc>`, so the page's style and program cannot affect the notebook.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+
+import numpy as np
+
+from clearhead.core.axes import Array
+from clearhead.core.statistics import PER_KEY, PER_QUERY, listed
+from clearhead.view.picture import strips
+
+MOST_CELLS = 64 * 64  # larger matrices get no picture
+_STRIPS = 32  # heads whose statistics are drawn
+_BY_TOKEN = (*listed(axes=PER_QUERY), *listed(axes=PER_KEY))
+MOST_BYTES = 4 * 2**20  # outputs are saved in the notebook's file
+
+
+def bundle(text: str, pages: Sequence[Callable[[], str]], picture: Callable[[], str], cells: int) -> dict[str, str]:
+    """The MIME bundle: text, an SVG if `cells` is small enough, and the first page that is not too large."""
+    found = {"text/plain": text}
+    if 0 < cells <= MOST_CELLS:
+        found["image/svg+xml"] = picture()
+    said = ""
+    for page in pages:
+        whole = page()
+        if len(whole) <= MOST_BYTES:
+            return found | {"text/html": said + framed(whole)}
+        size = len(whole) / 2**20
+        said = said or (
+            f"<p>The page with every weight has {size:.0f} MB: <code>.save(&quot;page.html&quot;)</code> writes it.</p>"
+        )
+    return found | {"text/html": said}
+
+
+def observed(found: Mapping[str, Array]) -> dict[str, str]:
+    """The MIME bundle of statistics, (…, heads, tokens) or more axes: one line of text each, and strips of colour."""
+    lines, drawn = [], {}
+    for name, array in found.items():
+        finite = array[np.isfinite(array)]
+        reach = f"{finite.min():.4g} to {finite.max():.4g}" if finite.size else "nothing finite"
+        lines.append(f"{name:<10} {array.shape!s:<24} {reach}")
+        if name in _BY_TOKEN and finite.size:
+            drawn[name] = np.where(np.isfinite(array), array, np.nan).reshape(-1, array.shape[-1])[:_STRIPS]
+    text = "\n".join(lines) or "nothing was observed"
+    if not drawn:
+        return {"text/plain": text}
+    picture = strips(drawn)
+    return {"text/plain": text, "image/svg+xml": picture, "text/html": framed(picture, height=320)}
+
+
+def framed(page: str, height: int = 720) -> str:
+    """The page in a sandboxed frame, as HTML."""
+    return (
+        f'<iframe sandbox="allow-scripts allow-downloads" title="clearhead" srcdoc="{escape(page)}" '
+        f'style="width:100%;height:{height}px;border:0"></iframe>'
+    )

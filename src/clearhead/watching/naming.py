@@ -1,0 +1,71 @@
+"""What a watched layer is called: its number, its stack and its side, as the path of its module in the model says.
+
+transformer.h.3.attn                     3
+model.decoder.layers.5.self_attn         decoder.5, or decoder.5.self where some layers attend to another sequence
+model.decoder.layers.5.encoder_attn      decoder.5.cross
+"""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+STACKS = frozenset(
+    ("encoder", "decoder", "text_model", "language_model", "vision_model", "vision_tower", "visual", "audio_tower")
+)
+CROSS = ("cross", "encoder_attn", "encoderattn", "encdec")  # in the name of a module of cross-attention, any case
+
+
+class ModulePath(NamedTuple):
+    """What the path of an attention module says."""
+
+    stack: str  # the first part that names a stack of layers; "" where none does
+    numbers: tuple[str, ...]  # the parts that are numbers; the first is the layer's
+    cross: bool  # do its queries attend to another sequence?
+
+    @staticmethod
+    def of(path: str) -> "ModulePath":
+        parts = path.split(".")
+        stack = next((part for part in parts if part in STACKS), "")
+        numbers = tuple(part for part in parts if part.isdecimal())
+        return ModulePath(stack, numbers, any(map(_is_cross, parts[-2:])))
+
+
+class LayerNames:
+    """Names the layers of one model.
+
+    paths      the path of every module in the model
+    children   the names of a module's children, by its path
+    """
+
+    def __init__(self, paths: Iterable[str], children: Callable[[str], Iterable[str]]) -> None:
+        inner = [path.split(".") for path in paths]
+        inner = [parts for parts in inner if any(part.isdecimal() for part in parts[1:-1])]
+        self._children = children
+        self._several_stacks = len({ModulePath.of(".".join(parts)).stack for parts in inner}) > 1
+        self._has_cross = any(_is_cross(parts[-1]) for parts in inner)
+        self._names: dict[str, str] = {}  # by path
+
+    def name(self, path: str) -> str:
+        """A layer's number, its stack where there are several, its side; its path where that is taken or has none."""
+        if path not in self._names:
+            stack, numbers, cross = ModulePath.of(path)
+            name = numbers[0] if numbers else path
+            if numbers and self._several_stacks and stack:
+                name = f"{stack}.{name}"
+            if numbers and self._has_cross:
+                name += ".cross" if cross else ".self"
+            self._names[path] = path if name in self._names.values() else name
+        return self._names[path]
+
+    def choices(self, path: str) -> set[str]:
+        """All that chooses this layer: name, path, number, and the number from its stack's end, "-1" the last."""
+        numbers = ModulePath.of(path).numbers
+        if not numbers:
+            return {self.name(path), path}
+        parts = path.split(".")
+        stack = ".".join(parts[: parts.index(numbers[0])])
+        layers = sum(child.isdecimal() for child in self._children(stack))
+        return {self.name(path), path, numbers[0], str(int(numbers[0]) - layers)}
+
+
+def _is_cross(part: str) -> bool:
+    return any(word in part.lower() for word in CROSS)

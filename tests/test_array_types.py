@@ -1,0 +1,290 @@
+"""Arrays of any library: results have the array type of the inputs, and inputs are not copied."""
+
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import array_api_strict
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead.core.arrays import as_array
+from clearhead.core.axes import Array
+from clearhead.core.statistics import STATISTICS
+from clearhead.errors import DtypeError, RuleError
+
+TORCH_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def normal(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng((seed, *shape)).standard_normal(shape)
+
+
+@pytest.mark.parametrize("dtype", TORCH_DTYPES)
+def test_tensors_give_tensors_with_the_same_numbers_as_arrays(dtype: torch.dtype):
+    tensors = [torch.from_numpy(normal(2, 4, 6, 8, seed=i)).to(dtype) for i in range(3)]
+    narrow = ml_dtypes.bfloat16 if dtype == torch.bfloat16 else str(dtype).removeprefix("torch.")
+    arrays = [t.double().numpy().astype(narrow) for t in tensors]
+    output = ch.attention(*tensors, causal=True)
+    assert isinstance(output, torch.Tensor)
+    assert output.dtype == dtype
+    expected = ch.attention(*arrays, causal=True)
+    np.testing.assert_array_equal(output.double().numpy(), expected.astype(np.float64))
+    dense = ch.AttentionMatrix(*tensors[:2])[...]
+    assert dense.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    np.testing.assert_array_equal(dense.numpy(), ch.AttentionMatrix(*arrays[:2])[...])
+
+
+@pytest.mark.parametrize("dtype", TORCH_DTYPES)
+def test_tensors_of_any_strides(dtype: torch.dtype):
+    q, k, v = (torch.from_numpy(normal(2, 6, 4, 8, seed=i)).to(dtype).transpose(1, 2) for i in range(3))
+    assert not q.is_contiguous()
+    expected = ch.attention(q.contiguous(), k.contiguous(), v.contiguous())
+    assert torch.equal(ch.attention(q, k, v), expected)
+    assert torch.equal(ch.attention(q, k, v.expand(2, 4, 6, 8)[..., ::2]), expected[..., ::2])
+
+
+def test_rules_may_be_tensors_too():
+    q, k, v = (torch.from_numpy(normal(2, 2, 5, 4, seed=i)) for i in range(3))
+    rules = {
+        "mask": torch.ones(5, 5, dtype=torch.bool).tril(),
+        "bias": torch.from_numpy(normal(5, 5)).to(torch.bfloat16),
+        "kv_lengths": torch.tensor([5, 3]),
+        "sinks": torch.tensor([0.1, 0.2]),
+        "query_offset": torch.tensor(1),
+    }
+    plain = {name: x.double().numpy() if name in ("bias", "sinks") else x.numpy() for name, x in rules.items()}
+    expected = ch.attention(q.numpy(), k.numpy(), v.numpy(), **plain)
+    np.testing.assert_array_equal(ch.attention(q, k, v, **rules).numpy(), expected)
+
+
+def test_observations_of_tensors_and_their_merges_are_tensors():
+    q, k, v = (torch.from_numpy(normal(6, 4, seed=i)) for i in range(3))
+    wanted: dict[str, Any] = {"logsumexp": True, "max_logit": True, "entropy": True, "distance": True, "top": 2}
+    parts = [ch.AttentionMatrix(q, k[s]).observe(v[s], **wanted) for s in (np.s_[:2], np.s_[2:])]
+    over_queries = ch.AttentionMatrix(q, k).observe(received=True, peak=True, image=(2, 3), groups=([0] * 6, [1] * 6))
+    for seen in (*parts, parts[0].merge_keys(parts[1]).with_sinks(0.5), over_queries.merge_queries(over_queries)):
+        fields = [getattr(seen, name) for name in seen.__dataclass_fields__ if name in STATISTICS and name != "top"]
+        assert all(isinstance(x, torch.Tensor) for x in (*fields, *(seen.top or ())) if x is not None)
+    assert parts[0].top is not None
+    assert parts[0].top.indices.dtype == torch.int64
+
+
+def test_a_product_has_the_array_type_of_its_operand():
+    q, k, v = normal(3, 4), normal(5, 4), normal(5, 2)
+    matrix = ch.AttentionMatrix(torch.from_numpy(q), torch.from_numpy(k))
+    assert isinstance(matrix @ v, np.ndarray)
+    assert isinstance(matrix @ torch.from_numpy(v), torch.Tensor)
+    assert isinstance(matrix.T @ np.ones(3), np.ndarray)
+    assert isinstance(ch.attention(q, torch.from_numpy(k), torch.from_numpy(v)), np.ndarray)
+
+
+def test_tensors_that_require_grad_are_refused_where_no_graph_is_kept():
+    q, k, v = (torch.from_numpy(normal(3, 4, seed=i)) for i in range(3))
+    expected = ch.attention(q, k, v)
+    for call in (ch.trace, lambda q, k, v: ch.attention(q.numpy(), k, v)):
+        with pytest.raises(DtypeError, match=r"^k requires grad, and nothing here keeps a graph for it\."):
+            call(q, k.requires_grad_(), v)
+    with torch.no_grad():
+        assert torch.equal(ch.attention(q, k, v), expected)
+    assert torch.equal(ch.attention(q, k.detach(), v), expected)
+
+
+def test_tensors_with_a_pending_negative_bit():
+    z = torch.complex(torch.from_numpy(normal(3, 4)), torch.from_numpy(normal(3, 4, seed=1)))
+    x = z.conj().imag  # a view with its sign bit pending
+    assert x.is_neg()
+    assert torch.equal(ch.attention(x, x, x), ch.attention(x.clone(), x.clone(), x.clone()))
+
+
+def test_dlpack_arrays_give_arrays_of_their_library():
+    q, k, v = (array_api_strict.asarray(normal(2, 5, 4, seed=i)) for i in range(3))
+    matrix = ch.AttentionMatrix(q, k, causal=True)
+    for found in (ch.attention(q, k, v, causal=True), matrix[0], matrix.entropy(), matrix.top(2).indices, matrix @ v):
+        assert type(found) is type(q)
+    expected = ch.attention(*(np.asarray(x) for x in (q, k, v)), causal=True)
+    np.testing.assert_array_equal(np.asarray(ch.attention(q, k, v, causal=True)), expected)
+
+
+class Library:
+    """The smallest possible array library."""
+
+    @staticmethod
+    def asarray(array: Array) -> "Foreign":
+        return Foreign(array)
+
+
+class Elsewhere:
+    """An array whose DLPack export NumPy cannot read."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+
+    def __array_namespace__(self) -> type[Library]:
+        return Library
+
+    def __dlpack__(self, **options: Any) -> Any:
+        raise BufferError("unknown dtype")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
+class Foreign(Elsewhere):
+    """The same, but NumPy can convert it: like JAX's bfloat16, which NumPy's DLPack reader does not know."""
+
+    def __array__(self, dtype=None, copy=None) -> Array:
+        return self.array
+
+
+def test_bfloat16_of_other_libraries_is_read_as_an_array():
+    x = normal(3, 4).astype(ml_dtypes.bfloat16)
+    output = ch.attention(Foreign(x), Foreign(x), Foreign(x))
+    assert isinstance(output, Foreign)
+    np.testing.assert_array_equal(output.array, ch.attention(x, x, x))
+
+
+def test_arrays_that_dlpack_cannot_read_are_named():
+    with pytest.raises(DtypeError, match=r"^q could not be read through DLPack: unknown dtype\."):
+        ch.attention(Elsewhere(normal(3, 4)), normal(3, 4), normal(3, 4))
+
+
+@pytest.mark.parametrize("x", [normal(4, 3), torch.from_numpy(normal(4, 3)), torch.ones(4, 3, dtype=torch.bfloat16).T])
+def test_inputs_are_not_copied(x: Any):
+    array, restore = as_array(x, "x")
+    pointer = x.data_ptr() if isinstance(x, torch.Tensor) else x.__array_interface__["data"][0]
+    assert array.__array_interface__["data"][0] == pointer
+    assert type(restore(array)) is type(x)
+
+
+X = normal(4, 3)
+HIDDEN = np.ma.masked_array(X, X > 0)
+HIDDEN_MASK = np.ma.masked_array(X[:, :1] > 0, X[:, :1] > 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("q", lambda: ch.attention(HIDDEN, X, X)),
+        ("k", lambda: ch.AttentionMatrix(X, HIDDEN)),
+        ("v", lambda: ch.attention(X, X, HIDDEN)),
+        ("v", lambda: ch.AttentionMatrix(X, X) @ HIDDEN),
+        ("v", lambda: ch.AttentionMatrix(X, X).observe(HIDDEN)),
+        ("g", lambda: ch.AttentionMatrix(X, X).T @ HIDDEN),
+        ("mask", lambda: ch.attention(X, X, X, mask=HIDDEN_MASK)),
+        ("bias", lambda: ch.attention(X, X, X, bias=HIDDEN[:, :1])),
+        ("bias", lambda: ch.attention(*(torch.from_numpy(X).requires_grad_() for _ in "qkv"), bias=HIDDEN[:, :1])),
+        ("kv_lengths", lambda: ch.attention(X, X, X, kv_lengths=np.ma.masked_array(3, mask=True))),
+        ("query_groups", lambda: ch.AttentionMatrix(X, X).groups(np.ma.zeros(4, int), [0, 0, 0, 0])),
+        ("q", lambda: ch.trace(HIDDEN, X, X)),
+        ("q", lambda: ch.diagnose(HIDDEN, X, X, X)),
+        ("theirs", lambda: ch.diagnose(X, X, X, HIDDEN)),
+        ("x", lambda: ch.trace_layer(HIDDEN, X.T @ X, X.T @ X, X.T @ X)),
+        ("w_q", lambda: ch.trace_layer(X, np.ma.masked_array(X.T @ X), X.T @ X, X.T @ X)),
+    ],
+)
+def test_masked_arrays_are_refused_by_name(name: str, call: Any):
+    """Reading a masked array as a plain array would ignore its mask."""
+    with pytest.raises(DtypeError, match=rf"^{name} is a masked array, and a mask of its own is not read here"):
+        call()
+
+
+def test_numpy_subclasses_are_read_as_arrays():
+    expected = ch.attention(X, X, X)
+    for kind in (np.matrix, np.memmap):
+        x = X.view(kind)
+        np.testing.assert_array_equal(np.asarray(ch.attention(x, x, x)), expected)
+
+
+def test_read_only_arrays_are_read():
+    q, k, v, mask = normal(3, 4), normal(5, 4), normal(5, 2), normal(3, 5) < 1
+    expected = ch.attention(q, k, v, mask=mask)
+    for x in (q, k, v, mask):
+        x.flags.writeable = False
+    np.testing.assert_array_equal(ch.attention(q, k, v, mask=mask), expected)
+    output = ch.attention(q, k, v)
+    assert output.flags.writeable
+
+
+class Own(np.ndarray):
+    """A user's subclass of ndarray."""
+
+
+def unaligned(x: Array) -> Array:
+    room = np.zeros(x.nbytes + 1, np.uint8)[1:].view(x.dtype).reshape(x.shape)
+    room[...] = x
+    return room
+
+
+def on_disk(x: Array) -> Array:
+    """A read-only memory map of a temporary file."""
+    with tempfile.TemporaryFile() as file:
+        file.write(np.ascontiguousarray(x).tobytes())
+        file.flush()
+        return np.memmap(file, x.dtype, "r", shape=x.shape)
+
+
+def read_only(x: Array) -> Array:
+    copied = x.copy()
+    copied.flags.writeable = False
+    return copied
+
+
+SAME: dict[str, Callable[[Array], Array]] = {
+    "Fortran's order": np.asfortranarray,
+    "backwards in memory": lambda x: x[::-1, ::-1].copy()[::-1, ::-1],
+    "every other number": lambda x: np.repeat(np.repeat(x, 2, 0), 2, 1)[::2, ::2],
+    "not aligned": unaligned,
+    "read-only": read_only,
+    "on disk": on_disk,
+    "a subclass": lambda x: x.view(Own),
+    "np.matrix": lambda x: x.view(np.matrix),
+}
+
+
+@pytest.mark.parametrize("how", SAME)
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_memory_layout_does_not_change_the_result(how: str, dtype: Any):
+    q, k, v, bias = (normal(5, 5, seed=i).astype(dtype) for i in range(4))
+    mask = normal(5, 5, seed=9) > -1
+    logits = np.where(mask, q @ k.T / np.sqrt(5) + bias, -np.inf).astype(np.float64)
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    make = SAME[how]
+    given = make(q), make(k)
+    rules = {"bias": make(bias), "mask": make(mask)}
+    slack = {"rtol": 0, "atol": 1e-12 if dtype == np.float64 else 1e-5}
+    output = ch.attention(*given, make(v), **rules)
+    assert (type(output), output.dtype) == (np.ndarray, dtype)
+    np.testing.assert_allclose(output, weights @ v, **slack)
+    matrix = ch.AttentionMatrix(*given, **rules)
+    np.testing.assert_allclose(matrix @ make(v), weights @ v, **slack)
+    np.testing.assert_allclose(matrix.T @ make(v), weights.T @ v, **slack)
+    np.testing.assert_allclose(matrix[1:3], weights[1:3], **slack)
+    np.testing.assert_allclose(ch.trace(*given, make(v), **rules).weights, weights, **slack)
+    layer = ch.trace_layer(*given, make(v), make(bias), num_heads=5)
+    np.testing.assert_array_equal(layer.output, ch.trace_layer(q, k, v, bias, num_heads=5).output)
+
+
+WHOLE = {"lists": list, "tuples": tuple, "bytes": lambda x: np.uint8(x), "big-endian": lambda x: np.array(x, ">i2")}
+
+
+@pytest.mark.parametrize("how", WHOLE)
+def test_labels_and_lengths_of_any_integer_dtype(how: str):
+    q, k, labels = normal(1, 1, 4, 3), normal(1, 1, 4, 3, seed=1), [0, 1, 1, 0]
+    plain = ch.AttentionMatrix(q, k, query_segments=np.array(labels), kv_segments=np.array(labels), kv_lengths=3)
+    make = WHOLE[how]
+    same = ch.AttentionMatrix(q, k, query_segments=make(labels), kv_segments=make(labels), kv_lengths=make([3]))
+    np.testing.assert_array_equal(same[...], plain[...])
+    np.testing.assert_array_equal(same.groups(make(labels), make(labels)), plain.groups(labels, labels))
+
+
+def test_labels_that_would_turn_negative_are_refused():
+    q, huge = normal(3, 4), np.full(3, 2**64 - 1, np.uint64)
+    with pytest.raises(RuleError, match="18446744073709551615: expected whole numbers up to"):
+        ch.attention(q, q, q, query_segments=huge, kv_segments=huge)
+    with pytest.raises(RuleError, match="query_groups goes up to 18446744073709551615"):
+        ch.AttentionMatrix(q, q).groups(huge, huge)

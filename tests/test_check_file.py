@@ -1,0 +1,141 @@
+"""`check_file`: which step is wrong, by how much, and which mistake explains it."""
+
+import json
+
+import numpy as np
+import pytest
+
+from clearhead.diagnosing.claims import check_file, is_consequence
+from clearhead.errors import ClearheadError, FileError, ShapeError, UnknownNameError
+from seeds import fresh
+
+EXAMPLE = {"q": [[1, 3], [2, 0.5]], "k": [[0.5, 2], [1, 3]], "v": [[0, 4], [1, 2]]}
+WRONG = {**EXAMPLE, "scores": [[3.5, 11], [1.5, 5.5]], "weights": [[0.006, 0.994], [0.047, 0.953]]}
+
+
+def write(tmp_path, data, name="case.json"):
+    place = tmp_path / name
+    place.write_text(data if isinstance(data, str) else json.dumps(data), encoding="utf-8")
+    return place
+
+
+def test_the_wrong_example_of_the_tutorial_is_explained(tmp_path):
+    case = check_file(write(tmp_path, WRONG))
+    scores, weights = case.verdicts
+    assert case.first_wrong is scores
+    assert (scores.mistake, scores.difference) == ("transpose missing", 3.0)
+    np.testing.assert_array_equal(scores.truth, [[6.5, 10], [2, 3.5]])
+    assert not weights.right
+    assert weights.source == "scores"
+    assert not is_consequence(weights)
+    np.testing.assert_allclose(weights.follows, [[0.0049, 0.9951], [0.0558, 0.9442]], atol=1e-4)
+    assert weights.off_source == pytest.approx(0.0088, abs=1e-4)
+
+
+def test_values_that_are_right_to_their_printed_decimals_are_accepted(tmp_path):
+    right = {**EXAMPLE, "scores": [[6.5, 10], [2, 3.5]], "scaled": [[4.596, 7.071], [1.414, 2.475]]}
+    right |= {"weights": [[0.078, 0.922], [0.257, 0.743]], "output": [[0.9224, 2.1553], [0.7428, 2.5144]]}
+    case = check_file(write(tmp_path, right))
+    assert [v.right for v in case.verdicts] == [True] * 4
+    assert case.first_wrong is None
+    off = check_file(write(tmp_path, {**EXAMPLE, "weights": [[0.079, 0.921], [0.257, 0.743]]}))
+    assert off.first_wrong is not None
+
+
+def test_a_wrong_step_is_told_from_later_steps_that_follow_from_it(tmp_path):
+    rng = fresh()
+    q, k, v = (rng.standard_normal((5, 4)) for _ in range(3))
+    scores = q @ k.T  # the scale was forgotten
+    weights = np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
+    np.savez(tmp_path / "case.npz", q=q, k=k, v=v, scaled=scores, weights=weights, output=weights @ v)
+    scaled, a, o = check_file(tmp_path / "case.npz").verdicts
+    assert scaled.mistake == "no scale"
+    assert is_consequence(a)
+    assert a.source == "scaled"
+    assert is_consequence(o)
+
+
+def softmax(x, axis):
+    powers = np.exp(x - x.max(axis=axis, keepdims=True))
+    return powers / powers.sum(axis=axis, keepdims=True)
+
+
+@pytest.mark.parametrize(
+    ("step", "make", "mistake"),
+    [
+        ("scores", lambda q, k, v: q @ k, "transpose missing"),
+        ("scores", lambda q, k, v: k @ q.T, "q and k swapped"),
+        ("scaled", lambda q, k, v: q @ k.T / 4, "scale 1/d_k"),
+        ("weights", lambda q, k, v: softmax(q @ k.T, -1), "no scale"),
+        ("weights", lambda q, k, v: softmax(q @ k.T / 2, 0), "softmax over queries"),
+        ("weights", lambda q, k, v: softmax(q @ k.T / 2, None), "softmax over the whole matrix"),
+        ("output", lambda q, k, v: softmax(q @ k.T / 2, -1).T @ v, "weights transposed"),
+        ("output", lambda q, k, v: softmax(q @ k.T / 2, -1) @ k, "keys instead of values"),
+    ],
+)
+def test_known_mistakes_are_named(tmp_path, step, make, mistake):
+    q, k, v = fresh().standard_normal((3, 4, 4))
+    np.savez(tmp_path / "case.npz", q=q, k=k, v=v, **{step: make(q, k, v)})
+    first = check_file(tmp_path / "case.npz").first_wrong
+    assert first is not None
+    assert (first.name, first.mistake) == (step, mistake)
+
+
+def test_a_forgotten_mask_is_named(tmp_path):
+    q, k, v = fresh().standard_normal((3, 4, 4))
+    np.savez(tmp_path / "case.npz", q=q, k=k, v=v, causal=True, weights=softmax(q @ k.T / 2, -1))
+    assert check_file(tmp_path / "case.npz").verdicts[0].mistake == "causal mask missing"
+
+
+def test_files_may_hold_layers_rules_capital_names_and_nulls(tmp_path):
+    x = fresh().standard_normal((3, 4)).round(3).tolist()
+    w = np.eye(4).tolist()
+    layer = {"X": x, "W_q": w, "W_k": w, "W_v": w, "num_heads": 2, "causal": True, "window": [1, None]}
+    case = check_file(write(tmp_path, layer))
+    assert case.trace.weights.shape == (2, 3, 3)
+    masked = case.trace.masked
+    claimed = [[[None if np.isinf(c) else round(float(c), 6) for c in row] for row in head] for head in masked]
+    assert check_file(write(tmp_path, {**layer, "masked": claimed})).first_wrong is None
+    columns = {**EXAMPLE, "convention": "columns", "scores": [[6.5, 10], [2, 3.5]]}
+    assert check_file(write(tmp_path, columns)).trace.convention == "columns"
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "words"),
+    [
+        ("{", FileError, "is not valid JSON"),
+        ("[1, 2]", FileError, "holds a list: expected a JSON object"),
+        ({"q": [[1]], "k": [[1]]}, FileError, "lacks v"),
+        ({**EXAMPLE, "x": [[1]]}, FileError, "holds both q and x"),
+        ({**EXAMPLE, "casual": True}, UnknownNameError, "did you mean `causal`?"),
+        ({**EXAMPLE, "q": [[1, 2], [3]]}, FileError, "q is no list of equally long rows"),
+        ({**EXAMPLE, "q": "hello"}, FileError, "q is no list of equally long rows"),
+        ({**EXAMPLE, "q": [["a", 1], [1, 2]]}, FileError, "q holds 'a': expected numbers"),
+        ({**EXAMPLE, "q": [[None, 1], [1, 2]]}, FileError, "q holds None: expected numbers"),
+        ({**EXAMPLE, "q": [[1, 2, 3]]}, ShapeError, "q has d_k 3 but k has d_k 2"),
+        ({**EXAMPLE, "scores": [[1, 2, 3]]}, FileError, "the claimed scores has shape (1, 3)"),
+        ({**EXAMPLE, "scale": "big"}, ClearheadError, "scale is 'big'"),
+        ('{"q": [[1]], "k": [[1]], "v": [[1]], "scale": NaN}', ClearheadError, "scale is nan"),
+        ({**EXAMPLE, "Q": [[1]]}, FileError, "gives a name twice"),
+        ({**EXAMPLE, "num_heads": 2}, UnknownNameError, "num_heads"),
+    ],
+)
+def test_files_with_wrong_contents_are_refused(tmp_path, data, error, words):
+    with pytest.raises(error) as caught:
+        check_file(write(tmp_path, data))
+    assert words in str(caught.value)
+    assert "\n" not in caught.value.one_line()
+
+
+def test_missing_and_broken_files_are_refused(tmp_path):
+    with pytest.raises(FileError, match="does not exist"):
+        check_file(tmp_path / "nothing.json")
+    with pytest.raises(FileError, match="does not exist"):
+        check_file(tmp_path / "nothing.npz")
+    with pytest.raises(FileError, match="cannot be read"):
+        check_file(tmp_path)
+    with pytest.raises(FileError, match=r"not a readable .npz"):
+        check_file(write(tmp_path, "not a zip", "case.npz"))
+    np.savez(tmp_path / "pickled.npz", q=np.array([object()]), allow_pickle=True)
+    with pytest.raises(FileError, match=r"holds pickled Python objects"):
+        check_file(tmp_path / "pickled.npz")

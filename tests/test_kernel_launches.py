@@ -1,0 +1,140 @@
+"""How the GPU kernels are launched: the grid, the device, the stream, and the width of offsets."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from triton.runtime.interpreter import InterpreterBuilder
+
+from clearhead.core.axes import Array
+from clearhead.core.problem import Problem, describe
+from clearhead.core.statistics import Groups, Wanted
+from clearhead.engines import portable, triton
+from clearhead.engines.base import Upstream
+from clearhead.engines.gpu import gradients
+from clearhead.engines.gpu import tensors as gpu
+
+MOST = 65_535  # CUDA's limit on programs along the second and third axis of a grid
+PASSES = ("rows", "columns", "weights", "transposed", "gradients")
+RNG = np.random.default_rng(0)
+
+
+class Recorder:
+    """Takes the place of a kernel and records the grids."""
+
+    def __init__(self) -> None:
+        self.grids: list[tuple[int, ...]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        self.grids.append(grid)
+        return lambda *_, **__: None
+
+
+def everything(q: Array, k: Array, rules: dict[str, Any], bias: tuple[int, int, int, int]) -> None:
+    """Every pass, with all its results."""
+    problem = describe(q, k, k, rules).problem
+    lse = np.zeros(q.shape[:3])
+    row = {"logsumexp": True, "max_logit": True, "entropy": True, "distance": True, "top": 2}
+    labels = np.zeros((len(q), problem.queries), int), np.zeros((len(q), problem.keys), int)
+    triton.rows(problem, q, k, k, Wanted(output=True, **row))
+    triton.columns(problem, q, k, lse, Wanted(received=True, peak=True, image=(1, 1)))
+    triton.columns(problem, q, k, lse, Wanted(groups=Groups(*labels, (1, 1))))
+    triton.weights(problem, q, k, lse)
+    triton.transposed(problem, q, k, lse, q)
+    triton.gradients(problem, q, k, k, lse, Upstream(lse, q, lse[:, :, :1] + np.zeros(problem.keys), lse, lse, bias))
+
+
+def test_more_heads_than_the_second_grid_axis_holds(monkeypatch: pytest.MonkeyPatch):
+    kernels = {name: Recorder() for name in ("rows", "merge", "columns", "pool")}
+    for name, kernel in kernels.items():
+        monkeypatch.setattr(triton.row_kernels if name in ("rows", "merge") else triton.column_kernels, name, kernel)
+    backward = {name: Recorder() for name in ("keys", "queries", "bias")}
+    for name, kernel in backward.items():
+        monkeypatch.setattr(gradients, name, kernel)
+    monkeypatch.setattr(triton, "_LONG", 64)
+    monkeypatch.setattr(triton, "_SPLIT", 64)
+    q, k = np.zeros((22_000, 3, 1, 1)), np.zeros((22_000, 1, 130, 1))
+    everything(q, k, {"bias": np.zeros((22_000, 3, 1, 1))}, (22_000, 3, 1, 1))
+    for name, kernel in (kernels | backward).items():
+        assert kernel.grids, name
+        for first, *others in kernel.grids:
+            assert first < 2**31, name
+            assert all(size <= MOST for size in others), name
+    assert kernels["rows"].grids == [(22_000, 3)]  # a tile of three heads; splits of the keys
+    assert set(kernels["columns"].grids) == {(66_000 * 5,)}
+    assert [kernel.grids for kernel in backward.values()] == [[(22_000 * 5,)], [(66_000,)], [(66_000,)]]
+
+
+@pytest.mark.slow
+def test_32_bit_offsets_are_used_along_one_axis_only(monkeypatch: pytest.MonkeyPatch):
+    """A product of the sizes of several axes may exceed 2^31 although no single axis does."""
+    longest, add = 0, InterpreterBuilder.create_addptr
+
+    def checked(self: Any, place: Any, offset: Any) -> Any:
+        nonlocal longest
+        size = int(np.abs(offset.data.astype(np.int64)).max())
+        if offset.data.dtype.itemsize < 8:
+            assert size < 64, "an offset through several axes in 32 bits"
+        longest = max(longest, size)
+        return add(self, place, offset)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_addptr", checked)
+    sizes = batch, heads, queries, keys = 3, 4, 40, 50
+    q, k = RNG.standard_normal((batch, heads, queries, 4)), RNG.standard_normal((batch, 2, keys, 4))
+    rules = {
+        "mask": RNG.random(sizes) < 0.8,
+        "bias": RNG.standard_normal(sizes),
+        "query_segments": RNG.integers(0, 2, (batch, queries)),
+        "kv_segments": RNG.integers(0, 2, (batch, keys)),
+        "kv_lengths": np.full(batch, keys - 1),
+        "query_lengths": np.full(batch, queries - 1),
+        "sinks": np.ones(heads),
+        "alibi_slopes": np.ones(heads),
+    }
+    everything(q, k, rules, sizes)
+    assert longest > batch * heads * queries * keys / 2  # `checked` was called
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_kernels_are_launched_on_the_device_of_q(name: str, monkeypatch: pytest.MonkeyPatch):
+    entered: list[torch.device] = []
+
+    class Guard:
+        def __init__(self, device: torch.device) -> None:
+            entered.append(device)
+
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(torch.cuda, "device", Guard)
+    monkeypatch.setattr(gpu, "device_of", lambda _: torch.device("cuda:1"))
+    with pytest.raises(TypeError, match="missing"):
+        getattr(triton, name)(None, None)  # without arguments, after the device is set
+    assert entered == [torch.device("cuda:1")]
+
+
+def test_rules_are_copied_to_the_device_once_per_stream(monkeypatch: pytest.MonkeyPatch):
+    q, here = np.zeros((3, 4)), torch.device("cpu")
+    problem: Problem = describe(q, q, None, {"kv_lengths": 2}).problem
+    first = gpu.rules(problem, here)
+    assert gpu.rules(problem, here) is first
+    monkeypatch.setattr(gpu, "_stream", lambda _: 1)
+    second = gpu.rules(problem, here)
+    assert second is not first
+    assert gpu.rules(problem, here) is second
+
+
+def test_broadcast_inputs_give_the_same_gradients_and_weights():
+    q, k, v = RNG.standard_normal((3, 1, 1, 40, 8))
+    problem = describe(q, k, v, {}).problem
+    one = np.broadcast_to(np.float64(0.7), (1, 1, 40))
+    found, truth = (
+        engine.gradients(problem, q, k, v, one, Upstream(one, output=q, keys=one, entropy=one))
+        for engine in (triton, portable)
+    )
+    for name, x in truth.items():
+        np.testing.assert_allclose(found[name], x, 1e-10, 1e-12, err_msg=name)
+    weights = portable.weights(problem, q, k, one)
+    np.testing.assert_allclose(triton.weights(problem, q, k, one), weights, 1e-12)

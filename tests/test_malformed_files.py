@@ -1,0 +1,391 @@
+"""Files with false claims, endless nesting or the wrong format: each gives one clear error."""
+
+import io
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import zipfile
+import zlib
+from collections.abc import Callable
+from importlib.resources import files as resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save, save_file
+
+import clearhead as ch
+import seeds
+from clearhead.cli import main
+from clearhead.core import files, room
+from clearhead.diagnosing.claims import check_file
+from clearhead.diagnosing.diagnose import diagnose_file
+from clearhead.errors import ClearheadError, FileError
+from clearhead.explaining.explain import explain
+from clearhead.explaining.gpt2 import load
+from clearhead.explaining.hub import find
+from clearhead.textbook.case_file import numbers, precision, read, value_of
+from test_saving import somebody_else
+
+SHIPPED = Path(str(resources("clearhead") / "models" / "rhymes"))
+CASE = {"q": [[1, 3], [2, 0.5]], "k": [[0.5, 2], [1, 3]], "v": [[0, 4], [1, 2]]}
+DEEP = "[" * 100_000 + "]" * 100_000
+READERS: list[Callable[[Path], Any]] = [check_file, diagnose_file, ch.load, load]
+
+
+def case(**values: object) -> str:
+    """A case file; the values are given as JSON text."""
+    parts = {name: json.dumps(value) for name, value in CASE.items()} | {k: str(v) for k, v in values.items()}
+    return "{" + ", ".join(f'"{name}": {text}' for name, text in parts.items()) + "}"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (case(q=DEEP), "more than 64 levels deep"),
+        (case(q="[" * 70 + "1" + "]" * 70), "more than 64 levels deep"),
+        (case(theirs=DEEP), "more than 64 levels deep"),
+        (case(q=f"[[{'9' * 400}, 1], [1, 2]]"), "q holds a number that is too large for float64"),
+        (case(q="[[1e400, 1], [1, 2]]"), "q holds a number that is too large for float64"),
+        (case(q=f"[[1e{'9' * 30}, 1], [1, 2]]"), "exponent of a number is out of range"),
+        (case(q=f"[[{'9' * 5000}, 1], [1, 2]]"), "is not valid JSON"),
+        (case(theirs="[[1e400, 1], [1, 2]]"), "theirs holds a number that is too large"),
+        (case()[:-1] + ', "q": [[1, 2], [3, 4]]}', "gives 'q' twice"),
+        (case(window='["a", 1]'), "window is"),
+        (case(window="[2.5, 0]"), "window is (2.5, 0)"),
+        (case(scale="{}"), "scale is {}"),
+        (case(scale="9" * 400), "scale is too large for a float"),
+        (case(num_heads="2"), "num_heads"),
+        (case(convention="[1]"), "convention"),
+        (case(causal="[true]"), "causal"),
+        ("", "is not valid JSON"),
+        ("{}" * 3, "is not valid JSON"),
+        ("null", "expected a JSON object"),
+    ],
+    ids=range(19),
+)
+def test_json_with_false_claims_is_refused(tmp_path: Path, text: str, words: str):
+    place = tmp_path / "case.json"
+    place.write_text(text)
+    reader = diagnose_file if "theirs" in text else check_file
+    with pytest.raises(ClearheadError) as caught:
+        reader(place)
+    assert words in str(caught.value)
+
+
+def test_unusual_but_valid_json_is_read(tmp_path: Path):
+    place = tmp_path / "case.json"
+    place.write_bytes(b"\xef\xbb\xbf" + case(bias="[[-Infinity, 0], [0, null]]").encode())
+    np.testing.assert_array_equal(check_file(place).trace.weights, [[0, 1], [1, 0]])
+    place.write_text(case(q="[[9007199254740993, 36893488147419103232], [0e400, 1e-400]]"))
+    np.testing.assert_array_equal(value_of("q", read(place)["q"]), [[9007199254740993.0, 2.0**65], [0, 0]])
+    assert numbers("theirs", [[float("nan")]]).dtype == np.float64
+    assert precision([[1e300]], np.array([[1e300]])).dtype == np.float64
+    place.write_text(case(theirs="[[NaN, 1], [0, Infinity]]"))
+    assert diagnose_file(place).verdict != "right"
+    place.write_text(case(theirs="[[0e400, 1], [0, 2]]"))
+    diagnose_file(place)  # zero with any exponent is still zero
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfe{}", b"\x80", b'{"q": "\xe4"}'])
+def test_json_that_is_not_utf8_is_refused(tmp_path: Path, data: bytes):
+    (tmp_path / "case.json").write_bytes(data)
+    with pytest.raises(FileError, match="is no UTF-8 text"):
+        check_file(tmp_path / "case.json")
+
+
+def header(shape: tuple[int, ...], dtype: str = "<f8") -> bytes:
+    """The first bytes of a .npy file."""
+    made = io.BytesIO()
+    np.lib.format.write_array_header_1_0(made, {"descr": dtype, "fortran_order": False, "shape": shape})
+    return made.getvalue()
+
+
+def packed(place: Path, **entries: bytes) -> Path:
+    with zipfile.ZipFile(place, "w") as made:
+        for name, data in entries.items():
+            made.writestr(f"{name}.npy", data)
+    return place
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (header((10**6, 10**6)) + bytes(80), "claims shape (1000000, 1000000) of float64, but has 80 bytes"),
+        (header((2**70,)), "claims shape"),
+        (header((-4, -4)) + bytes(128), "claims shape (-4, -4)"),
+        (header((10**18,), "<U0"), "claims shape"),
+        (header((3,)) + bytes(23), "but has 23 bytes"),
+        (header((3,)) + bytes(25), "but has 25 bytes"),
+        (header((1,), "|O") + b"cos\nsystem\n", "pickled Python objects"),
+        (header((2, 2), "|V4") + bytes(16), "holds |V4: expected numbers"),
+        (b"\x93NUMPY\x03\x00" + header((1,))[8:] + bytes(8), "version 3.0"),
+        (b"\x93NUMPY\x01\x00\xff\xff{", "not a readable .npz file"),
+        (b"\x93NUMPY\x01\x00\x76\x00" + b"(" * 0x75 + b"\n", "not a readable .npz file"),
+        (b"hello", "is no array"),
+        (b"", "is no array"),
+    ],
+    ids=range(13),
+)
+def test_npz_with_false_claims_is_refused(tmp_path: Path, data: bytes, words: str):
+    place = packed(tmp_path / "case.npz", q=data, k=header((2, 2)) + bytes(32), v=header((2, 2)) + bytes(32))
+    with pytest.raises(ClearheadError) as caught:
+        check_file(place)
+    assert words in str(caught.value)
+
+
+def test_other_kinds_of_files_named_npz_are_refused(tmp_path: Path):
+    np.save(tmp_path / "one.npy", np.eye(2))
+    shutil.copy(tmp_path / "one.npy", tmp_path / "renamed.npz")
+    np.savez(tmp_path / "case.NPZ", **CASE)
+    os.rename(tmp_path / "case.NPZ.npz", tmp_path / "case.NPZ")
+    shutil.copy(tmp_path / "case.NPZ", tmp_path / "renamed.json")
+    for name in ("one.npy", "renamed.npz"):
+        with pytest.raises(FileError, match=r"is a \.npy file: one array without a name"):
+            check_file(tmp_path / name)
+    with pytest.raises(FileError, match=r"it is NumPy's: np\.savez writes a \.npz file, which needs that ending"):
+        check_file(tmp_path / "renamed.json")
+    np.testing.assert_array_equal(check_file(tmp_path / "case.NPZ").trace.q, CASE["q"])
+    with zipfile.ZipFile(tmp_path / "twice.npz", "w") as made:
+        for _ in range(2):
+            with pytest.warns(UserWarning, match="Duplicate") if made.namelist() else np.errstate():
+                made.writestr("q.npy", header((1, 1)) + bytes(8))
+    with pytest.raises(FileError, match="gives 'q' twice"):
+        check_file(tmp_path / "twice.npz")
+
+
+def bomb(place: Path, size: int) -> Path:
+    """A zip with one array of this many zeros, made without writing them all."""
+    block = 2**26
+    once = zlib.compressobj(9, zlib.DEFLATED, -15)
+    zeros = once.compress(bytes(block)) + once.flush(zlib.Z_FULL_FLUSH)
+    start = header((size // 8,))
+    last = zlib.compressobj(9, zlib.DEFLATED, -15)
+    first = last.compress(start) + last.flush(zlib.Z_FULL_FLUSH)
+    data = first + zeros * (size // block) + last.flush(zlib.Z_FINISH)
+    with zipfile.ZipFile(place, "w") as made:
+        made.writestr("q.npy", data)
+        entry = made.infolist()[0]
+        entry.compress_type, entry.file_size = zipfile.ZIP_DEFLATED, size + len(start)
+    return place
+
+
+def test_a_zip_bomb_is_recognised_by_its_declared_size(tmp_path: Path):
+    place = bomb(tmp_path / "bomb.npz", 3 * 2**30)
+    assert place.stat().st_size < 4e6
+    with pytest.raises(FileError, match=r"has 3\.1 MB and would become 3\.2 GB: it is not read"):
+        check_file(place)
+
+
+def test_a_zip_that_declares_less_than_it_holds_is_refused(tmp_path: Path):
+    place = bomb(tmp_path / "bomb.npz", 2**26)
+    data = place.read_bytes()
+    size = struct.pack("<I", 2**26 + len(header((2**23,))))
+    place.write_bytes(data.replace(size, struct.pack("<I", 1000)))
+    with pytest.raises(FileError, match=r"not a readable \.npz file: Bad CRC-32"):
+        check_file(place)
+
+
+def test_a_file_that_does_not_fit_into_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    np.savez_compressed(tmp_path / "case.npz", q=np.zeros((1000, 100)), k=np.eye(2), v=np.eye(2))
+    (tmp_path / "case.json").write_text(case(q=json.dumps(np.zeros((300, 100)).tolist())))
+    model = shutil.copytree(SHIPPED, tmp_path / "model")
+    for free, place, words in (
+        (1_000_000, "case.npz", r"its arrays would take 1\.6 MB of memory, and 1\.0 MB are free"),
+        (1_000_000, "case.json", r"cannot be read: it has more than 0\.0 MB"),
+        (5_000_000, "model", r"model\.safetensors cannot be read: it has more than 2\.5 MB"),
+    ):
+        for home in (files, room):
+            monkeypatch.setattr(home, "free_bytes", lambda device="cpu", free=free: free)
+        with pytest.raises(FileError, match=words):
+            (load if place == "model" else check_file)(tmp_path / place)
+    assert model
+
+
+def test_the_free_memory_is_known_and_at_most_that_of_the_machine():
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    assert 0 < files.free_bytes() <= whole + sum(int(line.split()[1]) * 1024 for line in lines if "SwapFree" in line)
+    code = (
+        "import resource; from clearhead.core.room import free_bytes; "
+        "resource.setrlimit(resource.RLIMIT_AS, (2**32, -1)); assert 2**30 < free_bytes() < 2**32"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+TENSORS = {"q": np.eye(2), "k": np.eye(2), "v": np.eye(2)}
+
+
+def tensors(change: Callable[[dict[str, Any]], Any], body: Callable[[bytes], bytes] = lambda data: data) -> bytes:
+    """A safetensors file with another header."""
+    data = save(TENSORS)
+    length = struct.unpack("<Q", data[:8])[0]
+    said = json.loads(data[8 : 8 + length])
+    changed = change(said)
+    text = changed if isinstance(changed, bytes) else json.dumps(said).encode()
+    return struct.pack("<Q", len(text)) + text + body(data[8 + length :])
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (tensors(lambda h: h["q"].update(shape=[10**6, 10**6])), "which F64 of shape [1000000, 1000000] has not"),
+        (tensors(lambda h: h["q"].update(data_offsets=[0, 2**60])), "`q` has 1152921504606846976 bytes"),
+        (tensors(lambda h: h["q"].update(data_offsets=h["v"]["data_offsets"])), "overlap"),
+        (tensors(lambda h: h["q"].update(data_offsets=[-32, 0])), "`q` has no dtype, shape and data_offsets"),
+        (tensors(lambda h: h["q"].update(data_offsets=[True, 32])), "`q` has no dtype"),
+        (tensors(lambda h: h["q"].update(shape=["2", 2])), "`q` has no dtype"),
+        (tensors(lambda h: h["q"].update(shape=[1] * 70 + [4])), "has not"),
+        (tensors(lambda h: h.update(q=7)), "`q` has no dtype"),
+        (tensors(lambda h: h.update(__metadata__={"a": 1})), "its metadata are no texts"),
+        (tensors(lambda h: h.pop("v")), "overlap, or do not fill it"),
+        (tensors(lambda h: None, lambda body: body[:-1]), "overlap, or do not fill it"),
+        (tensors(lambda h: None, lambda body: body + b"x"), "overlap, or do not fill it"),
+        (tensors(lambda h: b'{"q": ' + DEEP.encode() + b"}"), "64 levels"),
+        (tensors(lambda h: b"[]"), "holds a list"),
+        (tensors(lambda h: b"\xff"), "no UTF-8"),
+        (struct.pack("<Q", 2**63) + b"{}", "its header is longer than the file"),
+        (b"", "its header is longer than the file"),
+        (b"short", "its header is longer than the file"),
+    ],
+    ids=range(18),
+)
+def test_safetensors_with_false_claims_are_refused(tmp_path: Path, data: bytes, words: str):
+    place = tmp_path / "case.safetensors"
+    place.write_bytes(data)
+    for reader in (check_file, diagnose_file, ch.load):
+        with pytest.raises(FileError) as caught:
+            reader(place)
+        assert "is not a whole safetensors file" in str(caught.value)
+        assert words in str(caught.value)
+
+
+def test_deeply_nested_metadata_is_refused(tmp_path: Path):
+    save_file(TENSORS, tmp_path / "case.safetensors", metadata={"causal": DEEP})
+    with pytest.raises(ClearheadError, match="causal is"):
+        check_file(tmp_path / "case.safetensors")
+    save_file(TENSORS, tmp_path / "seen.safetensors", metadata={"watch": DEEP})
+    with pytest.raises(FileError, match="64 levels deep"):
+        ch.load(tmp_path / "seen.safetensors")
+    save_file(TENSORS, tmp_path / "seen.safetensors", metadata={"watch": '{"layers": []'})
+    with pytest.raises(FileError, match="is not valid JSON"):
+        ch.load(tmp_path / "seen.safetensors")
+
+
+def test_paths_that_lead_to_no_file_are_refused(tmp_path: Path):
+    (tmp_path / "folder.npz").mkdir()
+    (tmp_path / "loop.json").symlink_to("loop.json")
+    (tmp_path / "file").write_bytes(b"")
+    for reader in (check_file, diagnose_file, ch.load):
+        for name, words in {
+            "folder.npz": "Is a directory",
+            "loop.json": "Too many levels of symbolic links",
+            "nothing.safetensors": "does not exist",
+            "file/under.json": "Not a directory",
+            "x" * 300: "File name too long",
+            "a\0b": "null|no file can be called so",
+        }.items():
+            with pytest.raises(FileError, match=words):
+                reader(tmp_path / name)
+    for name in ("file", "loop.json", "nothing", "a\0b"):
+        with pytest.raises(FileError, match="is not a directory"):
+            load(tmp_path / name)
+
+
+def test_files_without_read_permission_are_refused(tmp_path: Path):
+    folder = shutil.copytree(SHIPPED, tmp_path / "model")
+    (tmp_path / "case.json").write_text(case())
+    (tmp_path / "case.json").chmod(0o200)
+    for mode in (0o000, 0o400, 0o100):  # no access, listing only, opening files only
+        folder.chmod(mode)
+        if mode == 0o100:
+            os.chmod(folder / "config.json", 0)
+        with somebody_else(tmp_path):
+            for reader in (load, lambda place: find(str(place))):
+                with pytest.raises(FileError, match="Permission denied"):
+                    reader(folder)
+            with pytest.raises(FileError, match="Permission denied"):
+                check_file(tmp_path / "case.json")
+        folder.chmod(0o700)
+
+
+def test_json_output_for_nonfinite_values_is_valid_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "case.json").write_text(case(q="[[NaN, 1], [1, 2]]", scores="[[Infinity, 1], [0, 2]]"))
+    assert main(["trace", str(tmp_path / "case.json"), "--json", "-"]) == 1
+    said = json.loads(capsys.readouterr().out, parse_constant=lambda word: pytest.fail(word))
+    assert said["claims"][0]["largest_difference"] is None
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
+def test_damaged_weights_are_reported(tmp_path: Path, value: float):
+    """Three changed bytes of a download are enough to make the shown numbers NaN."""
+    place = Path(shutil.copytree(SHIPPED, tmp_path / "model"))
+    weights = load_file(place / "model.safetensors")
+    name = next(name for name in weights if name.endswith("h.1.mlp.c_fc.weight"))
+    weights[name] = weights[name].astype(np.float32)
+    weights[name][:, 3] = value
+    save_file(weights, place / "model.safetensors")
+    with pytest.raises(FileError, match=r"(NaN or infin).*: its weights are damaged, or too large"):
+        explain("humpty dumpty", load(place))
+
+
+def rewritten(place: Path, **changes: object) -> Path:
+    config = json.loads((place / "config.json").read_text()) | changes
+    (place / "config.json").write_text(json.dumps(config))
+    return place
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"n_layer": 10**9}, "the weights lack `transformer.h.2."),
+        ({"n_embd": 10**6, "n_head": 1}, "config.json makes it"),
+        ({"n_positions": 10**12}, "config.json makes it (1000000000000, 512)"),
+        ({"vocab_size": 10**12}, "config.json makes it (1000000000000, 512)"),
+        ({"n_inner": -1}, "n_inner is -1"),
+        ({"n_inner": "wide"}, "n_inner is 'wide'"),
+        ({"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon is nan"),
+        ({"layer_norm_epsilon": 10**400}, "layer_norm_epsilon is 1000"),
+        ({"layer_norm_epsilon": -1}, "layer_norm_epsilon is -1"),
+        ({"activation_function": ["gelu"]}, "activation_function ['gelu'] is unknown"),
+        ({"n_layer": True}, "n_layer is True"),
+    ],
+)
+def test_a_gpt2_config_with_false_claims_is_refused(tmp_path: Path, changes: dict[str, object], words: str):
+    place = rewritten(Path(shutil.copytree(SHIPPED, tmp_path / "model")), **changes)
+    with pytest.raises(FileError) as caught:
+        load(place)
+    assert words in str(caught.value)
+
+
+def read_damaged_files(count: int) -> None:
+    seed = int(seeds.fresh().integers(2**31))
+    command = [sys.executable, str(Path(__file__).parent / "damaged_files.py"), str(seed), str(count)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
+    lines = done.stdout.splitlines()
+    again = f"python tests/damaged_files.py {seed} {count} NUMBER"
+    assert done.returncode == 0, "\n".join(
+        [f"exit code {done.returncode}; {again} replays it", *lines[-40:], done.stderr]
+    )
+    assert len(lines) == 2 * count
+
+
+def test_damaged_files_of_every_format_give_a_result_or_a_library_error():
+    read_damaged_files(60)
+
+
+@pytest.mark.slow
+def test_many_damaged_files_of_every_format_give_a_result_or_a_library_error():
+    read_damaged_files(6_000)
+
+
+def test_a_model_directory_with_deeply_nested_json_is_refused(tmp_path: Path):
+    for name in ("config.json", "tokenizer.json"):
+        place = Path(shutil.copytree(SHIPPED, tmp_path / name))
+        (place / name).write_text('{"a": ' + DEEP + "}")
+        with pytest.raises(FileError):
+            load(place)

@@ -1,0 +1,241 @@
+"""The table of score rules: everything that lists rules agrees with it, and refuses unknown rules by name."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+import clearhead as ch
+from clearhead import engines
+from clearhead.core import problem as problems
+from clearhead.core import reference, rules
+from clearhead.core.axes import Array
+from clearhead.core.problem import Problem, describe
+from clearhead.core.rules import FIELDS, RULES, Rule, Rules
+from clearhead.core.statistics import Wanted
+from clearhead.diagnosing import recipe
+from clearhead.distributed import shards
+from clearhead.engines import native
+from clearhead.engines.gpu import library
+from clearhead.errors import EngineError, RuleError
+from clearhead.ops import torch_graph, torch_operators
+from clearhead.view import packing
+
+ATTENTION = Path(__file__).parents[1] / "page" / "src" / "attention.js"
+SHAPES = ("prefix", "batch", "heads", "kv_heads", "d_k", "dtype", "device", "rows", "cols")
+SIZES = {"batch": 3, "heads": 4, "queries": 5, "keys": 7}
+KNOWING = {  # everything that declares its supported rules, except PyTorch's kernels, which support few
+    **{name: engines.get(name) for name in engines.NAMES},
+    "reference": reference,
+    "operators": torch_operators,
+    "ranks": shards,
+    "page": packing,
+    "diagnose": recipe,
+}
+
+
+def arrays() -> tuple[Array, Array, Array]:
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((3, 4, 5, 6)), rng.standard_normal((3, 2, 7, 6)), rng.standard_normal((3, 2, 7, 6))
+
+
+def every_rule() -> Rules:
+    rng = np.random.default_rng(1)
+    return {
+        "scale": 0.3,
+        "softcap": 2.0,
+        "bias": rng.standard_normal((3, 4, 5, 7)),
+        "alibi_slopes": rng.random(4),
+        "causal": True,
+        "window": (2, 1),
+        "mask": rng.random((3, 4, 5, 7)) < 0.8,
+        "kv_lengths": np.array([7, 6, 5]),
+        "query_lengths": np.array([5, 4, 3]),
+        "query_segments": rng.integers(0, 2, (3, 5)),
+        "kv_segments": rng.integers(0, 2, (3, 7)),
+        "sinks": rng.random(4),
+        "query_offset": np.array([1, 2, 3]),
+    }
+
+
+def test_the_table_the_keywords_and_the_problem_name_the_same_rules():
+    assert list(RULES) == list(Rules.__annotations__) == list(every_rule())
+    assert {field for rule in RULES.values() for field in rule.fields} == FIELDS.keys()
+    assert {field.name for field in fields(Problem)} - FIELDS.keys() == {*SHAPES}
+
+
+def test_values_lie_along_the_axes_that_the_table_says():
+    problem = describe(*arrays(), every_rule()).problem
+    for field, axes in FIELDS.items():
+        assert np.shape(getattr(problem, field)) == tuple(SIZES[axis] for axis in axes) or not axes, field
+
+
+def test_rules_are_in_use_when_they_are_given():
+    assert describe(*arrays(), every_rule()).problem.active_rules() == list(RULES)
+    plain = describe(*arrays()[:2], None, {"causal": False, "window": (None, None), "mask": None}).problem
+    assert plain.active_rules() == ["scale", "query_offset"]  # every problem has a scale
+
+
+@pytest.mark.parametrize("name", KNOWING)
+def test_each_declared_set_of_rules_equals_the_table(name: str):
+    """Each of these supports every rule today; a new rule is refused until it is declared."""
+    assert RULES.keys() == KNOWING[name].RULES
+    assert RULES.keys() > library.RULES
+
+
+def test_a_part_takes_every_rule_along_its_axes():
+    problem = describe(*arrays(), every_rule()).problem
+    chosen: dict[str, Any] = {"queries": range(4, -1, -2), "keys": range(1, 6), "batch": np.array([2, 0])}
+    chosen["heads"] = range(1, 3)
+    part = problem.take(chosen["queries"], chosen["keys"], chosen["batch"], chosen["heads"])
+    for field, axes in FIELDS.items():
+        whole = np.asarray(getattr(problem, field))
+        index = np.ix_(*(list(chosen[axis]) for axis in axes))
+        np.testing.assert_array_equal(getattr(part, field), whole[index] if axes else whole, err_msg=field)
+    assert part.shape == (2, 2, 3, 5)
+    assert (part.batch, part.heads, part.kv_heads, part.rows, part.cols) == (2, 2, 2, range(4, -1, -2), range(1, 6))
+    assert problem.take(batches=np.array([1])).kv_heads == 2
+
+
+def test_a_part_keeps_axes_of_length_one():
+    shared = {"mask": np.ones((1, 1, 5, 7), bool), "sinks": np.arange(4), "scale": 0.5}
+    taken = rules.take(shared, {"batch": np.array([2]), "heads": [3, 1], "queries": range(2)})
+    assert taken["mask"].shape == (1, 1, 2, 7)
+    assert (taken["sinks"].tolist(), taken["scale"]) == ([3, 1], 0.5)
+    assert rules.take(shared, {"batch": range(0)})["mask"].shape == (0, 1, 5, 7)
+
+
+# ── a new rule that nothing supports yet ──
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Wider(Problem):
+    """A problem with one more rule."""
+
+    made_up: Array | None = None  # (heads,)
+
+
+NEW: Any = {"made_up": np.ones(4)}
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch) -> Problem:
+    """The table has a new rule, and a problem uses it."""
+    monkeypatch.setitem(RULES, "made_up", Rule(lambda _, value, *__: value, {"made_up": ("heads",)}))
+    monkeypatch.setitem(FIELDS, "made_up", ("heads",))
+    monkeypatch.setattr(problems, "Problem", Wider)
+    return describe(*arrays(), NEW).problem
+
+
+@pytest.mark.parametrize("name", engines.NAMES)
+def test_every_engine_refuses_a_new_rule_by_name(made_up: Problem, name: str):
+    sentence = f"the {name} engine has no rule `made_up`."
+    assert sentence in engines.get(name).reasons_not(made_up)
+    assert sentence not in engines.get(name).reasons_not(describe(*arrays(), {}).problem)
+    with pytest.raises(EngineError, match=re.escape(sentence)):
+        ch.attention(*arrays(), engine=name, **NEW)
+
+
+def test_no_engine_is_chosen_for_a_new_rule(made_up: Problem):
+    with pytest.raises(EngineError, match=r"native: .*`made_up`.*portable: .*`made_up`.*triton: .*`made_up`"):
+        engines.choose(made_up)
+
+
+def test_pytorchs_kernels_refuse_a_new_rule_by_name(made_up: Problem):
+    q, k, v = arrays()
+    assert "PyTorch's library of kernels has no rule `made_up`." in library.reasons_not(
+        made_up, q, k, v, Wanted(output=True)
+    )
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def tensors(*, grad: bool = False) -> list[torch.Tensor]:
+    return [torch.tensor(x, requires_grad=grad) for x in arrays()]
+
+
+def on_ranks() -> None:
+    from clearhead import distributed
+
+    distributed.attention(*tensors(), **NEW)
+
+
+def watched() -> None:
+    from clearhead.watching.attending import attend
+
+    attend(torch.nn.Module(), *tensors(), None, **NEW)
+
+
+REFUSING: dict[str, Callable[[], Any]] = {
+    "PyTorch's graph has no rule `made_up`.": lambda: ch.attention(*tensors(grad=True), **NEW),
+    "clearhead.distributed has no rule `made_up`.": on_ranks,
+    "the page has no rule `made_up`.": lambda: packing.packed(describe(*arrays(), NEW).problem),
+    "the reference has no rule `made_up`.": lambda: ch.trace(*arrays(), **NEW),
+    "ch.diagnose has no rule `made_up`.": lambda: ch.diagnose(*arrays(), np.zeros((3, 4, 5, 6)), **NEW),
+    "the model passes `made_up` to its attention": watched,
+}
+
+
+@pytest.mark.usefixtures("made_up", "group")
+@pytest.mark.parametrize("sentence", REFUSING)
+def test_everything_that_declares_rules_refuses_a_new_rule_by_name(sentence: str):
+    with pytest.raises(RuleError, match=re.escape(sentence)):
+        REFUSING[sentence]()
+
+
+# ── a declared rule that a binding or operator forgets to pass on ──
+
+
+def test_the_binding_refuses_a_name_that_it_does_not_know(made_up: Problem, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(native, "RULES", native.RULES | {"made_up"})
+    with pytest.raises(TypeError, match="made_up"):
+        native._describe(made_up)
+
+
+@pytest.mark.parametrize("name", ["sinks", "scale", "left", "mask"])
+def test_the_binding_refuses_a_call_that_lacks_a_rule(name: str, monkeypatch: pytest.MonkeyPatch):
+    given: dict[str, Any] = {}
+
+    class Recorder:
+        @staticmethod
+        def describe(**named: Any) -> None:
+            given.update(named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "_native", Recorder)
+        native._describe(describe(*arrays(), every_rule()).problem)
+    native._native.describe(**given)
+    del given[name]
+    with pytest.raises(TypeError, match="incompatible function arguments"):
+        native._native.describe(**given)
+
+
+@pytest.mark.usefixtures("made_up")
+def test_the_operators_refuse_a_rule_that_they_do_not_pass_on(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch_graph, "RULES", torch_graph.RULES | {"made_up"})
+    with pytest.raises(TypeError, match="made_up"):
+        ch.attention(*tensors(grad=True), **NEW)
+
+
+def test_the_operators_pass_on_every_rule_they_declare():
+    schema = torch.ops.clearhead.observe.default._schema
+    names = [argument.name for argument in schema.arguments[3 : 3 + len(torch_operators.Given._fields)]]
+    assert names == list(torch_operators.Given._fields)
+
+
+def test_the_page_reads_every_declared_rule():
+    text = ATTENTION.read_text(encoding="utf-8")
+    text = text[text.index("export function rulesOf(") :]
+    for name in packing.RULES:
+        assert re.search(rf'\brules\.{name}\b|"{name}"', text), name

@@ -1,0 +1,188 @@
+"""The GPU kernels skip fully masked blocks: the tests count what the kernels compute.
+
+The interpreter's builder counts what kernels multiply and exponentiate; visibility.py says in which tiles of 32 × 32,
+the interpreter's size, some query sees some key.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from triton.runtime.interpreter import InterpreterBuilder
+
+from clearhead.core import visibility
+from clearhead.core.axes import Array
+from clearhead.core.statistics import Groups, Wanted
+from clearhead.engines import triton
+from clearhead.engines.base import Upstream
+from clearhead.engines.gpu import columns, gradients, rows
+from problems import Case
+
+N, M, TILE = 70, 140, 32
+RNG = np.random.default_rng(0)
+TILES = np.kron(RNG.random((2, 3, 5)) < 0.4, np.ones((32, 32), bool))[:, :N, :M]  # whole blocks, others for each head
+SCATTERED = TILES & (RNG.random(TILES.shape) < 0.2)
+DOCUMENTS = {"query_segments": np.arange(N) // 30, "kv_segments": np.arange(M) // 41}
+RULES: dict[str, dict[str, Any]] = {
+    "whole blocks": {"mask": TILES},
+    "scattered": {"mask": SCATTERED, "causal": True, "query_offset": 50},
+    "keys": {"mask": np.arange(M) // 32 % 2 > 0, "sinks": np.ones(2)},
+    "bias": {"bias": np.where(SCATTERED, RNG.standard_normal(SCATTERED.shape), -np.inf)},
+    "row of biases": {"bias": np.where(np.arange(M) > 70, 1.0, -np.inf), "window": (40, None), "query_offset": 60},
+    "packed": DOCUMENTS,
+    "in turns": {"query_segments": np.arange(N) // 8 % 7, "kv_segments": np.arange(M) // 64},
+    "alone": {"query_segments": np.arange(N), "kv_segments": np.arange(M) + 90},
+    "nothing": {"query_segments": np.zeros(N, int), "kv_segments": np.ones(M, int)},
+    "packed and causal": {**DOCUMENTS, "causal": True, "query_offset": 40, "alibi_slopes": np.ones(2)},
+}
+
+
+def slowly(*names: str) -> list[Any]:
+    """Parameters whose tests run only with `-m slow`."""
+    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+OFTEN = ("packed", "nothing")
+every_rule = pytest.mark.parametrize("rules", [*OFTEN, *slowly(*(name for name in RULES if name not in OFTEN))])
+
+
+def drawn(rules: str, queries: int = N) -> Case:
+    q, k, v = (np.random.default_rng(n).standard_normal((1, 2, n, 8)) for n in (queries, M, M + 1))
+    v = v[:, :, :M]
+    return Case(q, k, v, RULES[rules], 0)
+
+
+def passes(case: Case) -> dict[str, tuple[Callable[[], dict[str, Array]], int, int]]:
+    """Each pass, with the number of products and exponentials that it computes for a block."""
+    given, problem = case.given, case.problem
+    lse, g = case.book.logsumexp, case.rng.standard_normal(given.q.shape)
+    bias = case.rules.get("bias")
+    told = Upstream(
+        np.full_like(lse, 0.5), g, entropy=np.full_like(lse, 0.3), bias=None if bias is None else _four(bias)
+    )
+    arrays = problem, given.q, given.k
+    labels = np.zeros((1, problem.queries), int), np.zeros((1, problem.keys), int)
+    backward = (9, 3) if bias is not None else (7, 2)
+    every_row = Wanted(output=True, logsumexp=True, max_logit=True, entropy=True, distance=True, top=3)
+    return {
+        "rows": (lambda: triton.rows(*arrays, given.v, every_row), 2, 1),
+        "columns": (lambda: triton.columns(*arrays, lse, Wanted(received=True, peak=True)), 1, 1),
+        "image": (lambda: triton.columns(*arrays, lse, Wanted(image=(5, 6))), 2, 1),
+        "groups": (lambda: triton.columns(*arrays, lse, Wanted(groups=Groups(*labels, (1, 1)))), 2, 1),
+        "weights": (lambda: {"weights": triton.weights(*arrays, lse)}, 1, 1),
+        "transposed": (lambda: {"product": triton.transposed(*arrays, lse, g)}, 2, 1),
+        "gradients": (lambda: triton.gradients(*arrays, given.v, lse, told), *backward),
+    }
+
+
+def _four(bias: Array) -> tuple[int, ...]:
+    return (*(1,) * (4 - bias.ndim), *bias.shape)
+
+
+def blocks(case: Case, together: int = 1) -> int:
+    """How many tiles have a query that sees a key; `together` heads share one tile."""
+    seen = visibility.dense(case.problem)
+    seen = seen.reshape(-1, together, *seen.shape[2:]).any(axis=1)
+    starts = [np.arange(0, size, TILE) for size in seen.shape[1:]]
+    counted = np.add.reduceat(np.add.reduceat(seen.astype(int), starts[0], axis=1), starts[1], axis=2)
+    return int((counted > 0).sum())
+
+
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Counts the products and exponentials of tiles, and the tiles visited."""
+    counts: Counter[str] = Counter()
+    dot, exp2 = InterpreterBuilder.create_dot, InterpreterBuilder.create_exp2
+
+    def counted_dot(self: Any, *args: Any) -> Any:
+        counts["products"] += 1
+        return dot(self, *args)
+
+    def counted_exp2(self: Any, x: Any) -> Any:
+        counts["exponentials"] += x.data.ndim == 2
+        return exp2(self, x)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", counted_dot)
+    monkeypatch.setattr(InterpreterBuilder, "create_exp2", counted_exp2)
+    for module in (rows, columns, gradients):
+
+        def counted_look(*args: Any, look: Any = module.any_seen) -> Any:
+            counts["looks"] += 1
+            return look(*args)
+
+        monkeypatch.setattr(module, "any_seen", counted_look)
+    return counts
+
+
+@every_rule
+def test_fully_masked_blocks_are_not_computed(rules: str, done: Counter[str]):
+    case = drawn(rules)
+    count = blocks(case)
+    assert count < 2 * 3 * 5  # otherwise there is no block to skip
+    for name, (run, products, exponentials) in passes(case).items():
+        done.clear()
+        run()
+        assert (done["products"], done["exponentials"]) == (products * count, exponentials * count), name
+
+
+def test_fully_masked_blocks_are_not_computed_with_few_queries(done: Counter[str], monkeypatch: pytest.MonkeyPatch):
+    for name, size in (("_LONG", 64), ("_SPLIT", 64), ("_SPLITS", 4)):
+        monkeypatch.setattr(triton, name, size)
+    case = drawn("keys", queries=3)
+    case = Case(case.q, case.k[:, :1], case.v[:, :1], case.rules, 0)  # both heads in one tile
+    assert triton._split(case.problem, 2) == 64
+    passes(case)["rows"][0]()
+    assert done["products"] == 2 * blocks(case, together=2) == 2 * 2
+
+
+@pytest.mark.parametrize("name", ["rows", "columns", "gradients"])
+def test_blocks_between_different_segments_are_never_visited(name: str, done: Counter[str]):
+    q, k = (np.random.default_rng(1).standard_normal((1, 2, n, 8)) for n in (96, 160))
+    segments = {"query_segments": np.arange(96) // 32, "kv_segments": np.arange(160) // 32}
+    case = Case(q, k, k, segments, 0)
+    passes(case)[name][0]()
+    assert done["looks"] == (2 if name == "gradients" else 1) * blocks(case) == (2 if name == "gradients" else 1) * 6
+
+
+@pytest.mark.parametrize("rules", slowly("whole blocks", "scattered", "row of biases", "packed and causal"))
+def test_skipping_blocks_changes_no_bit(rules: str, monkeypatch: pytest.MonkeyPatch):
+    case = drawn(rules)
+    for x, at, what in ((case.k, 3, np.nan), (case.v, 90, np.inf), (case.q, 33, -np.inf)):
+        x[:, 0, at, 2] = what  # in one head
+    found = {name: run() for name, (run, _, _) in passes(case).items()}
+    for module in (rows, columns, gradients):
+        monkeypatch.setattr(module, "any_seen", lambda *_: True)
+    for name, (run, _, _) in passes(case).items():
+        for answer, truth in run().items():
+            np.testing.assert_array_equal(found[name][answer], truth, f"{name}: {answer}", strict=True)
+
+
+@pytest.mark.parametrize("rules", slowly("packed", "in turns", "alone"))
+def test_segments_give_the_same_bits_as_an_equivalent_mask(rules: str):
+    case = drawn(rules)
+    sight = RULES[rules]["query_segments"][:, None] == RULES[rules]["kv_segments"]
+    masked = Case(case.q, case.k, case.v, {"mask": sight}, 0)
+    for (name, (run, _, _)), (by_mask, _, _) in zip(passes(case).items(), passes(masked).values(), strict=True):
+        truth = by_mask()
+        for answer, x in run().items():
+            np.testing.assert_array_equal(x, truth[answer], f"{name}: {answer}", strict=True)
+
+
+@pytest.mark.slow
+def test_segment_ranges_are_found_for_each_batch_entry_separately():
+    """Labels of any size and order, with runs that continue from one batch entry into the next."""
+    rng = np.random.default_rng(2)
+    q, k = rng.standard_normal((5, 2, 90, 4)), rng.standard_normal((5, 2, 140, 4))
+    labels = np.array([-(2**62), -1, 0, 7, 2**33, 2**62])
+    segments = {
+        "query_segments": labels[np.sort(rng.integers(0, 6, (5, 90)), axis=1)],
+        "kv_segments": labels[np.sort(rng.integers(0, 6, (5, 140)), axis=1)[:, ::-1]],
+    }
+    segments["query_segments"][3] = rng.permutation(segments["query_segments"][3])
+    case = Case(q, k, k, segments, 0)
+    truth = case.book.weights
+    np.testing.assert_allclose(triton.weights(case.problem, q, k, case.book.logsumexp), truth, 1e-9, 1e-12)
+    found = triton.rows(case.problem, q, k, k, Wanted(output=True))["output"]
+    np.testing.assert_allclose(found, truth @ k, 1e-9, 1e-12)

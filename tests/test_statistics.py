@@ -1,0 +1,178 @@
+"""The table of statistics: every list of them agrees, and an undeclared statistic is refused by name."""
+
+from collections.abc import Iterator
+from dataclasses import fields, make_dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import clearhead as ch
+from clearhead import engines
+from clearhead.core import observations
+from clearhead.core.problem import describe
+from clearhead.core.statistics import (
+    PER_KEY,
+    PER_QUERY,
+    STATISTICS,
+    Answers,
+    Asked,
+    Observable,
+    Statistic,
+    Wanted,
+    Watched,
+    arrays_of,
+    askable,
+    listed,
+)
+from clearhead.engines import native, portable
+from clearhead.errors import DerivativeError, EngineError, SelectionError, UnknownNameError
+from clearhead.view.answers import answer
+from seeds import fresh
+
+NAME = "made_up"
+
+
+def arrays() -> tuple[Any, Any, Any]:
+    rng = fresh()
+    q, k, v = (rng.standard_normal((2, 3, 70, 4)).astype(np.float32) for _ in range(3))
+    return q, k, v
+
+
+@pytest.fixture(params=[(PER_QUERY, "rows", "weighed"), (PER_KEY, "columns", None)], ids=["rows", "columns"])
+def want(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wanted]:
+    """A request for a statistic that the table has and nothing computes."""
+    axes, computed, over_keys = request.param
+    over_queries = "after" if computed == "rows" else "added"
+    made_up = Statistic(axes, "flag", computed, over_keys, over_queries, "row", "of a test")
+    monkeypatch.setitem(STATISTICS, NAME, made_up)
+    more = make_dataclass("More", [(NAME, bool, False)], bases=(Wanted,), frozen=True, eq=False)
+    monkeypatch.setattr(observations, "Wanted", more)
+    return more(**{NAME: True})
+
+
+def test_every_list_of_statistics_equals_the_table():
+    assert [field.name for field in fields(Answers)] == list(STATISTICS)
+    assert {field.name for field in fields(Wanted)} == {*STATISTICS, "keep_float32"}
+    assert set(Asked.__annotations__) == set(askable()) == {n for n in vars(Observable) if not n.startswith("_")}
+    assert set(Watched.__annotations__) == set(askable()) - {"logsumexp", "groups"}
+    assert {name for name, one in STATISTICS.items() if one.over_keys} == set(listed(computed="rows"))
+
+
+@pytest.mark.parametrize("function", [ch.AttentionMatrix.observe, ch.distributed.ShardedAttentionMatrix.observe])
+def test_help_lists_the_statistics(function: Any):
+    for name in askable():
+        assert f"\n        {name}=" in function.__doc__
+        assert STATISTICS[name].definition in function.__doc__
+
+
+@pytest.mark.parametrize("engine", engines.NAMES)
+def test_engines_compute_every_statistic_of_the_table(engine: str):
+    declared = engines.get(engine).STATISTICS
+    assert declared in ({*STATISTICS}, set()), "an engine without its compiler computes nothing"
+
+
+@pytest.mark.parametrize("engine", engines.NAMES)
+def test_an_engine_refuses_an_undeclared_statistic_by_name(engine: str, want: Wanted):
+    q, k, v = arrays()
+    problem, run = describe(q, k, v, {}).problem, engines.get(engine)
+    if run.reasons_not(problem):
+        pytest.skip(f"{engine} does not run here")
+    lse = np.zeros((2, 3, 70), np.float32)
+    with pytest.raises(EngineError, match=f"does not compute {NAME}"):
+        run.rows(problem, q, k, None, want) if want.rows() else run.columns(problem, q, k, lse, want)
+    matrix: Any = ch.AttentionMatrix(q, k, engine=engine)
+    with pytest.raises(EngineError, match=f"{engine}: it does not compute {NAME}"):
+        matrix.observe(v, entropy=True, **{NAME: True})
+
+
+def test_where_no_engine_can_the_error_gives_the_reason_of_each(want: Wanted, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("CLEARHEAD_ENGINE", raising=False)
+    q, k, _ = arrays()
+    matrix: Any = ch.AttentionMatrix(q, k)
+    with pytest.raises(EngineError) as error:
+        matrix.observe(**{NAME: True})
+    assert str(error.value).count(f"does not compute {NAME}") == len(engines.NAMES)
+
+
+@pytest.mark.skipif(bool(native.missing()), reason="the compiled kernel is not here")
+def test_another_engine_computes_a_statistic_that_one_lacks(monkeypatch: pytest.MonkeyPatch):
+    q, k, v = arrays()
+    matrix, forced = ch.AttentionMatrix(q, k), ch.AttentionMatrix(q, k, engine="native")
+    monkeypatch.setattr(native, "STATISTICS", native.STATISTICS - {"entropy"})
+    monkeypatch.delenv("CLEARHEAD_ENGINE", raising=False)
+    expected = ch.AttentionMatrix(q, k, engine="portable").observe(v, entropy=True, received=True)
+    np.testing.assert_array_equal(matrix.observe(v, entropy=True, received=True).entropy, expected.entropy)
+    assert matrix.observe(max_logit=True).max_logit is not None
+    assert engines.choose(describe(q, k, v, {}).problem, None, Wanted(entropy=True)).engine == "portable"
+    with pytest.raises(EngineError, match="native: it does not compute entropy"):
+        forced.observe(entropy=True)
+
+
+@pytest.mark.skipif(bool(native.missing()), reason="the compiled kernel is not here")
+def test_the_native_binding_passes_statistics_by_name():
+    q, k, v = arrays()
+    rules = native._rules(describe(q, k, v, {}).problem)
+    rows = {name: np.zeros((2, 3, 70), np.float32) for name in ("entropy", NAME)}
+    with pytest.raises(ValueError, match=f"the kernel has no {NAME}"):
+        native._native.rows(1, rules, q, k, None, rows)
+    known = {"logsumexp": np.zeros((2, 3, 70), np.float32)}
+    with pytest.raises(ValueError, match=f"the kernel has no {NAME}"):
+        native._native.columns(1, rules, q, k, known, {NAME: np.zeros((2, 3, 70))})
+    known |= {"rows": known["logsumexp"], NAME: known["logsumexp"]}
+    with pytest.raises(ValueError, match=f"the kernel has no {NAME}"):
+        native._native.gradients(1, rules, q, k, known, {"q": np.zeros_like(q), "k": np.zeros_like(k)})
+
+
+def test_pytorchs_kernels_refuse_a_new_statistic_by_name(want: Wanted):
+    pytest.importorskip("triton")
+    from clearhead.engines.gpu import library
+
+    q, k, v = arrays()
+    (told, *_) = library.reasons_not(describe(q, k, v, {}).problem, q, k, v, want)
+    assert NAME in told
+
+
+def test_the_operator_refuses_a_new_statistic_by_name(want: Wanted):
+    torch = pytest.importorskip("torch")
+    q, k, _ = (torch.from_numpy(x).requires_grad_() for x in arrays())
+    matrix: Any = ch.AttentionMatrix(q, k)
+    with pytest.raises(EngineError, match=f"does not compute {NAME}"):
+        matrix.observe(**{NAME: True})
+
+
+def test_the_backward_pass_refuses_a_new_statistic_by_name(want: Wanted):
+    from clearhead.ops import backward
+
+    q, k, _ = arrays()
+    problem = describe(q, k, None, {}).problem
+    lse = np.zeros((2, 3, 70), np.float32)
+    with pytest.raises(DerivativeError, match=NAME):
+        backward.gradients(portable, problem, (q, k, None), {"logsumexp": lse}, {NAME: lse})
+
+
+def test_sharded_attention_refuses_a_new_statistic_by_name(want: Wanted):
+    torch = pytest.importorskip("torch")
+    dist = torch.distributed
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        q, k, _ = (torch.from_numpy(x) for x in arrays())
+        matrix: Any = ch.distributed.ShardedAttentionMatrix(q, k)
+        with pytest.raises(EngineError, match=f"{NAME} cannot be observed of shards"):
+            matrix.observe(**{NAME: True})
+    finally:
+        dist.destroy_process_group()
+
+
+def test_watching_and_the_page_refuse_a_new_statistic_by_name(want: Wanted):
+    pytest.importorskip("transformers")
+    watching: Any = ch.watch
+    with pytest.raises(UnknownNameError, match=f"unknown statistic `{NAME}`"), watching(None, **{NAME: True}):
+        pass
+    with pytest.raises(SelectionError, match=f"'{NAME}' cannot be asked for"):
+        answer(NAME, {}, [])
+
+
+def test_no_two_statistics_share_an_array_name():
+    names = [array for name in STATISTICS for array in arrays_of(name)]
+    assert len(names) == len(set(names))

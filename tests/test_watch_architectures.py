@@ -1,0 +1,122 @@
+"""Many architectures, made small from their configurations: outputs do not change, and weights equal eager's."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+
+import clearhead as ch
+from clearhead.errors import RuleError
+from small_models import small, taken
+
+QUICK = [
+    "AlbertModel", "DiffLlamaModel", "GPTBigCodeModel", "GitModel", "Llama4TextModel", "MiniMaxModel",
+    "ModernBertModel", "UMT5Model",
+]  # fmt: skip
+SLOW = [
+    "BigBirdPegasusModel", "GraniteModel", "HrmTextModel", "LongT5Model", "SiglipModel", "T5GemmaModel", "ASTModel",
+    "AfmoeModel", "Aimv2Model", "ApertusModel", "ArceeModel", "BartModel", "BeitModel", "BertModel", "BioGptModel",
+    "BitNetModel", "BlenderbotSmallModel", "CLIPModel", "CLIPSegModel", "Cohere2Model", "CohereModel",
+    "Data2VecAudioModel", "Data2VecTextModel", "DeiTModel", "Dinov2Model", "DistilBertModel", "DogeModel",
+    "ElectraModel", "ErnieModel", "EuroBertModel", "Exaone4Model", "GPTNeoXModel", "Gemma3TextModel", "Glm4Model",
+    "GlmModel", "GptOssModel", "HeliumModel", "HubertModel", "JetMoeModel", "Lfm2Model", "M2M100Model",
+    "MBartModel", "MarianModel", "MarkupLMModel", "MetaClip2Model", "MistralModel", "MixtralModel",
+    "MoonshineModel", "NomicBertModel", "OPTModel", "Olmo2Model", "OlmoeModel", "PLBartModel", "PegasusXModel",
+    "PersimmonModel", "Phi3Model", "PhiModel", "PhimoeModel", "Qwen2Model", "Qwen2MoeModel", "Qwen3Model",
+    "Qwen3NextModel", "SEWModel", "SeedOssModel", "SmolLM3Model", "Speech2TextModel", "StableLmModel",
+    "Starcoder2Model", "SwitchTransformersModel", "UniSpeechModel", "ViTMAEModel", "ViTModel", "Wav2Vec2Model",
+    "WhisperModel", "XLMRobertaModel", "XLMRobertaXLModel",
+]  # fmt: skip
+ELSEWHERE = [
+    "BigBirdModel",
+    "BlipModel",
+    "BloomModel",
+    "DebertaV2Model",
+    "FalconModel",
+    "FlaubertModel",
+    "GPTJModel",
+    "MptModel",
+    "RoFormerModel",
+    "ViltModel",
+    "XGLMModel",
+]  # fmt: skip  their attention does not go through the interface
+
+
+@pytest.mark.filterwarnings("ignore:.*was not seen:UserWarning")
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+def test_each_architecture_keeps_its_outputs_and_gives_eagers_weights(name: str):
+    model = small(getattr(hf, name))
+    given = taken(model)
+    before = outputs(model, given)
+    with torch.no_grad(), ch.watch(model, received=True) as seen:
+        torch.manual_seed(7)
+        watched = dict(tensors(model(**given)))
+    real = given.get("attention_mask")
+    for key, expected in before.items():
+        close(watched[key], expected, real, f"{name}{key}")
+    assert len(seen)
+    truth = weights_of(model, given)
+    for layer in seen.layers:
+        matrix = seen.matrix(layer)[...].float().numpy()
+        np.testing.assert_allclose(seen[layer].received, matrix.sum(-2), atol=1e-3)
+        known = [one for one in truth if one.shape == matrix.shape]
+        if known and name != "DiffLlamaModel":  # whose eager weights are the difference of two recorded layers
+            assert min(apart(matrix, one, seen.layer(layer)) for one in known) < 2e-4, f"{name} {layer}"
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_attention_outside_the_interface_is_refused_by_name(name: str):
+    model = small(getattr(hf, name))
+    with (
+        pytest.raises(RuleError, match=r"Attention.*does not go through|Attention.*do not go through"),
+        ch.watch(model),
+    ):
+        raise AssertionError("the block was entered")
+
+
+def outputs(model: Any, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    with torch.no_grad():
+        torch.manual_seed(7)
+        return dict(tensors(model(**given)))
+
+
+def tensors(found: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Every floating tensor in an output, by its path; caches are left out."""
+    if isinstance(found, torch.Tensor):
+        if found.is_floating_point():
+            yield name, found
+    elif hasattr(found, "items"):
+        for key, value in found.items():
+            if key != "past_key_values":
+                yield from tensors(value, f"{name}.{key}")
+    elif isinstance(found, (tuple, list)):
+        for place, value in enumerate(found):
+            yield from tensors(value, f"{name}[{place}]")
+
+
+def close(found: torch.Tensor, expected: torch.Tensor, real: torch.Tensor | None, what: str) -> None:
+    """Equal within rounding, except at padding, which is ignored."""
+    if real is not None and found.shape[:2] == real.shape:
+        found, expected = found[real.bool()], expected[real.bool()]
+    reach = float(expected.abs().nan_to_num(0, 0, 0).max()) if expected.numel() else 0.0
+    np.testing.assert_allclose(found.numpy(), expected.numpy(), atol=2e-4 * reach + 1e-7, err_msg=what)
+
+
+def weights_of(model: Any, given: dict[str, torch.Tensor]) -> list[np.ndarray]:
+    """The weights of eager attention for all layers of all stacks; nothing where it cannot return them."""
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        torch.manual_seed(7)
+        out = model(**given, output_attentions=True)
+    return [x.numpy() for key, x in tensors(out) if "attentions" in key and x.ndim == 4]
+
+
+def apart(matrix: np.ndarray, weights: np.ndarray, layer: Any) -> float:
+    """The largest difference over rows that see a key and are not padding."""
+    counts = ~np.isneginf(layer.observation.logsumexp.numpy())[..., None]
+    if layer.padding is not None:
+        counts = counts & ~layer.padding.numpy()[:, None, :, None]
+    return float(np.abs(np.where(counts, matrix - weights, 0)).max())

@@ -1,0 +1,565 @@
+"""Watching never changes a model: also where only some of its classes go through the interface, where layers run
+several times, and where a mask is written into; attention that was not seen is named."""
+
+import io
+import itertools
+from contextlib import redirect_stderr
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import masking_utils as theirs
+
+import clearhead as ch
+from clearhead.errors import ClearheadError, DtypeError, RuleError, SelectionError, ShapeError, UnknownNameError
+from clearhead.watching.attending import attend
+from clearhead.watching.masks import RuledMask, keep_rules
+from watched import FAMILIES, GROUPED, SMALL, build, eager, inputs, logits, shaken
+
+FAMILY = {family.name: family for family in FAMILIES}
+VISION = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+PICTURE = {**VISION, "image_size": 32, "patch_size": 8}
+UNSEEN = pytest.mark.filterwarnings("ignore:.*was not seen:UserWarning")
+
+
+def git() -> tuple[Any, dict[str, torch.Tensor]]:
+    model = shaken(hf.GitForCausalLM(hf.GitConfig(vision_config=PICTURE, **SMALL)))
+    torch.manual_seed(1)
+    return model, {"input_ids": torch.randint(2, 59, (1, 11)), "pixel_values": torch.randn(1, 3, 32, 32)}
+
+
+def bigbird_pegasus() -> tuple[Any, dict[str, torch.Tensor]]:
+    config = hf.BigBirdPegasusConfig(
+        vocab_size=60, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48, max_position_embeddings=64, pad_token_id=0,
+        attention_type="original_full",
+    )  # fmt: skip
+    torch.manual_seed(1)
+    ids, mask = torch.randint(2, 59, (2, 11)), torch.ones(2, 11, dtype=torch.long)
+    mask[0, -4:] = 0
+    target = torch.randint(2, 59, (2, 7))
+    model = shaken(hf.BigBirdPegasusForConditionalGeneration(config))
+    return model, {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": target}
+
+
+def same(found: torch.Tensor, expected: torch.Tensor) -> None:
+    np.testing.assert_allclose(
+        found.detach().double().numpy(),
+        expected.detach().double().numpy(),
+        atol=2e-5 * float(expected.abs().max()),
+    )
+
+
+@pytest.mark.parametrize("of", [git, bigbird_pegasus])
+def test_attention_classes_outside_the_interface_compute_as_before(of: Any):
+    model, given = of()
+    with torch.no_grad():
+        before = model(**given).logits
+        with pytest.warns(UserWarning, match="was not seen: .*SelfAttention"), ch.watch(model) as seen:
+            watched = model(**given).logits
+    same(watched, before)
+    assert all(kind.endswith("SelfAttention") for _, kind in seen.unseen)
+    assert len(seen.unseen) == 2
+    modules = dict(model.named_modules())
+    assert [type(modules[path]).__name__ for path, _ in seen.unseen] == [kind for _, kind in seen.unseen]
+
+
+@UNSEEN
+def test_unseen_attention_is_named_everywhere_and_saved(tmp_path: Path):
+    model, given = git()
+    with torch.no_grad(), ch.watch(model) as seen:
+        model(**given)
+    path, kind = seen.unseen[0]
+    assert path.endswith("layer.0.attention.self")
+    assert kind == "GitSelfAttention"
+    assert f"not seen  {path} (GitSelfAttention)" in repr(seen)
+    assert f"not seen: {path} (GitSelfAttention)" in str(seen.summary())
+    seen.save(tmp_path / "seen")
+    again = ch.load(tmp_path / "seen")
+    assert again.unseen == seen.unseen
+    assert str(again.summary()) == str(seen.summary())
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "kind"),
+    [
+        (hf.SiglipVisionModel, hf.SiglipVisionConfig(**PICTURE), "MultiheadAttention"),
+        (hf.Aimv2VisionModel, hf.Aimv2VisionConfig(**PICTURE), "Aimv2AttentionPoolingHead"),
+        (
+            hf.BambaModel,
+            hf.BambaConfig(
+                **{**GROUPED, "num_hidden_layers": 2}, attn_layer_indices=[1], mamba_n_heads=4, mamba_d_head=16,
+                mamba_d_state=8, mamba_chunk_size=8,
+            ),
+            "BambaMixer",
+        ),
+        (
+            hf.SamVisionModel,
+            hf.SamVisionConfig(**{**PICTURE, "image_size": 64}, output_channels=8, window_size=3, mlp_dim=48,
+                               global_attn_indexes=[1]),
+            "",
+        ),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)  # fmt: skip
+def test_unseen_pooling_heads_and_linear_attention_are_named(model: Any, config: Any, kind: str):
+    made = shaken(model(config))
+    pixels = torch.randn(1, 3, config.image_size, config.image_size) if hasattr(config, "image_size") else None
+    given = {"input_ids": torch.arange(2, 12)[None]} if pixels is None else {"pixel_values": pixels}
+    with torch.no_grad():
+        before = made(**given).last_hidden_state
+        if not kind:  # no layer goes through the interface: refused by name, before or after the model ran
+            with pytest.raises(RuleError, match=r"SamVision\w*Attention.*AttentionInterface"), ch.watch(made):
+                made(**given)
+            return
+        with pytest.warns(UserWarning, match=kind), ch.watch(made) as seen:
+            watched = made(**given).last_hidden_state
+    same(watched, before)
+    assert {name for _, name in seen.unseen} == {kind}
+
+
+def mask_of(kind: int, padding: str, dtype: torch.dtype) -> tuple[RuledMask, torch.Tensor]:
+    """Our mask, and the one that eager attention receives in its place."""
+    functions = [
+        theirs.causal_mask_function,
+        theirs.bidirectional_mask_function,
+        theirs.sliding_window_causal_mask_function(3),
+        theirs.and_masks(theirs.causal_mask_function, lambda _b, _h, q, k: (q + k) % 3 != 1),
+    ]
+    real = None
+    if padding:
+        real = torch.ones(2, 6, dtype=torch.bool)
+        real[0, slice(0, 2) if padding == "left" else slice(4, None)] = False
+    arguments: dict[str, Any] = {"mask_function": functions[kind], "attention_mask": real, "dtype": dtype}
+    return keep_rules(2, 5, 6, 1, 0, **arguments), theirs.eager_mask(2, 5, 6, 1, 0, **arguments)
+
+
+OPERATIONS: list[Any] = [
+    lambda m: m + torch.ones(2, 4, 5, 6, dtype=m.dtype),
+    lambda m: torch.ones(2, 4, 5, 6, dtype=m.dtype).add(m),
+    lambda m: torch.ones(2, 4, 5, 6, dtype=m.dtype).add_(m),
+    lambda m: torch.cat([m, torch.zeros(2, 1, 5, 2, dtype=m.dtype)], -1),
+    lambda m: m[:, :, 1:, :4],
+    lambda m: m.expand(2, 4, 5, 6).reshape(8, 5, 6),
+    lambda m: torch.nn.functional.softmax(m.float(), -1),
+    lambda m: m.masked_fill(torch.eye(5, 6, dtype=torch.bool), -1.0),
+    lambda m: m.to(torch.float64),
+    lambda m: m.bool(),
+    lambda m: m == 0,
+    lambda m: 1.0 - m,
+    lambda m: torch.where(m < 0, 1.0, 2.0),
+    lambda m: torch.from_numpy(m.float().numpy().copy()),
+    lambda m: torch.nn.functional.scaled_dot_product_attention(*(_rows(n, m.dtype) for n in (5, 6, 6)), attn_mask=m),
+]
+
+
+def _rows(n: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.linspace(-1, 1, 2 * n * 4).reshape(2, 1, n, 4).to(dtype)
+
+
+@given(
+    st.sampled_from(range(4)), st.sampled_from(["", "left", "right"]), st.sampled_from([torch.float32, torch.float16]),
+    st.sampled_from(range(len(OPERATIONS))),
+)  # fmt: skip
+@settings(max_examples=80, deadline=None)
+def test_our_mask_acts_as_the_additive_mask_in_every_operation(kind: int, padding: str, dtype: torch.dtype, which: int):
+    ours, truth = mask_of(kind, padding, dtype)
+    assert (ours.shape, ours.dtype, ours.ndim, ours.device) == (truth.shape, truth.dtype, 4, truth.device)
+    torch.testing.assert_close(OPERATIONS[which](ours), OPERATIONS[which](truth), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("writing", ["item", "in place", "through a view", "read only"])
+def test_changes_written_into_a_mask_take_effect(writing: str, inference: bool):  # noqa: FBT001
+    with torch.inference_mode(inference):
+        ours, truth = mask_of(0, "left", torch.float32)
+        for mask in (ours, truth):
+            if writing == "item":
+                mask[:, :, 2:, 1] = torch.finfo(mask.dtype).min
+            elif writing == "in place":
+                mask.masked_fill_(torch.eye(5, 6, dtype=torch.bool), -1.0)
+            elif writing == "through a view":
+                mask[1].mul_(0.0)
+            else:
+                float(mask.sum())
+        q, k, v = torch.randn(2, 2, 5, 4), torch.randn(2, 2, 6, 4), torch.randn(2, 2, 6, 4)
+        module = torch.nn.Module()
+        found = attend(module, q, k, v, ours, scaling=0.5)[0]
+        weights = torch.softmax(0.5 * q @ k.mT + truth, -1)
+        rows = (truth == 0).any(-1, keepdim=True) | (truth.abs() < 9).any(-1, keepdim=True)  # an empty row is 0 here
+        torch.testing.assert_close(found, torch.where(rows, weights @ v, 0.0).transpose(1, 2))
+
+
+def test_a_mask_of_the_wrong_length_is_refused():
+    model, given = build(FAMILY["t5"]), inputs(FAMILY["t5"])
+    encoded = model.encoder(given["input_ids"])
+    mask = torch.tensor([[1, 1, 1, 0]] * 2)
+    call = {"encoder_outputs": encoded, "attention_mask": mask, "decoder_input_ids": given["decoder_input_ids"]}
+    with pytest.raises(RuntimeError, match="size"):
+        model(**call)
+    with pytest.raises(ShapeError, match=r"decoder\.0\.cross: the attention mask.*keys 4.*keys 11"), ch.watch(model):
+        model(**call)
+    llama, given = build(FAMILY["llama"]), inputs(FAMILY["llama"])
+    long = torch.ones(2, 1, 11, 13, dtype=torch.bool)
+    with pytest.raises(ShapeError, match="keys 13"), ch.watch(llama):
+        llama(given["input_ids"], attention_mask=long)
+
+
+class Unmasked(hf.LlamaModel):
+    """A model whose attention gets no mask: eager attention then sees every key, sdpa those that is_causal allows."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        for layer in self.layers:
+            layer.self_attn.register_forward_pre_hook(
+                lambda _, args, named: (args, {**named, "attention_mask": None}), with_kwargs=True
+            )
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_a_model_without_a_mask_computes_as_with_its_own_attention(implementation: str):
+    model = shaken(Unmasked(hf.LlamaConfig(**GROUPED)))
+    model.set_attn_implementation(implementation)
+    ids = inputs(FAMILY["llama"])["input_ids"]
+    with torch.no_grad():
+        before = model(ids).last_hidden_state
+        with ch.watch(model) as seen:
+            watched = model(ids).last_hidden_state
+    same(watched, before)
+    assert bool(seen.matrix(0)[0, 0, 0, 10] > 0) == (implementation == "eager")
+
+
+def test_an_integer_mask_is_refused():
+    model, given = build(FAMILY["llama"]), inputs(FAMILY["llama"])
+    with pytest.raises(DtypeError, match=r"mask is torch\.int64"), torch.no_grad(), ch.watch(model):
+        model(given["input_ids"], attention_mask=torch.ones(2, 1, 11, 11, dtype=torch.int64))
+
+
+def albert(**more: Any) -> Any:
+    return shaken(hf.AlbertModel(hf.AlbertConfig(embedding_size=16, **{**SMALL, "num_hidden_layers": 3}, **more)))
+
+
+def test_a_layer_that_runs_several_times_is_recorded_each_time():
+    model, given = albert(), inputs(FAMILY["bert"], "right")
+    out, truth = eager(model, given)
+    with torch.no_grad(), ch.watch(model, received=True) as seen:
+        watched = model(**given)
+    real = given["attention_mask"].bool()
+    same(watched.last_hidden_state[real], out.last_hidden_state[real])
+    assert seen.layers == ["0", "0#2", "0#3"]
+    assert [seen.layer(name).call for name in seen.layers] == [1, 2, 3]
+    for name, weights in zip(seen.layers, truth.values(), strict=True):
+        rows = real[:, None, :, None].numpy()
+        np.testing.assert_allclose(np.where(rows, seen.matrix(name)[...], 0), np.where(rows, weights, 0), atol=2e-5)
+    assert "0#2" in str(seen.summary())
+    with pytest.raises(SelectionError, match="ran several times"):
+        seen.rollout(3)
+    dense = ch.rollout([seen.matrix(name) for name in seen.layers], query=3)
+    np.testing.assert_array_equal(seen.rollout(3, layers=seen.layers), dense)
+
+
+def test_the_calls_of_a_repeated_layer_are_saved_and_chosen(tmp_path: Path):
+    model, given = albert(), inputs(FAMILY["bert"])
+    with torch.no_grad(), ch.watch(model, layers=["0#2"]) as seen:
+        model(**given)
+    assert seen.layers == ["0#2"]
+    seen.save(tmp_path / "seen")
+    assert ch.load(tmp_path / "seen").layer("0#2").call == 2
+    with torch.no_grad(), pytest.raises(RuleError, match="second sequence"), ch.watch(model):
+        [model(**given) for _ in range(2)]
+
+
+def difference_model() -> Any:
+    return shaken(hf.DiffLlamaForCausalLM(hf.DiffLlamaConfig(**{**GROUPED, "head_dim": 8})))
+
+
+def test_several_attentions_in_one_layer_are_joined_over_the_steps_of_generate():
+    model, given = difference_model(), inputs(FAMILY["llama"])
+    options: dict[str, Any] = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+    truth = model.generate(**given, **options)
+    with ch.watch(model, received=True) as seen:
+        tokens = model.generate(**given, **options)
+    assert tokens.tolist() == truth.tolist()
+    assert seen.layers == ["0", "0#2", "1", "1#2"]
+    with torch.no_grad(), ch.watch(model, received=True) as once:
+        model(tokens[:, :-1], use_cache=False)
+    for name in seen.layers:
+        np.testing.assert_allclose(seen.matrix(name)[...], once.matrix(name)[...], atol=2e-5, err_msg=name)
+        np.testing.assert_allclose(seen[name].received, once[name].received, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["boolean", "added"])
+def test_a_mask_given_by_the_user_in_every_step_is_joined(kind: str):
+    model, given = build(FAMILY["llama"]), inputs(FAMILY["llama"])
+    ids = given["input_ids"]
+    soft = torch.randn(2, 1, 11, 11, generator=torch.manual_seed(4))
+    mask = torch.where(torch.ones(11, 11, dtype=torch.bool).tril(), soft, torch.finfo(torch.float32).min)
+    if kind == "boolean":
+        mask = (mask > -0.5) | torch.eye(11, dtype=torch.bool)
+        mask = mask & torch.ones(11, 11, dtype=torch.bool).tril()
+    with torch.no_grad():
+        with ch.watch(model, received=True) as once:
+            model(ids, attention_mask=mask, use_cache=False)
+        with ch.watch(model, received=True) as seen:
+            first = model(ids[:, :8], attention_mask=mask[:, :, :8, :8], use_cache=True)
+            for at in range(8, 11):
+                model(ids[:, at : at + 1], attention_mask=mask[:, :, at : at + 1, : at + 1],
+                      past_key_values=first.past_key_values)  # fmt: skip
+    for name in seen.layers:
+        np.testing.assert_allclose(seen.matrix(name)[...], once.matrix(name)[...], atol=2e-5)
+        np.testing.assert_allclose(seen[name].received, once[name].received, atol=1e-4)
+
+
+def test_steps_with_and_without_a_mask_are_joined():
+    model, given = build(FAMILY["llama"]), inputs(FAMILY["llama"])
+    ids = given["input_ids"]
+    mask = torch.rand(2, 1, 8, 8, generator=torch.manual_seed(4)).lt(0.7).tril() | torch.eye(8, dtype=torch.bool)
+    whole = torch.ones(2, 1, 11, 11, dtype=torch.bool).tril()
+    whole[:, :, :8, :8] = mask
+    with torch.no_grad():
+        with ch.watch(model) as once:
+            model(ids, attention_mask=whole, use_cache=False)
+        with ch.watch(model) as seen:
+            first = model(ids[:, :8], attention_mask=mask, use_cache=True)
+            model(ids[:, 8:], past_key_values=first.past_key_values)
+    np.testing.assert_allclose(seen.matrix(1)[...], once.matrix(1)[...], atol=2e-5)
+
+
+def test_keys_dropped_by_the_cache_are_not_visible_to_later_steps():
+    """A cache with a window under a model whose mask has none: later queries see only the keys still in the cache."""
+    model = build(FAMILY["llama"])
+    ids = inputs(FAMILY["llama"])["input_ids"]
+    pieces = ids[:, :6], ids[:, 6:7], ids[:, 7:8]
+    windowed = hf.Gemma3TextConfig(**{**GROUPED, "sliding_window": 4, "layer_types": ["sliding_attention"] * 2})
+    cache = hf.DynamicCache(config=windowed)
+    with torch.no_grad(), ch.watch(model) as seen:
+        for piece in pieces:
+            model(piece, past_key_values=cache)
+    model.set_attn_implementation("eager")
+    cache = hf.DynamicCache(config=windowed)
+    with torch.no_grad():
+        steps = [model(piece, past_key_values=cache, output_attentions=True).attentions for piece in pieces]
+    for layer in (0, 1):
+        truth = np.zeros((2, 4, 8, 8), np.float32)
+        for row, step in zip((0, 6, 7), steps, strict=True):
+            weights = step[layer].numpy()
+            stop = row + weights.shape[2]
+            truth[:, :, row:stop, stop - weights.shape[3] : stop] = weights
+        assert truth[0, 0, 7, 0] == 0
+        np.testing.assert_allclose(seen.matrix(layer)[...], truth, atol=2e-5)
+        assert "let go" in seen.layer(layer).note
+
+
+def test_a_static_cache_with_a_dense_mask_is_refused():
+    """A static cache is filled over time, and a dense mask does not say how much of it is in use."""
+    model = build(FAMILY["llama"])
+    ids = inputs(FAMILY["llama"])["input_ids"]
+    cache = hf.StaticCache(config=model.config, max_cache_len=12)
+    mask = torch.ones(2, 1, 12, 12, dtype=torch.bool).tril()
+    mask[:, :, 5, 2] = False
+    pieces = slice(0, 8), slice(8, 9)
+    with torch.no_grad(), pytest.raises(RuleError, match=r"room to spare|second sequence"), ch.watch(model):
+        [model(ids[:, part], attention_mask=mask[:, :, part], past_key_values=cache) for part in pieces]
+
+
+def test_beams_of_a_layer_that_runs_several_times_are_still_refused():
+    model, given = difference_model(), inputs(FAMILY["llama"])
+    with pytest.raises(RuleError, match="beam"), ch.watch(model):
+        model.generate(**given, max_new_tokens=8, num_beams=3, do_sample=False)
+
+
+def test_each_image_of_a_vision_tower_is_a_layer():
+    vision = {"depth": 2, "hidden_size": 32, "embed_dim": 32, "num_heads": 4, "intermediate_size": 48, "patch_size": 4,
+              "in_channels": 3, "temporal_patch_size": 2, "spatial_merge_size": 2, "mlp_ratio": 2}  # fmt: skip
+    config = hf.Qwen2VLConfig(vision_config=vision, text_config={**GROUPED})
+    tower = shaken(hf.Qwen2VLModel(config)).visual
+    grid = torch.tensor([[1, 4, 4], [1, 4, 6]])
+    pixels = torch.randn(int(grid.prod(-1).sum()), 3 * 2 * 4 * 4)
+    with torch.no_grad():
+        before = tower(pixels, grid_thw=grid)[0]
+        with ch.watch(tower) as seen:
+            watched = tower(pixels, grid_thw=grid)[0]
+        alone = []
+        for rows, one in zip(pixels.split([16, 24]), grid, strict=True):
+            with ch.watch(tower) as single:
+                tower(rows, grid_thw=one[None])
+            alone.append(single)
+    same(watched, before)
+    assert [seen[name].queries for name in seen.layers] == [16, 24] * 2
+    for number, single in itertools.product((0, 1), (0, 1)):
+        name = seen.layers[2 * number + single]
+        np.testing.assert_allclose(seen.matrix(name)[...], alone[single].matrix(number)[...], atol=2e-5)
+
+
+def test_recomputation_in_gradient_checkpointing_is_not_recorded_again():
+    model, given = build(FAMILY["llama"]), inputs(FAMILY["llama"])
+    found = []
+    for watching in (False, True):
+        model.zero_grad()
+        if watching:
+            model.activation_checkpointing_enable()
+            with ch.watch(model.train()) as seen:
+                model(**given, labels=given["input_ids"], use_cache=False).loss.backward()
+            assert seen[0].queries == 11
+        else:
+            model(**given, labels=given["input_ids"]).loss.backward()
+        found.append(model.model.layers[0].self_attn.q_proj.weight.grad)
+    same(found[1], found[0])
+
+
+class Sentences(torch.nn.Module):
+    """A model like sentence encoders: it takes a dictionary and returns a mean."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.auto = model
+
+    def forward(self, features: Any) -> torch.Tensor:
+        return self.auto(**features).last_hidden_state.mean(1)
+
+
+def test_wrapped_models_and_dictionaries():
+    model, given = build(FAMILY["bert"]), inputs(FAMILY["bert"])
+    wrapper = Sentences(model)
+    with torch.no_grad():
+        before = wrapper(given)
+        with ch.watch(wrapper) as seen:
+            watched = wrapper(given)
+    same(watched, before)
+    assert seen.tokens == given["input_ids"].tolist()
+    with torch.no_grad(), ch.watch(model) as plain:
+        model(inputs_embeds=torch.randn(1, 5, 32))
+    assert plain.tokens == []
+
+
+def test_a_pipeline_is_refused_and_the_error_names_the_model_inside():
+    class Pipeline:
+        model = build(FAMILY["bert"])
+
+    said = r"Pipeline: expected a Transformers model(.|\n)*BertModel"
+    with pytest.raises(DtypeError, match=said), ch.watch(Pipeline()):
+        pass
+
+
+@pytest.mark.slow
+def test_a_compiled_model_runs_uncompiled_at_any_batch_size():
+    model, given = build(FAMILY["llama"]), inputs(FAMILY["llama"])
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        expected = [compiled(ids).logits for ids in (given["input_ids"][:1], given["input_ids"])]
+        for ids, truth in zip((given["input_ids"][:1], given["input_ids"]), expected, strict=True):
+            with ch.watch(compiled) as seen:
+                same(compiled(ids).logits, truth)
+            assert seen.layer(0).path == "model.layers.0.self_attn"
+            assert seen.tokens == ids.tolist()
+
+
+def test_negative_layers_count_from_the_end():
+    model, given = build(FAMILY["t5"]), inputs(FAMILY["t5"])
+    with torch.no_grad(), ch.watch(model, layers=[-1]) as seen:
+        model(**given)
+    assert seen.layers == ["encoder.1.self", "decoder.1.self", "decoder.1.cross"]
+    with torch.no_grad(), pytest.raises(SelectionError, match="no -3"), ch.watch(model, layers=[-3]):
+        model(**given)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "said"),
+    [
+        ({"layers": 5}, SelectionError, "layers is 5"),
+        ({"layers": "0"}, SelectionError, "layers is '0'"),
+        ({"layers": [1.5]}, SelectionError, "layers holds 1.5"),
+        ({"heads": 5}, SelectionError, "heads is 5"),
+        ({"tokenizer": "x"}, DtypeError, "tokenizer is a str"),
+        ({"keep": "x"}, RuleError, "keep is 'x'"),
+        ({"values": None}, RuleError, "values is None"),
+        ({"entropy": "x"}, RuleError, "entropy is 'x'"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_runs(wrong: dict[str, Any], error: Any, said: str):
+    with pytest.raises(error, match=said), ch.watch(build(FAMILY["llama"]), **wrong):
+        raise AssertionError("the block was entered")
+
+
+@pytest.fixture(scope="module")
+def small() -> Any:
+    with torch.no_grad(), ch.watch(model := build(FAMILY["llama"]), received=True, top=2) as seen:
+        model(**inputs(FAMILY["llama"]))
+    return seen
+
+
+@pytest.mark.parametrize(
+    "asking",
+    [
+        lambda seen: seen.head(0, 99),
+        lambda seen: seen.head(0, "x"),
+        lambda seen: seen.head(0, None),
+        lambda seen: seen.head(0, [1]),
+        lambda seen: seen.head("x", 0),
+        lambda seen: seen.matrix(None),
+        lambda seen: seen.matrix([0]),
+        lambda seen: seen.matrix(-3),
+        lambda seen: seen[1.5],
+        lambda seen: seen.rollout(0, layers=5),
+        lambda seen: seen.rollout(0, layers=[7]),
+        lambda seen: seen.rollout(99),
+        lambda seen: seen.plot("x"),
+        lambda seen: seen.plot(layer=9, head=0),
+        lambda seen: seen.plot(layer=0),
+        lambda seen: seen.plot(head=0),
+        lambda seen: seen.to_svg(99),
+        lambda seen: seen.to_svg(batch="x"),
+        lambda seen: seen.to_html(foo=1),
+        lambda seen: seen.to_html(exact=5),
+        lambda seen: seen.to_html(exact=[5]),
+        lambda seen: seen.save("nowhere/seen", foo=1),
+        lambda seen: seen.save("nowhere/seen.html", foo=1),
+        lambda seen: seen.save("nowhere/seen.html", exact=5),
+        lambda seen: seen.save("nowhere/seen", exact=[]),
+    ],
+)
+def test_wrong_indices_and_names_are_refused(small: Any, asking: Any):
+    with pytest.raises(ClearheadError):
+        asking(small)
+
+
+def test_an_unknown_option_of_save_is_named(small: Any):
+    for path in ("seen", "seen.html"):
+        with pytest.raises(UnknownNameError, match="unknown option `foo`"):
+            small.save(path, foo=1)
+
+
+def test_reprs_are_short_and_list_what_was_recorded(small: Any):
+    said = repr(small)
+    for part in ("2 layers of LlamaForCausalLM", "8 heads", "2 × 11 tokens", "logsumexp, received, top", "keys 11"):
+        assert part in said, said
+    assert len(said.splitlines()) <= 5
+    one = repr(small[0])
+    assert one.startswith("Observation(queries 11, keys 11")
+    assert "received (2, 4, 11)" in one
+    assert "top (2, 4, 11, 2)" in one
+    assert "\n" not in one
+    assert len(repr(small.layer(0))) < 500
+
+
+def test_sparse_attention_by_chosen_keys_is_refused_with_its_reason():
+    config = hf.DeepseekV32Config(
+        **{**GROUPED, "num_key_value_heads": 4}, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8,
+        qk_nope_head_dim=8, v_head_dim=8, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
+        n_group=1, topk_group=1, first_k_dense_replace=2, index_topk=4, index_n_heads=2, index_head_dim=16,
+    )  # fmt: skip
+    model = shaken(hf.DeepseekV32ForCausalLM(config))
+    with pytest.raises(RuleError, match="chooses by itself which keys"), torch.no_grad(), ch.watch(model):
+        model(torch.arange(2, 13)[None])
+
+
+def test_nothing_is_printed():
+    said = io.StringIO()
+    with redirect_stderr(said), torch.no_grad(), ch.watch(model := build(FAMILY["gpt2"])):
+        logits(model(**inputs(FAMILY["gpt2"])))
+    assert not said.getvalue()

@@ -1,0 +1,273 @@
+"""Merged attention: a decoder's keys and an encoder's in one softmax; and caches that do not only grow."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+
+import clearhead as ch
+from clearhead.errors import RuleError, ShapeError
+from watched import BOTH_KINDS, FAMILIES, WINDOWED, build, inputs, logits, shaken
+
+FAMILY = {family.name: family for family in FAMILIES}
+PICTURE = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
+PICTURE |= {"image_size": 32, "patch_size": 8}
+DECODERS = ["decoder.0", "decoder.1"]
+SOURCE = 11  # tokens of the encoder
+EIGHT: dict[str, Any] = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
+STATIC = {"cache_implementation": "static"}
+
+
+def merged_model() -> Any:
+    text = {**WINDOWED, "layer_types": BOTH_KINDS, "query_pre_attn_scalar": 8}
+    encoder = {"text_config": text, "vision_config": PICTURE, "mm_tokens_per_image": 4, "image_token_index": 57,
+               "boi_token_index": 55, "eoi_token_index": 56}  # fmt: skip
+    config = hf.T5Gemma2Config(encoder=encoder, decoder=text, image_token_index=57)
+    return shaken(hf.T5Gemma2ForConditionalGeneration(config))
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return merged_model()
+
+
+def sources() -> dict[str, torch.Tensor]:
+    return inputs(FAMILY["bert"], "right")
+
+
+def prompt(*, padded: bool = False) -> dict[str, torch.Tensor]:
+    torch.manual_seed(3)
+    given = {"decoder_input_ids": torch.randint(2, 55, (2, 7))}
+    if padded:
+        given["decoder_attention_mask"] = torch.ones(2, 7, dtype=torch.long)
+        given["decoder_attention_mask"][0, :2] = 0
+    return given
+
+
+def eager_rows(model: Any, given: dict[str, Any]) -> tuple[torch.Tensor, list[np.ndarray]]:
+    """The tokens of generate, and each decoder layer's weights over all steps, (…, queries, decoder + encoder keys)."""
+    model.set_attn_implementation("eager")
+    out = model.generate(**given, **EIGHT, output_attentions=True, return_dict_in_generate=True)
+    model.set_attn_implementation("sdpa")
+    found = []
+    for layer in range(len(out.decoder_attentions[0])):
+        steps = [
+            (own[layer], other[layer]) for own, other in zip(out.decoder_attentions, out.cross_attentions, strict=True)
+        ]
+        queries = sum(own.shape[2] for own, _ in steps)
+        whole, row = np.zeros((2, 4, queries, queries + SOURCE), np.float32), 0
+        for own, other in steps:
+            stop = row + own.shape[2]
+            used = own[..., :stop]  # a static cache has unused capacity
+            whole[:, :, row:stop, stop - used.shape[3] : stop] = used
+            whole[:, :, row:stop, queries:] = other
+            row = stop
+        found.append(whole)
+    return out.sequences, found
+
+
+def real_rows(given: dict[str, Any], queries: int) -> np.ndarray:
+    real = np.ones((2, 1, queries, 1), bool)
+    if "decoder_attention_mask" in given:
+        real[:, 0, :7, 0] = given["decoder_attention_mask"].numpy() > 0
+    return real
+
+
+def test_the_weights_of_a_forward_pass_equal_eagers(model: Any):
+    given = sources() | prompt()
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        out = model(**given, output_attentions=True)
+    model.set_attn_implementation("sdpa")
+    with torch.no_grad(), ch.watch(model) as seen:
+        watched = model(**given)
+    np.testing.assert_allclose(watched.logits, out.logits, atol=2e-5 * float(out.logits.abs().max()))
+    for name, own, other in zip(DECODERS, out.decoder_attentions, out.cross_attentions, strict=True):
+        np.testing.assert_allclose(seen.matrix(name)[...], torch.cat([own, other], -1), atol=2e-5)
+        layer = seen.layer(name)
+        assert (layer.other_keys, layer.cross, layer.call) == (SOURCE, False, 1)
+        assert "merged attention: the last 11 keys" in layer.note
+
+
+@pytest.mark.parametrize("more", [{}, STATIC], ids=["growing", "static"])
+@pytest.mark.parametrize("start", [{}, prompt(), prompt(padded=True)], ids=["", "prompt", "padded"])
+def test_the_steps_of_generate_are_joined(model: Any, start: dict[str, Any], more: dict[str, Any]):
+    given = sources() | start | more
+    tokens, truth = eager_rows(model, given)
+    with ch.watch(model, received=True, peak=True, entropy=True, distance=True, top=3) as seen:
+        watched = model.generate(**given, **EIGHT)
+    assert watched.tolist() == tokens.tolist()
+    for name, weights in zip(DECODERS, truth, strict=True):
+        matrix, layer = seen.matrix(name), seen.layer(name)
+        real = real_rows(given, weights.shape[2])
+        np.testing.assert_allclose(np.where(real, matrix[...], 0), np.where(real, weights, 0), atol=2e-5)
+        assert layer.other_keys == SOURCE
+        found, again = seen[name], matrix.observe(received=True, peak=True, entropy=True, distance=True, top=3)
+        for one in ("received", "peak", "entropy", "distance"):
+            np.testing.assert_allclose(getattr(found, one), getattr(again, one), atol=1e-4, err_msg=one)
+        np.testing.assert_allclose(found.top.weights, again.top.weights, atol=1e-5)
+        picked = np.take_along_axis(matrix[...].numpy(), np.maximum(found.top.indices.numpy(), 0), -1)
+        np.testing.assert_allclose(np.where(found.top.indices >= 0, picked, 0), found.top.weights, atol=1e-5)
+    if "decoder_attention_mask" in start:
+        assert seen.layer(DECODERS[0]).padding.sum() == 2
+
+
+def test_the_joined_steps_equal_one_forward_pass(model: Any):
+    given = sources()
+    with ch.watch(model, received=True, image=(4, 4), values=True, heads=[1, 2]) as seen:
+        tokens = model.generate(**given, **EIGHT)
+    whole = {"decoder_input_ids": tokens[:, :-1], "use_cache": False}
+    with torch.no_grad(), ch.watch(model, received=True, image=(4, 4), values=True, heads=[1, 2]) as once:
+        model(**given, **whole)
+    for name in DECODERS:
+        np.testing.assert_allclose(seen.matrix(name)[...], once.matrix(name)[...], atol=2e-5)
+        np.testing.assert_allclose(seen.layer(name).v, once.layer(name).v, atol=2e-5)
+        np.testing.assert_allclose(seen[name].image, once[name].image, atol=1e-5)
+        np.testing.assert_allclose(seen[name].received, once[name].received, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["inference", "bfloat16", "without keys"])
+def test_merged_attention_in_inference_mode_in_bfloat16_and_without_keys(kind: str):
+    """Masks made in inference mode, another dtype, and statistics without the queries and keys."""
+    model = merged_model().to(torch.bfloat16 if kind == "bfloat16" else torch.float32)
+    truth = model.generate(**sources(), **EIGHT)
+    with torch.inference_mode(kind == "inference"), ch.watch(model, keep=kind != "without keys", received=True) as seen:
+        tokens = model.generate(**sources(), **EIGHT)
+    if kind != "bfloat16":
+        assert tokens.tolist() == truth.tolist()
+    for name in DECODERS:
+        assert (seen[name].queries, seen[name].keys) == (8, 8 + SOURCE)
+        np.testing.assert_allclose(seen[name].received.sum(-1), 8, atol=1e-3)
+
+
+def test_merged_layers_are_saved_and_refuse_what_they_lack(model: Any, tmp_path: Path):
+    with ch.watch(model) as seen:
+        model.generate(**sources(), **EIGHT)
+    seen.save(tmp_path / "seen")
+    again = ch.load(tmp_path / "seen")
+    assert [again.layer(name).other_keys for name in again.layers] == [0, 0, SOURCE, SOURCE]
+    lines = [line for line in again.summary() if line.layer in DECODERS]
+    assert all(np.isnan(line.distance) and line.own > 0 and line.previous > 0 for line in lines)
+    own = seen.matrix(DECODERS[1])[...].numpy()[:, 0].diagonal(axis1=1, axis2=2).mean()
+    np.testing.assert_allclose(next(line.own for line in lines if line.layer == DECODERS[1]), own, atol=1e-5)
+    with pytest.raises(ShapeError, match="rollout needs the same tokens"):
+        seen.rollout(2, layers=DECODERS)
+    with pytest.raises(RuleError, match="the distance to keys behind"), ch.watch(model, keep=False, distance=True):
+        model.generate(**sources(), **EIGHT)
+
+
+def test_a_second_sequence_of_merged_attention_is_refused(model: Any):
+    with pytest.raises(RuleError, match="beam"), ch.watch(model):
+        model.generate(**sources(), **EIGHT, num_beams=3)
+    with pytest.raises(RuleError, match="second sequence"), ch.watch(model, layers=DECODERS):
+        [model.generate(**sources(), **EIGHT) for _ in range(2)]
+
+    def with_another_encoder() -> None:
+        first = model(**sources(), decoder_input_ids=torch.tensor([[3, 4]] * 2), use_cache=True)
+        cache = hf.EncoderDecoderCache(first.past_key_values.self_attention_cache, hf.DynamicCache())
+        other = {**sources(), "input_ids": sources()["input_ids"].flip(1)}
+        model(**other, decoder_input_ids=torch.tensor([[5]] * 2), past_key_values=cache)
+
+    said = pytest.raises(RuleError, match="merged attention has behind")
+    with torch.no_grad(), said, ch.watch(model, layers=DECODERS):
+        with_another_encoder()
+
+
+def test_compressed_keys_behind_the_sequence_are_merged_too():
+    """Compressed keys are appended as the sequence grows: a forward pass is recorded, a second step is refused."""
+    base = {
+        **WINDOWED,
+        "hidden_size": 32,
+        "num_key_value_heads": 1,
+        "q_lora_rank": 16,
+        "o_lora_rank": 16,
+        "o_groups": 2,
+    }
+    config = hf.DeepseekV4Config(
+        **base, layer_types=["compressed_sparse_attention"] * 2, index_n_heads=2, index_head_dim=8, index_topk=4,
+        n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
+    )  # fmt: skip
+    model, ids = shaken(hf.DeepseekV4ForCausalLM(config)), torch.randint(2, 59, (2, 16))
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        out = model(ids, output_attentions=True)
+    with torch.no_grad(), ch.watch(model) as seen:
+        watched = model(ids)
+    np.testing.assert_allclose(watched.logits, out.logits, atol=2e-5 * float(out.logits.abs().max()))
+    for layer, weights in enumerate(out.attentions):
+        matrix = seen.matrix(layer)
+        np.testing.assert_allclose(matrix[...], weights[..., : matrix.shape[-1]], atol=2e-5)
+        assert seen.layer(layer).other_keys == matrix.shape[-1] - 16 > 0
+    with pytest.raises(RuleError, match="merged attention has behind"), ch.watch(model):
+        model.generate(ids, **EIGHT)
+
+
+def relative(name: str) -> Any:
+    if name == "t5gemma":
+        text = {**WINDOWED, "layer_types": BOTH_KINDS, "query_pre_attn_scalar": 8}
+        return shaken(hf.T5GemmaForConditionalGeneration(hf.T5GemmaConfig(encoder=text, decoder=text, vocab_size=60)))
+    return build(FAMILY[name])
+
+
+@pytest.mark.parametrize("name", ["t5gemma", "t5", "mistral", "gemma3"])
+def test_static_and_growing_caches_give_the_same_weights(name: str):
+    model = relative(name)
+    given, found = sources() if "t5" in name else inputs(FAMILY["llama"], "left"), []
+    for more in ({}, STATIC):
+        truth = model.generate(**given, **EIGHT, **more)
+        with ch.watch(model, received=True, distance=True) as seen:
+            assert model.generate(**given, **EIGHT, **more).tolist() == truth.tolist()
+        found.append(seen)
+    for layer, one in itertools.product(found[0].layers, ("received", "distance")):
+        np.testing.assert_allclose(getattr(found[0][layer], one), getattr(found[1][layer], one), atol=1e-4)
+        np.testing.assert_allclose(found[0].matrix(layer)[...], found[1].matrix(layer)[...], atol=2e-5)
+
+
+@pytest.mark.parametrize("steps", [[11], [8, 1, 2]])
+def test_keys_cached_before_watching_are_included(steps: list[int]):
+    """As in prefix tuning, where the cache holds keys of tokens that never were queries."""
+    model, ids = build(FAMILY["llama"]), inputs(FAMILY["llama"])["input_ids"]
+    torch.manual_seed(4)
+    prefix = torch.randn(2, 2, 2, 2, 3, 8)
+
+    def run(**more: Any) -> list[Any]:
+        cache = hf.DynamicCache(config=model.config)
+        [cache.update(k, v, layer) for layer, (k, v) in enumerate(prefix)]
+        with torch.no_grad():
+            return [model(piece, past_key_values=cache, **more) for piece in ids.split(steps, 1)]
+
+    model.set_attn_implementation("eager")
+    truth = run(output_attentions=True)
+    model.set_attn_implementation("sdpa")
+    with ch.watch(model, distance=True) as seen:
+        watched = run()
+    for one, other in zip(watched, truth, strict=True):
+        np.testing.assert_allclose(logits(one), logits(other), atol=2e-5 * float(logits(other).abs().max()))
+    for layer in (0, 1):
+        matrix, row = seen.matrix(layer), 0
+        assert matrix.shape == (2, 4, 11, 14)
+        for step in truth:
+            weights = step.attentions[layer]
+            stop = row + weights.shape[2]
+            np.testing.assert_allclose(matrix[:, :, row:stop, : weights.shape[3]], weights, atol=2e-5)
+            row = stop
+        np.testing.assert_allclose(seen[layer].distance, matrix.distance(), atol=1e-4)
+
+
+def test_distance_counts_from_the_positions_of_the_queries_of_a_step():
+    """A mask given by the user says nothing about positions: the queries follow the earlier ones."""
+    model, ids = build(FAMILY["llama"]), inputs(FAMILY["llama"])["input_ids"]
+    mask = torch.rand(2, 1, 11, 11, generator=torch.manual_seed(4)).lt(0.6) | torch.eye(11, dtype=torch.bool)
+    mask = mask & torch.ones(11, 11, dtype=torch.bool).tril()
+    with torch.no_grad():
+        with ch.watch(model, distance=True) as once:
+            model(ids, attention_mask=mask, use_cache=False)
+        with ch.watch(model, distance=True) as seen:
+            first = model(ids[:, :8], attention_mask=mask[:, :, :8, :8], use_cache=True)
+            model(ids[:, 8:], attention_mask=mask[:, :, 8:], past_key_values=first.past_key_values)
+    for layer in (0, 1):
+        np.testing.assert_allclose(seen[layer].distance, once[layer].distance, atol=1e-4)
