@@ -1,6 +1,7 @@
 """`diagnose`: correct results are accepted, undetectable mistakes are listed; files and errors."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -151,6 +152,19 @@ def test_a_result_that_fits_no_known_mistake():
     assert found.verdict == "unexplained"
     broken[1, 13, 5] = np.nan
     assert ch.diagnose(q, k, v, broken).verdict == "unexplained"
+
+
+@pytest.mark.parametrize("rules", [{}, {"causal": True}])
+def test_a_result_without_a_finite_number_is_no_evidence_for_two_mistakes(rules: dict[str, Any]):
+    q, k, v = fresh().standard_normal((3, 2, 20, 2))
+    v[..., -4:, :] = [[1.0, -1.0], [-1.0, 1.0]] * 2  # of both signs, so that infinite weights would give NaN
+    assert ch.diagnose(q, k, v, np.full_like(v, np.nan), **rules).verdict == "unexplained"
+
+
+def test_no_softmax_with_skipped_keys_leaves_them_out():
+    q, k, v = fresh().standard_normal((3, 20, 8))
+    found = ch.diagnose(q, k, v, (q @ k[:16].T / 8**0.5) @ v[:16])
+    assert sorted(found.explanations[0].mistakes) == ["no softmax", "tail of the keys"]
 
 
 def test_empty_results_are_right():

@@ -19,8 +19,13 @@ def visible(problem: Problem, recipe: Recipe, selection: Selection) -> Array:
         seen = seen & (keys > positions if recipe.causal == "inverted" else keys >= positions)
     if recipe.padding == "inverted" and problem.kv_lengths is not None:
         seen = seen & (keys >= problem.kv_lengths[:, None, None, None])
+    return seen & read(problem, recipe)
+
+
+def read(problem: Problem, recipe: Recipe) -> Array:
+    """Which keys the code reads at all: all but those behind the last whole block where it skips them, bool (keys,)."""
     kind, block = recipe.key_tail
-    return seen & (keys < problem.keys // block * block) if kind == "skipped" else seen
+    return np.arange(problem.keys) < (problem.keys // block * block if kind == "skipped" else problem.keys)
 
 
 def _ruled(problem: Problem, recipe: Recipe) -> Problem:

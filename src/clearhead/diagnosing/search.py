@@ -199,7 +199,7 @@ class Search:
         dropouts = [s for s in every if s.mistakes[0].evidence == "chance"]
         right = [Candidate((), (), RIGHT)]
         fitting = self.fitting(singles) or self.rounded(right, narrowings) or self.fitting(self.singles(rare=True))
-        if fitting:
+        if fitting or not np.isfinite(self.full.theirs(self.sample)).any():  # some two mistakes make anything NaN
             return fitting
         return (
             self.fitting(tails)

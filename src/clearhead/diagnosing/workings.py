@@ -12,7 +12,7 @@ import numpy as np
 
 from clearhead.core.axes import Array, group_size
 from clearhead.diagnosing.recipe import Inputs, Recipe, Selection
-from clearhead.diagnosing.recipe_visibility import visible
+from clearhead.diagnosing.recipe_visibility import read, visible
 from clearhead.diagnosing.tiles import product_in_half, rounded_to, sum_in_half, tiled
 
 _CACHE_BYTES = 2**27  # of shared intermediates
@@ -244,7 +244,8 @@ class Workings:
             wide = self.selection(tuple(range(self.problem.heads)), selection.rows)
         x = self.logits(recipe, wide)
         if recipe.axis.startswith("none"):
-            return x if recipe.axis == "none" else np.where(self.visible(recipe, selection), x, self.dtype.type(0))
+            used = read(self.problem, recipe) if recipe.axis == "none" else self.visible(recipe, selection)
+            return np.where(used, x, self.dtype.type(0))
         powers, total = self._powers(recipe, wide, x)
         result = self.rounded(np.divide(powers, total, out=np.zeros_like(powers), where=total != 0))
         if wide is not selection:
