@@ -4,8 +4,6 @@ import { css, weighed } from "../colour.js";
 import { h } from "../dom.js";
 import { fmt } from "../numbers.js";
 
-export const STATISTICS = ["entropy", "sink", "previous", "own", "distance"];
-
 /**
  * @param {any} run
  * @param {string} statistic

@@ -4,7 +4,6 @@ import { h } from "../dom.js";
 import { fmt } from "../numbers.js";
 import { moved } from "./cell.js";
 import { controls } from "./controls.js";
-import { STATISTICS } from "./grid.js";
 import { bindKeys } from "./keyboard.js";
 import { strongestKey } from "./lines.js";
 import { frameOf, refresh } from "./mapbox.js";
@@ -67,7 +66,7 @@ function newParts({ head: { n, m }, shell: { t } }) {
 /** The head's statistics, and what its weights are made of. @param {Given} given */
 function facts({ head, state, shell: { t } }) {
   const { statistics, note } = head.layer;
-  const known = STATISTICS.filter((name) => statistics[name][state.at.head] !== null);
+  const known = Object.keys(statistics).filter((name) => statistics[name][state.at.head] !== null);
   const nature = head.served
     ? t("served head")
     : head.exact

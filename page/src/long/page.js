@@ -3,7 +3,7 @@
 import { add, h } from "../dom.js";
 import { spelled } from "../numbers.js";
 import { choice } from "./controls.js";
-import { grid, STATISTICS } from "./grid.js";
+import { grid } from "./grid.js";
 import { fromLink } from "./link.js";
 import { openLook } from "./look.js";
 import { newReading } from "./reading.js";
@@ -62,11 +62,13 @@ export function openLong(page) {
           choice(
             t("colour by"),
             "statistic",
-            STATISTICS.filter((name) =>
-              run.layers.some((/** @type {any} */ layer) =>
-                layer.statistics[name].some((/** @type {any} */ x) => x !== null),
-              ),
-            ).map((name) => [name, t(name)]),
+            Object.keys(run.layers[0].statistics)
+              .filter((name) =>
+                run.layers.some((/** @type {any} */ layer) =>
+                  layer.statistics[name].some((/** @type {any} */ x) => x !== null),
+                ),
+              )
+              .map((name) => [name, t(name)]),
             state.statistic,
             (value) => {
               state.statistic = value;

@@ -132,17 +132,18 @@ def _launch_rows(
     want = Rows(**{**dict.fromkeys(Rows._fields), **found})
     part = Partial.room(make, want, slots, d_v)
     sizes = {"DV": gpu.padded(d_v), "TOP": slots, "FLOAT": tiles.number}
-    own_q, own_k = gpu.as_tensor(q), gpu.as_tensor(k)
-    own_v = (None, (0, 0, 0, 0)) if v is None else gpu.as_tensor(v)
+    arrays = gpu.by_name(q=gpu.as_tensor(q), k=gpu.as_tensor(k), v=None if v is None else gpu.as_tensor(v))
     rules = gpu.rules(problem, device)
     grid = (-(-pack * problem.queries // height) * (problem.batch * problem.heads // pack), splits)
     row_kernels.rows[grid](
-        *own_q, *own_k, *own_v, problem.d_k, d_v, rules, want, part, pack, per_key, per_value, split, top,
-        M=height, N=tiles.passed, DK=gpu.padded(problem.d_k), PRECISION=tiles.precision, **sizes,
-        REPAIR=repair, num_warps=tiles.warps, num_stages=tiles.stages,
+        **arrays, d_k=problem.d_k, d_v=d_v, rules=rules, want=want, part=part, pack=pack, per_key=per_key,
+        per_value=per_value, split=split, count=top, M=height, N=tiles.passed, DK=gpu.padded(problem.d_k),
+        PRECISION=tiles.precision, **sizes, REPAIR=repair, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     if split:
-        row_kernels.merge[(-(-lines // 16),)](rules, want, part, lines, splits, d_v, top, M=16, **sizes)
+        row_kernels.merge[(-(-lines // 16),)](
+            rules=rules, want=want, part=part, lines=lines, splits=splits, d_v=d_v, count=top, M=16, **sizes
+        )
 
 
 def _split(problem: Problem, pack: int) -> int | None:
@@ -226,14 +227,14 @@ class _Look:
         if span is not None:
             span = span[0] // tiles.passed * tiles.passed, -(-span[1] // tiles.passed) * tiles.passed
         owned = tiles.owned if to.product is None else min(tiles.owned, 64)  # a product takes many registers
-        given: tuple[Any, tuple[int, ...]] = (None, (0, 0, 0, 0)) if g is None else gpu.as_tensor(g)
-        if g is not None and g.shape[1] == 1:
-            given = (given[0], (given[1][0], 0, *given[1][2:]))
+        given = None if g is None else gpu.as_tensor(g)
+        if g is not None and given is not None and g.shape[1] == 1:
+            given = given._replace(strides=(given.strides[0], 0, *given.strides[2:]))
         column_kernels.columns[(-(-problem.keys // owned) * problem.batch * problem.heads,)](
-            *self.q, *self.k, self.logsumexp, *given, labels, problem.d_k, self.rules, to, self.per_key, *band[:2],
-            columns, span, whole(only), M=owned, N=tiles.passed, DK=gpu.padded(problem.d_k),
-            D=gpu.padded(columns), FLOAT=tiles.number, PRECISION=tiles.precision,
-            num_warps=tiles.warps, num_stages=tiles.stages,
+            **gpu.by_name(q=self.q, k=self.k, g=given), lse=self.logsumexp, labels=labels, d_k=problem.d_k,
+            rules=self.rules, to=to, per_key=self.per_key, first=band[0], size=band[1], columns=columns, span=span,
+            only=whole(only), M=owned, N=tiles.passed, DK=gpu.padded(problem.d_k), D=gpu.padded(columns),
+            FLOAT=tiles.number, PRECISION=tiles.precision, num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
 
 

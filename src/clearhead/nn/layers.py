@@ -14,12 +14,16 @@ from clearhead.core.rule_values import (
     read_window,
     whole_number,
 )
+from clearhead.core.rules import given
 from clearhead.errors import DtypeError, RuleError, ShapeError, UnknownNameError
 from clearhead.nn.cache import KVCache, check_dtype, check_placed
 from clearhead.ops.attention import attention
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.torch import dropped
 
+_BESIDE_EXTRA_KEYS = frozenset(  # rules that count no keys, or whose values _with_extra_keys moves
+    ("scale", "softcap", "bias", "causal", "mask", "kv_lengths", "query_lengths", "sinks", "query_offset")
+)
 _THEIRS = {  # nn.MultiheadAttention's names for options, and what to write here
     "attn_mask": "mask=~attn_mask: True = may attend here, and may not there; one of floats is bias=attn_mask.",
     "key_padding_mask": "mask=~key_padding_mask[:, None, None]: True = may attend here, and may not there.",
@@ -283,8 +287,8 @@ class MultiHeadAttention(nn.Module):
             extra.append((k.new_zeros(k.shape[1], 1, k.shape[3]), v.new_zeros(v.shape[1], 1, v.shape[3])))
         if not extra:
             return k, v, 0
-        for name in ("window", "query_segments", "kv_segments", "alibi_slopes"):
-            if rules.get(name) is not None:
+        for name in given(rules):
+            if name not in _BESIDE_EXTRA_KEYS:
                 raise RuleError(f"{name} with an extra key has no meaning here: which place would the key have?")
         count, keys = len(extra), k.shape[-2]
         k, v = (

@@ -132,6 +132,11 @@ class AttentionMatrix(Indexed, Pictured, Observable):
         Returns an array of the indexed shape in the matrix's dtype, of q's kind. Raises SelectionError for any other
         index or one outside its axis, SizeError for more weights than fit in memory, RuleError while PyTorch records a
         graph. O(rows·keys·d_k) time for the log-sum-exp, the first time; then O(weights·d_k).
+
+        >>> import numpy as np, clearhead as ch
+        >>> ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True)[1:, :2].round(3)
+        array([[0.36 , 0.64 ],
+               [0.264, 0.264]])
         """
         return self._weights(key)
 
@@ -146,6 +151,10 @@ class AttentionMatrix(Indexed, Pictured, Observable):
         v (…, kv_heads or heads, keys, d_v), or one for all heads, (keys,) or (keys, d_v). Raises what `attention`
         raises for v. O(queries·keys·(d_k + d_v)) time, O(queries + keys) memory. torch.compile traces `@` of tensors
         only: use `A.observe(v).output` there.
+
+        >>> import numpy as np, clearhead as ch
+        >>> (ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True) @ np.arange(3.0)).round(3)
+        array([0.   , 0.64 , 1.207])
         """
         return self._answers(v).mix(v)
 
@@ -158,6 +167,10 @@ class AttentionMatrix(Indexed, Pictured, Observable):
         Returns a Top of `weights` and `indices`. Of equal weights the earlier key comes first; where fewer than k keys
         are visible, the rest is filled with weight 0 and index -1. Raises RuleError unless k is a positive integer, and
         what `observe` raises. O(queries·keys·d_k) time, O(queries·k) memory.
+
+        >>> import numpy as np, clearhead as ch
+        >>> ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True).top(2).indices.tolist()
+        [[0, -1], [1, 0], [2, 0]]
         """
         top = self.observe(top=whole_number("top", k, 1, hint="top(8)")).top
         assert top is not None
@@ -193,6 +206,10 @@ class AttentionMatrix(Indexed, Pictured, Observable):
 
         Above 1,024 queries or keys, each pixel shows the largest of its weights. Raises SelectionError when there is
         no such head or batch item, MissingExtraError without matplotlib, DtypeError when `ax` is no axes.
+
+        >>> import numpy as np, clearhead as ch
+        >>> ch.AttentionMatrix(np.eye(3), np.eye(3)).plot().get_xlabel()
+        'key'
         """
         return self._plot(head, 0, batch, ax)
 
@@ -204,6 +221,10 @@ class AttentionMatrix(Indexed, Pictured, Observable):
         """The matrix of one batch item, with all heads or one: (1, heads, queries, keys).
 
         `batch` counts over all leading axes together. Raises SelectionError when there is no such item or head.
+
+        >>> import numpy as np, clearhead as ch
+        >>> ch.AttentionMatrix(np.ones((2, 4, 3, 8)), np.ones((2, 4, 3, 8))).part(batch=1, head=3).shape
+        (1, 1, 3, 3)
         """
         factors = self.factors
         batches = np.array([read_place("batch", batch, factors.problem.batch)])

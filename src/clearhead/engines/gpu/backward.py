@@ -74,24 +74,23 @@ class Derivatives:
     def _launch(self, found: dict[str, Any], together: int) -> None:
         problem, tiles = self.problem, self.tiles
         heads = problem.batch * problem.heads
-        arrays = *self.q, *self.k, *self.v, self.output_strides, problem.d_k, self.d_v, self.rules, self.loss
-        sizes = {
+        arguments = {
+            **gpu.by_name(q=self.q, k=self.k, v=self.v), "o_strides": self.output_strides, "d_k": problem.d_k,
+            "d_v": self.d_v, "rules": self.rules, "loss": self.loss, "per_key": self.per_key,
+            "per_value": self.per_value,
             "DK": gpu.padded(problem.d_k), "DV": gpu.padded(self.d_v), "FLOAT": tiles.number,
             "PRECISION": tiles.precision, "num_warps": tiles.warps, "num_stages": tiles.stages,
         }  # fmt: skip
         high, wide = tiles.owned, tiles.passed
         to = Places(found["k"], found.get("v"), found.get("received"))
         gradients.keys[(-(-problem.keys // high) * (heads // together),)](
-            *arrays, to, together, self.per_key, self.per_value, M=high, N=wide, **sizes
+            **arguments, to=to, together=together, M=high, N=wide
         )
-        gradients.queries[(-(-problem.queries // high) * heads,)](
-            *arrays, found["q"], self.per_key, self.per_value, M=high, N=wide, **sizes
-        )
+        gradients.queries[(-(-problem.queries // high) * heads,)](**arguments, out=found["q"], M=high, N=wide)
         if self.upstream.bias is not None:
             batch, own_heads, queries, keys = self.upstream.bias
             grid = (-(-queries // wide) * -(-keys // wide) * batch * own_heads,)
-            over = problem.queries // queries, problem.keys // keys
             gradients.bias[grid](
-                *arrays, found["bias"], problem.batch, batch, own_heads, *over, self.per_key, self.per_value,
-                M=wide, N=wide, **sizes,
+                **arguments, out=found["bias"], batch=problem.batch, own_batch=batch, own_heads=own_heads,
+                over_queries=problem.queries // queries, over_keys=problem.keys // keys, M=wide, N=wide,
             )  # fmt: skip

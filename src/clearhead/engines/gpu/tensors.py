@@ -192,6 +192,14 @@ def _describe(problem: Problem, device: torch.device) -> Rules:
     )
 
 
+def by_name(**tensors: StridedTensor | None) -> dict[str, Any]:
+    """A kernel's arguments `x` and `x_strides` for each tensor x; None and strides of 0 for one that is not there."""
+    named: dict[str, Any] = {}
+    for name, x in tensors.items():
+        named[name], named[f"{name}_strides"] = (None, (0, 0, 0, 0)) if x is None else x
+    return named
+
+
 def _steps(x: StridedTensor | None) -> tuple[int | None, ...]:
     return (None,) * 4 if x is None else x.strides
 
