@@ -1,13 +1,14 @@
-"""The accuracy of the output compared with PyTorch's: the ratio of their root mean square errors against float64.
+"""The accuracy of outputs and gradients compared with PyTorch's: the ratio of root mean square errors against float64.
 
     python benchmarks/errors.py
 
-Below 1, clearhead is closer to the float64 result than PyTorch's fused kernel on the same inputs. Prints the table of
-docs/performance.md; takes about a minute.
+Below 1, clearhead is closer to the float64 result than PyTorch's fused kernel on the same inputs. Prints the two tables
+of docs/performance.md; takes about two minutes.
 """
 
 import os
 import platform
+from collections.abc import Callable
 from statistics import geometric_mean
 
 import numpy as np
@@ -25,17 +26,31 @@ SHAPES = {  # batch, heads, queries, keys, d
     "4 queries, 100,000 keys, d 64": (1, 4, 4, 100_000, 64),
     "one query, 2,000 keys, d 128 (640 rows)": (10, 64, 1, 2000, 128),
 }
+GRADIENT_SHAPES = {
+    "4 heads of 130 queries and keys, d 64": (1, 4, 130, 130, 64),
+    "the same, causal": (1, 4, 130, 130, 64),
+    "150 queries, 400 keys, d 128": (1, 4, 150, 400, 128),
+    "one query, 2,000 keys, d 64 (640 rows)": (2, 64, 1, 2000, 64),
+    "one query, 2,000 keys, d 128 (640 rows)": (2, 64, 1, 2000, 128),
+}
+DRAWS = 5  # of a gradient, measured together: 5 times 128 rows make 640
 DEVIATIONS = (1.0, 3.0, 6.0)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def ratio(shape: tuple[int, ...], deviation: float, dtype: torch.dtype, *, causal: bool) -> float:
-    """Our root mean square error divided by that of PyTorch's fused kernel."""
+def drawn(shape: tuple[int, ...], deviation: float, seed: int) -> list[torch.Tensor]:
+    """q, k, v and an upstream gradient in float32; only q, k and v have this deviation."""
     batch, heads, n, m, d = shape
-    generator = torch.Generator().manual_seed(n + m)
-    q, k, v = (
-        (torch.randn(batch, heads, length, d, generator=generator) * deviation).to(dtype) for length in (n, m, m)
-    )
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        torch.randn(batch, heads, length, d, generator=generator) * size
+        for length, size in ((n, deviation), (m, deviation), (m, deviation), (n, 1.0))
+    ]
+
+
+def ratio(shape: tuple[int, ...], deviation: float, dtype: torch.dtype, *, causal: bool) -> float:
+    """Our root mean square error of the output divided by that of PyTorch's fused kernel."""
+    q, k, v = (x.to(dtype) for x in drawn(shape, deviation, seed=0)[:3])
     given = describe(q, k, v, {"causal": causal})
     truth = reference.attend(given.problem, given.q, given.k, given.v).output
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
@@ -45,8 +60,49 @@ def ratio(shape: tuple[int, ...], deviation: float, dtype: torch.dtype, *, causa
     return float(np.sqrt(mine / peers))
 
 
+def gradient_ratios(shape: tuple[int, ...], deviation: float, *, causal: bool) -> list[float]:
+    """The same for the gradients by q, k and v in float32, several draws together."""
+    errors = np.zeros((2, 3))
+    for seed in range(DRAWS):
+        *inputs, upstream = drawn(shape, deviation, seed)
+        with sdpa_kernel(SDPBackend.MATH):
+            truth = gradients([x.double() for x in inputs], upstream.double(), causal=causal)
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            theirs = gradients(inputs, upstream, causal=causal)
+        ours = gradients(inputs, upstream, causal=causal, attend=clearhead_attention)
+        for side, found in enumerate((ours, theirs)):
+            errors[side] += [float((x.double() - exact).square().sum()) for x, exact in zip(found, truth, strict=True)]
+    return list(np.sqrt(errors[0] / errors[1]))
+
+
+def clearhead_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, is_causal: bool) -> torch.Tensor:
+    """ch.attention under PyTorch's names."""
+    return ch.attention(q, k, v, causal=is_causal)
+
+
+def gradients(
+    inputs: list[torch.Tensor],
+    upstream: torch.Tensor,
+    *,
+    causal: bool,
+    attend: Callable[..., torch.Tensor] = torch.nn.functional.scaled_dot_product_attention,
+) -> tuple[torch.Tensor, ...]:
+    """The gradients by q, k and v."""
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    return torch.autograd.grad(attend(*leaves, is_causal=causal), leaves, upstream)
+
+
+def print_gradients() -> None:
+    """The table of gradients in float32, by q, k and v."""
+    print("\n| deviation of the inputs | " + " | ".join(f"{one:g}" for one in DEVIATIONS) + " |")
+    print("| --- " * (1 + len(DEVIATIONS)) + "|")
+    for label, shape in GRADIENT_SHAPES.items():
+        cells = [gradient_ratios(shape, deviation, causal="causal" in label) for deviation in DEVIATIONS]
+        print(f"| {label} | " + " | ".join(", ".join(f"{one:.2f}" for one in cell) for cell in cells) + " |")
+
+
 def main() -> None:
-    """Print the table, its geometric means and its worst cases."""
+    """Print both tables, and the geometric means and worst cases of the first."""
     print(f"{platform.machine()}, torch {torch.__version__}, numpy {np.__version__}, {os.cpu_count()} cores\n")
     print("| deviation of the inputs: 1, 3, 6 | " + " | ".join(DTYPES) + " |")
     print("| --- " * (1 + len(DTYPES)) + "|")
@@ -60,6 +116,7 @@ def main() -> None:
         print(f"| {label} | " + " | ".join(cells) + " |")
     print("| geometric mean | " + " | ".join(f"{geometric_mean(one):.2f}" for one in found.values()) + " |")
     print("| worst | " + " | ".join(f"{max(one):.2f}" for one in found.values()) + " |")
+    print_gradients()
 
 
 if __name__ == "__main__":
