@@ -111,12 +111,13 @@ Described describe(int type, int64_t batch, int64_t heads, int64_t kv_heads, int
                    std::optional<Given> kv_lengths, std::optional<Given> query_lengths,
                    std::optional<Given> query_segments, std::optional<Given> kv_segments,
                    std::optional<Given> alibi_slopes, std::optional<Given> sinks, std::optional<Given> bias,
-                   int bias_type, std::optional<Given> mask, nb::object kept) {
+                   int bias_type, std::optional<Given> mask, bool team, nb::object kept) {
     check(type >= 0 && type < 4 && bias_type >= 0 && bias_type < 4, "type");
     Described d;
     Problem& p = d.p;
     p.type = Type(type);
     p.bias_type = Type(bias_type);
+    p.team = team;
     p.batch = batch;
     p.heads = heads;
     p.kv_heads = kv_heads;
@@ -361,7 +362,14 @@ NB_MODULE(_native, m) {
           "d_k"_a, "row_start"_a, "row_step"_a, "column_start"_a, "column_step"_a, "left"_a, "right"_a, "scale"_a,
           "softcap"_a, "query_offset"_a, "kv_lengths"_a.none(), "query_lengths"_a.none(), "query_segments"_a.none(),
           "kv_segments"_a.none(), "alibi_slopes"_a.none(), "sinks"_a.none(), "bias"_a.none(), "bias_type"_a,
-          "mask"_a.none(), "kept"_a);
+          "mask"_a.none(), "team"_a, "kept"_a);
+    m.def(
+        "use_team",
+        [](uintptr_t parallel, uintptr_t size) {
+            use_team(reinterpret_cast<void (*)(void (*)(void*), void*, unsigned, unsigned)>(parallel),
+                     reinterpret_cast<int (*)()>(size));
+        },
+        "parallel"_a, "size"_a);
     m.def("rows", &rows);
     m.def("columns", &columns);
     m.def("gradients", &gradients);

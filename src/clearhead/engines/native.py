@@ -19,7 +19,7 @@ from clearhead.core.axes import WEIGHTS, Array
 from clearhead.core.problem import Problem
 from clearhead.core.statistics import Wanted
 from clearhead.engines.base import Upstream, elsewhere, narrowed, room_for_columns, room_for_rows, unsupported, widened
-from clearhead.engines.threads import get_num_threads
+from clearhead.engines.threads import get_num_threads, openmp_of_torch
 from clearhead.errors import SizeError
 
 _native: Any
@@ -231,10 +231,20 @@ def _describe(problem: Problem) -> Any:
         right=_NO_LIMIT if right is None else right,
         scale=problem.scale,
         softcap=problem.softcap or 0.0,
+        team=problem.library == "torch" and _has_team(),
         bias_type=1 if problem.bias is None else _TYPES[problem.bias.dtype],
         kept=arrays,
         **arrays,
     )
+
+
+@cache
+def _has_team() -> bool:
+    """Whether PyTorch's OpenMP threads can run the kernel, which is told of them here."""
+    functions = openmp_of_torch()
+    if functions is not None:
+        _native.use_team(*functions)
+    return functions is not None
 
 
 @cache
