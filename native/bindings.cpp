@@ -228,9 +228,11 @@ class Repeatable {
         : api(tensor_type.is_none() ? nullptr : exchange_api(tensor_type.ptr())) {}
 
     // Adds a checked call; the oldest one leaves where there are too many. Arrays that `read` refuses are not added.
-    void add(nb::handle q, nb::handle k, nb::handle v, nb::object described) {
+    // With any_keys, the call may be repeated on any number of keys.
+    void add(nb::handle q, nb::handle k, nb::handle v, nb::object described, bool any_keys) {
         Operands given;
         if (!read(q, k, v, given)) return;
+        if (any_keys) given[1].kind.shape[2] = given[2].kind.shape[2] = kAny;
         Call call{given[0].kind, given[1].kind, given[2].kind, described, nb::cast<const Described*>(described)};
         if (calls.size() < 32)
             calls.push_back(std::move(call));
@@ -242,6 +244,7 @@ class Repeatable {
     nb::object operator()(nb::handle q, nb::handle k, nb::handle v, int threads) {
         Operands given;
         if (!read(q, k, v, given)) return nb::none();
+        if (given[1].kind.shape[2] != given[2].kind.shape[2]) return nb::none();
         for (const Call& call : calls)
             if (call.q == given[0].kind && call.k == given[1].kind && call.v == given[2].kind)
                 return repeat(call, given, threads);
@@ -249,12 +252,16 @@ class Repeatable {
     }
 
   private:
+    static constexpr int64_t kAny = -1;
+
     struct Kind {  // what must be the same as in the checked call
         int ndim = 0;
         int64_t shape[4] = {1, 1, 1, 1};  // leading axes of size 1 are filled in
         nb::dlpack::dtype dtype{};
         bool operator==(const Kind& other) const {
-            return ndim == other.ndim && std::equal(shape, shape + 4, other.shape) && dtype == other.dtype;
+            return ndim == other.ndim && dtype == other.dtype && shape[0] == other.shape[0] &&
+                   shape[1] == other.shape[1] && (shape[2] == other.shape[2] || shape[2] == kAny) &&
+                   shape[3] == other.shape[3];
         }
     };
     struct Operand {
@@ -313,6 +320,7 @@ class Repeatable {
         p.q = given[0].view;
         p.k = given[1].view;
         p.v = given[2].view;
+        p.keys = given[1].kind.shape[2];
         p.v_heads = given[2].kind.shape[1];
         p.d_v = given[2].kind.shape[3];
         int64_t shape[4];
@@ -519,7 +527,7 @@ NB_MODULE(_native, m) {
         "parallel"_a, "size"_a);
     nb::class_<Repeatable>(m, "Repeatable")
         .def(nb::init<nb::object>(), "tensor_type"_a.none())
-        .def("add", &Repeatable::add, "q"_a, "k"_a, "v"_a, "described"_a)
+        .def("add", &Repeatable::add, "q"_a, "k"_a, "v"_a, "described"_a, "any_keys"_a)
         .def("__call__", &Repeatable::operator());
     m.def("rows", &rows);
     m.def("columns", &columns);

@@ -78,6 +78,19 @@ def test_more_shapes_than_are_kept():
             assert same(ch.attention(*arrays, scale=0.5), long_way(*arrays, scale=0.5))
 
 
+def test_any_number_of_keys_follows_one_checked_call():
+    q, k, v = tensors(2, 3, 1, 8, keys=50)
+    for arrays in ((q, k, v), [x.numpy() for x in (q, k, v)]):
+        query, *others = arrays
+        for m in (50, 1, 33, 0, 49):
+            some = [x[..., :m, :] for x in others]
+            assert same(ch.attention(query, *some, softcap=3.0), long_way(query, *some, softcap=3.0))
+        key = repeated.rules_key({"softcap": 3.0})
+        assert repeated.repeat(key, query, *(x[..., :7, :] for x in others)) is not None
+        with pytest.raises(ch.errors.ShapeError, match="keys"):
+            ch.attention(query, others[0], others[1][..., :7, :], softcap=3.0)
+
+
 def test_derivatives_are_recorded_after_a_call_without_a_graph():
     q, k, v = tensors(1, 2, 6, 8)
     ch.attention(q, k, v)

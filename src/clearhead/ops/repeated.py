@@ -49,10 +49,11 @@ def remember(key: Hashable, q: Any, k: Any, v: Any, given: Described) -> None:
     call = _calls.get((type(q), key))
     if call is None:
         if len(_calls) >= _MOST:
-            return
+            _calls.pop(next(iter(_calls)))
         tensor = None if type(q) is np.ndarray else sys.modules["torch"].Tensor
         call = _calls[type(q), key] = native.repeatable(tensor)
-    call.add(q, k, v, native.described(problem))
+    any_keys = problem.keys > 0 and not problem.causal and problem.window == (None, None)  # as in decoding
+    call.add(q, k, v, native.described(problem), any_keys)
 
 
 def _plain(q: Any, k: Any, v: Any) -> bool:
