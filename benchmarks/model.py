@@ -39,7 +39,10 @@ def shares(threads: int, *, quick: bool) -> list[Share]:
     torch.set_num_threads(threads)
     ch.set_num_threads(threads)
     torch.manual_seed(0)
-    attends = {"clearhead": scaled_dot_product_attention, "torch": torch.nn.functional.scaled_dot_product_attention}
+    attends: dict[str, Callable[..., Any]] = {
+        "clearhead": scaled_dot_product_attention,
+        "torch": torch.nn.functional.scaled_dot_product_attention,
+    }
     found = []
     for batch, tokens, width, heads in SIZES[: 2 if quick else None]:
         blocks = [_Block(width, heads) for _ in range(LAYERS)]
@@ -49,7 +52,7 @@ def shares(threads: int, *, quick: bool) -> list[Share]:
             for _ in range(5 if quick else 15):
                 for name, attend in calls.items():
                     seconds[name].append(_pass(way, blocks, torch.randn(batch, tokens, width), attend))
-            layers_alone = median(seconds.get("none", [0.0]))
+            layers_alone = median(seconds["none"]) if "none" in calls else 0.0
             ours, theirs = (median(seconds[name]) - layers_alone for name in attends)
             found.append(Share(way, batch, tokens, width, heads, ours, theirs / ours))
     return found
