@@ -1,12 +1,13 @@
 """The benchmarks on the CPU: choose cases and peers, measure with a progress bar, print the table, save it."""
 
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from benchmarks import peers, run, watching
+from benchmarks import model, peers, run, watching
 from benchmarks.cases import Case, cases
 from benchmarks.limits import Limits, limits, machine
 from clearhead.core.files import make_folder, write_whole
@@ -16,7 +17,8 @@ from clearhead.errors import unknown
 if TYPE_CHECKING:
     from rich.console import Console
 
-WATCH = "watch"  # a group that measures whole models instead of cases
+T = TypeVar("T")
+MODEL, WATCH = "model", "watch"  # groups that measure whole models instead of cases
 
 
 def bench(*, quick: bool, chosen: str | None, only: str | None, save: str | None, threads: int) -> None:
@@ -30,15 +32,18 @@ def bench(*, quick: bool, chosen: str | None, only: str | None, save: str | None
             raise unknown("peer", name, installed)
     every = cases(quick=quick)
     groups = list(dict.fromkeys(case.group for case in every))
-    wanted = [*groups, *([] if quick else [WATCH])] if only is None else only.split(",")
+    wanted = [*groups, *([] if quick else [MODEL, WATCH])] if only is None else only.split(",")
     for group in wanted:
-        if group not in (*groups, WATCH):
-            raise unknown("group", group, (*groups, WATCH))
+        if group not in (*groups, MODEL, WATCH):
+            raise unknown("group", group, (*groups, MODEL, WATCH))
     folder = None if save is None else make_folder(save)
     found = machine(threads)
     limit = limits(threads)
     rows = _measured([case for case in every if case.group in wanted], names, limit, threads, quick=quick)
-    report = run.Report(rows, _watched(threads, quick=quick) if WATCH in wanted else [], found, limit)
+    inside = _status("attention inside a model …", model.shares, threads, quick=quick) if MODEL in wanted else []
+    watched = WATCH in wanted and find_spec("transformers")
+    costs = _status("watching a model …", watching.costs, threads, quick=quick) if watched else []
+    report = run.Report(rows, inside, costs, found, limit)
     show(console(), report)
     if folder is not None:
         _save(folder, report)
@@ -56,15 +61,21 @@ def show(console: "Console", report: run.Report) -> None:
         for line in run.summary(report.rows):
             mean, worst = fixed(line["mean"], 2, 6), fixed(line["worst"], 2, 6)
             console.print(f"  {line['group']:<26} {line['peer']:<13} {mean:>6} / {worst}")
+    if report.model:
+        console.print("\nattention inside a model of 6 blocks")
+        _columns(console, model.lines(report.model))
     if report.watching:
         console.print("\nwatching a model of 12 layers, 12 heads, width 768")
-        lines = watching.lines(report.watching)
-        wide = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        for words in lines:
-            console.print("  ".join(f"{word:>{width}}" for word, width in zip(words, wide, strict=True)))
+        _columns(console, watching.lines(report.watching))
     peak, read = report.limits.multiply_adds / 1e9, report.limits.bytes_read / 1e9
     console.print(f"\nlimits: {peak:.0f} G multiply-adds/s (float32), {read:.0f} GB/s read")
     put(console, Text("; ".join(f"{name} {value}" for name, value in report.machine.items())))
+
+
+def _columns(console: "Console", lines: list[tuple[str, ...]]) -> None:
+    wide = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for words in lines:
+        console.print("  ".join(f"{word:>{width}}" for word, width in zip(words, wide, strict=True)))
 
 
 def _table(rows: list[run.Row]) -> str:
@@ -84,13 +95,11 @@ def _table(rows: list[run.Row]) -> str:
     return "\n".join(lines)
 
 
-def _watched(threads: int, *, quick: bool) -> list[watching.Cost]:
-    if not find_spec("transformers"):
-        return []
+def _status(words: str, work: Callable[..., list[T]], threads: int, *, quick: bool) -> list[T]:
     from rich.console import Console
 
-    with Console(stderr=True).status("watching a model …") if sys.stderr.isatty() else nullcontext():
-        return watching.costs(threads, quick=quick)
+    with Console(stderr=True).status(words) if sys.stderr.isatty() else nullcontext():
+        return work(threads, quick=quick)
 
 
 def _measured(chosen: list[Case], names: list[str], limit: Limits, threads: int, *, quick: bool) -> list[run.Row]:

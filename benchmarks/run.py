@@ -11,6 +11,8 @@ from typing import Any
 from benchmarks import peers
 from benchmarks.cases import Case
 from benchmarks.limits import Limits
+from benchmarks.model import Share
+from benchmarks.model import lines as model_lines
 from benchmarks.watching import Cost
 from benchmarks.watching import lines as watching_lines
 from clearhead.bench.measure import Timing, interleaved, ratio
@@ -39,6 +41,7 @@ class Report:
     """All figures of one benchmark run."""
 
     rows: list[Row]
+    model: list[Share]
     watching: list[Cost]
     machine: dict[str, str | int]
     limits: Limits
@@ -97,6 +100,7 @@ def as_json(report: Report) -> str:
         "limits": report.limits._asdict(),
         "rows": [asdict(row) for row in report.rows],
         "summary": summary(report.rows),
+        "model": [share._asdict() for share in report.model],
         "watching": [cost._asdict() for cost in report.watching],
     }
     return json.dumps(data, indent=1) + "\n"
@@ -123,6 +127,9 @@ def as_markdown(report: Report) -> str:
     ]
     if report.rows:
         lines += ["", *_tables(report.rows)]
+    if report.model:
+        head, *rest = model_lines(report.model)
+        lines += ["", _line(head), "| --- | ---: | ---: | ---: | ---: |", *map(_line, rest)]
     if report.watching:
         head, *rest = watching_lines(report.watching)
         lines += ["", _line(head), "| ---: | --- | ---: | ---: | ---: |", *map(_line, rest)]

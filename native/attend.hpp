@@ -18,6 +18,7 @@ struct View {
 // Shapes and score rules; core/visibility.py defines the meaning of every field.
 struct Problem {
     Type type, bias_type;
+    bool team;  // the arrays are PyTorch's: compute on its threads
     int64_t batch, heads, kv_heads, v_heads, queries, keys, d_k, d_v;
     int64_t row_start, row_step, column_start, column_step;  // which queries and keys of the whole matrix these are
     double scale, softcap;                                   // softcap 0: none

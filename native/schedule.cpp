@@ -73,7 +73,8 @@ struct Phase {
 
 // Runs all tasks of one kind; those of a small job on the calling thread alone.
 bool run_phase(Phase phase, int64_t scratch, bool single_thread, bool (*stop)()) {
-    if (!single_thread) return run({phase.count, phase.job.threads, phase.body, &phase, scratch, stop});
+    if (!single_thread)
+        return run({phase.count, phase.job.threads, phase.body, &phase, scratch, stop, phase.job.problem.team});
     const auto all = [](const void* context, int64_t, void* thread_scratch) {
         const Phase& f = *static_cast<const Phase*>(context);
         for (int64_t i = 0; i < f.count; ++i) f.body(context, i, thread_scratch);

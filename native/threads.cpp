@@ -136,6 +136,35 @@ struct Pool {
     }
 };
 
+// Null in a forked process: OpenMP's threads are not there any more, and waiting for them would never end.
+struct Team {
+    void (*parallel)(void (*)(void*), void*, unsigned, unsigned);
+    int (*size)();
+};
+std::atomic<const Team*> team{nullptr};
+
+struct Shared {
+    Round& round;
+    const std::thread::id caller;
+    std::atomic<int> places;  // for other threads than the caller's
+};
+
+// Runs the round on the team, always on all of it, since OpenMP starts new threads when the number changes. False where
+// there is no team or it has too few threads.
+bool share_with_team(Round& round, int helpers) {
+    const Team* here = team.load();
+    const int size = here ? here->size() : 0;
+    if (size <= helpers) return false;
+    Shared shared{round, std::this_thread::get_id(), {helpers}};
+    const auto member = [](void* data) {
+        Shared& mine = *static_cast<Shared*>(data);
+        const bool caller = std::this_thread::get_id() == mine.caller;
+        if (caller || mine.places-- > 0) mine.round.work(caller);
+    };
+    here->parallel(member, &shared, unsigned(size), 0);
+    return true;
+}
+
 // Never freed: threads may still sleep in it when the process ends. A forked process starts without one.
 std::atomic<Pool*> pool{nullptr};
 
@@ -148,7 +177,19 @@ Pool& the_pool() {
     return *here;
 }
 
-[[maybe_unused]] const int at_fork = pthread_atfork(nullptr, nullptr, [] { pool.store(nullptr); });
+// False while another caller uses the pool.
+bool share_with_pool(Round& round, int helpers) {
+    Pool& workers = the_pool();
+    if (workers.busy.exchange(true, std::memory_order_acquire)) return false;
+    workers.share(round, helpers);
+    workers.busy.store(false, std::memory_order_release);
+    return true;
+}
+
+[[maybe_unused]] const int at_fork = pthread_atfork(nullptr, nullptr, [] {
+    pool.store(nullptr);
+    team.store(nullptr);
+});
 
 }  // namespace
 
@@ -161,16 +202,16 @@ void wait_for_turn(const int32_t* turn, int32_t mine) {
     }
 }
 
+void use_team(void (*parallel)(void (*)(void*), void*, unsigned, unsigned), int (*size)()) {
+    team.store(new Team{parallel, size});
+}
+
 bool run(const Tasks& tasks) {
     Round round{tasks};
     const int helpers = int(tasks.count < tasks.threads ? tasks.count : tasks.threads) - 1;
-    Pool* workers = helpers > 0 ? &the_pool() : nullptr;
-    if (workers && !workers->busy.exchange(true, std::memory_order_acquire)) {
-        workers->share(round, helpers);
-        workers->busy.store(false, std::memory_order_release);
-    } else {
-        round.work(true);
-    }
+    const bool shared =
+        helpers > 0 && ((tasks.team && share_with_team(round, helpers)) || share_with_pool(round, helpers));
+    if (!shared) round.work(true);
     if (round.failed && round.next < tasks.count) throw std::bad_alloc();
     return !round.stopped;
 }

@@ -124,6 +124,8 @@ PUBLIC_UNDERSCORES = {
     "_functorch": "in torch._C, as above",
     "_are_functorch_transforms_active": "in torch._C, as above",
     "_current_graph_task_id": "in torch._C, as above",
+    "_get_tracing_state": "in torch._C, as above",
+    "_len_torch_dispatch_stack": "in torch._C, as above",
     "_current_level": "of torch.autograd.forward_ad: is a dual number about?",
     "_version": "of tensors: was it written to in place?",
     "_attn_implementation": "of Transformers' configurations: which attention runs",

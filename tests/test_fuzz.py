@@ -123,7 +123,7 @@ def test_a_call_gives_a_correct_result_or_raises_a_library_error(call: tuple[tup
 @pytest.mark.skipif(bool(native.missing()), reason="the compiled kernel is not here")
 def test_the_native_binding_refuses_mismatched_shapes(sizes: list[tuple[int, int]], data: st.DataObject):
     problem = describe(np.ones((2, 3, 4), np.float32), np.ones((2, 5, 4), np.float32), None, {}).problem
-    rules = native._rules(problem)
+    rules = native.described(problem)
     right = [(1, 2, 3, 4), (1, 2, 5, 4), (1, 2, 5, 6), (1, 2, 3, 6), (1, 2, 3)]
     shapes = [
         tuple(min(s, 9) for s, _ in sizes[: len(shape)]) if data.draw(st.booleans()) else shape for shape in right

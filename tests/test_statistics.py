@@ -112,7 +112,7 @@ def test_another_engine_computes_a_statistic_that_one_lacks(monkeypatch: pytest.
 @pytest.mark.skipif(bool(native.missing()), reason="the compiled kernel is not here")
 def test_the_native_binding_passes_statistics_by_name():
     q, k, v = arrays()
-    rules = native._rules(describe(q, k, v, {}).problem)
+    rules = native.described(describe(q, k, v, {}).problem)
     rows = {name: np.zeros((2, 3, 70), np.float32) for name in ("entropy", NAME)}
     with pytest.raises(ValueError, match=f"the kernel has no {NAME}"):
         native._native.rows(1, rules, q, k, None, rows)

@@ -67,6 +67,12 @@ def _adopt(x: Any, name: str) -> tuple[Array, Restore]:
     )
 
 
+def library_of(x: Any) -> str:
+    """Whose array it is: "torch", or "" for all others."""
+    torch = None if isinstance(x, np.ndarray) else sys.modules.get("torch")
+    return "torch" if torch is not None and isinstance(x, torch.Tensor) else ""
+
+
 def graphed(q: Any, *others: Any) -> bool:
     """Must a call go through PyTorch's operators? Yes where PyTorch traces it, or keeps a graph for gradients."""
     torch = sys.modules.get("torch")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.core.arrays import FLOATS, Restore, as_array, autocast, device_of
+from clearhead.core.arrays import FLOATS, Restore, as_array, autocast, device_of, library_of
 from clearhead.core.axes import KEY, QUERY, VALUE, Array, as_slice, group_size, heads_first, named
 from clearhead.core.rule_values import Window
 from clearhead.core.rules import FIELDS, RULES, Rules, Sizes, check_names, read, take
@@ -31,6 +31,7 @@ class Problem:
     d_k: int
     dtype: np.dtype[Any]
     device: str  # where the arrays are: "cpu", "cuda:0", …
+    library: str  # whose arrays the caller gave: "torch", or "" for all others
     rows: range  # the indices of these queries and keys in the whole matrix, in which positions are counted
     cols: range
     scale: float
@@ -134,6 +135,7 @@ def describe(q: Any, k: Any, v: Any, rules: Rules) -> Described:
     the rules that are arrays.
     """
     check_names(rules)
+    library = library_of(q)
     q, restore = as_array(autocast(q), "q")
     device = device_of(q)
     k = as_array(autocast(k), "k", device)[0]
@@ -144,9 +146,9 @@ def describe(q: Any, k: Any, v: Any, rules: Rules) -> Described:
         dtypes.append(v.dtype)
     plain_rules = _without_arrays(rules)
     if plain_rules is None:
-        problem = _checked(tuple(shapes), tuple(dtypes), device, rules)
+        problem = _checked(tuple(shapes), tuple(dtypes), device, library, rules)
     else:
-        problem = _known(tuple(shapes), tuple(dtypes), device, *plain_rules)
+        problem = _known(tuple(shapes), tuple(dtypes), device, library, *plain_rules)
     return Described(problem, heads_first(q), heads_first(k), None if v is None else heads_first(v), restore)
 
 
@@ -171,19 +173,23 @@ def _without_arrays(rules: Rules) -> list[Any] | None:
 
 
 def _checked(
-    shapes: tuple[tuple[int, ...], ...], dtypes: tuple[np.dtype[Any], ...], device: str, rules: Rules
+    shapes: tuple[tuple[int, ...], ...], dtypes: tuple[np.dtype[Any], ...], device: str, library: str, rules: Rules
 ) -> Problem:
     check_shapes(shapes[0], shapes[1], shapes[2] if len(shapes) > 2 else None)
     _check_dtypes(dtypes)
-    return _apply_rules(shapes[0], shapes[1], dtypes[0], device, rules)
+    return _apply_rules(shapes[0], shapes[1], dtypes[0], device, library, rules)
 
 
 @lru_cache(maxsize=512, typed=True)  # validation would dominate a short call; typed: True and 1 differ here
 def _known(
-    shapes: tuple[tuple[int, ...], ...], dtypes: tuple[np.dtype[Any], ...], device: str, *plain_rules: Any
+    shapes: tuple[tuple[int, ...], ...],
+    dtypes: tuple[np.dtype[Any], ...],
+    device: str,
+    library: str,
+    *plain_rules: Any,
 ) -> Problem:
     rules: Any = dict(zip(plain_rules[::2], plain_rules[1::2], strict=True))
-    return _checked(shapes, dtypes, device, rules)
+    return _checked(shapes, dtypes, device, library, rules)
 
 
 def check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int] | None) -> None:
@@ -237,7 +243,9 @@ def _check_dtypes(dtypes: Sequence[np.dtype[Any]]) -> None:
             raise DtypeError(f"{name} is {dtype} but q is {dtypes[0]}: q, k and v must have one dtype.")
 
 
-def _apply_rules(q: Sequence[int], k: Sequence[int], dtype: np.dtype[Any], device: str, rules: Rules) -> Problem:
+def _apply_rules(
+    q: Sequence[int], k: Sequence[int], dtype: np.dtype[Any], device: str, library: str, rules: Rules
+) -> Problem:
     prefix = tuple(q[:-2])
     heads, kv_heads = (q[-3], k[-3]) if len(q) > 2 else (1, 1)
     return Problem(
@@ -248,6 +256,7 @@ def _apply_rules(q: Sequence[int], k: Sequence[int], dtype: np.dtype[Any], devic
         d_k=q[-1],
         dtype=dtype,
         device=device,
+        library=library,
         rows=range(q[-2]),
         cols=range(k[-2]),
         **read(rules, Sizes(prefix, heads, q[-2], k[-2], q[-1], device)),

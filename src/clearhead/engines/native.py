@@ -19,7 +19,7 @@ from clearhead.core.axes import WEIGHTS, Array
 from clearhead.core.problem import Problem
 from clearhead.core.statistics import Wanted
 from clearhead.engines.base import Upstream, elsewhere, narrowed, room_for_columns, room_for_rows, unsupported, widened
-from clearhead.engines.threads import get_num_threads
+from clearhead.engines.threads import get_num_threads, openmp_of_torch
 from clearhead.errors import SizeError
 
 _native: Any
@@ -99,7 +99,7 @@ def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) ->
     if _receives(problem, want):
         answers["received"] = np.zeros((problem.batch, problem.heads, problem.keys))
         answers.setdefault("logsumexp", np.empty((problem.batch, problem.heads, problem.queries), dtype))
-    _call("rows", _rules(problem), _bits(q), _bits(k), _bits(v) if "output" in found else None, answers)
+    _call("rows", described(problem), _bits(q), _bits(k), _bits(v) if "output" in found else None, answers)
     if "received" in answers:
         found["received"] = answers["received"].astype(dtype, copy=False)
     return found
@@ -165,7 +165,7 @@ def gradients(
     known = {name: np.ascontiguousarray(x, dtype) for name, x in per_line.items() if x is not None}
     values = {} if output is None else {"v": _bits(v), "output": _bits(output)}
     answers = found if bias is None else {**found, "bias": bias}
-    _call("gradients", _rules(problem), _bits(q), _bits(k), {**known, **values}, answers)
+    _call("gradients", described(problem), _bits(q), _bits(k), {**known, **values}, answers)
     own = dtype if upstream.keep_float32 else problem.dtype
     answers = {name: array.astype(own, copy=False) for name, array in found.items()}
     if bias is not None and upstream.bias is not None:
@@ -189,7 +189,7 @@ def _gradients_in_common(
 def _columns(problem: Problem, q: Array, k: Array, logsumexp: Array, answers: dict[str, Array], **more: Any) -> None:
     """Run the column pass, which fills `answers`; `more` holds the labels of groups, or g and its type."""
     known = {"logsumexp": np.ascontiguousarray(logsumexp, statistics_dtype(problem.dtype)), **more}
-    _call("columns", _rules(problem), _bits(q), _bits(k), known, answers)
+    _call("columns", described(problem), _bits(q), _bits(k), known, answers)
 
 
 def _call(name: str, *given: Any) -> None:
@@ -203,12 +203,17 @@ def _call(name: str, *given: Any) -> None:
         ) from None
 
 
-def _rules(problem: Problem) -> Any:
+def repeatable(tensor_type: type | None) -> Any:
+    """Room for checked calls on NumPy arrays, or on tensors of this type (see `ops/repeated.py`)."""
+    return _native.Repeatable(tensor_type)
+
+
+def described(problem: Problem) -> Any:
     """The problem as the kernel reads it, converted once and cached; contiguous arrays are not copied."""
-    described = _described.get(problem)
-    if described is None:
-        described = _described[problem] = _describe(problem)
-    return described
+    found = _described.get(problem)
+    if found is None:
+        found = _described[problem] = _describe(problem)
+    return found
 
 
 def _describe(problem: Problem) -> Any:
@@ -231,10 +236,20 @@ def _describe(problem: Problem) -> Any:
         right=_NO_LIMIT if right is None else right,
         scale=problem.scale,
         softcap=problem.softcap or 0.0,
+        team=problem.library == "torch" and _has_team(),
         bias_type=1 if problem.bias is None else _TYPES[problem.bias.dtype],
         kept=arrays,
         **arrays,
     )
+
+
+@cache
+def _has_team() -> bool:
+    """Whether PyTorch's OpenMP threads can run the kernel, which is told of them here."""
+    functions = openmp_of_torch()
+    if functions is not None:
+        _native.use_team(*functions)
+    return functions is not None
 
 
 @cache

@@ -1,7 +1,10 @@
 """How many threads the native engine may use: what the user set, else as many processors as this process may use."""
 
+import ctypes
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
 from clearhead.core.rule_values import whole_number
 
@@ -36,6 +39,23 @@ def get_num_threads() -> int:
     if _chosen is None:
         _chosen = _given()
     return _chosen
+
+
+def openmp_of_torch() -> tuple[int, int] | None:
+    """The addresses of GOMP_parallel and omp_get_max_threads in the OpenMP library that PyTorch computes with.
+
+    GNU's, LLVM's and Intel's libraries have both. None where PyTorch has no such library, or not on Linux.
+    """
+    torch: Any = sys.modules["torch"]
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    if sys.platform != "linux" or not torch.backends.openmp.is_available() or not library.exists():
+        return None
+    loaded = ctypes.CDLL(str(library))  # in which a name is looked up among all the libraries that it needs
+    try:
+        found = [ctypes.cast(loaded[name], ctypes.c_void_p).value for name in ("GOMP_parallel", "omp_get_max_threads")]
+    except AttributeError:
+        return None
+    return (found[0], found[1]) if found[0] and found[1] else None
 
 
 def _given() -> int:

@@ -1,0 +1,133 @@
+"""Attention's time inside a plain model, clearhead's drop-in beside PyTorch's own: what a user of PyTorch gets.
+
+Six blocks with linear layers around the attention run on random numbers, interleaved: one whole pass with either. The
+layers' threads, and what they leave in the caches, are part of what is measured. Of a training step, the time is that
+of the step less that of one without attention.
+"""
+
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any, NamedTuple
+
+from clearhead.digits import fixed
+
+SIZES = ((1, 128, 768, 12), (1, 512, 768, 12), (1, 2048, 768, 12), (8, 197, 768, 12), (8, 64, 512, 8))
+WAYS = ("forward", "training step", "decode")
+LAYERS = 6
+
+
+class Share(NamedTuple):
+    """The attention of one pass: the median seconds of all layers together, and PyTorch's median divided by it."""
+
+    way: str
+    batch: int
+    tokens: int
+    width: int
+    heads: int
+    seconds: float
+    ratio: float
+
+
+def shares(threads: int, *, quick: bool) -> list[Share]:
+    """Every way at every size; decoding adds one token to the cache of all the others."""
+    import torch
+
+    import clearhead as ch
+    from clearhead.torch import scaled_dot_product_attention
+
+    torch.set_num_threads(threads)
+    ch.set_num_threads(threads)
+    torch.manual_seed(0)
+    attends: dict[str, Callable[..., Any]] = {
+        "clearhead": scaled_dot_product_attention,
+        "torch": torch.nn.functional.scaled_dot_product_attention,
+    }
+    found = []
+    for batch, tokens, width, heads in SIZES[: 2 if quick else None]:
+        blocks = [_Block(width, heads) for _ in range(LAYERS)]
+        for way in WAYS:
+            calls = {"none": _no_attention, **attends} if way == "training step" else attends
+            seconds: dict[str, list[float]] = {name: [] for name in calls}
+            for _ in range(5 if quick else 15):
+                for name, attend in calls.items():
+                    seconds[name].append(_pass(way, blocks, torch.randn(batch, tokens, width), attend))
+            layers_alone = median(seconds["none"]) if "none" in calls else 0.0
+            ours, theirs = (median(seconds[name]) - layers_alone for name in attends)
+            found.append(Share(way, batch, tokens, width, heads, ours, theirs / ours))
+    return found
+
+
+def lines(found: list[Share]) -> list[tuple[str, ...]]:
+    """The rows of the table, headings first."""
+    rows: list[tuple[str, ...]] = [("way", "batch × tokens", "width, heads", "attention, ms", "times torch")]
+    for one in found:
+        size, heads = f"{one.batch} × {one.tokens:,}", f"{one.width}, {one.heads}"
+        rows.append((one.way, size, heads, fixed(one.seconds * 1e3, 2, 8), fixed(one.ratio, 2, 6)))
+    return rows
+
+
+class _Block:
+    """Pre-norm attention and a multilayer perceptron, as GPT-2 has them."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        from torch import nn
+
+        self.heads, self.norms = heads, [nn.LayerNorm(width) for _ in range(2)]
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.perceptron = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.cache: Any = None
+
+    def __call__(self, x: Any, attend: Callable[..., Any]) -> Any:
+        import torch
+
+        q, k, v = self.qkv(self.norms[0](x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        if self.cache is not None:
+            for kept, new in zip(self.cache, (k, v), strict=True):
+                kept[:, :, -1:] = new
+            k, v = self.cache
+        mixed: torch.Tensor = attend(q, k, v, is_causal=self.cache is None)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return x + self.perceptron(self.norms[1](x))
+
+
+def _pass(way: str, blocks: list[_Block], x: Any, attend: Callable[..., Any]) -> float:
+    """The seconds that attention took in one pass through all blocks; of a training step, those of the whole step."""
+    import torch
+
+    clock = 0.0
+
+    def timed(*given: Any, **rules: Any) -> Any:
+        nonlocal clock
+        start = time.perf_counter()
+        found = attend(*given, **rules)
+        clock += time.perf_counter() - start
+        return found
+
+    if way == "training step":
+        return _step(blocks, x, attend)
+    with torch.no_grad():
+        if way == "decode":
+            for block in blocks:
+                shape = len(x), block.heads, x.shape[1], x.shape[2] // block.heads
+                block.cache = torch.randn(shape), torch.randn(shape)
+            x = x[:, -1:]
+        for block in blocks:
+            x = block(x, timed)
+            block.cache = None
+    return clock
+
+
+def _no_attention(_q: Any, _k: Any, v: Any, **_: Any) -> Any:
+    return v
+
+
+def _step(blocks: list[_Block], x: Any, attend: Callable[..., Any]) -> float:
+    """The seconds of a forward and a backward pass."""
+    start = time.perf_counter()
+    x = x.clone().requires_grad_()
+    y = x
+    for block in blocks:
+        y = block(y, attend)
+    y.sum().backward()
+    return time.perf_counter() - start

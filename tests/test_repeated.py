@@ -1,0 +1,221 @@
+"""Calls whose shapes were seen before skip the checks, and PyTorch's threads compute: neither changes any result."""
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import clearhead as ch
+import clearhead.torch
+from clearhead.ops import repeated
+from seeds import fresh
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+sdpa = clearhead.torch.scaled_dot_product_attention
+
+
+def tensors(*shape: int, dtype: torch.dtype = torch.float32, keys: int | None = None) -> list[torch.Tensor]:
+    """q, k and v (…, queries, d) and (…, keys, d)."""
+    longer = (*shape[:-2], keys or shape[-2], shape[-1])
+    return [torch.from_numpy(fresh().standard_normal(size)).to(dtype) for size in (shape, longer, longer)]
+
+
+def long_way(*arrays: Any, **rules: Any) -> Any:
+    """The same call with every check: naming an engine always goes there."""
+    return ch.attention(*arrays, engine="native", **rules)
+
+
+def same(a: Any, b: Any) -> bool:
+    a, b = (x.float().numpy() if isinstance(x, torch.Tensor) else np.asarray(x) for x in (a, b))
+    return a.shape == b.shape and np.array_equal(a, b, equal_nan=True)
+
+
+@given(data=st.data())
+@settings(max_examples=60)
+def test_a_repeated_call_gives_the_bits_of_a_checked_one(data: st.DataObject):
+    lead = data.draw(st.sampled_from([(), (3,), (2, 4)]))
+    n, m, d, d_v = (data.draw(st.integers(1, 40)) for _ in range(4))
+    dtype = data.draw(st.sampled_from(DTYPES))
+    rules = data.draw(
+        st.sampled_from([
+            {}, {"scale": 0.3}, {"softcap": 5.0}, {"causal": True, "query_offset": 0},
+            {"window": (3, None), "query_offset": m - n}, {"causal": True, "query_offset": m - n, "softcap": 2.0},
+        ])
+    )  # fmt: skip
+    as_arrays = data.draw(st.booleans()) and dtype != torch.bfloat16
+    for _ in range(3):
+        arrays = [
+            torch.from_numpy(fresh().standard_normal((*lead, *size))).to(dtype) for size in ((n, d), (m, d), (m, d_v))
+        ]
+        if lead and data.draw(st.booleans()):
+            arrays = [x.transpose(-2, -1).contiguous().transpose(-2, -1) for x in arrays]
+        given = [x.numpy() for x in arrays] if as_arrays else arrays
+        found = ch.attention(*given, **rules)
+        assert type(found) is type(given[0])
+        assert found.dtype == given[0].dtype
+        assert same(found, long_way(*given, **rules))
+
+
+def test_the_second_call_is_repeated():
+    """Else the tests here would compare the long way with itself."""
+    q, k, v = tensors(2, 3, 5, 8)
+    for arrays in ((q, k, v), [x.numpy() for x in (q, k, v)]):
+        key = repeated.rules_key({"scale": 0.123})
+        ch.attention(*arrays, scale=0.123)
+        assert same(repeated.repeat(key, *arrays), long_way(*arrays, scale=0.123))
+
+
+def test_more_shapes_than_are_kept():
+    every = [tensors(1, 2, n, 4) for n in range(1, 80)]
+    for _ in range(2):
+        for arrays in every:
+            assert same(ch.attention(*arrays, scale=0.5), long_way(*arrays, scale=0.5))
+
+
+def test_any_number_of_keys_follows_one_checked_call():
+    q, k, v = tensors(2, 3, 1, 8, keys=50)
+    for arrays in ((q, k, v), [x.numpy() for x in (q, k, v)]):
+        query, *others = arrays
+        for m in (50, 1, 33, 0, 49):
+            some = [x[..., :m, :] for x in others]
+            assert same(ch.attention(query, *some, softcap=3.0), long_way(query, *some, softcap=3.0))
+        key = repeated.rules_key({"softcap": 3.0})
+        assert repeated.repeat(key, query, *(x[..., :7, :] for x in others)) is not None
+        with pytest.raises(ch.errors.ShapeError, match="keys"):
+            ch.attention(query, others[0], others[1][..., :7, :], softcap=3.0)
+
+
+def test_derivatives_are_recorded_after_a_call_without_a_graph():
+    q, k, v = tensors(1, 2, 6, 8)
+    ch.attention(q, k, v)
+    for x in (q, k, v):
+        x.requires_grad_()
+        assert ch.attention(q, k, v).requires_grad
+        assert sdpa(q, k, v).requires_grad
+        with torch.no_grad():
+            assert not ch.attention(q, k, v).requires_grad
+        x.requires_grad_(False)
+
+
+def _of_subclass(x: torch.Tensor) -> torch.Tensor:
+    return x.as_subclass(type("Own", (torch.Tensor,), {}))
+
+
+WRAPPED: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any]] = {
+    "vmap": lambda q, k, v: torch.func.vmap(ch.attention)(q, k, v),
+    "grad": lambda q, k, v: torch.func.grad(lambda x: ch.attention(x, k, v).sum())(q).shape and ch.attention(q, k, v),
+    "subclass": lambda q, k, v: ch.attention(_of_subclass(q), k, v).as_subclass(torch.Tensor),
+    "inference": lambda q, k, v: torch.inference_mode()(ch.attention)(q, k, v).clone(),
+    "expanded": lambda q, k, v: ch.attention(q, k[:1].expand_as(k), v)[:1],
+    "broken alignment": lambda q, k, v: ch.attention(_unaligned(q), k, v),
+    "negative strides": lambda q, k, v: ch.attention(q.numpy()[..., ::-1], k.numpy()[..., ::-1], v.numpy()),
+}
+
+
+def _unaligned(x: torch.Tensor) -> torch.Tensor:
+    moved = torch.frombuffer(bytearray(b"?" + x.numpy().tobytes()), dtype=torch.float32, offset=1).reshape(x.shape)
+    assert moved.data_ptr() % 4
+    return moved
+
+
+@pytest.mark.parametrize("how", WRAPPED)
+def test_what_is_wrapped_or_laid_out_otherwise_is_right_after_a_plain_call(how: str):
+    q, k, v = tensors(2, 3, 5, 8)
+    for _ in range(2):
+        ch.attention(q, k, v)
+        ch.attention(q.numpy(), k.numpy(), v.numpy())
+    found = WRAPPED[how](q, k, v)
+    expected = long_way(q, k[:1].expand_as(k) if how == "expanded" else k, v)
+    np.testing.assert_allclose(np.asarray(found), expected[: len(found)].numpy(), atol=1e-6)
+
+
+def test_autocast_casts_after_a_plain_call():
+    q, k, v = tensors(1, 2, 6, 8)
+    for attend in (ch.attention, sdpa):
+        attend(q, k, v)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert attend(q, k, v).dtype == torch.bfloat16
+        assert attend(q, k, v).dtype == torch.float32
+
+
+def test_a_negated_view_keeps_its_sign():
+    """torch.imag of a conjugate is a tensor whose numbers are stored with the other sign."""
+    numbers = torch.view_as_complex(torch.from_numpy(fresh().standard_normal((1, 2, 6, 8, 2))).float())
+    q, k, v = tensors(1, 2, 6, 8)
+    ch.attention(q, k, v)
+    negated = torch.imag(torch.conj(numbers))
+    assert negated.is_neg()
+    assert same(ch.attention(negated, k, v), long_way(negated.resolve_neg(), k, v))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_errors_are_raised_after_a_plain_call():
+    q, k, v = tensors(1, 4, 6, 8)
+    few = k[:, :2], v[:, :2]
+    ch.attention(q, k, v)
+    ch.attention(q, *few, scale=None)
+    with pytest.raises(ch.errors.ShapeError, match="enable_gqa"):
+        sdpa(q, *few)
+    with pytest.raises(ch.errors.DtypeError, match="float64"):
+        ch.attention(q, k.double(), v)
+    with pytest.raises(ch.errors.ShapeError):
+        ch.attention(q, k[..., :4], v)
+    with pytest.raises(ch.errors.RuleError, match="causal"):
+        ch.attention(q, k, v, causal=1)  # type: ignore[arg-type]
+    with pytest.raises(ch.errors.DerivativeError), torch.autograd.forward_ad.dual_level():
+        ch.attention(torch.autograd.forward_ad.make_dual(q, q), k, v)
+    with pytest.raises(ch.errors.DtypeError, match=r"jit\.trace"):
+        torch.jit.trace(ch.attention, (q, k, v))
+
+
+def test_calls_in_many_threads_at_once():
+    """Tensors of many shapes from eight threads: the table of calls, the team of threads and the pool are shared."""
+    every = [tensors(1, 2, n, 16) for n in range(30, 110)]
+    expected = [long_way(*(x.numpy() for x in arrays)) for arrays in every]
+    wrong: list[int] = []
+
+    def compute(start: int) -> None:
+        for step in range(60):
+            at = (start * 7 + step) % len(every)
+            if not same(ch.attention(*every[at]), expected[at]):
+                wrong.append(at)
+
+    threads = [threading.Thread(target=compute, args=(start,)) for start in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize("theirs", [1, 2, 3])
+def test_the_number_of_pytorchs_threads_changes_no_bit(theirs: int):
+    q, k, v = tensors(2, 4, 150, 32)
+    expected = long_way(*(x.numpy() for x in (q, k, v)), causal=True)
+    before, ours = torch.get_num_threads(), ch.get_num_threads()
+    try:
+        torch.set_num_threads(theirs)
+        for count in (1, 2, 5):
+            ch.set_num_threads(count)
+            (q @ k.mT).softmax(-1)  # wakes PyTorch's threads
+            assert same(ch.attention(q, k, v, causal=True), expected)
+    finally:
+        torch.set_num_threads(before)
+        ch.set_num_threads(ours)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_process_computes():
+    """OpenMP's threads do not live in it, and a call that waited for them would never return."""
+    q, k, v = tensors(2, 4, 150, 32)
+    expected = ch.attention(q, k, v)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if same(ch.attention(q, k, v), expected) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
