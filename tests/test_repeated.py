@@ -174,6 +174,15 @@ def test_errors_are_raised_after_a_plain_call():
         torch.jit.trace(ch.attention, (q, k, v))
 
 
+def test_the_environment_names_the_engine_after_a_plain_call(monkeypatch: pytest.MonkeyPatch):
+    q, k, v = tensors(1, 2, 6, 8)
+    ch.attention(q, k, v)
+    monkeypatch.setenv("CLEARHEAD_ENGINE", "nobody's")
+    for attend in (ch.attention, sdpa):
+        with pytest.raises(ch.errors.ClearheadError, match="nobody"):
+            attend(q, k, v)
+
+
 def test_calls_in_many_threads_at_once():
     """Tensors of many shapes from eight threads: the table of calls, the team of threads and the pool are shared."""
     every = [tensors(1, 2, n, 16) for n in range(30, 110)]

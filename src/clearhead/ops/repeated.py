@@ -4,6 +4,7 @@ The first call goes the long way (`ops/attention.py`). If the native engine ran 
 and the next call with the same rules, shapes and dtypes goes there directly. Results, errors and bits are the same.
 """
 
+import os
 import sys
 from collections.abc import Hashable, Mapping
 from types import NoneType
@@ -34,7 +35,7 @@ def rules_key(rules: Mapping[str, Any]) -> Hashable:
 def repeat(key: Hashable, q: Any, k: Any, v: Any) -> Any:
     """The output, if a call like this was checked before; else None, and the call must go the long way."""
     call = _calls.get((type(q), key))
-    if call is None or not _plain(q, k, v):
+    if call is None or not _plain(q, k, v) or "CLEARHEAD_ENGINE" in os.environ:
         return None
     return call(q, k, v, get_num_threads())
 
