@@ -44,7 +44,7 @@ _HOMES = {
     "watch": "watching.watch",
 }
 
-_PARTS = ("distributed", "nn", "torch")  # for PyTorch; loaded when first named
+_PARTS = ("distributed", "jax", "nn", "torch")  # for PyTorch and JAX; loaded when first named
 
 __all__ = sorted(_HOMES)
 

@@ -56,7 +56,7 @@ def _adopt(x: Any, name: str) -> tuple[Array, Restore]:
     if _traced_by_jax(x):
         raise DtypeError(
             f"{name} is traced by JAX (jax.jit, jax.grad, jax.vmap): its numbers cannot be read while JAX traces.",
-            "call it outside of them, on plain arrays, or by jax.pure_callback.",
+            "clearhead.jax.attention and clearhead.jax.observe can be traced; call all else outside, on plain arrays.",
         )
     if hasattr(x, "__dlpack__") and hasattr(x, "__array_namespace__"):
         library = x.__array_namespace__()

@@ -1,0 +1,358 @@
+"""Attention inside JAX: jit, grad, vmap, scan, checkpoint; against the float64 reference and JAX's own attention."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import clearhead as ch
+from clearhead.core.arrays import bfloat16
+from clearhead.core.axes import Array
+from clearhead.core.statistics import STATISTICS, askable
+from clearhead.jax import attention, observe
+from clearhead.ops.jax_host import call
+from clearhead.ops.observation import separate_arrays
+from losses import ANSWERS, Losses
+from problems import Case, cases, examples
+from seeds import fresh
+from slack import Slack, assert_close
+
+jax.config.update("jax_disable_most_optimizations", True)  # compiling takes most of these tests' time
+HEADS, KV_HEADS, QUERIES, KEYS, WIDTH = 4, 2, 7, 9, 8
+NAMES = ("q", "k", "v")
+FLOAT32, FLOAT64 = 2e-4, 1e-10  # tolerances for numbers of order one to a hundred
+
+
+def normal(*shape: int, dtype: Any = np.float32) -> Array:
+    return fresh().standard_normal(shape).astype(dtype)
+
+
+def qkv(*lead: int, dtype: Any = np.float32) -> list[Array]:
+    """Grouped heads, fewer queries than keys, values wider than keys."""
+    shapes = (HEADS, QUERIES, WIDTH), (KV_HEADS, KEYS, WIDTH), (KV_HEADS, KEYS, WIDTH + 1)
+    return [normal(*lead, *shape, dtype=dtype) for shape in shapes]
+
+
+def same(found: Any, expected: Array) -> None:
+    assert isinstance(found, jax.Array)
+    np.testing.assert_array_equal(np.asarray(found), expected, strict=True)
+
+
+def near(found: Any, expected: Any, most: float) -> None:
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=most, atol=most)
+
+
+@examples(0.15)
+@given(cases(most=2_000, most_heads=6), st.sets(st.sampled_from(ANSWERS), min_size=1).map(sorted))
+def test_values_and_gradients_against_the_reference(case: Case, answers: list[str]):
+    """Every rule that may be traced is an argument of a compiled function, every dtype is a problem's."""
+    with jax.enable_x64(True):
+        losses, slack = Losses(case, answers), Slack(case)
+        static = {name: x for name, x in case.rules.items() if name in ("scale", "softcap", "causal", "window")}
+        traced = {name: np.asarray(x) for name, x in case.rules.items() if name not in static}
+        moving = {name: getattr(case, name) for name in NAMES}
+        moving |= {name: traced.pop(name) for name in ("bias", "sinks") if name in traced}
+        by = {name: case.restore(x) for name, x in losses.by.items()}
+
+        def loss(moving: dict[str, Any], traced: dict[str, Any]) -> Any:
+            rules = {name: x for name, x in moving.items() if name not in NAMES}
+            flags: Any = {name: True for name in answers if name != "output"}
+            seen = observe(*(moving[name] for name in NAMES), **flags, **rules, **traced, **static)
+            parts = [jnp.where(by[name] == 0, 0, getattr(seen, name) * by[name]).sum() for name in answers]
+            return sum(part.astype(float) for part in parts), seen
+
+        found, seen = jax.jit(jax.grad(loss, has_aux=True))(moving, traced)
+        assert_close(
+            np.asarray(seen.output), case.restore(case.book.output), case.restore(slack.output(case.q.dtype)), "output"
+        )
+        losses.check({name: np.asarray(x) for name, x in found.items()})
+
+
+RULE_SETS: dict[str, Callable[[], dict[str, Any]]] = {
+    "bias": lambda: {"bias": normal(1, QUERIES, KEYS), "scale": 0.3},
+    "mask": lambda: {"mask": (fresh().random((HEADS, QUERIES, KEYS)) < 0.7) | (np.arange(KEYS) == 0)},
+}
+
+
+def jaxs_own(q: Any, k: Any, v: Any, bias: Any = None, mask: Any = None, **options: Any) -> Any:
+    """jax.nn.dot_product_attention, whose axes are (batch, length, heads, d), for q (batch, heads, queries, d_k)."""
+    q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
+    batched = [None if x is None else jnp.broadcast_to(x, (1, *x.shape)[-4:]) for x in (bias, mask)]
+    return jnp.swapaxes(jax.nn.dot_product_attention(q, k, v, *batched, **options), 1, 2)
+
+
+@pytest.mark.parametrize("rules", RULE_SETS.values(), ids=RULE_SETS)
+def test_values_and_gradients_are_those_of_jaxs_own_attention(rules: Callable[[], dict[str, Any]]):
+    q, k, v = qkv(2)
+    v, g, rest = v[..., :WIDTH], normal(2, HEADS, QUERIES, WIDTH), rules()
+    moving = {"q": q, "k": k, "v": v} | {name: rest.pop(name) for name in ("bias",) if name in rest}
+
+    def loss(moving: dict[str, Any], function: Callable[..., Any]) -> Any:
+        output = function(**moving, **rest)
+        return (output * g).sum(), output
+
+    slopes = jax.jit(jax.grad(loss, has_aux=True), static_argnums=1)
+    near(slopes(moving, attention), slopes(moving, jaxs_own), FLOAT32)
+
+
+def test_causal_windowed_and_padded_attention_is_that_of_jax():
+    q, k, v = (x[..., :QUERIES, :WIDTH] for x in qkv(2))
+    lengths = np.array([QUERIES, 3])
+
+    def mine(q: Any, k: Any, v: Any, lengths: Any) -> Any:
+        rules: tuple[dict[str, Any], ...] = {"causal": True}, {"window": (2, 1)}, {"kv_lengths": lengths}
+        return [attention(q, k, v, **one) for one in rules]
+
+    def theirs(q: Any, k: Any, v: Any, lengths: Any) -> Any:
+        rules = {"is_causal": True}, {"local_window_size": (2, 1)}, {"key_value_seq_lengths": lengths}
+        return [jaxs_own(q, k, v, **one) for one in rules]
+
+    near(jax.jit(mine)(q, k, v, lengths), jax.jit(theirs)(q, k, v, lengths), FLOAT32)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, bfloat16, np.float16], ids=str)
+def test_the_bits_are_those_of_numpy_in_every_dtype(dtype: Any):
+    arrays = qkv(2, dtype=dtype)
+    expected = ch.attention(*arrays)
+    same(jax.jit(attention)(*arrays), expected)
+    same(attention(*arrays), expected)
+    same(attention(*(jnp.asarray(x) for x in arrays)), expected)
+    same(attention(*(x[0, 0] for x in arrays)), ch.attention(*(x[0, 0] for x in arrays)))
+
+
+TRACED: dict[str, Callable[[], dict[str, Any]]] = {
+    "bias": lambda: {"bias": normal(2, 1, QUERIES, 1)},
+    "alibi_slopes": lambda: {"alibi_slopes": normal(HEADS), "query_offset": 2},
+    "mask": lambda: {"mask": fresh().random((QUERIES, KEYS)) < 0.5},
+    "lengths": lambda: {"kv_lengths": np.array([3, KEYS]), "query_lengths": np.array([QUERIES, 0])},
+    "segments": lambda: {"query_segments": np.arange(QUERIES) // 3, "kv_segments": np.arange(KEYS) // 3},
+    "sinks": lambda: {"sinks": normal(HEADS)},
+    "query_offset": lambda: {"query_offset": np.array([0, -3]), "causal": True, "window": (3, None)},
+}
+
+
+@pytest.mark.parametrize("make", TRACED.values(), ids=TRACED)
+def test_rules_may_be_traced_or_known(make: Callable[[], dict[str, Any]]):
+    arrays, rules = qkv(2), make()
+    traced = {name: x for name, x in rules.items() if isinstance(x, np.ndarray)}
+    static = {name: x for name, x in rules.items() if name not in traced}
+    expected = ch.attention(*arrays, **rules)
+    same(jax.jit(lambda traced: attention(*arrays, **traced, **static))(traced), expected)
+    same(jax.jit(lambda *x: attention(*x, **rules))(*arrays), expected)
+    for kind in (np.asarray, jnp.asarray, np.ndarray.tolist):
+        same(attention(*arrays, **{name: kind(x) for name, x in traced.items()}, **static), expected)
+
+
+def test_a_compiled_function_keeps_the_rules_of_its_tracing():
+    q, k, v = qkv()
+    mask = fresh().random((QUERIES, KEYS)) < 0.5
+    compiled = jax.jit(lambda q: attention(q, k, v, mask=mask))
+    before = np.asarray(compiled(q))
+    mask[:] = ~mask
+    same(compiled(q), before)
+
+
+@pytest.mark.parametrize("axes", [(0, 0, 0), (0, None, None), (None, 0, 0), (1, None, 0), (-1, 2, None)], ids=str)
+def test_vmap_is_one_call_per_element(axes: Sequence[int | None]):
+    """Whichever axes of q, k and v are mapped, before and after jax.grad."""
+    whole = [x if at is None else np.stack([x, 2 * x, -x], at) for x, at in zip(qkv(dtype=float), axes, strict=True)]
+    each = [
+        [x if axis is None else np.take(x, place, axis) for x, axis in zip(whole, axes, strict=True)]
+        for place in range(3)
+    ]
+
+    def loss(*x: Any) -> Any:
+        output = attention(*x)
+        return (output**2).sum(), output
+
+    def summed(*x: Any) -> Any:
+        losses, outputs = jax.vmap(loss, axes)(*x)
+        return losses.sum(), outputs
+
+    with jax.enable_x64(True):
+        slopes = jax.grad(loss, (0, 1, 2), has_aux=True)
+        (apart, outputs), (together, again) = jax.jit(
+            lambda *x: (jax.vmap(slopes, axes)(*x), jax.grad(summed, (0, 1, 2), has_aux=True)(*x))
+        )(*whole)
+        singly = [jax.jit(slopes)(*x)[0] for x in each]
+    for found in (outputs, again):
+        same(found, np.stack([ch.attention(*x) for x in each]))
+    for at, axis in enumerate(axes):
+        expected = np.stack([np.asarray(one[at]) for one in singly])
+        near(apart[at], expected, FLOAT64)
+        near(together[at], expected.sum(0) if axis is None else np.moveaxis(expected, 0, axis), FLOAT64)
+
+
+def test_vmap_of_vmap_of_rules_and_of_nothing():
+    q, k, v = qkv(2, 3)
+    lengths = np.array([1, 4, KEYS])
+    inner = jax.vmap(lambda q, k, v, n: attention(q, k, v, kv_lengths=n))
+    found = jax.vmap(inner, (0, 0, 0, None))(q, k, v, lengths)
+    same(found, ch.attention(q, k, v, kv_lengths=np.stack([lengths, lengths])))
+    sinks = normal(3, HEADS)
+    each = np.stack([ch.attention(q[0, i], k[0, i], v[0, i], sinks=sinks[i]) for i in range(3)])
+    same(jax.vmap(lambda q, k, v, s: attention(q, k, v, sinks=s))(q[0], k[0], v[0], sinks), each)
+    assert jax.vmap(attention)(q[:0], k[:0], v[:0]).shape == (0, 3, HEADS, QUERIES, WIDTH + 1)
+
+
+ALL: dict[str, Any] = {
+    name: {"flag": True, "count": 3, "size": (3, 4), "labels": (np.arange(QUERIES) // 3, np.arange(KEYS) // 4)}[
+        STATISTICS[name].asked
+    ]
+    for name in askable()
+}
+
+
+def test_observations_are_those_of_numpy():
+    q, k, v = qkv(2)
+    for queries in (slice(None), slice(-3, None), slice(None, None, -2)):
+        rules: dict[str, Any] = {"causal": True, "query_offset": 1, "sinks": [0.0] * HEADS}
+        expected = ch.AttentionMatrix(q, k, **rules).observe(v, queries=queries, **ALL)
+        found = jax.jit(lambda q, k, v, at=queries, rules=rules: observe(q, k, v, queries=at, **ALL, **rules))(q, k, v)
+        assert (found.queries, found.keys, found.sinks) == (expected.queries, expected.keys, True)
+        for name, x in separate_arrays(expected).items():
+            mine = separate_arrays(found)[name]
+            same(mine, x.astype(np.int32) if name == "top_indices" else x)
+    assert separate_arrays(observe(q, k)) == {}
+
+
+@pytest.mark.parametrize("queries", [slice(None), slice(4, 1, -1)], ids=str)
+@pytest.mark.parametrize("name", ["output", *askable()])
+def test_every_statistic_has_the_derivatives_that_it_has_in_pytorch(name: str, queries: slice):
+    with jax.enable_x64(True):
+        arrays = dict(zip(NAMES, qkv(2, dtype=np.float64), strict=True))
+        arrays |= {"bias": normal(2, 1, QUERIES, KEYS, dtype=float), "sinks": normal(HEADS, dtype=float)}
+        asked = {name: ALL[name]} if name in ALL else {}
+        flat = {"causal": True, "query_offset": 2, "queries": queries, **asked}
+
+        def answer(seen: Any) -> Any:
+            found = getattr(seen, name)
+            return found.weights if name == "top" else found
+
+        def loss(given: dict[str, Any]) -> Any:
+            v = given["v"] if name == "output" else None
+            found = observe(given["q"], given["k"], v, bias=given["bias"], sinks=given["sinks"], **flat)
+            return (answer(found) ** 2).sum()
+
+        mine = jax.jit(jax.grad(loss))(arrays)
+        leaves = {name: torch.tensor(x, requires_grad=True) for name, x in arrays.items()}
+        matrix = ch.AttentionMatrix(
+            leaves["q"], leaves["k"], bias=leaves["bias"], sinks=leaves["sinks"], causal=True, query_offset=2
+        )
+        seen = matrix.observe(leaves["v"] if name == "output" else None, queries=queries, **asked)
+        (answer(seen) ** 2).sum().backward()
+        for at, leaf in leaves.items():
+            theirs = np.zeros(leaf.shape) if leaf.grad is None else leaf.grad.numpy()
+            np.testing.assert_allclose(np.asarray(mine[at]), theirs, rtol=1e-12, atol=1e-12, err_msg=at)
+
+
+@pytest.mark.parametrize("shape", [(), (KEYS,), (QUERIES, 1), (HEADS, 1, 1), (3, 1, 1, KEYS), (2, 1, 1, 1, KEYS)])
+def test_the_gradient_of_a_bias_has_its_shape(shape: tuple[int, ...]):
+    arrays, bias, whole = qkv(2, 3, dtype=float), normal(*shape, dtype=float), (2, 3, HEADS, QUERIES, KEYS)
+    g = normal(2, 3, HEADS, QUERIES, WIDTH + 1, dtype=float)
+
+    def loss(bias: Any) -> Any:
+        return (attention(*arrays, bias=bias) * g).sum()
+
+    with jax.enable_x64(True):
+        found, full = jax.jit(jax.grad(loss))(bias), jax.jit(jax.grad(loss))(np.broadcast_to(bias, whole))
+    own = (1,) * (5 - len(shape)) + shape
+    shared = tuple(axis for axis, size in enumerate(own) if size == 1)
+    near(found, np.asarray(full).sum(shared).reshape(shape), FLOAT64)
+
+
+def test_scan_and_checkpoint_leave_gradients_as_they_are():
+    x, weights = normal(2, QUERIES, WIDTH, dtype=float), normal(3, WIDTH, WIDTH, dtype=float) / WIDTH
+
+    def layer(x: Any, w: Any) -> Any:
+        return x + attention(x @ w, x, x, causal=True)
+
+    def unrolled(x: Any, weights: Any) -> Any:
+        for w in weights:
+            x = layer(x, w)
+        return x
+
+    def scanned(x: Any, weights: Any) -> Any:
+        return jax.lax.scan(lambda x, w: (jax.checkpoint(layer)(x, w), None), x, weights)[0]
+
+    def slopes(run: Callable[..., Any]) -> Any:
+        return jax.jit(jax.grad(lambda *given: (run(*given) ** 2).mean(), (0, 1)))(x, weights)
+
+    with jax.enable_x64(True):
+        expected = slopes(unrolled)
+        near(slopes(scanned), expected, FLOAT64)
+        near(slopes(jax.checkpoint(unrolled)), expected, FLOAT64)
+
+
+def block(attend: Callable[..., Any], weights: dict[str, Any], tokens: Any) -> Any:
+    """The loss of a decoder of one block, (batch, length) tokens."""
+    x = weights["embed"][tokens]
+    heads = [jnp.swapaxes((x @ w).reshape(*x.shape[:2], 2, -1), 1, 2) for w in weights["qkv"]]
+    x = x + jnp.swapaxes(attend(*heads), 1, 2).reshape(x.shape) @ weights["out"]
+    x = x + jax.nn.gelu(x @ weights["up"]) @ weights["down"]
+    logs = jax.nn.log_softmax(x @ weights["embed"].T)[:, :-1]
+    return -jnp.take_along_axis(logs, tokens[:, 1:, None], -1).mean()
+
+
+@pytest.mark.slow
+def test_a_transformer_trains_as_with_jaxs_own_attention():
+    width, words = 16, 11
+    weights = {"embed": normal(words, width), "qkv": normal(3, width, width) / 4, "out": normal(width, width) / 4}
+    weights |= {"up": normal(width, 32) / 4, "down": normal(32, width) / 6}
+    tokens = fresh().integers(0, words, (2, 9))
+
+    def step(attend: Callable[..., Any]) -> Callable[..., Any]:
+        def update(weights: Any) -> Any:
+            loss, slopes = jax.value_and_grad(lambda w: block(attend, w, tokens))(weights)
+            return loss, jax.tree.map(lambda w, g: w - 0.1 * g, weights, slopes)
+
+        return jax.jit(update)
+
+    mine, theirs = step(lambda *x: attention(*x, causal=True)), step(lambda *x: jaxs_own(*x, is_causal=True))
+    ours, own = weights, weights
+    for _ in range(3):
+        (loss, ours), (expected, own) = mine(ours), theirs(own)
+        near((loss, ours), (expected, own), 1e-3)
+
+
+def test_outside_of_jit_the_host_reads_jaxs_buffers_without_a_copy():
+    seen: list[int] = []
+    x = jnp.ones((256, 256))
+    call(lambda x: [seen.append(x.ctypes.data) or x.sum()], [((), np.float32)], x)
+    assert seen == [x.unsafe_buffer_pointer()]
+
+
+ONE_PROCESSOR = """
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import jax, jax.numpy as jnp
+from clearhead.jax import attention
+
+@jax.jit
+@jax.grad
+def slopes(x):
+    return sum((attention(x + i, x[1:], x[1:]) ** 2).mean() for i in range(3))
+
+for i in range(10):
+    jax.block_until_ready(slopes(jnp.ones((2049, 128)) + i))
+print("done")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity here")
+def test_one_processor_is_enough():
+    """A callback by jax.pure_callback can wait for ever here, for a thread of the pool that it occupies itself."""
+    run = subprocess.run([sys.executable, "-c", ONE_PROCESSOR], capture_output=True, text=True, timeout=120, check=True)
+    assert run.stdout == "done\n"
