@@ -1,8 +1,5 @@
 // Cuts a problem into tasks: runs of heads that share their keys and values, blocks of rows, waves that limit the
 // memory for packed keys and values, and spans of keys where there are few rows. No cut changes a bit of the results.
-#include <cstdlib>
-#include <memory>
-#include <new>
 #include <numeric>
 #include <utility>
 
@@ -11,6 +8,7 @@
 #endif
 
 #include "dispatch.hpp"
+#include "memory.hpp"
 #include "threads.hpp"
 
 namespace clearhead {
@@ -18,11 +16,6 @@ namespace {
 
 constexpr int64_t kWaveBytes = int64_t{64} << 20;  // packed keys and values at a time
 constexpr double kSingleThread = 3e5;              // multiply-adds below which waking another thread does not pay
-
-struct Free {
-    void operator()(char* p) const { std::free(p); }
-};
-using Buffer = std::unique_ptr<char, Free>;
 
 // Memory for one call. The calling thread keeps it for its next call, unless it is large: the system clears fresh
 // pages, and that takes longer than to pack keys into them. A call within a call (from a signal handler) gets other
@@ -40,8 +33,7 @@ class CallMemory {
         data.reset();
         bytes = 0;
         const int64_t page = wanted < kHugePage ? 4096 : kHugePage, size = (wanted + page - 1) / page * page;
-        data.reset(static_cast<char*>(std::aligned_alloc(page, size)));
-        if (!data) throw std::bad_alloc();
+        data = aligned_bytes(page, size);
 #if defined(__linux__)
         if (page == kHugePage) madvise(data.get(), size, MADV_HUGEPAGE);
 #endif

@@ -1,16 +1,18 @@
 #include "threads.hpp"
 
+#if !defined(_WIN32)
 #include <pthread.h>
+#endif
 
 #include <atomic>
 #include <condition_variable>
-#include <cstdlib>
 #include <exception>
-#include <memory>
 #include <mutex>
 #include <new>
 #include <thread>
 #include <utility>
+
+#include "memory.hpp"
 
 namespace clearhead {
 namespace {
@@ -22,10 +24,6 @@ inline void pause() {
     __builtin_ia32_pause();
 #endif
 }
-
-struct Free {
-    void operator()(char* p) const { std::free(p); }
-};
 
 // Memory that a thread keeps from call to call. While a round uses it, the thread does not have it: `stop` may run a
 // signal handler, and a call from there would otherwise free or overwrite it.
@@ -41,16 +39,15 @@ class Scratch {
         if (wanted <= bytes) return data.get();
         data.reset();
         bytes = 0;
-        data.reset(static_cast<char*>(std::aligned_alloc(4096, (wanted + 4095) / 4096 * 4096)));
-        if (!data) throw std::bad_alloc();
+        data = aligned_bytes(4096, wanted);
         bytes = wanted;
         return data.get();
     }
 
   private:
-    inline static thread_local std::unique_ptr<char, Free> kept;
+    inline static thread_local Buffer kept;
     inline static thread_local int64_t kept_bytes = 0;
-    std::unique_ptr<char, Free> data;
+    Buffer data;
     int64_t bytes;
 };
 
@@ -186,10 +183,12 @@ bool share_with_pool(Round& round, int helpers) {
     return true;
 }
 
+#if !defined(_WIN32)
 [[maybe_unused]] const int at_fork = pthread_atfork(nullptr, nullptr, [] {
     pool.store(nullptr);
     team.store(nullptr);
 });
+#endif
 
 }  // namespace
 

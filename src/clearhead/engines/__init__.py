@@ -57,10 +57,25 @@ def choose(problem: Problem, name: str | None = None, want: Wanted | None = None
         if want is not None:
             against = [*against, *undeclared(get(candidate), want)]
         if not against:
+            if candidate == "portable" and "native" in reasons:
+                _tell(import_module("clearhead.engines.native").missing())
             return Plan(candidate, reasons)
         reasons[candidate] = against
     told = "; ".join(f"{engine}: {' '.join(against)}" for engine, against in reasons.items())
     raise EngineError(f"no engine can run this problem. {told}", "leave `engine` out to let clearhead choose.")
+
+
+@cache
+def _tell(missing: str) -> None:
+    """Log once per process why the compiled kernel cannot run at all, if so: until then nobody may know that it can't.
+
+    It goes through `logging` and not `warnings`, since the calling program is not at fault and gets the same answers.
+    """
+    if missing:
+        import logging
+
+        words = "clearhead computes with NumPy, which is slower and gives the same answers: %s"
+        logging.getLogger("clearhead").warning(words, missing)
 
 
 def undeclared(engine: Engine, want: Wanted) -> list[str]:

@@ -7,6 +7,8 @@ once for all the queries that read them, and splits work among threads without c
 import os
 from dataclasses import replace
 from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,10 +25,11 @@ from clearhead.engines.threads import get_num_threads, openmp_of_torch
 from clearhead.errors import SizeError
 
 _native: Any
+_import_error = ""
 try:
     from clearhead import _native  # type: ignore[no-redef]
-except ImportError:
-    _native = None
+except ImportError as error:
+    _native, _import_error = None, str(error)
 
 STATISTICS: frozenset[str] = (
     frozenset() if _native is None else frozenset(_native.statistics())
@@ -74,11 +77,24 @@ def bytes_read(threads: int) -> float:
 def missing() -> str:
     """Why the kernel cannot run at all, as a sentence; "" if it can."""
     if _native is None:
-        return "the compiled kernel is missing: no C++ compiler was found when clearhead was installed."
+        return _why_absent()
     if not _native.level():
         asked = os.environ.get("CLEARHEAD_ISA", "")
         return f"CLEARHEAD_ISA is {asked!r}, but this processor and this build have {', '.join(levels()) or 'none'}."
     return ""
+
+
+@cache
+def _why_absent() -> str:
+    """Why the compiled kernel could not be imported, as a sentence."""
+    if find_spec("clearhead._native"):
+        return f"the compiled kernel cannot be loaded: {' '.join(_import_error.split())}."
+    folder = Path(__file__).parents[1]
+    others = sorted(path.name for pattern in ("_native*.so", "_native*.pyd") for path in folder.glob(pattern))
+    if others:
+        return f"the compiled kernel was built for another Python: {', '.join(others)}."
+    why = "no C++ compiler (GCC or Clang) built it when clearhead was installed"
+    return f"the compiled kernel is missing: {why}; `pip install --verbose` shows what failed."
 
 
 def reasons_not(problem: Problem) -> list[str]:
