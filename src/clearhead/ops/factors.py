@@ -16,6 +16,7 @@ from clearhead.core.problem import Problem, describe
 from clearhead.core.rules import Rules
 from clearhead.core.statistics import Wanted
 from clearhead.engines.base import Engine
+from clearhead.ops.given_logsumexp import checked
 from clearhead.ops.indexing import check_weights
 from clearhead.ops.observation import Observation, observation
 
@@ -51,10 +52,16 @@ class Factors:
     asked_engine: str | None  # the engine that the caller named; None: chosen automatically
 
     @classmethod
-    def read(cls, q: Any, k: Any, rules: Rules, engine: str | None) -> "Factors":
-        """Validate the caller's inputs and choose an engine. Raises what `attention` raises."""
+    def read(cls, q: Any, k: Any, rules: Rules, engine: str | None, logsumexp: Any = None) -> "Factors":
+        """Validate the caller's inputs and choose an engine; check a log-sum-exp that was given, and keep it.
+
+        Raises what `attention` raises, and ShapeError, DtypeError or RuleError for a log-sum-exp of something else.
+        """
         given = describe(q, k, None, rules)
-        return cls(given.problem, given.q, given.k, given.restore, _chosen(given.problem, engine), engine)
+        made = cls(given.problem, given.q, given.k, given.restore, _chosen(given.problem, engine), engine)
+        if logsumexp is not None:
+            made.logsumexp = checked(made.problem, made.q, made.k, made.engine, logsumexp)
+        return made
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "engine"}

@@ -31,6 +31,17 @@ class AttentionMatrix(Indexed, Pictured, Observable):
     have the statistics' dtype: float32, or float64 for float64. Statistics come as the kind of array that q is.
 
     Creating it computes nothing. The log-sum-exp is computed once, when first needed, and kept: O(queries) memory.
+
+    logsumexp   another kernel's, (…, heads, queries), of the same q, k and rules: only looking is paid for then. By the
+                natural logarithm, in any float dtype, on q's device; -inf or +inf where a query sees no key
+
+    Eight rows of it for each batch item and head are checked, O(keys·d_k) each. Where one is off by more than rounding,
+    ε_L·|L| + 8ε·(1 + |L| + √keys + |scale|·‖q‖·‖k‖) with the ε of L's dtype and of float32 (of float64 where q and L
+    are), for half precision half of q's ε more, RuleError names the likely mistake: another base, scale or mask.
+    `logsumexp()` returns it and weights are computed from it; the output and row statistics come from a pass of their
+    own. It has no derivative: RuleError while PyTorch records a graph for q, k or a rule; results that a later graph
+    needs are computed without it.
+
     Copying and pickling keep q, k, the rules and a known log-sum-exp; they raise RuleError for a tensor that PyTorch
     computed in a graph, while a leaf that requires gradients stays one. Raises what `attention` raises.
     Source: Vaswani et al. 2017, section 3.2.1; weights from the log-sum-exp as in Dao et al. 2022, appendix B.
@@ -43,10 +54,17 @@ class AttentionMatrix(Indexed, Pictured, Observable):
 
     __array_ufunc__ = None  # so that `array @ A` fails loudly instead of looping over elements
 
-    def __init__(self, q: Any, k: Any, *, engine: str | None = None, **rules: Unpack[Rules]) -> None:
+    def __init__(
+        self, q: Any, k: Any, *, logsumexp: Any = None, engine: str | None = None, **rules: Unpack[Rules]
+    ) -> None:
         self._given: Any = q, k, rules, engine
-        self._graph = self._graph_with()
-        self._factors = Factors.read(q, k, rules, engine) if self._graph is None else None
+        self._graph = self._graph_with() if logsumexp is None else self._graph_with(logsumexp)
+        if logsumexp is not None and self._graph is not None:
+            raise RuleError(
+                "logsumexp is given, and PyTorch records or traces a graph: its derivative would be missing.",
+                "create the matrix under torch.no_grad(), or leave logsumexp out: it has its derivative then.",
+            )
+        self._factors = Factors.read(q, k, rules, engine, logsumexp) if self._graph is None else None
 
     @classmethod
     def _of(cls, factors: Factors) -> "AttentionMatrix":
