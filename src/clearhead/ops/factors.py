@@ -8,12 +8,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from clearhead import engines
-from clearhead.core.arrays import Restore, as_array, autocast, empty, statistics_dtype
-from clearhead.core.axes import Array, as_places, as_slice
+from clearhead.core.arrays import Restore, as_array, autocast, broadcast, empty, statistics_dtype
+from clearhead.core.axes import WEIGHTS, Array, as_places, as_slice
 from clearhead.core.observations import check_room, wanted
 from clearhead.core.operands import check_transposed, operand
 from clearhead.core.problem import Problem, describe
-from clearhead.core.rules import Rules
+from clearhead.core.rules import FIELDS, Rules
 from clearhead.core.statistics import Wanted
 from clearhead.engines.base import Engine
 from clearhead.ops.given_logsumexp import checked
@@ -64,10 +64,18 @@ class Factors:
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "engine"}
+        """Without the engine, which is chosen again; what a mask or bias repeats along an axis is kept once."""
+        once = {name: _unrepeated(getattr(self.problem, name)) for name, axes in FIELDS.items() if axes == WEIGHTS}
+        state = {name: value for name, value in self.__dict__.items() if name != "engine"}
+        return {**state, "problem": replace(self.problem, **once)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        problem: Problem = state["problem"]
+        full = problem.batch, problem.heads, problem.queries, problem.keys
+        kept = {name: getattr(problem, name) for name, axes in FIELDS.items() if axes == WEIGHTS}
+        again = {name: broadcast(x, full) for name, x in kept.items() if x is not None}
+        self.problem = replace(problem, **again)
         self.engine = _chosen(self.problem, self.asked_engine)
 
     @cached_property
@@ -184,6 +192,13 @@ class Factors:
             found["logsumexp"] = self.logsumexp.copy()
         given = {name: self.restore(self.problem.restore(array)) for name, array in found.items()}
         return observation(given, self.problem.queries, self.problem.keys, sinks=self.problem.sinks is not None)
+
+
+def _unrepeated(x: Array | None) -> Array | None:
+    """The same array with size 1 along the axes along which it is broadcast; PyTorch keeps those of a GPU's array."""
+    if not isinstance(x, np.ndarray):
+        return x
+    return x[tuple(slice(1) if step == 0 else slice(None) for step in x.strides)]
 
 
 def _chosen(problem: Problem, engine: str | None) -> Engine:

@@ -42,8 +42,10 @@ class AttentionMatrix(Indexed, Pictured, Observable):
     own. It has no derivative: RuleError while PyTorch records a graph for q, k or a rule; results that a later graph
     needs are computed without it.
 
-    Copying and pickling keep q, k, the rules and a known log-sum-exp; they raise RuleError for a tensor that PyTorch
-    computed in a graph, while a leaf that requires gradients stays one. Raises what `attention` raises.
+    Pickling and copying keep q, k, the rules and a known log-sum-exp: copy.copy shares them, copy.deepcopy, pickle,
+    multiprocessing and torch.save copy them (torch.load needs weights_only=False). Where a tensor of them is the result
+    of a graph that PyTorch recorded, RuleError, but for copy.copy; a leaf that requires gradients stays one. Raises
+    what `attention` raises.
     Source: Vaswani et al. 2017, section 3.2.1; weights from the log-sum-exp as in Dao et al. 2022, appendix B.
 
     >>> import numpy as np, clearhead as ch
@@ -100,6 +102,11 @@ class AttentionMatrix(Indexed, Pictured, Observable):
     def _answers(self, *others: Any) -> Answers:
         """The Graph or Factors that computes results of this matrix together with `others`."""
         return self._graph or self._graph_with(*others) or self.factors
+
+    def __copy__(self) -> "AttentionMatrix":
+        made = AttentionMatrix.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        return made
 
     def __getstate__(self) -> dict[str, Any]:
         if self._given is None:
