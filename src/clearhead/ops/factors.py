@@ -65,7 +65,9 @@ class Factors:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the engine, which is chosen again; what a mask or bias repeats along an axis is kept once."""
-        once = {name: _unrepeated(getattr(self.problem, name)) for name, axes in FIELDS.items() if axes == WEIGHTS}
+        once: dict[str, Any] = {
+            name: _unrepeated(getattr(self.problem, name)) for name, axes in FIELDS.items() if axes == WEIGHTS
+        }
         state = {name: value for name, value in self.__dict__.items() if name != "engine"}
         return {**state, "problem": replace(self.problem, **once)}
 
@@ -74,7 +76,7 @@ class Factors:
         problem: Problem = state["problem"]
         full = problem.batch, problem.heads, problem.queries, problem.keys
         kept = {name: getattr(problem, name) for name, axes in FIELDS.items() if axes == WEIGHTS}
-        again = {name: broadcast(x, full) for name, x in kept.items() if x is not None}
+        again: dict[str, Any] = {name: broadcast(x, full) for name, x in kept.items() if x is not None}
         self.problem = replace(problem, **again)
         self.engine = _chosen(self.problem, self.asked_engine)
 
