@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from clearhead import engines
-from clearhead.core.arrays import Restore, as_array, autocast, broadcast, empty, statistics_dtype
+from clearhead.core.arrays import Restore, as_array, autocast, broadcast, empty, statistics_dtype, to_device_of
 from clearhead.core.axes import WEIGHTS, Array, as_places, as_slice
 from clearhead.core.observations import check_room, wanted
 from clearhead.core.operands import check_transposed, operand
@@ -35,6 +35,9 @@ class Answers(Protocol):
 
     def transposed(self, g: Any) -> Any:
         """Aᵀ·g."""
+
+    def row_sums(self) -> Any:
+        """Σ_j a_ij, (…, heads, queries), in the statistics' dtype."""
 
     def observe(self, v: Any, asked: Mapping[str, Any], queries: slice = slice(None)) -> Observation:
         """The requested statistics; `queries` has been validated."""
@@ -163,6 +166,17 @@ class Factors:
         output = self.engine.rows(self.problem, self.q, self.k, values, Wanted(output=True))["output"]
         whole = self.problem.restore(output)
         return restore(whole[..., 0] if vector else whole)
+
+    def row_sums(self) -> Any:
+        """Σ_j a_ij, (…, heads, queries), in the statistics' dtype: 1, less a sink's share; 0 where no key is seen."""
+        problem, want = self.problem, Wanted(output=True, keep_float32=True)
+        check_room(problem, want, 1)
+        ones = to_device_of(
+            np.ones((1, 1, problem.keys, 1), self.dtype), self.q
+        )  # no weight is rounded to half precision
+        values = broadcast(ones, (problem.batch, 1, problem.keys, 1))
+        sums = self.engine.rows(problem, self.q, self.k, values, want)["output"][..., 0]
+        return self.restore(problem.restore(sums))
 
     def transposed(self, g: Any) -> Any:
         """Aᵀ·g."""

@@ -15,8 +15,10 @@ from clearhead.core.statistics import Asked, Observable, Top, askable, explained
 from clearhead.deprecated import deprecated
 from clearhead.errors import RuleError, SelectionError, shown
 from clearhead.ops.factors import Answers, Factors
-from clearhead.ops.indexing import Indexed, expand
+from clearhead.ops.indexing import expand
+from clearhead.ops.numpy_functions import NumpyFunctions
 from clearhead.ops.observation import Observation
+from clearhead.ops.reductions import reduced
 from clearhead.ops.transposed import TransposedMatrix
 from clearhead.view import head_summary
 from clearhead.view.long import ShownLayer, ShownRun
@@ -24,7 +26,7 @@ from clearhead.view.parts import one_head, one_sequence
 from clearhead.view.pictured import Pictured
 
 
-class AttentionMatrix(Indexed, Pictured, Observable):
+class AttentionMatrix(NumpyFunctions, Pictured, Observable):
     """The weights softmax(scale·q·kᵀ + …) as an array-like object, (…, heads, queries, keys), that is never stored.
 
     q (…, heads, queries, d_k) and k (…, kv_heads, keys, d_k); 2-D is one head. Rules as in `attention`. Its elements
@@ -53,8 +55,6 @@ class AttentionMatrix(Indexed, Pictured, Observable):
     >>> A.shape, A[1].round(3)
     ((3, 3), array([0.36, 0.64, 0.  ]))
     """
-
-    __array_ufunc__ = None  # so that `array @ A` fails loudly instead of looping over elements
 
     def __init__(
         self, q: Any, k: Any, *, logsumexp: Any = None, engine: str | None = None, **rules: Unpack[Rules]
@@ -144,7 +144,7 @@ class AttentionMatrix(Indexed, Pictured, Observable):
     @property
     def T(self) -> "TransposedMatrix[AttentionMatrix]":  # noqa: N802
         """Aᵀ, the last two axes swapped: (…, heads, keys, queries), for A.T @ g. What NumPy calls `mT`."""
-        return TransposedMatrix(self, self._weights, self._transposed)
+        return TransposedMatrix(self, self._weights, self._transposed, self._reduced)
 
     mT = T  # noqa: N815
 
@@ -185,6 +185,10 @@ class AttentionMatrix(Indexed, Pictured, Observable):
 
     def _transposed(self, g: Any) -> Any:
         return self._answers(g).transposed(g)
+
+    def _reduced(self, name: str, axis: Any, *, keepdims: bool, swapped: bool = False) -> Any:
+        ways: Any = {"ndim": self.ndim, "keepdims": keepdims, "swapped": swapped}
+        return reduced(self._answers, lambda: self.factors, name, axis, **ways)
 
     def top(self, k: int) -> Top:
         """The k largest weights of each query and their keys, (…, heads, queries, k) each, largest first.

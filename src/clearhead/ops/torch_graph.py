@@ -54,6 +54,13 @@ class Graph:
         found = observe(self.q, self.k, self._values(v), *self.given, *Options("output logsumexp"))
         return found[0][..., 0] if vector else found[0]
 
+    def row_sums(self) -> Tensor:
+        """Σ_j a_ij; computed in the statistics' dtype, so that no weight is rounded to half precision."""
+        usual = torch.float64 if self.q.dtype == torch.float64 else torch.float32
+        ones = self.q.new_ones((*self.k.shape[:-1], 1), dtype=usual)
+        found = observe(self.q.to(usual), self.k.to(usual), ones, *self.given, *Options("output logsumexp"))
+        return found[0][..., 0]
+
     def transposed(self, g: Any) -> Tensor:
         """Aᵀ·g."""
         g = _tensor(g, "g", self.q)
