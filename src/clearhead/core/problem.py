@@ -15,7 +15,7 @@ import numpy as np
 
 from clearhead.core.arrays import FLOATS, Restore, as_array, autocast, device_of
 from clearhead.core.axes import KEY, QUERY, VALUE, Array, as_slice, group_size, heads_first, named
-from clearhead.core.rule_values import Window
+from clearhead.core.rule_values import Window, read_threads
 from clearhead.core.rules import FIELDS, RULES, Rules, Sizes, check_names, read, take
 from clearhead.errors import DtypeError, ShapeError
 
@@ -46,6 +46,7 @@ class Problem:
     kv_segments: Array | None  # (batch, keys)
     sinks: Array | None  # (heads,)
     query_offset: Array  # (batch,): query i stands at key position i + offset
+    num_threads: int | None = None  # at most so many, the calling one included; None: as many as set_num_threads says
 
     @property
     def queries(self) -> int:
@@ -123,17 +124,18 @@ class Described:
     restore: Restore
 
 
-def describe(q: Any, k: Any, v: Any, rules: Rules) -> Described:
+def describe(q: Any, k: Any, v: Any, rules: Rules, num_threads: int | None = None) -> Described:
     """Read and validate all arguments of a call before any work; every public call comes through here.
 
     q (…, heads, queries, d_k), k (…, kv_heads, keys, d_k), v (…, kv_heads, keys, d_v) or None; 2-D is one head.
 
     Returns the problem, the arrays viewed with 4 axes, and the function that turns a result into the kind of array that
     q is. Raises ShapeError where shapes do not fit each other, DtypeError unless they are arrays of one float dtype on
-    one device, RuleError for a rule's wrong value, UnknownNameError for a keyword that is no rule. O(1), plus reading
-    the rules that are arrays.
+    one device, RuleError for a wrong value of a rule or of num_threads, UnknownNameError for a keyword that is no rule.
+    O(1), plus reading the rules that are arrays.
     """
     check_names(rules)
+    num_threads = read_threads(num_threads)
     q, restore = as_array(autocast(q), "q")
     device = device_of(q)
     k = as_array(autocast(k), "k", device)[0]
@@ -144,17 +146,17 @@ def describe(q: Any, k: Any, v: Any, rules: Rules) -> Described:
         dtypes.append(v.dtype)
     plain_rules = _without_arrays(rules)
     if plain_rules is None:
-        problem = _checked(tuple(shapes), tuple(dtypes), device, rules)
+        problem = _checked(tuple(shapes), tuple(dtypes), device, num_threads, rules)
     else:
-        problem = _known(tuple(shapes), tuple(dtypes), device, *plain_rules)
+        problem = _known(tuple(shapes), tuple(dtypes), device, num_threads, *plain_rules)
     return Described(problem, heads_first(q), heads_first(k), None if v is None else heads_first(v), restore)
 
 
-def describe_whole(q: Any, k: Any, v: Any, rules: Rules) -> tuple[Described, Array]:
+def describe_whole(q: Any, k: Any, v: Any, rules: Rules, num_threads: int | None = None) -> tuple[Described, Array]:
     """As `describe`, for calls that need v, which is returned second. Raises DtypeError where v is None."""
     if v is None:
         as_array(v, "v")  # raises: it is no array
-    given = describe(q, k, v, rules)
+    given = describe(q, k, v, rules, num_threads)
     assert given.v is not None
     return given, given.v
 
@@ -171,19 +173,28 @@ def _without_arrays(rules: Rules) -> list[Any] | None:
 
 
 def _checked(
-    shapes: tuple[tuple[int, ...], ...], dtypes: tuple[np.dtype[Any], ...], device: str, rules: Rules
+    shapes: tuple[tuple[int, ...], ...],
+    dtypes: tuple[np.dtype[Any], ...],
+    device: str,
+    num_threads: int | None,
+    rules: Rules,
 ) -> Problem:
     check_shapes(shapes[0], shapes[1], shapes[2] if len(shapes) > 2 else None)
     _check_dtypes(dtypes)
-    return _apply_rules(shapes[0], shapes[1], dtypes[0], device, rules)
+    problem = _apply_rules(shapes[0], shapes[1], dtypes[0], device, rules)
+    return problem if num_threads is None else replace(problem, num_threads=num_threads)
 
 
 @lru_cache(maxsize=512, typed=True)  # validation would dominate a short call; typed: True and 1 differ here
 def _known(
-    shapes: tuple[tuple[int, ...], ...], dtypes: tuple[np.dtype[Any], ...], device: str, *plain_rules: Any
+    shapes: tuple[tuple[int, ...], ...],
+    dtypes: tuple[np.dtype[Any], ...],
+    device: str,
+    num_threads: int | None,
+    *plain_rules: Any,
 ) -> Problem:
     rules: Any = dict(zip(plain_rules[::2], plain_rules[1::2], strict=True))
-    return _checked(shapes, dtypes, device, rules)
+    return _checked(shapes, dtypes, device, num_threads, rules)
 
 
 def check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int] | None) -> None:

@@ -55,12 +55,14 @@ class Factors:
     asked_engine: str | None  # the engine that the caller named; None: chosen automatically
 
     @classmethod
-    def read(cls, q: Any, k: Any, rules: Rules, engine: str | None, logsumexp: Any = None) -> "Factors":
+    def read(
+        cls, q: Any, k: Any, rules: Rules, engine: str | None, num_threads: int | None = None, logsumexp: Any = None
+    ) -> "Factors":
         """Validate the caller's inputs and choose an engine; check a log-sum-exp that was given, and keep it.
 
         Raises what `attention` raises, and ShapeError, DtypeError or RuleError for a log-sum-exp of something else.
         """
-        given = describe(q, k, None, rules)
+        given = describe(q, k, None, rules, num_threads)
         made = cls(given.problem, given.q, given.k, given.restore, _chosen(given.problem, engine), engine)
         if logsumexp is not None:
             made.logsumexp = checked(made.problem, made.q, made.k, made.engine, logsumexp)

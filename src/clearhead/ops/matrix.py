@@ -30,7 +30,8 @@ class AttentionMatrix(NumpyFunctions, Pictured, Observable):
     """The weights softmax(scale·q·kᵀ + …) as an array-like object, (…, heads, queries, keys), that is never stored.
 
     q (…, heads, queries, d_k) and k (…, kv_heads, keys, d_k); 2-D is one head. Rules as in `attention`. Its elements
-    have the statistics' dtype: float32, or float64 for float64. Statistics come as the kind of array that q is.
+    have the statistics' dtype: float32, or float64 for float64. Statistics come as the kind of array that q is. engine
+    and num_threads, as in `attention`, hold for whatever is computed of it.
 
     Creating it computes nothing. The log-sum-exp is computed once, when first needed, and kept: O(queries) memory.
 
@@ -57,16 +58,23 @@ class AttentionMatrix(NumpyFunctions, Pictured, Observable):
     """
 
     def __init__(
-        self, q: Any, k: Any, *, logsumexp: Any = None, engine: str | None = None, **rules: Unpack[Rules]
+        self,
+        q: Any,
+        k: Any,
+        *,
+        logsumexp: Any = None,
+        engine: str | None = None,
+        num_threads: int | None = None,
+        **rules: Unpack[Rules],
     ) -> None:
-        self._given: Any = q, k, rules, engine
+        self._given: Any = q, k, rules, engine, num_threads
         self._graph = self._graph_with() if logsumexp is None else self._graph_with(logsumexp)
         if logsumexp is not None and self._graph is not None:
             raise RuleError(
                 "logsumexp is given, and PyTorch records or traces a graph: its derivative would be missing.",
                 "create the matrix under torch.no_grad(), or leave logsumexp out: it has its derivative then.",
             )
-        self._factors = Factors.read(q, k, rules, engine, logsumexp) if self._graph is None else None
+        self._factors = Factors.read(*self._given, logsumexp) if self._graph is None else None
 
     @classmethod
     def _of(cls, factors: Factors) -> "AttentionMatrix":
@@ -85,19 +93,18 @@ class AttentionMatrix(NumpyFunctions, Pictured, Observable):
                 "weights read by index have no derivative, and PyTorch keeps or traces a graph for them.",
                 "with torch.no_grad(): A[…]; A @ v and A.observe keep the graph.",
             )
-        q, k, rules, engine = self._given
-        return Factors.read(q, k, rules, engine)
+        return Factors.read(*self._given)
 
     def _graph_with(self, *others: Any) -> Answers | None:
         """A Graph if PyTorch records a graph for q, k, a rule or one of `others`; else None."""
         if self._given is None:
             return None
-        q, k, rules, engine = self._given
+        q, k, rules, *_ = self._given
         if not graphed(q, k, *rules.values(), *others):
             return None
         from clearhead.ops.torch_graph import Graph
 
-        return Graph(q, k, rules, engine)
+        return Graph(*self._given)
 
     def _answers(self, *others: Any) -> Answers:
         """The Graph or Factors that computes results of this matrix together with `others`."""
@@ -111,7 +118,7 @@ class AttentionMatrix(NumpyFunctions, Pictured, Observable):
     def __getstate__(self) -> dict[str, Any]:
         if self._given is None:
             return {"factors": self._factors}
-        q, k, rules, _ = self._given
+        q, k, rules, *_ = self._given
         for name, x in {"q": q, "k": k, **rules}.items():
             if getattr(x, "grad_fn", None) is not None:
                 raise RuleError(f"{name} hangs on PyTorch's graph, which is not copied.", f"{name}.detach()")
@@ -122,8 +129,8 @@ class AttentionMatrix(NumpyFunctions, Pictured, Observable):
         if "factors" in state:
             self.__dict__ = AttentionMatrix._of(state["factors"]).__dict__
             return
-        q, k, rules, engine = state["given"]
-        AttentionMatrix.__init__(self, q, k, engine=engine, **rules)
+        q, k, rules, engine, num_threads = state["given"]
+        AttentionMatrix.__init__(self, q, k, engine=engine, num_threads=num_threads, **rules)
         if self._factors is not None and state["logsumexp"] is not None and state["dtype"] == self._q_dtype():
             self._factors.logsumexp = state["logsumexp"]
 
