@@ -148,7 +148,7 @@ def public() -> dict[str, Call]:
         "attention": Call(ch.attention, qkv, RULES),
         "plan": Call(ch.plan, qkv, RULES),
         "AttentionMatrix": Call(lambda **given: ch.AttentionMatrix(**given).shape, {"q": FLAT, "k": FLAT},
-                                ("q", "k", "engine", *RULES)),
+                                ("q", "k", "engine", "logsumexp", "num_threads", *RULES)),
         "trace": Call(ch.trace, qkv, RULES),
         "trace_layer": Call(ch.trace_layer, LAYER, RULES),
         "diagnose": Call(ch.diagnose, {**qkv, "theirs": FLAT}, RULES),

@@ -1,24 +1,117 @@
 """Matrices, observations and traces can be copied and pickled, and their reprs are one line."""
 
 import copy
+import io
+import multiprocessing
 import pickle
 from collections.abc import Callable
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import clearhead as ch
+from clearhead.core.arrays import to_torch
 from clearhead.core.axes import Array
+from clearhead.core.statistics import STATISTICS
+from clearhead.engines import native
 from clearhead.errors import RuleError
 from clearhead.view.parts import one_head
+from problems import Case, cases, examples
+
+
+def saved(x: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(x, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
 
 COPIES: dict[str, Callable[[Any], Any]] = {
     "pickled": lambda x: pickle.loads(pickle.dumps(x)),
     "copied": copy.copy,
     "deep-copied": copy.deepcopy,
+    "saved by PyTorch": saved,
 }
+KIND = st.sampled_from(sorted(COPIES))
+
+
+def same(a: Any, b: Any) -> None:
+    """Equal in kind, dtype and every bit."""
+    assert type(a) is type(b)
+    assert a.dtype == b.dtype
+    bits = [np.ascontiguousarray(x.view(torch.int16).numpy() if x.dtype == torch.bfloat16 else x) for x in (a, b)]
+    np.testing.assert_array_equal(*bits)
+
+
+@pytest.mark.parametrize("tensors", [False, True], ids=["arrays", "tensors"])
+@examples(0.7)
+@given(case=cases(most=2000), how=KIND, known=st.booleans(), part=st.booleans())
+def test_a_copy_has_the_same_bits_under_every_rule(tensors: bool, case: Case, how: str, known: bool, part: bool):  # noqa: FBT001
+    q, k, v = ((to_torch(torch, x.copy()) if tensors else x) for x in (case.q, case.k, case.v))
+    matrix = ch.AttentionMatrix(q, k, **case.rules)
+    if known:
+        matrix.logsumexp()
+    asked: dict[str, Any] = {"logsumexp": True, "entropy": True, "received": True, "top": 2, "image": (2, 3)}
+    seen = matrix.observe(v, **asked, groups=case.labels())
+    if part and matrix.factors.problem.batch:
+        matrix = matrix.part(0)
+    other, again = COPIES[how](matrix), COPIES[how](seen)
+    assert (other.shape, other.dtype, repr(other)) == (matrix.shape, matrix.dtype, repr(matrix))
+    assert (other.factors.known_logsumexp is None) == (matrix.factors.known_logsumexp is None)
+    same(other[...], matrix[...])
+    same(other.logsumexp(), matrix.logsumexp())
+    same(other.T[...], matrix.T[...])
+    for name in STATISTICS:
+        if name != "top" and (value := getattr(seen, name)) is not None:
+            same(getattr(again, name), value)
+    assert (again.queries, again.keys, again.sinks, again.peak) == (seen.queries, seen.keys, seen.sinks, None)
+    for one in (again.top, COPIES[how](seen.top)):
+        assert type(one) is type(seen.top)
+        same(one.weights, seen.top.weights)
+        same(one.indices, seen.top.indices)
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_a_known_logsumexp_is_not_computed_again(how: str, monkeypatch: pytest.MonkeyPatch):
+    matrix = ch.AttentionMatrix(normal(2, 3, 4), normal(2, 5, 4), causal=True, query_offset=2, engine="native")
+    matrix.logsumexp()
+    other = COPIES[how](matrix)
+    monkeypatch.setattr(native, "rows", None)
+    np.testing.assert_array_equal(other[...], matrix[...])
+
+
+def test_a_pickled_part_holds_a_broadcast_mask_once():
+    q, mask = normal(2, 16, 100, 4), np.ones((100, 100), bool)
+    part = ch.AttentionMatrix(q, q, mask=mask).part(1)
+    assert len(pickle.dumps(part)) < 2 * (q[1].nbytes + q[1].nbytes + mask.nbytes)
+    np.testing.assert_array_equal(copy.deepcopy(part)[...], part[...])
+
+
+@pytest.mark.parametrize("tensors", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["arrays", "tensors"])
+def test_other_processes_answer_for_a_matrix(tensors: bool):  # noqa: FBT001
+    q, k = normal(2, 3, 4), normal(2, 5, 4)
+    matrix = ch.AttentionMatrix(
+        *((torch.from_numpy(q), torch.from_numpy(k)) if tensors else (q, k)), mask=normal(5) > -1
+    )
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        seen = pool.apply(methodcaller("observe", received=True, top=2), (matrix,))
+    here = matrix.observe(received=True, top=2)
+    same(seen.received, here.received)
+    same(seen.top.indices, here.top.indices)
+
+
+def test_shallow_copies_share_what_a_graph_computed():
+    leaf = torch.ones(2, 3, 4, requires_grad=True)
+    matrix = ch.AttentionMatrix(2 * leaf, leaf)
+    seen = matrix.observe(entropy=True)
+    assert copy.copy(seen).entropy is seen.entropy
+    (copy.copy(matrix) @ leaf).sum().backward()
+    assert leaf.grad is not None
 
 
 def normal(*shape: int) -> Array:
@@ -52,7 +145,7 @@ def test_a_deep_copy_shares_nothing():
     np.testing.assert_array_equal(other[...], before)
 
 
-@pytest.mark.parametrize("how", ["pickled", "deep-copied"])
+@pytest.mark.parametrize("how", ["pickled", "deep-copied", "saved by PyTorch"])
 def test_matrices_with_an_autograd_graph_are_not_copied(how: str):
     leaf = torch.ones(2, 3, 4, requires_grad=True)
     kept = COPIES[how](ch.AttentionMatrix(leaf, leaf.detach()))

@@ -28,7 +28,7 @@ from clearhead.ops import torch_graph, torch_operators
 from clearhead.view import packing
 
 ATTENTION = Path(__file__).parents[1] / "page" / "src" / "attention.js"
-SHAPES = ("prefix", "batch", "heads", "kv_heads", "d_k", "dtype", "device", "library", "rows", "cols")
+SHAPES = ("prefix", "batch", "heads", "kv_heads", "d_k", "dtype", "device", "library", "num_threads", "rows", "cols")
 SIZES = {"batch": 3, "heads": 4, "queries": 5, "keys": 7}
 KNOWING = {  # everything that declares its supported rules, except PyTorch's kernels, which support few
     **{name: engines.get(name) for name in engines.NAMES},

@@ -9,15 +9,23 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from clearhead.core.arrays import FLOATS, Restore, as_array, autocast, device_of, library_of
 from clearhead.core.axes import KEY, QUERY, VALUE, Array, as_slice, group_size, heads_first, named
-from clearhead.core.rule_values import Window
+from clearhead.core.rule_values import Window, read_threads
 from clearhead.core.rules import FIELDS, RULES, Rules, Sizes, check_names, read, take
 from clearhead.errors import DtypeError, ShapeError
+
+
+class Origin(NamedTuple):
+    """Where a problem's arrays are, whose they are, and on how many threads they ask to be computed: as in Problem."""
+
+    device: str
+    library: str
+    num_threads: int | None
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
@@ -32,6 +40,7 @@ class Problem:
     dtype: np.dtype[Any]
     device: str  # where the arrays are: "cpu", "cuda:0", …
     library: str  # whose arrays the caller gave: "torch", or "" for all others
+    num_threads: int | None  # at most so many, the calling one included; None: as many as set_num_threads says
     rows: range  # the indices of these queries and keys in the whole matrix, in which positions are counted
     cols: range
     scale: float
@@ -124,20 +133,21 @@ class Described:
     restore: Restore
 
 
-def describe(q: Any, k: Any, v: Any, rules: Rules) -> Described:
+def describe(q: Any, k: Any, v: Any, rules: Rules, num_threads: int | None = None) -> Described:
     """Read and validate all arguments of a call before any work; every public call comes through here.
 
     q (…, heads, queries, d_k), k (…, kv_heads, keys, d_k), v (…, kv_heads, keys, d_v) or None; 2-D is one head.
 
     Returns the problem, the arrays viewed with 4 axes, and the function that turns a result into the kind of array that
     q is. Raises ShapeError where shapes do not fit each other, DtypeError unless they are arrays of one float dtype on
-    one device, RuleError for a rule's wrong value, UnknownNameError for a keyword that is no rule. O(1), plus reading
-    the rules that are arrays.
+    one device, RuleError for a wrong value of a rule or of num_threads, UnknownNameError for a keyword that is no rule.
+    O(1), plus reading the rules that are arrays.
     """
     check_names(rules)
-    library = library_of(q)
+    num_threads, library = read_threads(num_threads), library_of(q)
     q, restore = as_array(autocast(q), "q")
     device = device_of(q)
+    origin = Origin(device, library, num_threads)
     k = as_array(autocast(k), "k", device)[0]
     shapes, dtypes = [q.shape, k.shape], [q.dtype, k.dtype]
     if v is not None:
@@ -146,17 +156,17 @@ def describe(q: Any, k: Any, v: Any, rules: Rules) -> Described:
         dtypes.append(v.dtype)
     plain_rules = _without_arrays(rules)
     if plain_rules is None:
-        problem = _checked(tuple(shapes), tuple(dtypes), device, library, rules)
+        problem = _checked(tuple(shapes), tuple(dtypes), origin, rules)
     else:
-        problem = _known(tuple(shapes), tuple(dtypes), device, library, *plain_rules)
+        problem = _known(tuple(shapes), tuple(dtypes), origin, *plain_rules)
     return Described(problem, heads_first(q), heads_first(k), None if v is None else heads_first(v), restore)
 
 
-def describe_whole(q: Any, k: Any, v: Any, rules: Rules) -> tuple[Described, Array]:
+def describe_whole(q: Any, k: Any, v: Any, rules: Rules, num_threads: int | None = None) -> tuple[Described, Array]:
     """As `describe`, for calls that need v, which is returned second. Raises DtypeError where v is None."""
     if v is None:
         as_array(v, "v")  # raises: it is no array
-    given = describe(q, k, v, rules)
+    given = describe(q, k, v, rules, num_threads)
     assert given.v is not None
     return given, given.v
 
@@ -173,23 +183,19 @@ def _without_arrays(rules: Rules) -> list[Any] | None:
 
 
 def _checked(
-    shapes: tuple[tuple[int, ...], ...], dtypes: tuple[np.dtype[Any], ...], device: str, library: str, rules: Rules
+    shapes: tuple[tuple[int, ...], ...], dtypes: tuple[np.dtype[Any], ...], origin: Origin, rules: Rules
 ) -> Problem:
     check_shapes(shapes[0], shapes[1], shapes[2] if len(shapes) > 2 else None)
     _check_dtypes(dtypes)
-    return _apply_rules(shapes[0], shapes[1], dtypes[0], device, library, rules)
+    return _apply_rules(shapes[0], shapes[1], dtypes[0], origin, rules)
 
 
 @lru_cache(maxsize=512, typed=True)  # validation would dominate a short call; typed: True and 1 differ here
 def _known(
-    shapes: tuple[tuple[int, ...], ...],
-    dtypes: tuple[np.dtype[Any], ...],
-    device: str,
-    library: str,
-    *plain_rules: Any,
+    shapes: tuple[tuple[int, ...], ...], dtypes: tuple[np.dtype[Any], ...], origin: Origin, *plain_rules: Any
 ) -> Problem:
     rules: Any = dict(zip(plain_rules[::2], plain_rules[1::2], strict=True))
-    return _checked(shapes, dtypes, device, library, rules)
+    return _checked(shapes, dtypes, origin, rules)
 
 
 def check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int] | None) -> None:
@@ -243,9 +249,7 @@ def _check_dtypes(dtypes: Sequence[np.dtype[Any]]) -> None:
             raise DtypeError(f"{name} is {dtype} but q is {dtypes[0]}: q, k and v must have one dtype.")
 
 
-def _apply_rules(
-    q: Sequence[int], k: Sequence[int], dtype: np.dtype[Any], device: str, library: str, rules: Rules
-) -> Problem:
+def _apply_rules(q: Sequence[int], k: Sequence[int], dtype: np.dtype[Any], origin: Origin, rules: Rules) -> Problem:
     prefix = tuple(q[:-2])
     heads, kv_heads = (q[-3], k[-3]) if len(q) > 2 else (1, 1)
     return Problem(
@@ -255,11 +259,10 @@ def _apply_rules(
         kv_heads=kv_heads,
         d_k=q[-1],
         dtype=dtype,
-        device=device,
-        library=library,
+        **origin._asdict(),
         rows=range(q[-2]),
         cols=range(k[-2]),
-        **read(rules, Sizes(prefix, heads, q[-2], k[-2], q[-1], device)),
+        **read(rules, Sizes(prefix, heads, q[-2], k[-2], q[-1], origin.device)),
     )
 
 

@@ -15,6 +15,7 @@ from clearhead.words import LANGUAGES, Language
 
 Window = tuple[int | None, int | None]
 _MANY = 2**20  # layers or heads: no model has so many, and an iterable may be endless
+MOST_THREADS = 1024  # more would only take memory: each thread has a stack and a scratch of its own
 FAR = 2**53  # the largest position that is allowed: sums of larger ones could overflow
 
 
@@ -36,6 +37,11 @@ def whole_number(
         reach = f"from {least:,} up" if most is None else f"from {least:,} to {most:,}"
         raise error(f"{name} is {shown(value)}: expected a whole number {reach}.", hint)
     return int(value)
+
+
+def read_threads(value: Any) -> int | None:
+    """Read a number of threads for one call; None leaves it to set_num_threads. Raises RuleError."""
+    return None if value is None else whole_number("num_threads", value, 1, MOST_THREADS, "num_threads=2")
 
 
 def read_place(name: str, value: Any, size: int) -> int:

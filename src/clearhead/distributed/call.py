@@ -23,6 +23,7 @@ def attention(
     method: Method = "auto",
     timeout: float | None = None,
     engine: str | None = None,
+    num_threads: int | None = None,
     **rules: Unpack[Rules],
 ) -> Tensor:
     """`clearhead.attention` over a sequence that is sharded over the ranks of a process group; differentiable.
@@ -38,7 +39,7 @@ def attention(
               merge: queries travel to the keys and partial outputs travel back, which suits decoding
               auto: the method that moves the fewest bytes, see `plan`
     timeout   seconds to wait for the other ranks before an error names those that did not call; None is 300
-    engine    as in `clearhead.attention`
+    engine    as in `clearhead.attention`, and so is num_threads, of this rank; ranks may differ in it
     rules     as in `clearhead.attention`, the same on all ranks. Positions count in the whole sequence; query_offset
               may be left out where the whole has as many queries as keys. query_segments and kv_segments are (batch,
               own positions), mask and bias broadcast to (…, heads, own queries, all keys)
@@ -61,7 +62,19 @@ def attention(
     """
     leaves = Leaves.of(q, k, v, rules)
     ranks = Ranks.of(group, timeout)
-    shards = read("attention", q, k, v, rules, ranks, layout=layout, method=method, engine=engine, output=True)
+    shards = read(
+        "attention",
+        q,
+        k,
+        v,
+        rules,
+        ranks,
+        layout=layout,
+        method=method,
+        engine=engine,
+        num_threads=num_threads,
+        output=True,
+    )
     how = choose(shards, method).method
     with ranks.together("attention"):
         found, logsumexp = methods.output(how, shards)
@@ -78,6 +91,7 @@ def plan(
     method: Method = "auto",
     timeout: float | None = None,
     engine: str | None = None,
+    num_threads: int | None = None,
     **rules: Unpack[Rules],
 ) -> Plan:
     """Which method `attention` takes for these shards, the bytes that each method moves, and why others cannot run.
@@ -96,4 +110,7 @@ def plan(
     >>> dist.destroy_process_group()
     """
     ranks = Ranks.of(group, timeout)
-    return choose(read("plan", q, k, v, rules, ranks, layout=layout, method=method, engine=engine), method)
+    return choose(
+        read("plan", q, k, v, rules, ranks, layout=layout, method=method, engine=engine, num_threads=num_threads),
+        method,
+    )

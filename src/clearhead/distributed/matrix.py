@@ -45,7 +45,7 @@ class ShardedAttentionMatrix(Observable):
 
     q         this rank's shard, (…, heads, own queries, d_k)
     k         (…, kv_heads, own keys, d_k), in q's dtype
-    group, layout, method, timeout, engine and rules as in `clearhead.distributed.attention`
+    group, layout, method, timeout, engine, num_threads and rules as in `clearhead.distributed.attention`
 
     Creating it compares sizes and rules between ranks and computes nothing. Every method must be called by all ranks
     with the same arguments, but for v, g and labels, which belong to own positions. Statistics per query are those of
@@ -81,10 +81,13 @@ class ShardedAttentionMatrix(Observable):
         method: Method = "auto",
         timeout: float | None = None,
         engine: str | None = None,
+        num_threads: int | None = None,
         **rules: Unpack[Rules],
     ) -> None:
         ranks, what = Ranks.of(group, timeout), "ShardedAttentionMatrix"
-        self._shards = read(what, q, k, None, rules, ranks, layout=layout, method=method, engine=engine)
+        self._shards = read(
+            what, q, k, None, rules, ranks, layout=layout, method=method, engine=engine, num_threads=num_threads
+        )
         self._method = choose(self._shards, method).method
         self._leaves = Leaves.of(q, k, None, rules)
         self._chosen = range(self._shards.whole.queries)

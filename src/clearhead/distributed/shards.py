@@ -134,6 +134,7 @@ def read(
     layout: Layout,
     method: str,
     engine: str | None,
+    num_threads: int | None,
     output: bool = False,
 ) -> Shards:
     """Read this rank's arguments and check that all ranks were called alike; all ranks must call it.
@@ -156,14 +157,15 @@ def read(
                 raise unknown(name, value, known)
         engines.check_name(engine)
         with torch.no_grad():
-            local = describe(q, k, v, {})
+            local = describe(q, k, v, {}, num_threads)
         if output and local.v is not None:
             observations.check_room(local.problem, Wanted(output=True), local.v.shape[-1])
         return local, _signature(q, k, v, rules) | {"layout": layout, "method": method, "engine": engine}
 
     local, everybody = agreed(ranks, what, own, lambda found: found[1])
     lengths = [[other[name] for other in everybody] for name in ("queries", "keys")]
-    whole = replace(_whole(q, k, rules, *map(sum, lengths)), device=device_of(local[0].q))
+    threads = local[0].problem.num_threads
+    whole = replace(_whole(q, k, rules, *map(sum, lengths)), device=device_of(local[0].q), num_threads=threads)
     content = {name: value for name, value in rules.items() if name in _SHARDED and value is not None}
     parts: dict[str, Any] = {}
     lead: dict[str, tuple[int, int]] = {}

@@ -115,7 +115,7 @@ def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) ->
     if _receives(problem, want):
         answers["received"] = np.zeros((problem.batch, problem.heads, problem.keys))
         answers.setdefault("logsumexp", np.empty((problem.batch, problem.heads, problem.queries), dtype))
-    _call("rows", described(problem), _bits(q), _bits(k), _bits(v) if "output" in found else None, answers)
+    _call("rows", problem, _bits(q), _bits(k), _bits(v) if "output" in found else None, answers)
     if "received" in answers:
         found["received"] = answers["received"].astype(dtype, copy=False)
     return found
@@ -181,7 +181,7 @@ def gradients(
     known = {name: np.ascontiguousarray(x, dtype) for name, x in per_line.items() if x is not None}
     values = {} if output is None else {"v": _bits(v), "output": _bits(output)}
     answers = found if bias is None else {**found, "bias": bias}
-    _call("gradients", described(problem), _bits(q), _bits(k), {**known, **values}, answers)
+    _call("gradients", problem, _bits(q), _bits(k), {**known, **values}, answers)
     own = dtype if upstream.keep_float32 else problem.dtype
     answers = {name: array.astype(own, copy=False) for name, array in found.items()}
     if bias is not None and upstream.bias is not None:
@@ -205,13 +205,14 @@ def _gradients_in_common(
 def _columns(problem: Problem, q: Array, k: Array, logsumexp: Array, answers: dict[str, Array], **more: Any) -> None:
     """Run the column pass, which fills `answers`; `more` holds the labels of groups, or g and its type."""
     known = {"logsumexp": np.ascontiguousarray(logsumexp, statistics_dtype(problem.dtype)), **more}
-    _call("columns", described(problem), _bits(q), _bits(k), known, answers)
+    _call("columns", problem, _bits(q), _bits(k), known, answers)
 
 
-def _call(name: str, *given: Any) -> None:
+def _call(name: str, problem: Problem, *given: Any) -> None:
     """Call the kernel, which fills the arrays given. Raises SizeError if its working memory cannot be allocated."""
+    threads = get_num_threads() if problem.num_threads is None else problem.num_threads
     try:
-        getattr(_native, name)(get_num_threads(), *given)
+        getattr(_native, name)(threads, described(problem), *given)
     except MemoryError:
         raise SizeError(
             "what the kernel needs to work in is larger than the machine's memory.",

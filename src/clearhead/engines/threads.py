@@ -6,23 +6,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from clearhead.core.rule_values import whole_number
+from clearhead.core.rule_values import MOST_THREADS, whole_number
 
-MOST = 1024  # more would only take memory: each thread has a stack and a scratch of its own
 _chosen: int | None = None
 
 
 def set_num_threads(count: int) -> None:
     """Use `count` threads from now on, the calling one included; the results' bits do not depend on it.
 
-    A call reads the number once, when it starts: setting it while other threads compute changes their next calls.
+    A call reads the number once, when it starts: setting it while other threads compute changes their next calls. A
+    call with num_threads= of its own does not read it.
     Raises RuleError unless count is a whole number from 1 to 1,024.
 
     >>> import clearhead as ch
     >>> ch.set_num_threads(ch.get_num_threads())
     """
     global _chosen
-    _chosen = whole_number("the number of threads", count, 1, MOST, "set_num_threads(2)")
+    _chosen = whole_number("the number of threads", count, 1, MOST_THREADS, "set_num_threads(2)")
 
 
 def get_num_threads() -> int:
@@ -62,7 +62,7 @@ def _given() -> int:
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     limits = [affinity, *([int(asked)] if asked.isdigit() and int(asked) > 0 else []), *_cgroup()]
-    return max(1, min(*limits, MOST))
+    return max(1, min(*limits, MOST_THREADS))
 
 
 def _cgroup() -> list[int]:

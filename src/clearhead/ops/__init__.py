@@ -2,6 +2,8 @@
 
 attention          attention() and plan()
 matrix             AttentionMatrix; factors: its arrays and rules; indexing: its indices; transposed: its transpose
+given_logsumexp    a log-sum-exp that another kernel computed, checked
+numpy_functions    what NumPy's functions and Python's operators do with a matrix; reductions: its sums and extremes
 observation        the result of AttentionMatrix.observe, and how partial results are merged
 rollout            attention rollout of one token through many layers
 backward           gradients of a loss with respect to the inputs, from those with respect to the results

@@ -14,13 +14,17 @@ from clearhead.ops import repeated
 _OUTPUT = Wanted(output=True)
 
 
-def attention(q: Any, k: Any, v: Any, *, engine: str | None = None, **rules: Unpack[Rules]) -> Any:
+def attention(
+    q: Any, k: Any, v: Any, *, engine: str | None = None, num_threads: int | None = None, **rules: Unpack[Rules]
+) -> Any:
     """softmax(scale·q·kᵀ + …)·v, exactly; the weights are never stored.
 
     q             (…, heads, queries, d_k), or (queries, d_k); float64, float32, bfloat16 or float16
     k             (…, kv_heads, keys, d_k); heads is a multiple of kv_heads
     v             (…, kv_heads, keys, d_v)
     engine        run this engine or raise EngineError with its reasons; None chooses the fastest that can
+    num_threads   use at most so many threads of the CPU, the calling one included, in this call and its backward pass;
+                  None: set_num_threads'. The engines other than `native` use one. No bit depends on it
     scale         default 1/√d_k
     softcap       c: scores become c·tanh(s/c)
     bias          float, broadcasts to (…, heads, queries, keys); -inf forbids
@@ -51,15 +55,15 @@ def attention(q: Any, k: Any, v: Any, *, engine: str | None = None, **rules: Unp
     array([[0.67, 0.33],
            [0.33, 0.67]])
     """
-    key = repeated.rules_key(rules) if engine is None else None
+    key = repeated.rules_key(rules) if engine is None and num_threads is None else None
     output = None if key is None else repeated.repeat(key, q, k, v)
     if output is not None:
         return output
     if graphed(q, k, v, *rules.values()):
         from clearhead.ops.torch_graph import Graph
 
-        return Graph(q, k, rules, engine).observe(v, {}).output
-    given, values = describe_whole(q, k, v, rules)
+        return Graph(q, k, rules, engine, num_threads).observe(v, {}).output
+    given, values = describe_whole(q, k, v, rules, num_threads)
     check_room(given.problem, _OUTPUT, values.shape[-1])
     chosen = engines.get(engines.choose(given.problem, engine).engine)
     output = chosen.rows(given.problem, given.q, given.k, given.v, _OUTPUT)["output"]
@@ -68,7 +72,15 @@ def attention(q: Any, k: Any, v: Any, *, engine: str | None = None, **rules: Unp
     return given.restore(given.problem.restore(output))
 
 
-def plan(q: Any, k: Any, v: Any = None, *, engine: str | None = None, **rules: Unpack[Rules]) -> engines.Plan:
+def plan(
+    q: Any,
+    k: Any,
+    v: Any = None,
+    *,
+    engine: str | None = None,
+    num_threads: int | None = None,
+    **rules: Unpack[Rules],
+) -> engines.Plan:
     """Which engine `attention` takes for these inputs, and why each faster one cannot run; nothing is computed.
 
     Parameters and errors as `attention`; v may be left out. Returns a Plan: `engine` is the chosen engine's name,
@@ -80,4 +92,4 @@ def plan(q: Any, k: Any, v: Any = None, *, engine: str | None = None, **rules: U
     engine: portable
     """
     with ungraphed():
-        return engines.choose(describe(q, k, v, rules).problem, engine)
+        return engines.choose(describe(q, k, v, rules, num_threads).problem, engine)

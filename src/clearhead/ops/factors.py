@@ -8,14 +8,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from clearhead import engines
-from clearhead.core.arrays import Restore, as_array, autocast, empty, statistics_dtype
-from clearhead.core.axes import Array, as_places, as_slice
+from clearhead.core.arrays import Restore, as_array, autocast, broadcast, empty, statistics_dtype, to_device_of
+from clearhead.core.axes import WEIGHTS, Array, as_places, as_slice
 from clearhead.core.observations import check_room, wanted
 from clearhead.core.operands import check_transposed, operand
 from clearhead.core.problem import Problem, describe
-from clearhead.core.rules import Rules
+from clearhead.core.rules import FIELDS, Rules
 from clearhead.core.statistics import Wanted
 from clearhead.engines.base import Engine
+from clearhead.ops.given_logsumexp import checked
 from clearhead.ops.indexing import check_weights
 from clearhead.ops.observation import Observation, observation
 
@@ -35,6 +36,9 @@ class Answers(Protocol):
     def transposed(self, g: Any) -> Any:
         """Aᵀ·g."""
 
+    def row_sums(self) -> Any:
+        """Σ_j a_ij, (…, heads, queries), in the statistics' dtype."""
+
     def observe(self, v: Any, asked: Mapping[str, Any], queries: slice = slice(None)) -> Observation:
         """The requested statistics; `queries` has been validated."""
 
@@ -51,16 +55,34 @@ class Factors:
     asked_engine: str | None  # the engine that the caller named; None: chosen automatically
 
     @classmethod
-    def read(cls, q: Any, k: Any, rules: Rules, engine: str | None) -> "Factors":
-        """Validate the caller's inputs and choose an engine. Raises what `attention` raises."""
-        given = describe(q, k, None, rules)
-        return cls(given.problem, given.q, given.k, given.restore, _chosen(given.problem, engine), engine)
+    def read(
+        cls, q: Any, k: Any, rules: Rules, engine: str | None, num_threads: int | None = None, logsumexp: Any = None
+    ) -> "Factors":
+        """Validate the caller's inputs and choose an engine; check a log-sum-exp that was given, and keep it.
+
+        Raises what `attention` raises, and ShapeError, DtypeError or RuleError for a log-sum-exp of something else.
+        """
+        given = describe(q, k, None, rules, num_threads)
+        made = cls(given.problem, given.q, given.k, given.restore, _chosen(given.problem, engine), engine)
+        if logsumexp is not None:
+            made.logsumexp = checked(made.problem, made.q, made.k, made.engine, logsumexp)
+        return made
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "engine"}
+        """Without the engine, which is chosen again; what a mask or bias repeats along an axis is kept once."""
+        once: dict[str, Any] = {
+            name: _unrepeated(getattr(self.problem, name)) for name, axes in FIELDS.items() if axes == WEIGHTS
+        }
+        state = {name: value for name, value in self.__dict__.items() if name != "engine"}
+        return {**state, "problem": replace(self.problem, **once)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        problem: Problem = state["problem"]
+        full = problem.batch, problem.heads, problem.queries, problem.keys
+        kept = {name: getattr(problem, name) for name, axes in FIELDS.items() if axes == WEIGHTS}
+        again: dict[str, Any] = {name: broadcast(x, full) for name, x in kept.items() if x is not None}
+        self.problem = replace(problem, **again)
         self.engine = _chosen(self.problem, self.asked_engine)
 
     @cached_property
@@ -147,6 +169,17 @@ class Factors:
         whole = self.problem.restore(output)
         return restore(whole[..., 0] if vector else whole)
 
+    def row_sums(self) -> Any:
+        """Σ_j a_ij, (…, heads, queries), in the statistics' dtype: 1, less a sink's share; 0 where no key is seen."""
+        problem, want = self.problem, Wanted(output=True, keep_float32=True)
+        check_room(problem, want, 1)
+        ones = to_device_of(
+            np.ones((1, 1, problem.keys, 1), self.dtype), self.q
+        )  # no weight is rounded to half precision
+        values = broadcast(ones, (problem.batch, 1, problem.keys, 1))
+        sums = self.engine.rows(problem, self.q, self.k, values, want)["output"][..., 0]
+        return self.restore(problem.restore(sums))
+
     def transposed(self, g: Any) -> Any:
         """Aᵀ·g."""
         problem = self.problem
@@ -177,6 +210,13 @@ class Factors:
             found["logsumexp"] = self.logsumexp.copy()
         given = {name: self.restore(self.problem.restore(array)) for name, array in found.items()}
         return observation(given, self.problem.queries, self.problem.keys, sinks=self.problem.sinks is not None)
+
+
+def _unrepeated(x: Array | None) -> Array | None:
+    """The same array with size 1 along the axes along which it is broadcast; PyTorch keeps those of a GPU's array."""
+    if not isinstance(x, np.ndarray):
+        return x
+    return x[tuple(slice(1) if step == 0 else slice(None) for step in x.strides)]
 
 
 def _chosen(problem: Problem, engine: str | None) -> Engine:

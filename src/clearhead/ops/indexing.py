@@ -1,45 +1,15 @@
 """Basic indexing of a matrix that is not stored: integers, slices with steps, Ellipsis; checked before any work."""
 
 from collections.abc import Sequence
-from math import prod
 from operator import index as as_index
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from clearhead.core.arrays import as_rule_array
-from clearhead.core.axes import Array, named
+from clearhead.core.axes import named
 from clearhead.core.room import array_bytes, check_room
 from clearhead.core.rule_values import read_slice
-from clearhead.errors import RuleError, SelectionError
-
-
-class Indexed:
-    """What a matrix that is never stored shares with an array: shape, size, length, and conversion to NumPy."""
-
-    if TYPE_CHECKING:
-
-        @property
-        def shape(self) -> tuple[int, ...]: ...
-
-        def __getitem__(self, key: Any) -> Any: ...
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """The number of weights."""
-        return prod(self.shape)
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:  # noqa: FBT001  NumPy's protocol
-        if copy is False:
-            raise RuleError("the weights are computed when asked for: an array of them is always a copy.")
-        return np.asarray(as_rule_array(self[...], "weights"), dtype=dtype)
+from clearhead.errors import SelectionError
 
 
 def expand(key: Any, shape: tuple[int, ...], axes: Sequence[str]) -> list[int | range]:

@@ -15,8 +15,10 @@ from clearhead.core.statistics import Asked, Observable, Top, askable, explained
 from clearhead.deprecated import deprecated
 from clearhead.errors import RuleError, SelectionError, shown
 from clearhead.ops.factors import Answers, Factors
-from clearhead.ops.indexing import Indexed, expand
+from clearhead.ops.indexing import expand
+from clearhead.ops.numpy_functions import NumpyFunctions
 from clearhead.ops.observation import Observation
+from clearhead.ops.reductions import reduced
 from clearhead.ops.transposed import TransposedMatrix
 from clearhead.view import head_summary
 from clearhead.view.long import ShownLayer, ShownRun
@@ -24,15 +26,29 @@ from clearhead.view.parts import one_head, one_sequence
 from clearhead.view.pictured import Pictured
 
 
-class AttentionMatrix(Indexed, Pictured, Observable):
+class AttentionMatrix(NumpyFunctions, Pictured, Observable):
     """The weights softmax(scale·q·kᵀ + …) as an array-like object, (…, heads, queries, keys), that is never stored.
 
     q (…, heads, queries, d_k) and k (…, kv_heads, keys, d_k); 2-D is one head. Rules as in `attention`. Its elements
-    have the statistics' dtype: float32, or float64 for float64. Statistics come as the kind of array that q is.
+    have the statistics' dtype: float32, or float64 for float64. Statistics come as the kind of array that q is. engine
+    and num_threads, as in `attention`, hold for whatever is computed of it.
 
     Creating it computes nothing. The log-sum-exp is computed once, when first needed, and kept: O(queries) memory.
-    Copying and pickling keep q, k, the rules and a known log-sum-exp; they raise RuleError for a tensor that PyTorch
-    computed in a graph, while a leaf that requires gradients stays one. Raises what `attention` raises.
+
+    logsumexp   another kernel's, (…, heads, queries), of the same q, k and rules: only looking is paid for then. By the
+                natural logarithm, in any float dtype, on q's device; -inf or +inf where a query sees no key
+
+    Eight rows of it for each batch item and head are checked, O(keys·d_k) each. Where one is off by more than rounding,
+    ε_L·|L| + 8ε·(1 + |L| + √keys + |scale|·‖q‖·‖k‖) with the ε of L's dtype and of float32 (of float64 where q and L
+    are), for half precision half of q's ε more, RuleError names the likely mistake: another base, scale or mask.
+    `logsumexp()` returns it and weights are computed from it; the output and row statistics come from a pass of their
+    own. It has no derivative: RuleError while PyTorch records a graph for q, k or a rule; results that a later graph
+    needs are computed without it.
+
+    Pickling and copying keep q, k, the rules and a known log-sum-exp: copy.copy shares them, copy.deepcopy, pickle,
+    multiprocessing and torch.save copy them (torch.load needs weights_only=False). Where a tensor of them is the result
+    of a graph that PyTorch recorded, RuleError, but for copy.copy; a leaf that requires gradients stays one. Raises
+    what `attention` raises.
     Source: Vaswani et al. 2017, section 3.2.1; weights from the log-sum-exp as in Dao et al. 2022, appendix B.
 
     >>> import numpy as np, clearhead as ch
@@ -41,12 +57,24 @@ class AttentionMatrix(Indexed, Pictured, Observable):
     ((3, 3), array([0.36, 0.64, 0.  ]))
     """
 
-    __array_ufunc__ = None  # so that `array @ A` fails loudly instead of looping over elements
-
-    def __init__(self, q: Any, k: Any, *, engine: str | None = None, **rules: Unpack[Rules]) -> None:
-        self._given: Any = q, k, rules, engine
-        self._graph = self._graph_with()
-        self._factors = Factors.read(q, k, rules, engine) if self._graph is None else None
+    def __init__(
+        self,
+        q: Any,
+        k: Any,
+        *,
+        logsumexp: Any = None,
+        engine: str | None = None,
+        num_threads: int | None = None,
+        **rules: Unpack[Rules],
+    ) -> None:
+        self._given: Any = q, k, rules, engine, num_threads
+        self._graph = self._graph_with() if logsumexp is None else self._graph_with(logsumexp)
+        if logsumexp is not None and self._graph is not None:
+            raise RuleError(
+                "logsumexp is given, and PyTorch records or traces a graph: its derivative would be missing.",
+                "create the matrix under torch.no_grad(), or leave logsumexp out: it has its derivative then.",
+            )
+        self._factors = Factors.read(*self._given, logsumexp) if self._graph is None else None
 
     @classmethod
     def _of(cls, factors: Factors) -> "AttentionMatrix":
@@ -65,28 +93,32 @@ class AttentionMatrix(Indexed, Pictured, Observable):
                 "weights read by index have no derivative, and PyTorch keeps or traces a graph for them.",
                 "with torch.no_grad(): A[…]; A @ v and A.observe keep the graph.",
             )
-        q, k, rules, engine = self._given
-        return Factors.read(q, k, rules, engine)
+        return Factors.read(*self._given)
 
     def _graph_with(self, *others: Any) -> Answers | None:
         """A Graph if PyTorch records a graph for q, k, a rule or one of `others`; else None."""
         if self._given is None:
             return None
-        q, k, rules, engine = self._given
+        q, k, rules, *_ = self._given
         if not graphed(q, k, *rules.values(), *others):
             return None
         from clearhead.ops.torch_graph import Graph
 
-        return Graph(q, k, rules, engine)
+        return Graph(*self._given)
 
     def _answers(self, *others: Any) -> Answers:
         """The Graph or Factors that computes results of this matrix together with `others`."""
         return self._graph or self._graph_with(*others) or self.factors
 
+    def __copy__(self) -> "AttentionMatrix":
+        made = AttentionMatrix.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        return made
+
     def __getstate__(self) -> dict[str, Any]:
         if self._given is None:
             return {"factors": self._factors}
-        q, k, rules, _ = self._given
+        q, k, rules, *_ = self._given
         for name, x in {"q": q, "k": k, **rules}.items():
             if getattr(x, "grad_fn", None) is not None:
                 raise RuleError(f"{name} hangs on PyTorch's graph, which is not copied.", f"{name}.detach()")
@@ -97,8 +129,8 @@ class AttentionMatrix(Indexed, Pictured, Observable):
         if "factors" in state:
             self.__dict__ = AttentionMatrix._of(state["factors"]).__dict__
             return
-        q, k, rules, engine = state["given"]
-        AttentionMatrix.__init__(self, q, k, engine=engine, **rules)
+        q, k, rules, engine, num_threads = state["given"]
+        AttentionMatrix.__init__(self, q, k, engine=engine, num_threads=num_threads, **rules)
         if self._factors is not None and state["logsumexp"] is not None and state["dtype"] == self._q_dtype():
             self._factors.logsumexp = state["logsumexp"]
 
@@ -119,7 +151,7 @@ class AttentionMatrix(Indexed, Pictured, Observable):
     @property
     def T(self) -> "TransposedMatrix[AttentionMatrix]":  # noqa: N802
         """Aᵀ, the last two axes swapped: (…, heads, keys, queries), for A.T @ g. What NumPy calls `mT`."""
-        return TransposedMatrix(self, self._weights, self._transposed)
+        return TransposedMatrix(self, self._weights, self._transposed, self._reduced)
 
     mT = T  # noqa: N815
 
@@ -160,6 +192,10 @@ class AttentionMatrix(Indexed, Pictured, Observable):
 
     def _transposed(self, g: Any) -> Any:
         return self._answers(g).transposed(g)
+
+    def _reduced(self, name: str, axis: Any, *, keepdims: bool, swapped: bool = False) -> Any:
+        ways: Any = {"ndim": self.ndim, "keepdims": keepdims, "swapped": swapped}
+        return reduced(self._answers, lambda: self.factors, name, axis, **ways)
 
     def top(self, k: int) -> Top:
         """The k largest weights of each query and their keys, (…, heads, queries, k) each, largest first.

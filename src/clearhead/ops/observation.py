@@ -21,8 +21,9 @@ class Observation(Answers):
     """The requested statistics by name; None for those not requested. Returned by `AttentionMatrix.observe`.
 
     Arrays are of q's kind; statistics are float32, or float64 for float64, and the output has q's dtype. Axes are those
-    that `observe` lists, after the matrix's leading axes. `queries` and `keys` are how many it covers. It can be copied
-    and pickled; RuleError for tensors that PyTorch computed in a graph.
+    that `observe` lists, after the matrix's leading axes. `queries` and `keys` are how many it covers. copy.copy shares
+    the arrays; copy.deepcopy, pickle, multiprocessing and torch.save copy them (torch.load needs weights_only=False),
+    and raise RuleError for tensors that PyTorch computed in a graph.
 
     >>> import numpy as np, clearhead as ch
     >>> seen = ch.AttentionMatrix(np.eye(2), np.eye(2), causal=True).observe(received=True)
@@ -141,8 +142,11 @@ class Observation(Answers):
         found = self._found() | {"top": None if self.top is None else self.top.weights}
         return brief("Observation", {"queries": self.queries, "keys": self.keys, **found})
 
+    def __copy__(self) -> "Observation":
+        return replace(self)
+
     def __reduce__(self) -> tuple[Any, ...]:
-        """For copy and pickle. Raises RuleError for tensors that PyTorch computed in a graph."""
+        """For pickle and deep copies. Raises RuleError for tensors that PyTorch computed in a graph."""
         arrays = {**self._found(), "top": None if self.top is None else self.top.weights}
         for name, x in arrays.items():
             if getattr(x, "grad_fn", None) is not None:

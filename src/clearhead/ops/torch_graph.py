@@ -13,7 +13,7 @@ from torch import Tensor
 from clearhead.core.arrays import as_rule_array, autocast, check_tensor, to_torch
 from clearhead.core.observations import check_asked
 from clearhead.core.problem import check_shapes
-from clearhead.core.rule_values import read_flag, read_number, read_window
+from clearhead.core.rule_values import read_flag, read_number, read_threads, read_window
 from clearhead.core.rules import Rules, check_names, check_supported, given
 from clearhead.core.statistics import STATISTICS, arrays_of
 from clearhead.errors import DtypeError, RuleError
@@ -24,12 +24,12 @@ from clearhead.ops.torch_operators import RULES, TENSORS, Given, Options, observ
 class Graph:
     """The operations of AttentionMatrix as PyTorch operators, for tensors whose graph is recorded."""
 
-    def __init__(self, q: Tensor, k: Any, rules: Rules, engine: str | None) -> None:
+    def __init__(self, q: Tensor, k: Any, rules: Rules, engine: str | None, num_threads: int | None = None) -> None:
         check_names(rules)
         check_supported("PyTorch's graph", RULES, given(rules))
         self.q, self.k = autocast(_tensor(q, "q", q)), autocast(_tensor(k, "k", q))
         check_shapes(q.shape, k.shape, None)
-        self.given = _given(q, rules, engine)
+        self.given = _given(q, rules)._replace(engine=engine, num_threads=read_threads(num_threads))
         self.shape = (*q.shape[:-1], k.shape[-2])
         self.dtype = np.dtype(np.float64 if q.dtype == torch.float64 else np.float32)
 
@@ -53,6 +53,13 @@ class Graph:
         vector = v.ndim == 1
         found = observe(self.q, self.k, self._values(v), *self.given, *Options("output logsumexp"))
         return found[0][..., 0] if vector else found[0]
+
+    def row_sums(self) -> Tensor:
+        """Σ_j a_ij; computed in the statistics' dtype, so that no weight is rounded to half precision."""
+        usual = torch.float64 if self.q.dtype == torch.float64 else torch.float32
+        ones = self.q.new_ones((*self.k.shape[:-1], 1), dtype=usual)
+        found = observe(self.q.to(usual), self.k.to(usual), ones, *self.given, *Options("output logsumexp"))
+        return found[0][..., 0]
 
     def transposed(self, g: Any) -> Tensor:
         """Aᵀ·g."""
@@ -96,7 +103,7 @@ def _read(x: Any, name: str) -> Tensor:
     return found.double() if isinstance(x, float) else found
 
 
-def _given(q: Tensor, rules: Rules, engine: str | None) -> Given:
+def _given(q: Tensor, rules: Rules) -> Given:
     left, right = read_window(rules.get("window"))
     read: dict[str, Any] = {name: value for name, value in rules.items() if name != "window"}
     for name in TENSORS:
@@ -111,7 +118,7 @@ def _given(q: Tensor, rules: Rules, engine: str | None) -> Given:
             )
         read[name] = None if value is None else read_number(name, value, 0.0)
     read["causal"] = read_flag("causal", read.get("causal"))
-    return Given(**read, left=left, right=right, engine=engine)
+    return Given(**read, left=left, right=right)
 
 
 def _options(asked: Mapping[str, Any], queries: slice, *, output: bool) -> Options:

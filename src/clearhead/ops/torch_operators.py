@@ -52,7 +52,7 @@ def _fields(flat: Sequence[Any], *kinds: type[Any]) -> list[Any]:
 
 
 class Given(NamedTuple):
-    """The score rules and the engine, each an argument of both operators."""
+    """The score rules, the engine and its threads, each an argument of both operators."""
 
     bias: Tensor | None = None
     alibi_slopes: Tensor | None = None
@@ -69,6 +69,7 @@ class Given(NamedTuple):
     left: int | None = None
     right: int | None = None
     engine: str | None = None
+    num_threads: int | None = None
 
     def rules(self) -> Rules:
         """The rules as keywords of `problem.describe`."""
@@ -76,7 +77,12 @@ class Given(NamedTuple):
         return cast("Rules", {**rules, "window": (self.left, self.right)})
 
 
-RULES = frozenset({*Given._fields, "window"}) - {"left", "right", "engine"}  # rules that the operators take
+RULES = frozenset({*Given._fields, "window"}) - {
+    "left",
+    "right",
+    "engine",
+    "num_threads",
+}  # rules that the operators take
 TENSORS = tuple(name for name, kind in get_type_hints(Given).items() if kind == Tensor | None)
 
 
@@ -141,7 +147,7 @@ class _Call(NamedTuple):
     def read(
         q: Tensor, k: Tensor, v: Tensor | None, given: Given, queries: slice = slice(None), *, derivative: bool = False
     ) -> "_Call":
-        read = describe(q, k, None, given.rules())
+        read = describe(q, k, None, given.rules(), given.num_threads)
         whole = read.problem
         values = None
         if v is not None:

@@ -6,7 +6,9 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from clearhead.core.axes import TRANSPOSED, as_slice
-from clearhead.ops.indexing import Indexed, expand
+from clearhead.errors import DtypeError
+from clearhead.ops.indexing import expand
+from clearhead.ops.numpy_functions import NumpyFunctions
 
 
 class Matrix(Protocol):
@@ -22,12 +24,13 @@ class Matrix(Protocol):
 M_co = TypeVar("M_co", bound=Matrix, covariant=True)
 
 
-class TransposedMatrix(Indexed, Generic[M_co]):
+class TransposedMatrix(NumpyFunctions, Generic[M_co]):
     """Aᵀ, (…, heads, keys, queries): the matrix with its last two axes swapped, never stored. Made by `A.T`.
 
     T, mT     the matrix itself
     weights   (index into the matrix, whether to swap the result's last two axes) → weights
     product   g → Aᵀ·g
+    reduced   (name, axis of Aᵀ, keepdims, swapped=True) → np.sum and its like; None: refused
 
     >>> import numpy as np, clearhead as ch
     >>> A = ch.AttentionMatrix(np.zeros((2, 1)), np.zeros((4, 1)))
@@ -35,11 +38,15 @@ class TransposedMatrix(Indexed, Generic[M_co]):
     ((4, 2), array([0.5, 0.5, 0.5, 0.5]))
     """
 
-    __array_ufunc__ = None
-
-    def __init__(self, matrix: M_co, weights: Callable[[Any, bool], Any], product: Callable[[Any], Any]) -> None:
+    def __init__(
+        self,
+        matrix: M_co,
+        weights: Callable[[Any, bool], Any],
+        product: Callable[[Any], Any],
+        reduced: Callable[..., Any] | None = None,
+    ) -> None:
         self.T = self.mT = matrix
-        self._weights, self._product = weights, product
+        self._weights, self._product, self._reduce = weights, product, reduced
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -49,6 +56,11 @@ class TransposedMatrix(Indexed, Generic[M_co]):
     @property
     def dtype(self) -> np.dtype[Any]:
         return self.T.dtype
+
+    def _reduced(self, name: str, axis: Any, *, keepdims: bool) -> Any:
+        if self._reduce is None:
+            raise DtypeError(f"{name} is not answered by {self!r}.", "received() and peak() are, of the matrix itself.")
+        return self._reduce(name, axis, keepdims=keepdims, swapped=True)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} of {self.T!r}"

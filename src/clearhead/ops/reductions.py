@@ -1,0 +1,184 @@
+"""Sums, means and extremes over the axes of a matrix that is never stored, in O(queries + keys) memory.
+
+Sums over keys come from a row pass, those over queries are what the keys receive; the largest weights are `top` and
+`peak`. What no statistic answers (min, argmin, argmax) goes over the weights tile by tile.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from itertools import product
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from clearhead.core.arrays import Restore, as_host_array, on_cpu, to_device_of
+from clearhead.core.axes import WEIGHTS, Array, blocks, named
+from clearhead.core.rule_values import is_whole
+from clearhead.errors import SelectionError, ShapeError, shown
+from clearhead.ops.factors import Answers, Factors
+
+_TILE, _WIDTH = 2**20, 4096  # weights in a tile, and keys
+
+
+class Plain(NamedTuple):
+    """A NumPy array, or a tensor with its graph, and the function that gives it the kind that the caller has."""
+
+    x: Any
+    restore: Restore
+
+
+def reduced(
+    answers: Callable[[], Answers],
+    factors: Callable[[], Factors],
+    name: str,
+    axis: Any,
+    *,
+    ndim: int,
+    keepdims: bool,
+    swapped: bool = False,
+) -> Any:
+    """What NumPy's function of that name (sum, mean, max, min, argmax, argmin) gives for the stored weights.
+
+    answers, factors  who answers for the matrix, and its weights; one of them is called
+    ndim              of the matrix
+    swapped           axis and result are those of the transpose
+
+    Raises SelectionError for an axis that is not there, or where the result has a number for each query and key;
+    ShapeError for the largest or smallest of no weights.
+    """
+    places = name.startswith("arg")
+    if places and axis is not None and not is_whole(axis):
+        raise SelectionError(f"axis is {shown(axis)}: {name} takes one axis, or None.", "axis=-1 is the keys.")
+    axes = _read_axes(axis, ndim)
+    if swapped:
+        turned = {ndim - 1: ndim - 2, ndim - 2: ndim - 1}
+        axes = tuple(sorted(turned.get(one, one) for one in axes))
+    if places:
+        found = place_of(factors(), name, axes[0] if axis is not None else None, swapped=swapped)
+    elif name == "min":
+        found = smallest(factors(), axes)
+    elif name == "max":
+        found = largest(answers(), axes)
+    else:
+        found = total(answers(), axes, mean=name == "mean")
+    x = found.x
+    if not keepdims:
+        x = x.reshape(tuple(size for at, size in enumerate(x.shape) if at not in axes))
+    elif swapped:
+        x = x.swapaxes(-1, -2)
+    x = found.restore(x)
+    return x[()] if type(x) is np.ndarray else x
+
+
+def _read_axes(axis: Any, ndim: int) -> tuple[int, ...]:
+    """The axes, counted from 0; None is all. Raises SelectionError unless queries or keys are among them."""
+    given = range(ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    axes = tuple(sorted(int(one) % ndim for one in given if is_whole(one) and -ndim <= one < ndim))
+    if len(set(axes)) < len(given):
+        raise SelectionError(
+            f"axis is {shown(axis)}: expected one of {ndim} axes, a tuple of them, or None.", "axis=-1 is the keys."
+        )
+    if not {ndim - 2, ndim - 1} & set(axes):
+        raise SelectionError(
+            f"axis is {shown(axis)}: the result would have a number for each query and each key, and be stored.",
+            "add axis -1 (keys) or -2 (queries), or reduce a stored copy or tile: A[...], A[..., :512, :512].",
+        )
+    return axes
+
+
+def total(answers: Answers, axes: tuple[int, ...], *, mean: bool = False) -> Plain:
+    """The sum or the mean, with size 1 in place of the axes, added in float64."""
+    shape = answers.shape
+    if len(shape) - 1 in axes:
+        sums, restore = _plain(answers.row_sums())
+        x = sums[..., None]
+    else:
+        sums, restore = _plain(answers.observe(None, {"received": True}).received)
+        x = sums[..., None, :]
+    divisor = prod(shape[axis] for axis in axes) if mean else 1
+    if isinstance(x, np.ndarray):
+        whole = x.sum(axis=axes, keepdims=True, dtype=np.float64)
+        return Plain((whole / np.float64(divisor)).astype(x.dtype), restore)
+    wide = sys.modules["torch"].float64
+    return Plain((x.sum(axes, keepdim=True, dtype=wide) / divisor).to(x.dtype), restore)
+
+
+def largest(answers: Answers, axes: tuple[int, ...]) -> Plain:
+    """The largest weight, with size 1 in place of the axes; NaN where there is a NaN. Raises ShapeError for none."""
+    _check_some(answers.shape, axes, "max")
+    if len(answers.shape) - 1 not in axes:
+        peaks, restore = _plain(answers.observe(None, {"peak": True}).peak)
+        x = peaks[..., None, :]
+    else:
+        seen = answers.observe(None, {"top": 1, "logsumexp": True})
+        assert seen.top is not None
+        (weights, restore), (rows, _) = _plain(seen.top.weights), _plain(seen.logsumexp)
+        library: Any = np if isinstance(weights, np.ndarray) else sys.modules["torch"]
+        lost = library.full_like(weights, np.nan)  # where the log-sum-exp is NaN or inf, a weight of the row is NaN
+        x = library.where((rows < np.inf)[..., None], weights, lost)
+    return Plain(x.max(axis=axes, keepdims=True) if isinstance(x, np.ndarray) else x.amax(axes, keepdim=True), restore)
+
+
+def smallest(factors: Factors, axes: tuple[int, ...]) -> Plain:
+    """The smallest weight, as `largest`; 0 where a key is forbidden."""
+    shape = factors.shape
+    _check_some(shape, axes, "min")
+    found = np.full([1 if axis in axes else size for axis, size in enumerate(shape)], np.inf, factors.dtype)
+    for place, tile in _tiles(factors):
+        at = tuple(slice(1) if axis in axes else one for axis, one in enumerate(place))
+        found[at] = np.minimum(found[at], tile.min(axis=axes, keepdims=True))
+    return _of(factors, found)
+
+
+def place_of(factors: Factors, name: str, axis: int | None, *, swapped: bool = False) -> Plain:
+    """The index of the largest or smallest weight ("argmax", "argmin"), with size 1 in place of the axis.
+
+    Of equal weights the first, and the first NaN, as NumPy has it. axis None is the index among all weights, or with
+    `swapped` among all of the transpose.
+    """
+    shape = factors.shape
+    along = axis if axis is not None else len(shape) - (2 if swapped else 1)
+    _check_some(shape, range(len(shape)) if axis is None else (axis,), name)
+    small = [1 if at == along else size for at, size in enumerate(shape)]
+    best, index = np.zeros(small, factors.dtype), np.full(small, -1)
+    for place, tile in _tiles(factors):
+        at = tuple(slice(1) if one == along else chosen for one, chosen in enumerate(place))
+        here = getattr(np, name)(tile, axis=along, keepdims=True)
+        value = np.take_along_axis(tile, here, axis=along)
+        better = value > best[at] if name == "argmax" else value < best[at]
+        better |= (index[at] < 0) | (np.isnan(value) & ~np.isnan(best[at]))
+        best[at] = np.where(better, value, best[at])
+        index[at] = np.where(better, here + place[along].start, index[at])
+    if axis is None:
+        line = int(getattr(np, name)(best))
+        index = (line * shape[along] + index.reshape(-1)[line]).reshape((1,) * len(shape))
+    return _of(factors, index)
+
+
+def _check_some(shape: tuple[int, ...], axes: Iterable[int], name: str) -> None:
+    if not prod(shape[axis] for axis in axes):
+        raise ShapeError(
+            f"{name} of no weights: the matrix is {named(shape, WEIGHTS)}, and an axis to reduce is empty."
+        )
+
+
+def _plain(x: Any) -> Plain:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        return Plain(x, lambda tensor: tensor)
+    return Plain(*as_host_array(x, "part"))
+
+
+def _of(factors: Factors, found: Array) -> Plain:
+    return Plain(found, lambda array: factors.restore(to_device_of(array, factors.q)))
+
+
+def _tiles(factors: Factors) -> Iterator[tuple[tuple[slice, ...], Array]]:
+    """All weights in tiles that cover all batch items and heads, with their place; tiles ascend along each axis."""
+    *lead, queries, keys = factors.shape
+    width = max(1, min(_WIDTH, _TILE // max(1, prod(lead))))
+    height = max(1, _TILE // (width * max(1, prod(lead))))
+    for rows, cols in product(blocks(queries, height), blocks(keys, width)):
+        place = (*(slice(0, size) for size in lead), rows, cols)
+        yield place, on_cpu(factors.weights([range(one.start, one.stop) for one in place]))

@@ -1,0 +1,327 @@
+"""Another kernel's log-sum-exp: taken if right, else refused with the mistake's name; then only looking costs."""
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+
+import clearhead as ch
+from clearhead.core.axes import Array
+from clearhead.engines import native
+from clearhead.errors import DtypeError, RuleError, ShapeError
+from clearhead.ops.given_logsumexp import ROWS
+from problems import Case, examples, on_every_engine
+from seeds import fresh
+
+LOG2 = math.log(2)
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def normal(*shape: int, dtype: Any = np.float32) -> Array:
+    return fresh().standard_normal(shape).astype(dtype)
+
+
+def tensors(*lengths: int, dtype: torch.dtype = torch.float32, lead: tuple[int, ...] = (2, 3)) -> list[torch.Tensor]:
+    return [torch.from_numpy(normal(*lead, length, 16)).to(dtype) for length in lengths]
+
+
+def torchs(q: torch.Tensor, k: torch.Tensor, **rules: Any) -> torch.Tensor:
+    """The log-sum-exp of PyTorch's own kernel for the CPU."""
+    found: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, k, **rules)[1]
+    return found
+
+
+@on_every_engine(
+    ("native", "portable", pytest.param("triton", marks=pytest.mark.slow)),
+    times=0.5,
+    dtype=st.sampled_from((np.float64, np.float32, ml_dtypes.bfloat16)),
+    empty=st.sampled_from((-np.inf, np.inf)),
+)
+def test_the_definition_is_taken_under_every_rule(engine: str, case: Case, dtype: Any, empty: float):
+    truth = case.restore(case.book.logsumexp)
+    rows = np.where(np.isneginf(truth), empty, truth).astype(dtype)
+    matrix = case.matrix(engine=engine, logsumexp=rows)
+    usual = matrix.dtype
+    np.testing.assert_array_equal(
+        matrix.logsumexp(), np.where(np.isneginf(truth), -np.inf, truth).astype(dtype).astype(usual)
+    )
+    seen = np.isfinite(truth)
+    off = np.where(seen, rows.astype(np.float64), 0.0) - np.where(seen, truth, 0.0)
+    expected = case.restore(case.book.weights) * np.exp(-off)[..., None]
+    np.testing.assert_allclose(np.asarray(matrix), expected, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("causal", [False, True])
+def test_pytorchs_own_kernel_is_taken(dtype: torch.dtype, causal: bool):  # noqa: FBT001
+    q, k = tensors(70, 70, dtype=dtype)
+    given = torchs(q, k, is_causal=causal)
+    matrix = ch.AttentionMatrix(q, k, causal=causal, logsumexp=given)
+    assert torch.equal(matrix.logsumexp(), given.to(matrix.logsumexp().dtype))
+    scores = q.double() @ k.double().mT / 4
+    if causal:
+        scores.masked_fill_(torch.ones(70, 70, dtype=torch.bool).triu(1), -torch.inf)
+    torch.testing.assert_close(matrix[...].double(), scores.softmax(-1), rtol=2e-3, atol=1e-6)
+    assert torch.equal(ch.attention(q, k, k, causal=causal), matrix @ k)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_flex_attentions_is_taken_and_its_inner_base_2_is_named():
+    q, k = tensors(33, 40)
+    lse = flex_attention(q, k, k, return_aux=AuxRequest(lse=True))[1].lse
+    ch.AttentionMatrix(q, k, logsumexp=lse)
+    with pytest.raises(RuleError, match=r"It is as it would be in base 2\.\n\nhint: logsumexp \* math\.log\(2\)$"):
+        ch.AttentionMatrix(q, k, logsumexp=lse / LOG2)
+
+
+@pytest.mark.parametrize("keys", [3, 4000])
+@pytest.mark.parametrize("size", [0.1, 1.0, 5.0])
+def test_a_naive_kernel_in_float32_is_within_the_tolerance(keys: int, size: float):
+    q, k = normal(2, 20, 128) * np.float32(size), normal(2, keys, 128) * np.float32(size)
+    scores = np.zeros((2, 20, keys), np.float32)
+    for axis in range(128):  # one after the other, the least exact order
+        scores += q[..., axis, None] * k[:, None, :, axis]
+    scores *= np.float32(128**-0.5)
+    largest = scores.max(-1)
+    total = np.cumsum(np.exp(scores - largest[..., None]), axis=-1, dtype=np.float32)[..., -1]
+    ch.AttentionMatrix(q, k, logsumexp=np.log(total) + largest)
+
+
+RIGHT: dict[str, Any] = {"causal": True, "query_offset": 7, "scale": 0.3}
+Wrong = Callable[[Array, Array], Array]
+
+
+def lse(q: Array, k: Array, **rules: Any) -> Array:
+    return np.asarray(ch.AttentionMatrix(q, k, engine="portable", **rules).logsumexp())
+
+
+MISTAKES: dict[
+    str, tuple[dict[str, Any], dict[str, Any], float]
+] = {  # words → this matrix's rules, the kernel's, a factor
+    "in base 2": (RIGHT, RIGHT, LOG2),
+    "with scale=1.0, without 1/√d_k": ({}, {"scale": 1.0}, 1.0),
+    "with the default scale 1/√d_k": ({"scale": 0.3}, {}, 1.0),
+    "with the scale 1/d_k": ({}, {"scale": 1 / 16}, 1.0),
+    "in base 2 and with scale=1.0, without 1/√d_k": ({}, {"scale": 1.0}, LOG2),
+    "without `causal`": (RIGHT, {"scale": 0.3}, 1.0),
+    "with a causal mask at the upper left corner": (RIGHT, {**RIGHT, "query_offset": 0}, 1.0),
+    "with a causal mask at the lower right corner": ({**RIGHT, "query_offset": 0}, RIGHT, 1.0),
+    "without `kv_lengths`": ({"kv_lengths": [27, 20]}, {}, 1.0),
+    "without `window`": ({"window": (3, 0), "query_offset": 7}, {"query_offset": 7}, 1.0),
+    "without `softcap`": ({"softcap": 1.0}, {}, 1.0),
+    "without `sinks`": ({"sinks": [0.0, 1.0, 2.0]}, {}, 1.0),
+    "without `alibi_slopes`": ({"alibi_slopes": [0.5, 0.2, 0.1]}, {}, 1.0),
+    "without `query_segments`": ({"query_segments": [0] * 9 + [1] * 11, "kv_segments": [0] * 9 + [1] * 18}, {}, 1.0),
+    "of the largest logit alone": ({}, {}, 0.0),
+}
+
+
+@pytest.mark.parametrize("kind", ["array", "tensor", "bfloat16"])
+@pytest.mark.parametrize("words", MISTAKES)
+def test_each_mistake_is_named(words: str, kind: str):
+    right, theirs, factor = MISTAKES[words]
+    q, k = normal(2, 3, 20, 16), normal(2, 3, 27, 16)
+    if kind == "bfloat16":
+        q, k = (x.astype(ml_dtypes.bfloat16) for x in (q, k))
+    rows = lse(q, k, **theirs) / factor if factor else np.asarray(ch.AttentionMatrix(q, k).max_logit())
+    taken: Any = (q, k, rows) if kind != "tensor" else tuple(map(torch.from_numpy, (q, k, rows)))
+    with pytest.raises(RuleError) as error:
+        ch.AttentionMatrix(*taken[:2], logsumexp=taken[2], **right)
+    assert f"It is as it would be {words}." in str(error.value) or f"{words}, or" in str(error.value), error.value
+    ch.AttentionMatrix(*taken[:2], logsumexp=lse(q, k, **right), **right)
+
+
+def test_a_mask_left_out_or_inverted_is_named():
+    q, k = normal(2, 3, 20, 16), normal(2, 3, 27, 16)
+    mask = fresh().random((20, 27)) < 0.5
+    mask[:, 0], mask[:, 1] = True, False
+    with pytest.raises(RuleError, match="without `mask`"):
+        ch.AttentionMatrix(q, k, mask=mask, logsumexp=lse(q, k))
+    with pytest.raises(RuleError, match="with `mask` inverted"):
+        ch.AttentionMatrix(q, k, mask=mask, logsumexp=lse(q, k, mask=~mask))
+
+
+SHAPES: dict[str, tuple[Callable[[Array], Any], str]] = {
+    "(batch, queries, heads)": (lambda x: x.swapaxes(1, 2), "yours is (…, queries, heads): logsumexp.swapaxes(-1, -2)"),
+    "a last axis of 1": (lambda x: x[..., None], "logsumexp[..., 0]"),
+    "padded queries": (lambda x: np.pad(x, [(0, 0)] * 2 + [(0, 12)]), "some kernels pad the queries: logsumexp[..., :20]"),  # noqa: E501
+    "no heads": (lambda x: x[:, 0], "the matrix has (batch 1, heads 3, queries 20)."),
+    "no batch": (lambda x: x[0], "logsumexp.reshape(1, 3, 20)"),
+    "a number": (lambda x: x[0, 0, 0], "the matrix has (batch 1, heads 3, queries 20)."),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_another_layout_is_told_by_its_shape(name: str):
+    change, hint = SHAPES[name]
+    q, k = normal(1, 3, 20, 16), normal(1, 3, 27, 16)
+    with pytest.raises(ShapeError) as error:
+        ch.AttentionMatrix(q, k, logsumexp=np.asarray(change(lse(q, k))))
+    assert "expected one number per query, (batch 1, heads 3, queries 20)." in str(error.value)
+    assert str(error.value).endswith(f"hint: {hint}")
+
+
+def test_swapped_axes_of_equal_length_are_told_by_their_numbers():
+    q, k = normal(1, 20, 20, 16), normal(1, 20, 27, 16)
+    with pytest.raises(RuleError, match="with heads and queries swapped"):
+        ch.AttentionMatrix(q, k, logsumexp=lse(q, k).swapaxes(-1, -2))
+
+
+@pytest.mark.parametrize("engine", ["native", "portable"])
+@pytest.mark.parametrize("filled", [0.0, np.finfo(np.float32).min, -1e30, 5.0])
+def test_rows_without_keys_must_be_infinite(engine: str, filled: float):
+    q, k = normal(2, 3, 20, 16), normal(2, 3, 27, 16)
+    rules: dict[str, Any] = {"query_lengths": [20, 11], "engine": engine}
+    right = np.asarray(ch.AttentionMatrix(q, k, **rules).logsumexp())
+    for empty in (-np.inf, np.inf):
+        taken = ch.AttentionMatrix(q, k, logsumexp=np.where(np.isneginf(right), empty, right), **rules)
+        np.testing.assert_array_equal(taken.logsumexp(), right)
+        assert not np.asarray(taken)[1, :, 11:].any()
+    with pytest.raises(
+        RuleError, match=r"This row sees no key; all others that were checked are right\.\n\nhint: give -inf"
+    ):
+        ch.AttentionMatrix(q, k, logsumexp=np.where(np.isneginf(right), filled, right), **rules)
+
+
+@pytest.mark.parametrize("strange", [np.inf, -np.inf, np.nan])
+def test_a_row_that_sees_keys_is_never_taken_as_empty(strange: float):
+    q, k = normal(2, 3, 600, 16), normal(2, 3, 27, 16)
+    right = lse(q, k)
+    right[1, 2, 1 + int(fresh().integers(598))] = strange
+    with pytest.raises(RuleError, match=r"logsumexp\[1, 2, \d+\] is "):
+        ch.AttentionMatrix(q, k, logsumexp=right)
+
+
+def test_rows_that_are_nan_for_good_reason_are_taken():
+    q, k = normal(2, 3, 20, 16), normal(2, 3, 27, 16)
+    q[0, 1, 5] = np.nan
+    right = lse(q, k)
+    assert np.isnan(right[0, 1, 5])
+    np.testing.assert_array_equal(ch.AttentionMatrix(q, k, logsumexp=right).logsumexp(), right)
+
+
+@pytest.mark.parametrize("padding", [1e30, np.nan, np.inf])
+def test_what_padding_holds_does_not_blunt_the_check(padding: float):
+    q, k = normal(2, 3, 20, 16), normal(2, 3, 27, 16)
+    k[:, :, 25:] = padding
+    right = lse(q, k, kv_lengths=25)
+    ch.AttentionMatrix(q, k, kv_lengths=25, logsumexp=right)
+    with pytest.raises(RuleError, match="logsumexp is not that of"):
+        ch.AttentionMatrix(q, k, kv_lengths=25, logsumexp=right + np.float32(1e-4))
+
+
+@examples(0.5)
+@given(queries=st.integers(1, 100), lead=st.sampled_from(((), (3,), (2, 3), (2, 1, 3))), seed=st.integers(0, 2**32 - 1))
+def test_the_first_and_the_last_row_are_always_checked(queries: int, lead: tuple[int, ...], seed: int):
+    rng = np.random.default_rng(seed)
+    q, k = (rng.standard_normal((*lead, length, 8)) for length in (queries, 5))
+    right = np.asarray(ch.AttentionMatrix(q, k).logsumexp())
+    at = tuple(int(rng.integers(size)) for size in lead)
+    for row in (0, queries - 1):
+        wrong = right.copy()
+        wrong[(*at, row)] += 1e-9
+        place = ", ".join(map(str, (*at, row)))
+        with pytest.raises(RuleError) as error:
+            ch.AttentionMatrix(q, k, logsumexp=wrong)
+        assert f"logsumexp[{place}] is " in str(error.value)
+
+
+def test_only_looking_is_paid_for(monkeypatch: pytest.MonkeyPatch):
+    q, k = normal(2, 3, 1000, 16), normal(2, 3, 500, 16)
+    right = lse(q, k)
+    passes, rows = [], native.rows
+
+    def counted(problem: Any, *rest: Any) -> Any:
+        passes.append(problem.queries)
+        return rows(problem, *rest)
+
+    monkeypatch.setattr(native, "rows", counted)
+    matrix = ch.AttentionMatrix(q, k, logsumexp=right, engine="native")
+    assert sum(passes) <= ROWS + 1
+    passes.clear()
+    matrix[0, 1, :50], matrix.received(), matrix.image(4, 4), matrix.T @ q, matrix.logsumexp(), matrix.part(0, 1)[...]
+    assert passes == []
+    seen = matrix.observe(entropy=True, top=2, logsumexp=True)
+    plain = ch.AttentionMatrix(q, k, engine="native").observe(entropy=True, top=2)
+    np.testing.assert_array_equal(seen.entropy, plain.entropy)
+    np.testing.assert_array_equal(seen.top.weights, plain.top.weights)
+    np.testing.assert_array_equal(seen.logsumexp, right)
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy])
+def test_a_copy_keeps_it(how: Callable[[Any], Any]):
+    q, k = normal(2, 3, 20, 16), normal(2, 3, 27, 16)
+    right = (lse(q, k) * (1 + np.float32(2**-23))).astype(np.float32)
+    np.testing.assert_array_equal(how(ch.AttentionMatrix(q, k, logsumexp=right)).logsumexp(), right)
+
+
+def test_what_it_is_given_from_may_change_afterwards():
+    q, k = normal(20, 16), normal(27, 16)
+    right = lse(q, k)
+    matrix = ch.AttentionMatrix(q, k, logsumexp=right)
+    before = matrix[...]
+    right[:] = 0
+    np.testing.assert_array_equal(matrix[...], before)
+
+
+def test_it_is_refused_where_pytorch_records_a_graph():
+    q, k = tensors(5, 7)
+    right = torchs(q, k)
+    for one in (
+        (q.clone().requires_grad_(), k, right),
+        (q, k.clone().requires_grad_(), right),
+        (q, k, right.clone().requires_grad_()),
+    ):
+        with pytest.raises(RuleError, match=r"^logsumexp is given, and PyTorch records or traces a graph"):
+            ch.AttentionMatrix(one[0], one[1], logsumexp=one[2])
+        with torch.no_grad():
+            ch.AttentionMatrix(one[0], one[1], logsumexp=one[2])
+    with pytest.raises(DtypeError, match="logsumexp requires grad"):
+        ch.AttentionMatrix(q.numpy(), k.numpy(), logsumexp=right.clone().requires_grad_())
+
+
+def test_no_derivative_is_missing_where_a_graph_begins_later():
+    q, k, v = tensors(5, 7, 7, dtype=torch.float64)
+    right = torchs(q, k)
+    q.requires_grad_()
+    v.requires_grad_()
+    with torch.no_grad():
+        matrix = ch.AttentionMatrix(q, k, logsumexp=right)
+        assert not matrix.logsumexp().requires_grad
+    plain = ch.AttentionMatrix(q, k)
+    weight = torch.from_numpy(normal(2, 3, 5, dtype=np.float64))
+    for ask in (
+        lambda A: (A @ v).sin().sum(),
+        lambda A: (A.logsumexp() * weight).sum(),
+        lambda A: A.received().sin().sum() + A.entropy().sum(),
+        lambda A: ((A.T @ weight[0, 0]) * 2).sin().sum(),
+    ):
+        found, expected = (torch.autograd.grad(ask(one), (q, v), allow_unused=True) for one in (matrix, plain))
+        for a, b in zip(found, expected, strict=True):
+            assert (a is None) == (b is None)
+            if a is not None:
+                torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(
+    "wrong", [3.0, "x", [1.0], np.zeros((2, 3, 5), np.int64), torch.zeros(2, 3, 5, dtype=torch.bool)]
+)
+def test_what_is_no_array_of_floats_is_refused(wrong: Any):
+    q, k = normal(2, 3, 5, 16), normal(2, 3, 7, 16)
+    with pytest.raises(DtypeError, match=r"^logsumexp is "):
+        ch.AttentionMatrix(q, k, logsumexp=wrong)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(0, 4), (4, 0), (0, 0), (1, 1)])
+def test_empty_matrices(queries: int, keys: int):
+    q, k = normal(2, queries, 8), normal(2, keys, 8)
+    right = lse(q, k)
+    np.testing.assert_array_equal(ch.AttentionMatrix(q, k, logsumexp=right).logsumexp(), right)

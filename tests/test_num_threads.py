@@ -1,0 +1,169 @@
+"""num_threads= of one call: it reaches the kernel in every pass, changes no bit, and leaves other calls alone."""
+
+import copy
+import pickle
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import clearhead as ch
+from calls import alone
+from clearhead.core.axes import Array
+from clearhead.engines import native
+from clearhead.errors import RuleError
+from problems import Case, cases, examples
+from seeds import fresh
+
+
+class Counting:
+    """The compiled kernel; notes the threads that each call may use, by the calling thread."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel, self.counts, self.lock = kernel, [], threading.Lock()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.kernel, name)
+        if name not in ("rows", "columns", "gradients"):
+            return found
+
+        def call(threads: int, *rest: Any) -> Any:
+            with self.lock:
+                self.counts.append((threading.get_ident(), name, threads))
+            return found(threads, *rest)
+
+        return call
+
+    def taken(self) -> set[tuple[str, int]]:
+        found = {(name, threads) for _, name, threads in self.counts}
+        self.counts.clear()
+        return found
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> Counting:
+    kernel = Counting(native._native)
+    monkeypatch.setattr(native, "_native", kernel)
+    return kernel
+
+
+def normal(*shape: int) -> Array:
+    return fresh().standard_normal(shape).astype(np.float32)
+
+
+@examples(0.5)
+@given(case=cases(), count=st.sampled_from((1, 2, 3, 7, 1024)))
+def test_no_bit_depends_on_it(case: Case, count: int):
+    asked: dict[str, Any] = {"logsumexp": True, "entropy": True, "received": True, "top": 2}
+    seen, other = (case.matrix(engine="native", num_threads=n).observe(case.v, **asked) for n in (None, count))
+    for name in ("output", "logsumexp", "entropy", "received"):
+        np.testing.assert_array_equal(getattr(seen, name), getattr(other, name))
+    np.testing.assert_array_equal(seen.top.indices, other.top.indices)
+    np.testing.assert_array_equal(case.attention(engine="native", num_threads=count), seen.output)
+
+
+def test_it_reaches_the_kernel_in_every_pass(counting: Counting):
+    q, k, v = (torch.from_numpy(normal(2, 3, 50, 8)) for _ in range(3))
+    before = ch.get_num_threads()
+    mine = before + 3
+    ch.attention(q, k, v, num_threads=mine, mask=np.ones((50, 50), bool))
+    ch.attention(q, k.bfloat16().float(), v, num_threads=mine)
+    A = ch.AttentionMatrix(q, k, num_threads=mine)
+    for B in (A, A.part(1, 2), copy.deepcopy(A), pickle.loads(pickle.dumps(A)), pickle.loads(pickle.dumps(A.part(0)))):
+        B[..., 3, :5], B.received(), B.T[...], B.entropy(), B.image(3, 3), np.sum(B, axis=-1), np.min(B, axis=-1)
+        B.T @ torch.ones(50), B @ torch.ones(50), B.observe(queries=slice(3, 9), peak=True)
+    ch.AttentionMatrix(q, k, num_threads=mine, logsumexp=A.logsumexp())[0, 0, :]
+    ch.rollout([A, A], query=3)
+    assert counting.taken() == {("rows", mine), ("columns", mine)}
+    ch.AttentionMatrix(q, k).received()
+    assert {threads for _, threads in counting.taken()} == {before}
+
+
+def test_it_reaches_the_backward_pass(counting: Counting):
+    q, k, v = (torch.from_numpy(normal(2, 3, 50, 8)).requires_grad_() for _ in range(3))
+    mine = ch.get_num_threads() + 3
+    (
+        ch.attention(q, k, v, num_threads=mine).sum() + (ch.AttentionMatrix(q, k, num_threads=mine).T @ v).sum()
+    ).backward()
+    with torch.no_grad():
+        A = ch.AttentionMatrix(q, k, num_threads=mine)
+    (A @ v).sum().backward()
+    assert counting.taken() == {("rows", mine), ("columns", mine), ("gradients", mine)}
+    loss = torch.func.grad(lambda q: ch.attention(q, k.detach(), v.detach(), num_threads=mine).sum())
+    loss(q.detach())
+    assert counting.taken() == {("rows", mine), ("gradients", mine)}
+
+
+def test_it_reaches_the_kernel_in_sharded_attention(counting: Counting):
+    q = torch.from_numpy(normal(2, 3, 50, 8))
+    mine = ch.get_num_threads() + 3
+
+    def observe(**given: Any) -> None:
+        A = ch.distributed.ShardedAttentionMatrix(q, q, **given)
+        A.received(), A @ q, A[0], A.T @ q
+
+    for method in ("gather", "ring", "ulysses", "merge"):
+        alone(ch.distributed.attention, {"q": q, "k": q, "v": q, "num_threads": mine, "method": method})
+        alone(observe, {"num_threads": mine, "method": method})
+        assert {threads for _, threads in counting.taken()} == {mine}
+
+
+def test_calls_at_the_same_time_have_their_own(counting: Counting):
+    q = normal(2, 4, 150, 16)
+    truth = ch.attention(q, q, q, engine="native", num_threads=1)
+    counting.taken()
+    before, ready = ch.get_num_threads(), threading.Barrier(8)
+
+    def call(count: int | None) -> tuple[int, set[int], bool]:
+        ready.wait()
+        fine = all(np.array_equal(ch.attention(q, q, q, engine="native", num_threads=count), truth) for _ in range(20))
+        here = threading.get_ident()
+        with counting.lock:
+            return count or before, {threads for thread, _, threads in counting.counts if thread == here}, fine
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(call, (1, 2, 3, None, 5, 64, None, 8)))
+    assert all(fine for *_, fine in found)
+    assert [counts for _, counts, _ in found] == [{count} for count, *_ in found]
+    assert ch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("engine", ["portable", pytest.param("triton", marks=pytest.mark.slow)])
+def test_engines_of_one_thread_keep_to_any_number(engine: str):
+    q = normal(2, 3, 20, 8)
+    tensor = torch.from_numpy(q)
+    np.testing.assert_array_equal(
+        ch.attention(tensor, tensor, tensor, engine=engine, num_threads=1),
+        ch.attention(tensor, tensor, tensor, engine=engine),
+    )
+    assert ch.plan(q, q, q, num_threads=2).engine == ch.plan(q, q, q).engine
+
+
+Q = np.ones((3, 4))
+ENTRIES: dict[str, Callable[[Any], Any]] = {
+    "attention": lambda n: ch.attention(Q, Q, Q, num_threads=n),
+    "attention by rules": lambda n: ch.attention(Q, Q, Q, num_threads=n, mask=Q[:, :3] > 0),
+    "attention of a graph": lambda n: ch.attention(*[torch.ones(3, 4, requires_grad=True)] * 3, num_threads=n),
+    "another engine": lambda n: ch.attention(Q, Q, Q, num_threads=n, engine="portable"),
+    "plan": lambda n: ch.plan(Q, Q, Q, num_threads=n),
+    "AttentionMatrix": lambda n: ch.AttentionMatrix(Q, Q, num_threads=n),
+    "distributed.attention": lambda n: alone(
+        ch.distributed.attention, {**dict.fromkeys("qkv", torch.ones(3, 4)), "num_threads": n}
+    ),
+}
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("count", [0, -1, 1025, 2**63, True, 2.0, "2"])
+def test_a_wrong_number_is_refused_as_by_set_num_threads(entry: str, count: Any):
+    with pytest.raises(RuleError) as error:
+        ENTRIES[entry](count)
+    words = f"num_threads is {count!r}: expected a whole number from 1 to 1,024.\n\nhint: num_threads=2"
+    assert str(error.value) == words
+    ENTRIES[entry](np.int64(2))
