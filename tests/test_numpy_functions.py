@@ -86,11 +86,15 @@ def test_half_precision_does_not_round_the_sums():
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("engine", ["native", "portable"])
-def test_nan_passes_as_in_numpy(engine: str, name: str):
+@pytest.mark.parametrize("tile", [2**20, 60])
+@pytest.mark.parametrize("engine", ["native", "portable", pytest.param("triton", marks=pytest.mark.slow)])
+def test_nan_passes_as_in_numpy(engine: str, tile: int, name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("clearhead.ops.reductions._TILE", tile)
+    monkeypatch.setattr("clearhead.ops.reductions._WIDTH", 3)
     q, k = normal(3, 9, 8), normal(3, 7, 8)
     q[0, 4], k[1, 3, 2], q[2, 0, 1] = np.nan, np.nan, np.inf
-    A = ch.AttentionMatrix(q, k, causal=True, query_offset=0, engine=engine)
+    given = (torch.from_numpy(q), torch.from_numpy(k)) if engine == "triton" else (q, k)
+    A = ch.AttentionMatrix(*given, causal=True, query_offset=0, engine=engine)
     dense = np.asarray(A)
     assert np.isnan(dense).any(axis=(-1, -2))[:2].all()
     for axis in (-1, -2, None):

@@ -173,9 +173,8 @@ class Factors:
         """Σ_j a_ij, (…, heads, queries), in the statistics' dtype: 1, less a sink's share; 0 where no key is seen."""
         problem, want = self.problem, Wanted(output=True, keep_float32=True)
         check_room(problem, want, 1)
-        ones = to_device_of(
-            np.ones((1, 1, problem.keys, 1), self.dtype), self.q
-        )  # no weight is rounded to half precision
+        whole = np.ones((1, 1, problem.keys, 1), self.dtype)  # in half precision, weights would be rounded to it
+        ones = to_device_of(whole, self.q)
         values = broadcast(ones, (problem.batch, 1, problem.keys, 1))
         sums = self.engine.rows(problem, self.q, self.k, values, want)["output"][..., 0]
         return self.restore(problem.restore(sums))

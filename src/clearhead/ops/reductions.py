@@ -111,12 +111,9 @@ def largest(answers: Answers, axes: tuple[int, ...]) -> Plain:
         peaks, restore = _plain(answers.observe(None, {"peak": True}).peak)
         x = peaks[..., None, :]
     else:
-        seen = answers.observe(None, {"top": 1, "logsumexp": True})
+        seen = answers.observe(None, {"top": 1})
         assert seen.top is not None
-        (weights, restore), (rows, _) = _plain(seen.top.weights), _plain(seen.logsumexp)
-        library: Any = np if isinstance(weights, np.ndarray) else sys.modules["torch"]
-        lost = library.full_like(weights, np.nan)  # where the log-sum-exp is NaN or inf, a weight of the row is NaN
-        x = library.where((rows < np.inf)[..., None], weights, lost)
+        x, restore = _plain(seen.top.weights)
     return Plain(x.max(axis=axes, keepdims=True) if isinstance(x, np.ndarray) else x.amax(axes, keepdim=True), restore)
 
 
