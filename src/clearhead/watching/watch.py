@@ -136,7 +136,8 @@ class _Watching:
         self.model = model
         self.paths = {module: path.replace("_orig_mod.", "") for path, module in model.named_modules()}
         self.by_path = {path: module for module, path in self.paths.items()}
-        self.names = LayerNames(self.paths.values(), self._children)
+        self.root = _root(self.paths)
+        self.names = LayerNames(map(self._inner, self.paths.values()), self._children)
         self.implementations: dict[int, Any] = {}  # what each config's attention was before, by id(config)
         self.recordings: dict[tuple[Any, int], Recording | None] = {}
         self.found: set[int | str] = set()  # which of `layers` ran
@@ -160,10 +161,12 @@ class _Watching:
                 yield module.register_forward_pre_hook(lambda module, _: self.ran.add(module))
 
     def _enter(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        from transformers import PreTrainedModel
+
         self.entered = True
         if not self.running:
             self.calls.clear()
-        if hasattr(module, "config") and not any(hasattr(outer, "config") for outer in self.running):
+        if isinstance(module, PreTrainedModel) and not any(isinstance(x, PreTrainedModel) for x in self.running):
             self._read_tokens(module, args, named)
         self.running.append(module)
 
@@ -198,9 +201,10 @@ class _Watching:
         from clearhead.watching.recording import Recording
 
         path = self.paths[module]
-        name = self.names.name(path) if call == 1 else f"{self.names.name(path)}#{call}"
+        inner = self._inner(path)
+        name = self.names.name(inner) if call == 1 else f"{self.names.name(inner)}#{call}"
         if self.layers is not None:
-            choices = {name} | self.names.choices(path)
+            choices = {name, path} | self.names.choices(inner)
             chosen = {layer for layer in self.layers if str(layer) in choices}
             self.found |= chosen
             if not chosen:
@@ -208,8 +212,13 @@ class _Watching:
         cross = ModulePath.of(path).cross
         return Recording(name, path, call, cross, self.heads, self.keep, self.values, self.asked.get("image"))
 
+    def _inner(self, path: str) -> str:
+        """A module's path inside the Transformers model."""
+        return path.removeprefix(self.root)
+
     def _children(self, path: str) -> list[str]:
-        return [name for name, _ in self.by_path[path].named_children()]
+        stack = self.by_path.get(self.root + path, self.by_path.get(path))
+        return [] if stack is None else [name for name, _ in stack.named_children()]
 
     def _read_tokens(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Add the ids that an outermost forward pass is called with, if any."""
@@ -218,7 +227,7 @@ class _Watching:
             if not self.seen.source_tokens:
                 self._add(self.seen.source_tokens, ids)
             self._add(self.seen.tokens, named.get("decoder_input_ids"))
-        elif ModulePath.of(self.paths[module]).stack == "encoder":
+        elif ModulePath.of(self._inner(self.paths[module])).stack == "encoder":
             self._add(self.seen.source_tokens, ids)
         else:
             self._add(self.seen.tokens, ids)
@@ -255,6 +264,15 @@ class _Watching:
         from clearhead.watching.unseen import unseen
 
         return unseen(self.paths, self.ran, self.went_through)
+
+
+def _root(paths: dict[Any, str]) -> str:
+    """What the paths of one Transformers model inside a wrapper begin with; "" where several are side by side."""
+    from transformers import PreTrainedModel
+
+    found = [path for module, path in paths.items() if isinstance(module, PreTrainedModel)]
+    first = f"{found[0]}." if found and found[0] else ""
+    return first if all(path.startswith(first) for path in found[1:]) else ""
 
 
 def _check_options(*, keep: Any, values: Any, tokenizer: Any) -> None:
