@@ -73,7 +73,7 @@ class Words(nn.Module):
         self.auto_model = auto_model
 
     def forward(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {**features, "tokens": self.auto_model(**features).last_hidden_state}
+        return {**features, "tokens": self.auto_model.forward(**features).last_hidden_state}  # past the model's hooks
 
 
 class Mean(nn.Module):

@@ -2,7 +2,7 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Unpack
@@ -142,6 +142,7 @@ class _Watching:
         self.recordings: dict[tuple[Any, int], Recording | None] = {}
         self.found: set[int | str] = set()  # which of `layers` ran
         self.entered = False
+        self.reads_tokens = True  # until a module of this forward pass has had them
         self.running: list[Any] = []  # the models that are in their forward pass, outermost first
         self.calls: Counter[Any] = Counter()  # how often each module attended in this pass
         self.ran: set[Any] = set()  # attention modules, whether they went through the interface or not
@@ -161,13 +162,13 @@ class _Watching:
                 yield module.register_forward_pre_hook(lambda module, _: self.ran.add(module))
 
     def _enter(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        from transformers import PreTrainedModel
-
         self.entered = True
         if not self.running:
             self.calls.clear()
-        if isinstance(module, PreTrainedModel) and not any(isinstance(x, PreTrainedModel) for x in self.running):
-            self._read_tokens(module, args, named)
+            self.reads_tokens = True
+        if self.reads_tokens and (given := _inputs(module, args, named)) is not None:
+            self.reads_tokens = False
+            self._read_tokens(module, given)
         self.running.append(module)
 
     def _leave(self, module: Any, *_: Any) -> None:
@@ -220,9 +221,9 @@ class _Watching:
         stack = self.by_path.get(self.root + path, self.by_path.get(path))
         return [] if stack is None else [name for name, _ in stack.named_children()]
 
-    def _read_tokens(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _read_tokens(self, module: Any, named: Mapping[str, Any]) -> None:
         """Add the ids that an outermost forward pass is called with, if any."""
-        ids = named.get("input_ids", args[0] if args else None)
+        ids = named.get("input_ids")
         if "decoder_input_ids" in signature(module.forward).parameters:
             if not self.seen.source_tokens:
                 self._add(self.seen.source_tokens, ids)
@@ -264,6 +265,20 @@ class _Watching:
         from clearhead.watching.unseen import unseen
 
         return unseen(self.paths, self.ran, self.went_through)
+
+
+def _inputs(module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Mapping[str, Any] | None:
+    """What a Transformers model is called with, or a wrapper that takes a text's ids in a dictionary; else None.
+
+    A wrapper may call its model's `forward` itself, and then no hook of the model runs.
+    """
+    from transformers import PreTrainedModel
+
+    first = args[0] if args else None
+    if isinstance(module, PreTrainedModel):
+        return {"input_ids": first, **named}
+    both = any(isinstance(x, PreTrainedModel) and x.config.is_encoder_decoder for x in module.modules())
+    return first if isinstance(first, Mapping) and "input_ids" in first and not both else None
 
 
 def _root(paths: dict[Any, str]) -> str:
