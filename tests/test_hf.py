@@ -12,7 +12,9 @@ import torch
 import transformers as hf
 
 import clearhead.hf  # noqa: F401  registers
-from watched import FAMILIES, Family, build, inputs, logits
+from clearhead.errors import RuleError
+from clearhead.watching.attending import attend
+from watched import FAMILIES, GROUPED, Family, build, inputs, logits
 
 FAMILY = {family.name: family for family in FAMILIES}
 
@@ -207,3 +209,30 @@ def test_a_few_steps_of_training_follow_eager_attentions():
         losses.append(own)
     np.testing.assert_allclose(losses[0], losses[1], rtol=2e-3)
     assert losses[0][-1] < losses[0][0]
+
+
+def test_weights_that_are_never_stored_are_refused_with_what_to_do():
+    model, given = set_to(build(FAMILY["llama"]), "clearhead"), inputs(FAMILY["llama"])
+    with (
+        torch.no_grad(),
+        pytest.raises(RuleError, match=r"LlamaAttention: output_attentions=True(.|\n)*with ch\.watch"),
+    ):
+        model(**given, output_attentions=True)
+
+
+def test_a_model_that_chooses_its_keys_itself_is_refused():
+    config = hf.DeepseekV32Config(
+        **{**GROUPED, "num_key_value_heads": 4}, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8,
+        qk_nope_head_dim=8, v_head_dim=8, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
+        n_group=1, topk_group=1, first_k_dense_replace=2, index_topk=4, index_n_heads=2, index_head_dim=16,
+    )  # fmt: skip
+    model = hf.DeepseekV32ForCausalLM(config).eval()
+    model.set_attn_implementation("clearhead")
+    with torch.no_grad(), pytest.raises(RuleError, match=r"DeepseekV32.*chooses by itself which keys"):
+        model(torch.arange(2, 13)[None])
+
+
+def test_an_argument_that_nobody_knows_is_refused():
+    x = torch.randn(1, 2, 3, 8)
+    with pytest.raises(RuleError, match="Module: the model passes `temperature`"):
+        attend(torch.nn.Module(), x, x, x, None, temperature=2.0)

@@ -39,7 +39,9 @@ def ragged(count: int, longest: int = 40) -> list[list[int]]:
     return [[random.randrange(2, 59) for _ in range(random.randrange(1, longest))] for _ in range(count)]
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt-oss"])
+@pytest.mark.parametrize(
+    "name", ["gemma3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "gpt-oss"))]
+)
 def test_ragged_requests_get_the_tokens_of_each_alone(name: str):
     model, requests = set_to(build(FAMILY[name]), "clearhead"), ragged(7)
     assert batched(model, requests) == alone(set_to(model, "eager"), requests)
@@ -52,6 +54,7 @@ def test_long_prompts_come_in_chunks_and_gpt2_without_grouped_keys():
     assert found == alone(set_to(model, "eager"), requests)
 
 
+@pytest.mark.slow
 def test_the_tokens_of_sdpa():
     model, requests = build(FAMILY["llama"]), ragged(5)
     assert batched(set_to(model, "clearhead"), requests) == batched(set_to(model, "sdpa"), requests)
@@ -64,6 +67,7 @@ def test_the_older_name_of_paged_attention():
     assert batched(model, requests) == alone(set_to(model, "eager"), requests)
 
 
+@pytest.mark.slow
 def test_sdpa_is_left_as_transformers_serves_it():
     model = set_to(build(FAMILY["llama"]), "sdpa")
     assert batched(model, ragged(2))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from test_hf import FAMILY, both, gradients, no_dropout, same, same_gradients, set_to
+from test_hf import FAMILY, both, gradients, no_dropout, quick_or_slow, same, same_gradients, set_to
 from watched import build, inputs, logits
 
 WHOLE = ["gpt2", "llama", "bert"]
@@ -31,8 +31,11 @@ def _fresh_compiler():
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("padding", ["", "left"])
-@pytest.mark.parametrize("name", [*WHOLE, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
+QUICK = [("llama", "left"), ("bert", "")]
+EVERY = [(name, padding) for name in (*WHOLE, *MORE) for padding in ("", "left")]
+
+
+@pytest.mark.parametrize(("name", "padding"), quick_or_slow(QUICK, EVERY))
 def test_one_graph_and_the_numbers_of_eager_attention(name: str, padding: str):
     family = FAMILY[name]
     ours, theirs = both(family)
@@ -42,6 +45,7 @@ def test_one_graph_and_the_numbers_of_eager_attention(name: str, padding: str):
         same(logits(compiled(**given)), logits(theirs(**given)), given.get("attention_mask"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WHOLE)
 def test_gradients_of_compiled_models(name: str):
     family = FAMILY[name]
@@ -53,6 +57,7 @@ def test_gradients_of_compiled_models(name: str):
     )
 
 
+@pytest.mark.slow
 def test_training_with_dropout_is_traced_too():
     model = set_to(build(FAMILY["gpt2"], attn_pdrop=0.3), "clearhead").train()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
@@ -63,6 +68,7 @@ def test_training_with_dropout_is_traced_too():
     assert all(bool(x.grad.isfinite().all()) for x in model.parameters() if x.grad is not None)
 
 
+@pytest.mark.slow
 def test_another_length_and_batch():
     ours, theirs = both(FAMILY["llama"])
     compiled = torch.compile(ours, fullgraph=True, dynamic=True, backend="eager")
@@ -72,6 +78,7 @@ def test_another_length_and_batch():
             same(compiled(tokens).logits, theirs(tokens).logits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_layers_compiled_one_by_one(name: str):
     """Their masks are made outside and carry rules: the graph breaks there, and the numbers are right."""
@@ -83,6 +90,7 @@ def test_layers_compiled_one_by_one(name: str):
         same(ours(**given).logits, theirs(**given).logits, given["attention_mask"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_generation_with_a_static_cache_and_a_compiled_forward(name: str):
     ours, theirs = both(FAMILY[name])
@@ -110,6 +118,7 @@ def test_a_compiled_model_can_be_watched_and_runs_compiled_again():
     assert seen[0].entropy.shape == (2, 4, 11)
 
 
+@pytest.mark.slow
 def test_an_exported_model_has_the_operator():
     ours, theirs = both(FAMILY["llama"])
     ours.config.use_cache = False

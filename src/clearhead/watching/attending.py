@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import CONFIG_MAPPING, MODEL_MAPPING, AttentionInterface, AttentionMaskInterface
 from transformers import masking_utils as theirs
 
 from clearhead.core.arrays import graphed
@@ -41,15 +41,26 @@ def register() -> None:
 
 
 def make_mask(**given: Any) -> Tensor | None:
-    """The mask function for `AttentionMaskInterface`: rules; for compiled models the plain mask that sdpa gets.
+    """The mask function for `AttentionMaskInterface`: rules; for compiled models a plain mask.
 
     `generate` makes a static cache's masks outside the model's forward pass, and that may be compiled: they are plain.
     """
-    if torch.compiler.is_compiling():
-        return theirs.sdpa_mask(**given)
-    mask = keep_rules(**given)
-    static = isinstance(given["q_offset"], Tensor) or mask.has_room
-    return theirs.sdpa_mask(**given) if static and not watchers else mask
+    if not torch.compiler.is_compiling():
+        mask = keep_rules(**given)
+        static = isinstance(given["q_offset"], Tensor) or mask.has_room
+        if watchers or not static:
+            return mask
+    return theirs.sdpa_mask(**given) if takes_bool_masks(given["config"].model_type) else theirs.eager_mask(**given)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def takes_bool_masks(model_type: str) -> bool:
+    """May every class of this kind of model get sdpa's masks (bool, or None)? Some add their mask to the scores."""
+    try:
+        found: Any = MODEL_MAPPING[CONFIG_MAPPING[model_type]]
+    except KeyError:
+        return False
+    return all(kind._supports_sdpa for kind in (found if isinstance(found, tuple) else (found,)))
 
 
 def attend(

@@ -20,7 +20,7 @@ def attend_compiled(
     *,
     causal: bool,
 ) -> Tensor:
-    """The output (batch, heads, queries, d_v) for the masks that Transformers makes for sdpa: bool, or None.
+    """The output (batch, heads, queries, d_v) for the masks that Transformers makes itself: bool, float or None.
 
     Without a mask, `causal` counts from the first query on; keys behind it are a static cache's unused room. A float
     mask is added to the scores, and its lowest number forbids.
