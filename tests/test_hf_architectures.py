@@ -9,7 +9,7 @@ import transformers as hf
 
 import clearhead.hf  # noqa: F401  registers
 from small_models import small, taken
-from test_watch_architectures import QUICK, SLOW, close, outputs, tensors
+from test_watch_architectures import ELSEWHERE, QUICK, SLOW, close, outputs, tensors
 
 RANDOM = {"SwitchTransformersModel"}  # its router draws numbers, and a compiler draws them in another order
 
@@ -46,3 +46,14 @@ def test_each_architecture_compiled(name: str):
         found = dict(tensors(compiled(**given)))
     torch.compiler.reset()
     same(found, expected, given, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted({*ELSEWHERE} - {"GPTJModel", "ViltModel"}))  # for which `taken` has no inputs
+def test_attention_outside_the_interface_computes_as_before(name: str):
+    model = small(getattr(hf, name))
+    given = taken(model)
+    model.config._attn_implementation = "eager"  # as from_pretrained sets it; set_attn_implementation only warns
+    expected = outputs(model, given)
+    model.config._attn_implementation = "clearhead"
+    same(outputs(model, given), expected, given, name)
