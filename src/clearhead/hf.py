@@ -9,8 +9,9 @@ Every model that `ch.watch` takes runs so: forward, training (dropout, gradient 
 `generate` with any cache, batches with padding, and on a CPU continuous batching (`model.generate_batch`). Outputs are
 those of eager attention but for rounding; queries that see only padding get 0, where eager attention takes the mean of
 everything. Time is O(queries·keys·d_k) for each head and blocks that a mask forbids cost nothing: Transformers' masks
-(causal, sliding windows, chunks, padding, packed sequences) stay rules, and no mask is stored. A compiled model gets
-Transformers' own bool masks, where it needs any. Memory is O(queries + keys); dropout stores a byte for each weight.
+(causal, sliding windows, chunks, padding, packed sequences) stay rules, and no mask is stored. Compiled models and
+static caches get Transformers' own masks, where they need any. Memory is O(queries + keys); dropout stores a byte for
+each weight.
 
 Raises MissingExtraError without PyTorch and Transformers; a model raises RuleError where it wants its weights returned
 (`output_attentions=True`: use `ch.watch`), or chooses its keys itself (sparse attention).

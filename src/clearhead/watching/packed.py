@@ -13,7 +13,6 @@ from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.generation import continuous_batching
 
 from clearhead.errors import RuleError
 from clearhead.ops.attention import attention
@@ -67,6 +66,8 @@ def attend_packed(
 
 def serve_batching(name: str) -> None:
     """Let `generate_batch` run models whose attention is `name`, which is back when the batching manager stops."""
+    from transformers.generation import continuous_batching
+
     manager: Any = continuous_batching.ContinuousBatchingManager
     theirs = getattr(manager, "switch_to_cb_friendly_attn", None)
     if theirs is None or hasattr(theirs, "__wrapped__"):
