@@ -30,6 +30,7 @@ FLOORS = tuple(
         "ops",
         "torch jax",
         "nn watching distributed",
+        "hf",
         "textbook",
         "diagnosing explaining",
         "report",
@@ -129,6 +130,8 @@ PUBLIC_UNDERSCORES = {
     "_current_level": "of torch.autograd.forward_ad: is a dual number about?",
     "_version": "of tensors: was it written to in place?",
     "_attn_implementation": "of Transformers' configurations: which attention runs",
+    "_supports_sdpa": "of Transformers' models: do all of its classes take bool masks?",
+    "_original_attn_impl": "of Transformers' batching manager: the attention that the model gets back at the end",
 }
 
 

@@ -7,7 +7,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import CONFIG_MAPPING, MODEL_MAPPING, AttentionInterface, AttentionMaskInterface
+from transformers import masking_utils as theirs
 
 from clearhead.core.arrays import graphed
 from clearhead.core.axes import WEIGHTS, named
@@ -16,7 +17,9 @@ from clearhead.ops.attention import attention
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation
 from clearhead.torch import dropped
+from clearhead.watching.compiled import attend_compiled
 from clearhead.watching.masks import RuledMask, from_tensor, keep_rules
+from clearhead.watching.packed import PACKING, PAGED, attend_packed, is_packed
 from clearhead.watching.recording import AttentionCall, Recording
 
 NAME = "clearhead"
@@ -31,9 +34,33 @@ watchers: WeakKeyDictionary[nn.Module, Watcher] = WeakKeyDictionary()  # by atte
 
 
 def register() -> None:
-    """Register attention and masks with Transformers under NAME; without a mask function it would make no masks."""
-    AttentionInterface.register(NAME, torch.compiler.disable(attend))  # type: ignore[no-untyped-call]
-    AttentionMaskInterface.register(NAME, keep_rules)
+    """Register attention and masks with Transformers under our names; without the latter it would make no masks."""
+    for name in (NAME, PAGED):
+        AttentionInterface.register(name, attend)
+        AttentionMaskInterface.register(name, make_mask)
+
+
+def make_mask(**given: Any) -> Tensor | None:
+    """The mask function for `AttentionMaskInterface`: rules; for compiled models a plain mask.
+
+    `generate` makes a static cache's masks outside the model's forward pass, and that may be compiled: they are plain.
+    """
+    if not torch.compiler.is_compiling():
+        mask = keep_rules(**given)
+        static = isinstance(given["q_offset"], Tensor) or mask.has_room
+        if watchers or not static:
+            return mask
+    return theirs.sdpa_mask(**given) if takes_bool_masks(given["config"].model_type) else theirs.eager_mask(**given)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def takes_bool_masks(model_type: str) -> bool:
+    """May every class of this kind of model get sdpa's masks (bool, or None)? Some add their mask to the scores."""
+    try:
+        found: Any = MODEL_MAPPING[CONFIG_MAPPING[model_type]]
+    except KeyError:
+        return False
+    return all(kind._supports_sdpa for kind in (found if isinstance(found, tuple) else (found,)))
 
 
 def attend(
@@ -52,19 +79,55 @@ def attend(
 ) -> tuple[Tensor, None]:
     """The function that Transformers calls: query (batch, heads, queries, d_k).
 
-    Returns the output (batch, queries, heads, d_v), and None in place of the weights.
+    Returns the output (batch, queries, heads, d_v), and None in place of the weights. A compiler traces it as operators
+    on tensors. Only a mask that was made outside the compiled part, and carries rules, breaks the graph.
     """
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    named_scores = (("scale", scaling), ("softcap", softcap), ("sinks", s_aux))
+    scores = {name: x for name, x in named_scores if x is not None}
+    traced = torch.compiler.is_compiling() and not isinstance(attention_mask, RuledMask)
+    if traced and more.get("cache") is None:
+        _check(more, HARMLESS)
+        _check_mask(attention_mask, (*query.shape[:3], key.shape[2]))
+        output = attend_compiled(query, key, value, attention_mask, position_bias, dropout, scores, causal=causal)
+    else:
+        output = _attend(
+            module, (query, key, value), attention_mask, position_bias, dropout, scores, more, causal=causal
+        )
+    return output.transpose(1, 2).contiguous(), None
+
+
+@torch.compiler.disable(  # type: ignore[untyped-decorator, no-untyped-call]
+    reason="clearhead: the mask was made outside the compiled part and carries rules"
+)
+def _attend(
+    module: nn.Module,
+    arrays: tuple[Tensor, Tensor, Tensor],
+    mask: Tensor | None,
+    bias: Tensor | None,
+    dropout: float,
+    scores: dict[str, Any],
+    more: dict[str, Any],
+    *,
+    causal: bool,
+) -> Tensor:
+    """The output (batch, heads, queries, d_v), outside compilers; observed where the module is watched."""
     watcher = watchers.get(module)
     recording, asked, was_eager = watcher(module) if watcher else (None, {}, False)
     where = type(module).__name__ if recording is None else f"layer {recording.name}"
+    causal = causal and not was_eager  # in eager attention, no mask means that every query sees every key
     try:
-        _check(more)
-        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        causal = causal and not was_eager  # in eager attention, no mask means that every query sees every key
-        call = _read(query, key, value, attention_mask, position_bias, causal=causal, recording=recording)
-        call.scores.update(
-            {name: x for name, x in (("scale", scaling), ("softcap", softcap), ("sinks", s_aux)) if x is not None}
-        )
+        if is_packed(module, more):
+            _check(more, HARMLESS | PACKING)
+            if watcher:
+                raise RuleError(
+                    "continuous batching packs many requests into one row, and a block watches one sequence or batch.",
+                    "watch model.generate(…)",
+                )
+            return attend_packed(module, *arrays, scores, more, causal=causal)
+        _check(more, HARMLESS)
+        call = _read(*arrays, mask, bias, causal=causal, recording=recording)
+        call.scores.update(scores)
         if recording is not None:
             recording.check(call)
         output, seen = _answer(call, dropout, asked, observing=recording is not None)
@@ -72,17 +135,17 @@ def attend(
         raise type(error)(f"{where}: {error.what.removeprefix(where + ': ')}", error.hint) from error
     if recording is not None and seen is not None:
         recording.add(call, seen)
-    return output.transpose(1, 2).contiguous(), None
+    return output
 
 
-def _check(more: dict[str, Any]) -> None:
+def _check(more: dict[str, Any], known: frozenset[str]) -> None:
     """Refuse arguments that may change the scores: none is dropped silently."""
     if more.pop("output_attentions", None):
         raise RuleError(
             "output_attentions=True asks for all weights, and they are never stored here.",
-            "leave it out: seen.matrix(layer)[...] gives any weight.",
+            "leave it out, inside `with ch.watch(model) as seen:`; then seen.matrix(layer)[...] gives any weight.",
         )
-    unknown = [name for name, value in more.items() if value is not None and name not in HARMLESS]
+    unknown = [name for name, value in more.items() if value is not None and name not in known]
     if "indices" in unknown:
         raise RuleError(
             "the model chooses by itself which keys each query attends to (sparse attention with `indices`), and no "

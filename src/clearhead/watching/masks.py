@@ -136,7 +136,7 @@ class RuledMask(torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if func is Tensor.contiguous:  # its layout in memory does not change its meaning
                 return args[0]
-            if func in _metadata_functions():
+            if func in _METADATA:
                 return func(*args, **(kwargs or {}))
             merged = _merged(*args, **(kwargs or {})) if func in _CATS else None
             if merged is not None:
@@ -148,12 +148,23 @@ class RuledMask(torch.Tensor):
         return self.pattern if self.untouched else from_tensor(cast("Tensor", self.whole), causal=False)
 
     @property
+    def has_room(self) -> bool:
+        """Are there keys behind the last query that it may not see, as in a static cache?"""
+        return self.pattern.causal and self.start[1] + self.shape[-1] > self.start[0] + self.shape[-2]
+
+    @property
     def untouched(self) -> bool:
         """Is it certain that no code wrote into it?"""
         return self.whole is None or not (self.whole.is_inference() or self.whole._version)
 
 
 _CATS = frozenset((torch.cat, torch.concat, torch.concatenate))
+_PROPERTIES = ("shape", "ndim", "device", "dtype", "layout", "requires_grad", "is_leaf", "grad_fn", "grad")
+_METADATA = frozenset((  # the functions that read a tensor's metadata, not its numbers
+    *(getattr(Tensor, name).__get__ for name in _PROPERTIES),
+    Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__, Tensor.stride,
+    Tensor.storage_offset,
+))  # fmt: skip
 
 
 def _merged(tensors: Any, dim: int = 0, *, axis: int | None = None, **more: Any) -> RuledMask | None:
@@ -201,14 +212,6 @@ def _additive(value: Any) -> Any:
     return {name: _additive(x) for name, x in value.items()} if isinstance(value, dict) else value
 
 
-@cache
-def _metadata_functions() -> frozenset[Any]:
-    """The functions that read a tensor's metadata, not its numbers."""
-    names = ("shape", "ndim", "device", "dtype", "layout", "requires_grad", "is_leaf", "grad_fn", "grad")
-    methods = (Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__)
-    return frozenset((*(getattr(Tensor, name).__get__ for name in names), *methods))
-
-
 def keep_rules(
     batch_size: int,
     q_length: int,
@@ -221,7 +224,7 @@ def keep_rules(
     dtype: torch.dtype = torch.float32,
     **more: Any,
 ) -> RuledMask:
-    """The mask function for `AttentionMaskInterface`: `eager_mask`'s arguments, a RuledMask instead of its numbers."""
+    """A RuledMask from the arguments that Transformers' `eager_mask` gets."""
     start = int(q_offset), int(kv_offset)
 
     def make() -> Tensor:

@@ -15,8 +15,9 @@ Implementations = list[tuple[PretrainedConfig, Any]]
 def check(model: Any) -> None:
     """Raise DtypeError unless this is a model on one device, RuleError where it is being watched already."""
     if not isinstance(model, nn.Module) or not models(model):
-        inner = getattr(model, "model", None)
-        hint = f"ch.watch(….model) watches its {type(inner).__name__}." if isinstance(inner, PreTrainedModel) else ""
+        inside = {"model": getattr(model, "model", None), **getattr(model, "__dict__", {})}.items()
+        held = ((name, x) for name, x in inside if isinstance(x, nn.Module) and models(x))
+        hint = next((f"ch.watch(….{name}) watches its {type(x).__name__}." for name, x in held), "")
         raise DtypeError(
             f"model is a {type(model).__name__}: expected a Transformers model (PreTrainedModel), or a module with "
             "one.",

@@ -2,7 +2,7 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Unpack
@@ -136,11 +136,13 @@ class _Watching:
         self.model = model
         self.paths = {module: path.replace("_orig_mod.", "") for path, module in model.named_modules()}
         self.by_path = {path: module for module, path in self.paths.items()}
-        self.names = LayerNames(self.paths.values(), self._children)
+        self.root = _root(self.paths)
+        self.names = LayerNames(map(self._inner, self.paths.values()), self._children)
         self.implementations: dict[int, Any] = {}  # what each config's attention was before, by id(config)
         self.recordings: dict[tuple[Any, int], Recording | None] = {}
         self.found: set[int | str] = set()  # which of `layers` ran
         self.entered = False
+        self.reads_tokens = True  # until a module of this forward pass has had them
         self.running: list[Any] = []  # the models that are in their forward pass, outermost first
         self.calls: Counter[Any] = Counter()  # how often each module attended in this pass
         self.ran: set[Any] = set()  # attention modules, whether they went through the interface or not
@@ -163,8 +165,10 @@ class _Watching:
         self.entered = True
         if not self.running:
             self.calls.clear()
-        if hasattr(module, "config") and not any(hasattr(outer, "config") for outer in self.running):
-            self._read_tokens(module, args, named)
+            self.reads_tokens = True
+        if self.reads_tokens and (given := _inputs(module, args, named)) is not None:
+            self.reads_tokens = False
+            self._read_tokens(module, given)
         self.running.append(module)
 
     def _leave(self, module: Any, *_: Any) -> None:
@@ -198,9 +202,10 @@ class _Watching:
         from clearhead.watching.recording import Recording
 
         path = self.paths[module]
-        name = self.names.name(path) if call == 1 else f"{self.names.name(path)}#{call}"
+        inner = self._inner(path)
+        name = self.names.name(inner) if call == 1 else f"{self.names.name(inner)}#{call}"
         if self.layers is not None:
-            choices = {name} | self.names.choices(path)
+            choices = {name, path} | self.names.choices(inner)
             chosen = {layer for layer in self.layers if str(layer) in choices}
             self.found |= chosen
             if not chosen:
@@ -208,17 +213,22 @@ class _Watching:
         cross = ModulePath.of(path).cross
         return Recording(name, path, call, cross, self.heads, self.keep, self.values, self.asked.get("image"))
 
-    def _children(self, path: str) -> list[str]:
-        return [name for name, _ in self.by_path[path].named_children()]
+    def _inner(self, path: str) -> str:
+        """A module's path inside the Transformers model."""
+        return path.removeprefix(self.root)
 
-    def _read_tokens(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _children(self, path: str) -> list[str]:
+        stack = self.by_path.get(self.root + path, self.by_path.get(path))
+        return [] if stack is None else [name for name, _ in stack.named_children()]
+
+    def _read_tokens(self, module: Any, named: Mapping[str, Any]) -> None:
         """Add the ids that an outermost forward pass is called with, if any."""
-        ids = named.get("input_ids", args[0] if args else None)
+        ids = named.get("input_ids")
         if "decoder_input_ids" in signature(module.forward).parameters:
             if not self.seen.source_tokens:
                 self._add(self.seen.source_tokens, ids)
             self._add(self.seen.tokens, named.get("decoder_input_ids"))
-        elif ModulePath.of(self.paths[module]).stack == "encoder":
+        elif ModulePath.of(self._inner(self.paths[module])).stack == "encoder":
             self._add(self.seen.source_tokens, ids)
         else:
             self._add(self.seen.tokens, ids)
@@ -255,6 +265,29 @@ class _Watching:
         from clearhead.watching.unseen import unseen
 
         return unseen(self.paths, self.ran, self.went_through)
+
+
+def _inputs(module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Mapping[str, Any] | None:
+    """What a Transformers model is called with, or a wrapper that takes a text's ids in a dictionary; else None.
+
+    A wrapper may call its model's `forward` itself, and then no hook of the model runs.
+    """
+    from transformers import PreTrainedModel
+
+    first = args[0] if args else None
+    if isinstance(module, PreTrainedModel):
+        return {"input_ids": first, **named}
+    both = any(isinstance(x, PreTrainedModel) and x.config.is_encoder_decoder for x in module.modules())
+    return first if isinstance(first, Mapping) and "input_ids" in first and not both else None
+
+
+def _root(paths: dict[Any, str]) -> str:
+    """What the paths of one Transformers model inside a wrapper begin with; "" where several are side by side."""
+    from transformers import PreTrainedModel
+
+    found = [path for module, path in paths.items() if isinstance(module, PreTrainedModel)]
+    first = f"{found[0]}." if found and found[0] else ""
+    return first if all(path.startswith(first) for path in found[1:]) else ""
 
 
 def _check_options(*, keep: Any, values: Any, tokenizer: Any) -> None:

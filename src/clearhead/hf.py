@@ -1,0 +1,38 @@
+"""clearhead as an attention of Transformers; importing this module registers it, and nothing else does it for you.
+
+    import clearhead.hf
+
+    model = AutoModel.from_pretrained(…, attn_implementation="clearhead")
+    model.set_attn_implementation("clearhead")  # a model that there is already
+
+Every model that `ch.watch` takes runs so: forward, training (dropout, gradient checkpointing), `torch.compile`,
+`generate` with any cache, batches with padding, and on a CPU continuous batching (`model.generate_batch`). Outputs are
+those of eager attention but for rounding; queries that see only padding get 0, where eager attention takes the mean of
+everything. Time is O(queries·keys·d_k) for each head and blocks that a mask forbids cost nothing: Transformers' masks
+(causal, sliding windows, chunks, padding, packed sequences) stay rules, and no mask is stored. Compiled models and
+static caches get Transformers' own masks, where they need any. Memory is O(queries + keys); dropout stores a byte for
+each weight.
+
+Raises MissingExtraError without PyTorch and Transformers; a model raises RuleError where it wants its weights returned
+(`output_attentions=True`: use `ch.watch`), or chooses its keys itself (sparse attention).
+
+>>> import clearhead.hf, torch, transformers
+>>> config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, eos_token_id=0, bos_token_id=0, vocab_size=9)
+>>> model = transformers.GPT2LMHeadModel(config).eval()
+>>> model.set_attn_implementation("clearhead")
+>>> model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=2, min_new_tokens=2).shape
+torch.Size([1, 5])
+"""
+
+from clearhead.errors import MissingExtraError
+
+try:
+    from clearhead.watching.attending import NAME, register
+    from clearhead.watching.packed import serve_batching
+except ImportError as error:
+    raise MissingExtraError(
+        f"clearhead.hf needs PyTorch and Transformers: {error}.", "pip install 'clearhead[hf]'"
+    ) from None
+
+register()
+serve_batching(NAME)
