@@ -123,6 +123,8 @@ PUBLIC_UNDERSCORES = {
     "_C": "PyTorch's compiled part: what functorch and autograd are doing has no public name",
     "_functorch": "in torch._C, as above",
     "_are_functorch_transforms_active": "in torch._C, as above",
+    "_len_torch_dispatch_stack": "in torch._C: is a mode of PyTorch's dispatcher about?",
+    "_fused_sdp_choice": "of torch: which of its operators scaled_dot_product_attention would call",
     "_current_graph_task_id": "in torch._C, as above",
     "_current_level": "of torch.autograd.forward_ad: is a dual number about?",
     "_version": "of tensors: was it written to in place?",
