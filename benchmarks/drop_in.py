@@ -13,6 +13,7 @@ need a GPU's libraries here; timm imports it, and the models do not use its oper
 import os
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 os.environ["KERAS_BACKEND"] = "torch"
@@ -34,7 +35,6 @@ def encoder() -> Model:
 
 
 def vit() -> Model:
-    without_torchvisions_operators()
     import timm
 
     model = timm.create_model("vit_tiny_patch16_224", num_classes=10)
@@ -96,11 +96,11 @@ MODELS = {
 def without_torchvisions_operators() -> None:
     """Name the operators that torchvision's Python files want, so that they import where its library does not load."""
     library = torch.library.Library("torchvision", "DEF")
-    for name in (
-        "nms qnms roi_align _roi_align_backward roi_pool _roi_pool_backward ps_roi_align _ps_roi_align_backward ps_roi_pool "
-        "_ps_roi_pool_backward deform_conv2d _deform_conv2d_backward"
-    ).split():
+    for name in ("nms", "qnms", "qroi_align"):
         library.define(f"{name}(Tensor x) -> Tensor")
+    for name in ("roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool", "deform_conv2d"):
+        library.define(f"{name}(Tensor x) -> Tensor")
+        library.define(f"_{name}_backward(Tensor x) -> Tensor")
     _kept.append(library)
 
 
@@ -145,6 +145,8 @@ def measured(make: Callable[[], Model]) -> str:
 
 
 def main(chosen: list[str]) -> None:
+    if find_spec("torchvision"):
+        without_torchvisions_operators()
     print(f"{'':24}{'output':>10} {'gradients':>10} {'evaluated':>10} {'trained':>10} {'clearhead':>10} {'PyTorch':>8}")
     for name, make in MODELS.items():
         if not chosen or name in chosen:
