@@ -134,6 +134,7 @@ MODULES = ("nn.MultiheadAttention", "nn.TransformerEncoderLayer", "nn.Transforme
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True", "ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", MODULES)
 def test_the_samples_of_pytorchs_own_modules(name: str, training: bool):  # noqa: FBT001
