@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from clearhead.engines.threads import get_num_threads as get_num_threads
     from clearhead.engines.threads import set_num_threads as set_num_threads
     from clearhead.explaining.explain import explain as explain
+    from clearhead.nn.converted import convert as convert
     from clearhead.ops.attention import attention as attention
     from clearhead.ops.attention import plan as plan
     from clearhead.ops.matrix import AttentionMatrix as AttentionMatrix
@@ -30,6 +31,7 @@ _HOMES = {
     "AttentionMatrix": "ops.matrix",
     "Observation": "ops.observation",
     "attention": "ops.attention",
+    "convert": "nn.converted",
     "diagnose": "diagnosing.diagnose",
     "diagnose_layer": "diagnosing.diagnose",
     "explain": "explaining.explain",

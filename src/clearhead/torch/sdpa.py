@@ -1,17 +1,9 @@
-"""PyTorch's own names with clearhead's engines behind them: one import line swaps them.
-
-from clearhead.torch import scaled_dot_product_attention
-"""
+"""scaled_dot_product_attention with PyTorch's signature and meaning, and dropout without stored weights."""
 
 import math
 from typing import Any
 
-from clearhead.errors import MissingExtraError
-
-try:
-    import torch
-except ImportError as error:
-    raise MissingExtraError(f"clearhead.torch needs PyTorch: {error}.", "pip install 'clearhead[torch]'") from None
+import torch
 from torch import Tensor
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
@@ -149,13 +141,16 @@ def _broadcast(query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: bool) -
         if x.ndim < fixed:
             axes = "(…, heads, length, d)" if enable_gqa else "(…, length, d)"
             raise ShapeError(f"{name} has shape {tuple(x.shape)}: expected {axes}.")
-    try:
-        lead = torch.broadcast_shapes(*(x.shape[:-fixed] for x in (query, key, value)))  # type: ignore[no-untyped-call]
-    except RuntimeError:
-        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in (("query", query), ("key", key), ("value", value)))
-        hint = "" if enable_gqa else "fewer key heads than query heads need enable_gqa=True."
-        raise ShapeError(f"the leading axes of {shapes} do not broadcast.", hint) from None
-    q, k, v = (x if x.shape[:-fixed] == lead else x.expand(*lead, *x.shape[-fixed:]) for x in (query, key, value))
+    leads = [x.shape[:-fixed] for x in (query, key, value)]
+    q, k, v = query, key, value
+    if not leads[0] == leads[1] == leads[2]:
+        try:
+            lead = torch.broadcast_shapes(*leads)  # type: ignore[no-untyped-call]
+        except RuntimeError:
+            shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
+            hint = "" if enable_gqa else "fewer key heads than query heads need enable_gqa=True."
+            raise ShapeError(f"the leading axes of {shapes} do not broadcast.", hint) from None
+        q, k, v = (x.expand(*lead, *x.shape[-fixed:]) for x in (query, key, value))
     if enable_gqa and k.shape[-3] != v.shape[-3]:  # keys and values have groups of different sizes
         heads = math.lcm(k.shape[-3], v.shape[-3])
         k, v = (x.repeat_interleave(group_size(heads, x.shape[-3]), -3) for x in (k, v))

@@ -1,0 +1,18 @@
+"""PyTorch's own attention on clearhead's engines: by one import line, or by one call for code that is not yours.
+
+from clearhead.torch import scaled_dot_product_attention   # a function with PyTorch's signature
+clearhead.torch.activate()                                 # PyTorch's own, wherever it is called from, on the CPU
+"""
+
+from clearhead.errors import MissingExtraError
+
+try:
+    import torch as torch
+except ImportError as error:
+    raise MissingExtraError(f"clearhead.torch needs PyTorch: {error}.", "pip install 'clearhead[torch]'") from None
+from clearhead.torch.activation import activate as activate
+from clearhead.torch.activation import active as active
+from clearhead.torch.activation import deactivate as deactivate
+from clearhead.torch.activation import explain as explain
+from clearhead.torch.sdpa import dropped as dropped
+from clearhead.torch.sdpa import scaled_dot_product_attention as scaled_dot_product_attention

@@ -1,0 +1,87 @@
+"""Where PyTorch's attention calls went while clearhead was active: counted by reason, with the latest shapes."""
+
+from collections import deque
+from dataclasses import dataclass
+from threading import Lock
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+LATEST = 4  # calls of each reason whose shapes are kept
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The calls that clearhead, or PyTorch, computed for one reason.
+
+    computed_by   "clearhead" or "PyTorch"
+    reason        through which of PyTorch's operators the call came, or why it was left to PyTorch
+    count         how many calls
+    latest        dtype and shapes of the latest few, the last one first
+    """
+
+    computed_by: str
+    reason: str
+    count: int
+    latest: tuple[str, ...]
+
+    def __str__(self) -> str:
+        calls = "1 call" if self.count == 1 else f"{self.count:,} calls"
+        return "\n".join([f"{self.computed_by}, {calls}: {self.reason}.", *(f"    {one}" for one in self.latest)])
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """What `explain` returns: all routes, those of clearhead first, the most frequent first. It prints as a list."""
+
+    active: bool
+    routes: tuple[Route, ...]
+
+    def __str__(self) -> str:
+        state = "active" if self.active else "not active"
+        return "\n".join([f"clearhead is {state}.", *map(str, self.routes)])
+
+
+class _Seen(NamedTuple):
+    """What is kept of a call; not its tensors."""
+
+    dtype: torch.dtype
+    shapes: tuple[tuple[int, ...] | str | None, ...]
+    note: str
+
+    def __str__(self) -> str:
+        named = zip(("query", "key", "value", "mask"), self.shapes, strict=False)
+        sizes = [f"{name} {shape}" for name, shape in named if shape is not None]
+        return ", ".join([str(self.dtype).removeprefix("torch."), *sizes]) + (f": {self.note}" if self.note else "")
+
+
+_lock = Lock()
+_counts: dict[tuple[str, str], int] = {}
+_latest: dict[tuple[str, str], deque[_Seen]] = {}
+
+
+def count(computed_by: str, reason: str, query: Tensor, *others: Tensor | None, note: str = "") -> None:
+    """Count a call with this query, key, value and mask. There are few reasons, and each is kept."""
+    route, seen = (computed_by, reason), _Seen(query.dtype, tuple(map(_shape, (query, *others))), note)
+    with _lock:
+        _counts[route] = _counts.get(route, 0) + 1
+        _latest.setdefault(route, deque(maxlen=LATEST)).appendleft(seen)
+
+
+def _shape(x: Tensor | None) -> tuple[int, ...] | str | None:
+    return None if x is None else "nested" if x.is_nested else tuple(x.shape)
+
+
+def counted() -> tuple[Route, ...]:
+    """All routes, those of clearhead first, the most frequent first."""
+    with _lock:
+        found = [Route(*route, number, tuple(map(str, _latest[route]))) for route, number in _counts.items()]
+    return tuple(sorted(found, key=lambda route: (route.computed_by != "clearhead", -route.count)))
+
+
+def forget() -> None:
+    """Start counting anew."""
+    with _lock:
+        _counts.clear()
+        _latest.clear()

@@ -1,0 +1,216 @@
+"""The operators by which PyTorch computes attention on the CPU, computed by clearhead; activation.py installs them.
+
+`scaled_dot_product_attention` itself is not a kernel. PyTorch's own checks its inputs and calls its fused operator, or,
+where that cannot serve (dropout, a mask that requires grad, values of another width, axes that are not four), the math
+path, which stores all weights. Ours computes the call, unless PyTorch's fused operator can serve and PyTorch records a
+graph, or traces, transforms or watches the call: these know the fused operator, its shapes and its derivative.
+
+`_scaled_dot_product_flash_attention_for_cpu` is that fused operator. In PyTorch's graphs, and in code that
+torch.compile made, stands only its name, so that they run with clearhead while it is active and without it otherwise.
+
+`_native_multi_head_attention` is the fast path of nn.MultiheadAttention and nn.TransformerEncoder in evaluation.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention import SDPBackend
+
+from clearhead import engines
+from clearhead.core.arrays import as_array, to_torch
+from clearhead.core.observations import check_room
+from clearhead.core.problem import describe_whole
+from clearhead.core.statistics import Wanted
+from clearhead.errors import DtypeError, RuleError, ShapeError
+from clearhead.ops import backward
+from clearhead.ops.matrix import AttentionMatrix
+from clearhead.torch.calls import count
+from clearhead.torch.sdpa import scaled_dot_product_attention
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+_WANTED = Wanted(output=True, logsumexp=True)
+
+_DIRECT = "scaled_dot_product_attention itself"
+_FUSED = "the fused operator, in a graph, in compiled or in transformed code"
+_GRADIENT = "the fused operator's gradient"
+_FAST_PATH = "the fast path of nn.MultiheadAttention and nn.TransformerEncoder"
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,  # noqa: FBT001  PyTorch's signature, as those below
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """aten::scaled_dot_product_attention."""
+    given = query, key, value, attn_mask, dropout_p, is_causal
+    named: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
+    why, note = _why_not(query, key, value, attn_mask), ""
+    if not why:
+        try:
+            fusible = torch._fused_sdp_choice(*given, **named) != SDPBackend.MATH.value
+            if fusible and _recorded(query, key, value):
+                return _pytorchs(given, named)  # counted in `fused`
+            output = scaled_dot_product_attention(*given, **named)
+        except (ShapeError, DtypeError, RuleError) as error:
+            why, note = f"clearhead refuses it with a {type(error).__name__}", error.what
+        else:
+            count("clearhead", _DIRECT, query, key, value, attn_mask)
+            return _strided_as(query, output) if fusible else output
+    count("PyTorch", why, query, key, value, attn_mask, note=note)
+    return _pytorchs(given, named)
+
+
+def _pytorchs(given: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+    output: Tensor = torch.ops.aten.scaled_dot_product_attention.default.decompose(*given, **named)
+    return output
+
+
+def _why_not(*tensors: Tensor | None) -> str:
+    """Why a call is left to PyTorch; empty where clearhead may compute it."""
+    if any(x is not None and x.is_nested for x in tensors):
+        return "a nested tensor"
+    if not torch.backends.cuda.flash_sdp_enabled():  # type: ignore[no-untyped-call]  # the switch of the CPU's fused operator too
+        return "torch.nn.attention.sdpa_kernel leaves out FLASH_ATTENTION"
+    if torch.autograd.forward_ad._current_level >= 0:
+        return "forward-mode differentiation, which clearhead does not have"
+    if _watched() or any(x is not None and type(x) not in _PLAIN for x in tensors):
+        return "traced, transformed or watched: what it becomes is counted where that runs"
+    if any(x is not None and (x.device.type != "cpu" or x.layout != torch.strided) for x in tensors):
+        return "not every tensor is a dense one on the CPU"
+    return ""
+
+
+def _watched() -> bool:
+    """Does something around this call read or change the operators that PyTorch would run?"""
+    return bool(
+        torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    )
+
+
+def _recorded(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
+def _strided_as(query: Tensor, output: Tensor) -> Tensor:
+    """The output with the strides that PyTorch's fused operator gives it, those of the query."""
+    return output if query.is_contiguous() else torch.empty_like(query).copy_(output)
+
+
+@torch.no_grad()  # PyTorch's autograd has its node above this operator already
+def fused(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,  # noqa: FBT001
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """aten::_scaled_dot_product_flash_attention_for_cpu: the output, and the log-sum-exp, 0 where no key is seen."""
+    del dropout_p  # PyTorch does not choose this operator with dropout
+    given, values = describe_whole(query, key, value, _rules(attn_mask, scale, is_causal=is_causal))
+    check_room(given.problem, _WANTED, values.shape[-1])
+    engine = engines.get(engines.choose(given.problem).engine)
+    found = engine.rows(given.problem, given.q, given.k, values, _WANTED)
+    logsumexp = to_torch(torch, found["logsumexp"])
+    if attn_mask is not None:
+        logsumexp.masked_fill_(logsumexp == -torch.inf, 0.0)
+    count("clearhead", _FUSED, query, key, value, attn_mask)
+    output = _strided_as(query, to_torch(torch, found["output"]))
+    return output, logsumexp.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+@torch.no_grad()
+def fused_backward(
+    d_output: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    logsumexp: Tensor,
+    dropout_p: float,
+    is_causal: bool,  # noqa: FBT001
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, ...]:
+    """aten::_scaled_dot_product_flash_attention_for_cpu_backward: the gradients of query, key and value."""
+    del dropout_p
+    given, values = describe_whole(query, key, value, _rules(attn_mask, scale, is_causal=is_causal))
+    engine = engines.get(engines.choose_for_gradients(given.problem).engine)
+    answers = {"output": as_array(output, "output")[0], "logsumexp": as_array(logsumexp, "logsumexp")[0]}
+    upstream = {"output": as_array(d_output, "d_output")[0]}
+    found = backward.gradients(engine, given.problem, (given.q, given.k, values), answers, upstream)
+    count("clearhead", _GRADIENT, query, key, value, attn_mask)
+    return tuple(
+        torch.empty_permuted(x.shape, (0, 2, 1, 3), dtype=x.dtype).copy_(to_torch(torch, found[name]))
+        for name, x in (("q", query), ("k", key), ("v", value))
+    )
+
+
+def _rules(attn_mask: Tensor | None, scale: float | None, *, is_causal: bool) -> Any:
+    rules: dict[str, Any] = {"scale": scale}
+    if attn_mask is not None:
+        rules["mask" if attn_mask.dtype == torch.bool else "bias"] = attn_mask
+    return {**rules, "causal": True, "query_offset": 0} if is_causal else rules
+
+
+@torch.no_grad()
+def multi_head(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    embed_dim: int,
+    num_heads: int,
+    qkv_weight: Tensor,
+    qkv_bias: Tensor,
+    out_weight: Tensor,
+    out_bias: Tensor,
+    mask: Tensor | None = None,
+    need_weights: bool = True,  # noqa: FBT001
+    average_weights: bool = True,  # noqa: FBT001
+    mask_type: int | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """aten::_native_multi_head_attention: projections, attention, W^O; inputs (batch, length, embed_dim).
+
+    mask, nonzero = may not attend: (queries, keys), (batch, keys) if mask_type is 1, (batch, heads, queries, keys).
+    """
+    del embed_dim
+    weights, biases = qkv_weight.chunk(3), qkv_bias.chunk(3)
+    q, k, v = (
+        _heads(functional.linear(x, weight, bias), num_heads)
+        for x, weight, bias in zip((query, key, value), weights, biases, strict=True)
+    )
+    seen = None if mask is None else ~mask.bool()
+    matrix = AttentionMatrix(q, k, mask=seen[:, None, None] if seen is not None and mask_type == 1 else seen)
+    output = functional.linear((matrix @ v).transpose(1, 2).flatten(2), out_weight, out_bias)
+    count("clearhead", _FAST_PATH, q, k, v, mask)
+    if not need_weights:
+        return output, None  # an undefined tensor, as PyTorch's
+    found = matrix[...].to(query.dtype)
+    return output, found.mean(1) if average_weights else found
+
+
+def _heads(x: Tensor, heads: int) -> Tensor:
+    """(batch, length, heads·d) as (batch, heads, length, d)."""
+    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads).transpose(1, 2)
+
+
+OPERATORS = (  # name, function, and the dispatch key under which PyTorch calls it
+    ("scaled_dot_product_attention", attend, "AutogradCPU"),
+    ("scaled_dot_product_attention", attend, "CPU"),  # in inference mode
+    ("scaled_dot_product_attention", attend, "AutogradNestedTensor"),  # left to PyTorch, but counted
+    ("scaled_dot_product_attention", attend, "NestedTensorCPU"),
+    ("_scaled_dot_product_flash_attention_for_cpu", fused, "CPU"),
+    ("_scaled_dot_product_flash_attention_for_cpu_backward", fused_backward, "CPU"),
+    ("_native_multi_head_attention", multi_head, "CPU"),
+)

@@ -1,0 +1,486 @@
+"""PyTorch's own attention while clearhead is active, against PyTorch's own while it is not; all in float64."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.common_modules import module_db
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+import clearhead.torch
+from clearhead.torch import activate, active, deactivate, explain
+from clearhead.torch.calls import LATEST
+
+F64 = torch.float64
+attention = torch.nn.attention
+DIRECT, FUSED, GRADIENT, FAST_PATH = "itself", "the fused operator, in", "gradient", "the fast path"
+
+
+@pytest.fixture(autouse=True)
+def _inactive() -> Iterator[None]:
+    yield
+    deactivate()
+    assert not explain().active
+
+
+def normal(*shape: int, grad: bool = True) -> Tensor:
+    return torch.randn(*shape, dtype=F64, requires_grad=grad)
+
+
+def close(mine: Any, theirs: Any) -> None:
+    torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+
+
+def routes(by: str = "clearhead") -> str:
+    return "\n".join(route.reason for route in explain().routes if route.computed_by == by)
+
+
+def with_gradients(call: Callable[..., Tensor], *tensors: Tensor | None, **options: Any) -> list[Tensor]:
+    """The output, and the gradients of every tensor that requires one."""
+    output = call(*tensors, **options)
+    leaves = [x for x in tensors if x is not None and x.requires_grad]
+    upstream = torch.linspace(-1, 2, output.numel(), dtype=output.dtype).reshape(output.shape)
+    return [output.detach(), *torch.autograd.grad(output, leaves, upstream)]
+
+
+def query_key_value(queries: int = 5, keys: int = 7, d_k: int = 4, d_v: int = 4) -> tuple[Tensor, Tensor, Tensor]:
+    return normal(2, 4, queries, d_k), normal(2, 4, keys, d_k), normal(2, 4, keys, d_v)
+
+
+def seen(*shape: int) -> Tensor:
+    mask = torch.rand(*shape) < 0.6
+    mask[..., 1, :] = False  # a query without keys
+    return mask
+
+
+CALLS: dict[str, Callable[[], tuple[tuple[Tensor | None, ...], dict[str, Any], str]]] = {
+    "plain": lambda: (query_key_value(), {}, FUSED),
+    "causal": lambda: (query_key_value(), {"is_causal": True}, FUSED),
+    "causal, more queries": lambda: (query_key_value(9, 6), {"is_causal": True}, FUSED),
+    "scale": lambda: (query_key_value(), {"scale": 0.3}, FUSED),
+    "bool mask": lambda: ((*query_key_value(), seen(5, 7)), {}, FUSED),
+    "bool mask for each head": lambda: ((*query_key_value(), seen(2, 4, 5, 7)), {}, FUSED),
+    "float mask": lambda: ((*query_key_value(), normal(2, 1, 5, 7, grad=False)), {}, FUSED),
+    "float mask with -inf": lambda: (
+        (*query_key_value(), torch.zeros(5, 7, dtype=F64).masked_fill(~seen(5, 7), -torch.inf)),
+        {},
+        FUSED,
+    ),
+    "mask with a gradient": lambda: ((*query_key_value(), normal(4, 5, 7)), {}, DIRECT),
+    "narrower values": lambda: (query_key_value(d_v=3), {}, DIRECT),
+    "three axes": lambda: ((normal(3, 5, 4), normal(3, 7, 4), normal(3, 7, 4)), {"is_causal": True}, DIRECT),
+    "two axes": lambda: ((normal(5, 4), normal(7, 4), normal(7, 4)), {}, DIRECT),
+    "batch shared": lambda: ((normal(2, 4, 5, 4), normal(1, 4, 7, 4), normal(4, 7, 4)), {}, DIRECT),
+    "grouped heads": lambda: (
+        (normal(2, 4, 5, 4), normal(2, 2, 7, 4), normal(2, 2, 7, 4)),
+        {"enable_gqa": True},
+        FUSED,
+    ),
+    "no keys": lambda: (query_key_value(keys=0), {}, DIRECT),
+    "no queries": lambda: (query_key_value(queries=0), {}, DIRECT),
+    "heads behind lengths": lambda: (
+        tuple(normal(2, n, 4, 4, grad=False).transpose(1, 2).requires_grad_() for n in (5, 7, 7)),
+        {},
+        FUSED,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_outputs_and_gradients_are_those_of_pytorch(name: str):
+    tensors, options, through = CALLS[name]()
+    theirs = with_gradients(F.scaled_dot_product_attention, *tensors, **options)
+    with active():
+        mine = with_gradients(F.scaled_dot_product_attention, *tensors, **options)
+    assert through in routes()
+    assert not routes("PyTorch")
+    close(mine, theirs)
+    with torch.no_grad(), active():
+        output = F.scaled_dot_product_attention(*tensors, **options)  # type: ignore[arg-type]
+    assert DIRECT in routes()
+    close(output, theirs[0])
+    if through == FUSED:
+        assert output.stride() == mine[0].stride() == theirs[0].stride()
+
+
+@pytest.mark.parametrize("dtype", [F64, torch.float32, torch.bfloat16])
+def test_pytorchs_own_samples(dtype: torch.dtype):
+    (op,) = (op for op in op_db if op.name == "nn.functional.scaled_dot_product_attention")
+    for sample in op.sample_inputs("cpu", dtype, requires_grad=False):
+        tensors = [x.detach() for x in (sample.input, *sample.args)]
+        options = {name: x.detach() if isinstance(x, Tensor) else x for name, x in sample.kwargs.items()}
+        if options.get("dropout_p"):
+            continue  # other weights are dropped
+        mask = options.get("attn_mask")
+        wide = {**options, "attn_mask": mask.double()} if mask is not None and mask.dtype == dtype else options
+        exact = F.scaled_dot_product_attention(*(x.double() for x in tensors), **wide)
+        with active():
+            mine = F.scaled_dot_product_attention(*tensors, **options)
+        largest = max([1.0, *(x.abs().amax().item() for x in tensors if x.numel())])
+        torch.testing.assert_close(mine.double(), exact, rtol=0, atol=8 * largest**3 * torch.finfo(dtype).eps)
+        assert mine.dtype == dtype
+
+
+MODULES = ("nn.MultiheadAttention", "nn.TransformerEncoderLayer", "nn.TransformerDecoderLayer", "nn.Transformer")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True", "ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", MODULES)
+def test_the_samples_of_pytorchs_own_modules(name: str, training: bool):  # noqa: FBT001
+    (info,) = (info for info in module_db if info.name == name)
+    tried = 0
+    for sample in info.module_inputs_func(info, "cpu", F64, requires_grad=False, training=training):
+        made, given = sample.constructor_input, sample.forward_input
+        module = info.module_cls(*made.args, **{**made.kwargs, "dtype": F64}).train(training)
+        for part in module.modules():
+            if isinstance(part, nn.Dropout):
+                part.p = 0.0
+            elif isinstance(part, nn.MultiheadAttention):
+                part.dropout = 0.0
+        if given is None:
+            continue
+        for mode in (torch.enable_grad, torch.no_grad):
+            with mode():
+                theirs = module(*given.args, **given.kwargs)
+                with active():
+                    mine = module(*given.args, **given.kwargs)
+            close(_finite(mine), _finite(theirs))
+            tried += 1
+    assert tried
+
+
+def _finite(found: Any) -> list[Tensor]:
+    """Queries without keys are NaN where PyTorch stores the weights."""
+    return [x.nan_to_num() for x in (found if isinstance(found, tuple) else (found,)) if x is not None]
+
+
+def test_dropout_keeps_the_mean_and_drops_its_share():
+    x, ones = torch.zeros(1, 4, 200, 8), torch.ones(1, 4, 200, 8)
+    with active():
+        output = F.scaled_dot_product_attention(x, x, ones, dropout_p=0.25)
+    assert DIRECT in routes()
+    assert 0.9 < output.mean() < 1.1
+    assert output.unique().numel() > 10
+
+
+def test_autocast_and_inference_mode():
+    x = torch.randn(1, 2, 3, 4)
+    with active(), torch.autocast("cpu", torch.bfloat16):
+        assert F.scaled_dot_product_attention(x, x, x).dtype == torch.bfloat16
+    with active(), torch.inference_mode():
+        y = x.clone()
+        torch.testing.assert_close(F.scaled_dot_product_attention(y, y, y), clearhead.attention(x, x, x))
+    assert DIRECT in routes()
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # PyTorch's fused operator has no batching rule
+def test_torch_func():
+    q, k, v = (x.detach() for x in query_key_value(7))
+
+    def found() -> list[Any]:
+        loss = torch.func.grad(lambda q: attend(q, k, v).square().sum())
+        return [loss(q), torch.func.vmap(loss)(torch.stack([q, k])), torch.func.vjp(attend, q, k, v)[1](v)]
+
+    theirs = found()
+    with active():
+        close(found(), theirs)
+    assert FUSED in routes()
+    assert GRADIENT in routes()
+    assert routes("PyTorch").startswith("traced, transformed or watched")
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_forward_mode_is_pytorchs():
+    q, k, v = (x.detach() for x in query_key_value(d_v=3))
+    call = lambda: torch.func.jvp(lambda q: F.scaled_dot_product_attention(q, k, v), (q,), (q,))  # noqa: E731
+    theirs = call()
+    with active():
+        close(call(), theirs)
+    assert routes("PyTorch") == "forward-mode differentiation, which clearhead does not have"
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_code_follows_the_switch(backend: str):
+    torch.compiler.reset()
+    compiled = torch.compile(lambda *x: attend(*x) * 2, backend=backend, fullgraph=True)
+    leaves = query_key_value(7)
+    theirs = with_gradients(compiled, *leaves)
+    with active():
+        close(with_gradients(compiled, *leaves), theirs)
+        assert FUSED in routes()
+        assert GRADIENT in routes()
+        torch.compiler.reset()
+        close(with_gradients(compiled, *leaves), theirs)  # compiled while active
+        count = sum(route.count for route in explain().routes)
+    close(with_gradients(compiled, *leaves), theirs)
+    assert sum(route.count for route in explain().routes) == count
+
+
+def test_the_choice_of_pytorchs_math_path_is_kept_and_has_second_derivatives():
+    q, k, v = query_key_value()
+    with active(), sdpa_kernel(SDPBackend.MATH):
+        (first,) = torch.autograd.grad(attend(q, k, v).square().sum(), q, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), q)
+    assert second.shape == q.shape
+    assert routes("PyTorch") == "torch.nn.attention.sdpa_kernel leaves out FLASH_ATTENTION"
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_pytorchs():
+    nested = torch.nested.nested_tensor([torch.randn(2, n, 4) for n in (3, 5)])
+    theirs = F.scaled_dot_product_attention(nested, nested, nested)
+    with active():
+        mine = F.scaled_dot_product_attention(nested, nested, nested)
+    for a, b in zip(mine.unbind(), theirs.unbind(), strict=True):
+        torch.testing.assert_close(a, b)
+    assert routes("PyTorch") == "a nested tensor"
+    assert "query nested" in str(explain())
+
+
+WRONG: dict[str, Callable[[], Any]] = {
+    "integers": lambda: attend(*(torch.ones(1, 2, 3, 4, dtype=torch.int64),) * 3),
+    "two dtypes": lambda: attend(normal(1, 2, 3, 4), normal(1, 2, 3, 4).float(), normal(1, 2, 3, 4)),
+    "two widths": lambda: attend(normal(1, 2, 3, 4), normal(1, 2, 3, 5), normal(1, 2, 3, 5)),
+    "one axis": lambda: attend(normal(4), normal(4), normal(4)),
+    "batches": lambda: attend(normal(2, 2, 3, 4), normal(3, 2, 3, 4), normal(3, 2, 3, 4)),
+    "mask": lambda: F.scaled_dot_product_attention(*(normal(1, 2, 3, 4),) * 3, attn_mask=normal(5, 7)),
+    "dropout": lambda: F.scaled_dot_product_attention(*(normal(1, 2, 3, 4),) * 3, dropout_p=2.0),
+    "another device": lambda: attend(normal(1, 2, 3, 4), normal(1, 2, 3, 4).to("meta"), normal(1, 2, 3, 4)),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_calls_have_pytorchs_errors(name: str):
+    def raised() -> tuple[type[BaseException], str] | None:
+        try:
+            WRONG[name]()
+        except Exception as error:
+            return type(error), str(error)
+        return None
+
+    theirs = raised()
+    assert theirs is not None
+    with active():
+        assert raised() == theirs
+
+
+def test_a_mask_that_clearhead_refuses_is_pytorchs_with_the_reason():
+    x = torch.randn(1, 2, 3, 4)
+    mask = torch.randn(3, 3, dtype=torch.float16)
+    try:
+        theirs: Any = F.scaled_dot_product_attention(x, x, x, mask)
+    except RuntimeError as error:
+        theirs = error
+    with active():
+        if isinstance(theirs, Tensor):
+            torch.testing.assert_close(F.scaled_dot_product_attention(x, x, x, mask), theirs)
+        else:
+            with pytest.raises(RuntimeError):
+                F.scaled_dot_product_attention(x, x, x, mask)
+    (route,) = explain().routes
+    assert route.reason == "clearhead refuses it with a DtypeError"
+    assert "attn_mask is torch.float16: expected bool" in route.latest[0]
+
+
+class Names(TorchDispatchMode):
+    """The names of PyTorch's operators that run, as its own counters and tracers see them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_watches_operators_sees_those_of_pytorch():
+    leaves = query_key_value(7)
+    names = []
+    for _ in range(2):
+        with Names() as watching:
+            with_gradients(attend, *leaves)
+        names.append(watching.names)
+        activate()
+    assert names[0] == names[1]
+    assert FUSED in routes() or GRADIENT in routes()
+
+
+def test_checkpoints():
+    leaves = query_key_value(7)
+    theirs = with_gradients(attend, *leaves)
+    with active():
+        close(with_gradients(lambda *x: checkpoint(attend, *x, use_reentrant=False), *leaves), theirs)
+    assert GRADIENT in routes()
+
+
+def test_a_graph_may_be_recorded_in_a_block_and_used_outside_and_the_other_way_round():
+    for tensors, options in ((query_key_value(7), {"is_causal": True}), ((*query_key_value(), seen(5, 7)), {})):
+        theirs = with_gradients(F.scaled_dot_product_attention, *tensors, **options)
+        close(with_gradients(_inside, *tensors, **options), theirs)
+        output = F.scaled_dot_product_attention(*tensors, **options)
+        upstream = torch.linspace(-1, 2, output.numel(), dtype=F64).reshape(output.shape)
+        with active():
+            close(list(torch.autograd.grad(output, tensors[:3], upstream)), theirs[1:])
+        assert routes() == "the fused operator's gradient"
+
+
+def _inside(*tensors: Tensor, **options: Any) -> Tensor:
+    with active():
+        return F.scaled_dot_product_attention(*tensors, **options)
+
+
+def test_the_encoders_fast_path():
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dtype=F64), 2).eval()
+    x, padding = normal(2, 5, 8, grad=False), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    causal = nn.Transformer.generate_square_subsequent_mask(5, dtype=F64)
+    encoder.use_nested_tensor = False
+    for options in ({}, {"mask": causal}, {"src_key_padding_mask": padding}):
+        with torch.no_grad():
+            theirs = encoder(x, **options)
+            with active():
+                close(encoder(x, **options), theirs)
+        assert [route.count for route in explain().routes if FAST_PATH in route.reason] == [2]
+
+
+def test_activating_twice_and_blocks_inside():
+    assert not explain().active
+    activate()
+    activate()
+    with active():
+        deactivate()
+        assert explain().active  # the block lasts
+    assert not explain().active
+    with active(), active():
+        pass
+    assert not explain().active
+    activate()
+    with active():
+        pass
+    assert explain().active
+    deactivate()
+    deactivate()
+
+
+def test_an_exception_ends_the_block():
+    with pytest.raises(ZeroDivisionError), active():
+        raise ZeroDivisionError
+    assert not explain().active
+
+
+def test_blocks_may_overlap_in_threads():
+    entered, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with active():
+            entered.set()
+            assert leave.wait(20)
+
+    thread = threading.Thread(target=other)
+    with active():
+        thread.start()
+        assert entered.wait(20)
+    assert explain().active  # in the other thread's block
+    leave.set()
+    thread.join()
+    assert not explain().active
+
+
+@pytest.mark.slow
+def test_switching_while_other_threads_attend():
+    """PyTorch's dispatcher crashes where it is changed while it is called."""
+    program = """if True:
+        import threading, time, torch, clearhead.torch
+        x, done = torch.ones(1, 1, 2, 2, requires_grad=True), time.monotonic() + 1
+        def attend():
+            while time.monotonic() < done:
+                torch.nn.functional.scaled_dot_product_attention(x, x, x).sum().backward()
+        with clearhead.torch.active():
+            threads = [threading.Thread(target=attend) for _ in range(3)]
+            [thread.start() for thread in threads]
+        while time.monotonic() < done:
+            with clearhead.torch.active():
+                pass
+        [thread.join() for thread in threads]
+    """
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_nothing_is_installed_on_import_or_left_behind():
+    program = """if True:
+        import torch, clearhead.torch
+        def installed():
+            has = torch._C._dispatch_has_kernel_for_dispatch_key
+            return has("aten::scaled_dot_product_attention", "AutogradCPU")
+        before = installed()
+        with clearhead.torch.active():
+            inside = installed()
+        print(before, inside, installed())
+    """
+    told = subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, capture_output=True, text=True)
+    assert told.stdout.split() == ["False", "True", "False"]
+    assert not told.stderr
+
+
+def test_pytorchs_registry_activates_it_too():
+    assert "clearhead" in attention.list_flash_attention_impls()
+    attention.activate_flash_attention_impl("clearhead")
+    assert explain().active
+    with active():
+        pass
+    assert explain().active
+    attention.restore_flash_attention_impl()
+    assert not explain().active
+    with active():
+        assert attention.current_flash_attention_impl() == "clearhead"
+        attention.restore_flash_attention_impl()
+        assert not explain().active
+    assert attention.current_flash_attention_impl() is None
+
+
+def test_another_implementation_stays_registered():
+    class Handle:
+        def remove(self) -> None:
+            pass
+
+    attention.register_flash_attention_impl("other", register_fn=Handle)
+    attention.activate_flash_attention_impl("other")
+    with active():
+        assert explain().active
+        assert attention.current_flash_attention_impl() == "other"
+    assert not explain().active
+    assert attention.current_flash_attention_impl() == "other"
+    attention.restore_flash_attention_impl()
+
+
+def test_the_list_of_calls_is_bounded_and_starts_anew():
+    with active():
+        for length in range(1, LATEST + 3):
+            x = torch.ones(1, 1, length, 2)
+            F.scaled_dot_product_attention(x, x, x)
+    (route,) = explain().routes
+    assert route.count == LATEST + 2
+    assert len(route.latest) == LATEST
+    latest = (1, 1, LATEST + 2, 2)
+    assert route.latest[0] == f"float32, query {latest}, key {latest}, value {latest}"
+    assert str(explain()).splitlines()[:2] == [
+        "clearhead is not active.",
+        f"clearhead, {LATEST + 2} calls: scaled_dot_product_attention itself.",
+    ]
+    with active():
+        assert not explain().routes
