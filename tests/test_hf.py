@@ -60,6 +60,7 @@ assert model.config._attn_implementation == "clearhead"
 """
 
 
+@pytest.mark.slow
 def test_only_the_import_of_hf_registers():
     subprocess.run([sys.executable, "-W", "ignore", "-c", REGISTERED], check=True)
 

@@ -758,8 +758,15 @@ def test_markup_in_tokens_is_shown_as_text(running, tmp_path):
         assert unwanted == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [
+        (390, "light"),
+        (1280, "dark"),
+        pytest.param(390, "dark", marks=pytest.mark.slow),
+        pytest.param(1280, "light", marks=pytest.mark.slow),
+    ],
+)
 def test_axe_finds_no_accessibility_problem_and_nothing_is_cut_off(running, written, scheme, width):
     if not AXE.exists():
         pytest.skip("axe-core is not installed: npm ci in page/")

@@ -32,7 +32,9 @@ def same(a: Any, b: Any) -> None:
     assert a.tobytes() == b.tobytes()
 
 
-@pytest.mark.parametrize("level", native.levels())
+@pytest.mark.parametrize(
+    "level", [*native.levels()[:1], *(pytest.param(level, marks=pytest.mark.slow) for level in native.levels()[1:])]
+)
 def test_parity_with_the_reference_at_every_level(level: str) -> None:
     environment = {**os.environ, "CLEARHEAD_ISA": level}
     run = [sys.executable, str(HERE / "native_problems.py"), "0", "80"]

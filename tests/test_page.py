@@ -269,8 +269,15 @@ def test_markup_in_tokens_is_shown_as_text(running, tmp_path):
         assert unwanted == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [
+        (390, "light"),
+        (1280, "dark"),
+        pytest.param(390, "dark", marks=pytest.mark.slow),
+        pytest.param(1280, "light", marks=pytest.mark.slow),
+    ],
+)
 def test_axe_finds_no_accessibility_problem_and_nothing_is_cut_off(running, explained, scheme, width):
     axe = Path(__file__).parents[1] / "page/node_modules/axe-core/axe.min.js"
     if not axe.exists():
@@ -320,6 +327,7 @@ def test_the_step_bar_leads_to_its_step_on_a_fresh_page(running, explained, widt
             assert unwanted == []
 
 
+@pytest.mark.slow
 def test_a_link_to_a_step_works_also_in_a_frame(running, explained, tmp_path):
     with opened(running, explained, place="#step-output") as (page, _):
         assert _lands(page, "output")

@@ -421,6 +421,7 @@ def test_switching_while_other_threads_attend():
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_nothing_is_installed_on_import_or_left_behind():
     program = """if True:
         import torch, clearhead.torch
