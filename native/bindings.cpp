@@ -4,58 +4,20 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 
-#include <algorithm>
-#include <array>
-#include <chrono>
 #include <cstring>
-#include <new>
 #include <numeric>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "dispatch.hpp"
-#include "exchange.hpp"
+#include "binding.hpp"
+#include "repeated.hpp"
 #include "threads.hpp"
 
-namespace nb = nanobind;
-using namespace nb::literals;
 using namespace clearhead;
+using namespace nb::literals;
 
 namespace {
-
-using Given = nb::ndarray<nb::ro, nb::device::cpu>;
-using Taken = nb::ndarray<nb::device::cpu, nb::c_contig>;
-
-void check(bool fine, const char* what) {
-    if (!fine) throw std::invalid_argument(what);
-}
-
-int64_t bytes_of(Type type) { return type == Type::f64 ? 8 : type == Type::f32 ? 4 : 2; }
-
-View view(const Given& x, int64_t bytes, int64_t b, int64_t h, int64_t r, int64_t c, const char* what) {
-    check(x.ndim() == 4 && x.itemsize() == size_t(bytes), what);
-    check(int64_t(x.shape(0)) == b && int64_t(x.shape(1)) == h && int64_t(x.shape(2)) == r && int64_t(x.shape(3)) == c,
-          what);
-    return {x.data(), x.stride(0), x.stride(1), x.stride(2), x.stride(3)};
-}
-
-template <class T> const T* whole(const std::optional<Given>& x, int64_t count, const char* what) {
-    if (!x) return nullptr;
-    check(x->size() == size_t(count) && x->itemsize() == sizeof(T), what);
-    int64_t expected = 1;
-    if (count)
-        for (size_t i = x->ndim(); i-- > 0; expected *= int64_t(x->shape(i)))
-            check(x->shape(i) == 1 || x->stride(i) == expected, what);
-    return static_cast<const T*>(x->data());
-}
-
-void* room(const std::optional<Taken>& x, int64_t count, int64_t bytes, const char* what) {
-    if (!x) return nullptr;
-    check(x->size() == size_t(count) && x->itemsize() == size_t(bytes), what);
-    return x->data();
-}
 
 // What Python gives by name. `done` refuses a name that nobody asked for, so that no answer is forgotten.
 class Named {
@@ -92,19 +54,6 @@ class Named {
     }
 
     std::vector<Item> items;
-};
-
-// The shapes and the score rules; keeps their arrays alive.
-struct Described {
-    Problem p{};
-    nb::object kept;
-
-    Problem with(const Given& q, const Given& k) const {
-        Problem whole = p;
-        whole.q = view(q, bytes_of(p.type), p.batch, p.heads, p.queries, p.d_k, "q");
-        whole.k = view(k, bytes_of(p.type), p.batch, p.kv_heads, p.keys, p.d_k, "k");
-        return whole;
-    }
 };
 
 // Named one by one in `m.def`: what Python forgets, or knows and this side does not, is a TypeError there.
@@ -151,38 +100,6 @@ Described describe(int type, int64_t batch, int64_t heads, int64_t kv_heads, int
     return d;
 }
 
-// Looks for Ctrl-C, some twenty times a second, without holding the interpreter in between.
-thread_local std::chrono::steady_clock::time_point last_look;
-
-bool interrupted() {
-    const auto now = std::chrono::steady_clock::now();
-    if (now - last_look < std::chrono::milliseconds(50)) return false;
-    last_look = now;
-    nb::gil_scoped_acquire held;
-    return PyErr_CheckSignals() != 0;
-}
-
-// Indices and byte counts are 64 bits wide. A broadcast axis may claim any size; no memory holds what these would need.
-void check_sizes(const Job& job) {
-    const Problem& p = job.problem;
-    const double heads = double(p.batch) * double(p.heads), queries = double(p.queries), keys = double(p.keys);
-    const double width = double(p.d_k) + double(p.d_v) + double(job.rows.top) + double(job.columns.g_columns) + 64;
-    if (heads * (queries + keys) * width > 0x1p52 || heads * queries * keys > 0x1p61) throw std::bad_alloc();
-}
-
-void work(bool (*how)(Job, bool (*)()), Job& job, int threads) {
-    check(threads > 0, "threads");
-    check_sizes(job);
-    job.threads = threads;
-    bool done;
-    last_look = std::chrono::steady_clock::now();
-    {
-        nb::gil_scoped_release released;
-        done = how(job, interrupted);
-    }
-    if (!done) throw nb::python_error();
-}
-
 #define CLEARHEAD_NAME(name) #name,
 const char* const statistics[] = {
     CLEARHEAD_PER_QUERY(CLEARHEAD_NAME) "output", "top", "received", "peak", "image", "groups"};
@@ -219,158 +136,6 @@ void rows(int threads, const Described& d, const Given& q, const Given& k, std::
     named.done();
     work(attend, job, threads);
 }
-
-// Calls for the output alone that were checked once and may be repeated on other arrays of the same shapes and dtypes.
-// Arrays are NumPy's, or tensors where PyTorch's exchange functions are given.
-class Repeatable {
-  public:
-    explicit Repeatable(nb::object tensor_type)
-        : api(tensor_type.is_none() ? nullptr : exchange_api(tensor_type.ptr())) {}
-
-    // Adds a checked call; the oldest one leaves where there are too many. Arrays that `read` refuses are not added.
-    // With any_keys, the call may be repeated on any number of keys.
-    void add(nb::handle q, nb::handle k, nb::handle v, nb::object described, bool any_keys) {
-        Operands given;
-        if (!read(q, k, v, given)) return;
-        if (any_keys) given[1].kind.shape[2] = given[2].kind.shape[2] = kAny;
-        Call call{given[0].kind, given[1].kind, given[2].kind, described, nb::cast<const Described*>(described)};
-        if (calls.size() < 32)
-            calls.push_back(std::move(call));
-        else
-            calls[oldest++ % 32] = std::move(call);
-    }
-
-    // The output; None where no call like this was added, or memory is short.
-    nb::object operator()(nb::handle q, nb::handle k, nb::handle v, int threads) {
-        Operands given;
-        if (!read(q, k, v, given)) return nb::none();
-        if (given[1].kind.shape[2] != given[2].kind.shape[2]) return nb::none();
-        for (const Call& call : calls)
-            if (call.q == given[0].kind && call.k == given[1].kind && call.v == given[2].kind)
-                return repeat(call, given, threads);
-        return nb::none();
-    }
-
-  private:
-    static constexpr int64_t kAny = -1;
-
-    struct Kind {  // what must be the same as in the checked call
-        int ndim = 0;
-        int64_t shape[4] = {1, 1, 1, 1};  // leading axes of size 1 are filled in
-        nb::dlpack::dtype dtype{};
-        bool operator==(const Kind& other) const {
-            return ndim == other.ndim && dtype == other.dtype && shape[0] == other.shape[0] &&
-                   shape[1] == other.shape[1] && (shape[2] == other.shape[2] || shape[2] == kAny) &&
-                   shape[3] == other.shape[3];
-        }
-    };
-    struct Operand {
-        Kind kind;
-        View view;
-        std::optional<nb::ndarray<nb::ro>> kept;
-    };
-    using Operands = std::array<Operand, 3>;
-    struct Call {
-        Kind q, k, v;
-        nb::object kept;
-        const Described* described;
-    };
-
-    bool read(nb::handle q, nb::handle k, nb::handle v, Operands& found) const {
-        return read(q, found[0]) && read(k, found[1]) && read(v, found[2]);
-    }
-
-    bool read(nb::handle x, Operand& found) const {
-        nb::dlpack::dltensor tensor{};
-        if (api) {
-            if (api->read(x.ptr(), &tensor)) {
-                PyErr_Clear();
-                return false;
-            }
-        } else {
-            nb::ndarray<nb::ro> array;
-            if (!nb::try_cast(x, array, false)) return false;
-            found.kept = array;
-            tensor.data = const_cast<void*>(array.data());
-            tensor.device = {array.device_type(), array.device_id()};
-            tensor.ndim = int32_t(array.ndim());
-            tensor.dtype = array.dtype();
-            tensor.shape = const_cast<int64_t*>(array.shape_ptr());
-            tensor.strides = const_cast<int64_t*>(array.stride_ptr());
-        }
-        if (tensor.device.device_type != nb::device::cpu::value || tensor.ndim < 2 || tensor.ndim > 4) return false;
-        const int missing = 4 - tensor.ndim;
-        int64_t strides[4] = {0, 0, 0, 0};
-        for (int i = 0; i < tensor.ndim; ++i) {
-            found.kind.shape[missing + i] = tensor.shape[i];
-            strides[missing + i] = tensor.strides[i];
-        }
-        found.kind.ndim = tensor.ndim;
-        found.kind.dtype = tensor.dtype;
-        const char* data = static_cast<const char*>(tensor.data) + tensor.byte_offset;
-        if (reinterpret_cast<uintptr_t>(data) % (tensor.dtype.bits / 8)) return false;
-        found.view = {data, strides[0], strides[1], strides[2], strides[3]};
-        return true;
-    }
-
-    // `call` is a copy: another thread may add calls while this one runs.
-    nb::object repeat(const Call call, const Operands& given, int threads) const {
-        Job job;
-        Problem& p = job.problem = call.described->p;
-        p.q = given[0].view;
-        p.k = given[1].view;
-        p.v = given[2].view;
-        p.keys = given[1].kind.shape[2];
-        p.v_heads = given[2].kind.shape[1];
-        p.d_v = given[2].kind.shape[3];
-        int64_t shape[4];
-        std::copy_n(given[0].kind.shape, 3, shape);
-        shape[3] = p.d_v;
-        const int ndim = call.q.ndim;
-        try {
-            const Output output = room(ndim, shape + 4 - ndim, call.q.dtype);
-            if (!output.data) return nb::none();
-            job.rows.output = output.data;
-            work(attend, job, threads);
-            return output.array;
-        } catch (const std::bad_alloc&) { return nb::none(); }
-    }
-
-    struct Output {
-        nb::object array;
-        void* data = nullptr;
-    };
-
-    Output room(int ndim, int64_t* shape, nb::dlpack::dtype dtype) const {
-        if (!api) {
-            nb::object made = empty(shape, ndim, dtype);
-            return {made, nb::cast<nb::ndarray<>>(made).data()};
-        }
-        nb::dlpack::dltensor like{};
-        like.device = {nb::device::cpu::value, 0};
-        like.ndim = ndim;
-        like.dtype = dtype;
-        like.shape = shape;
-        ManagedTensor* made = nullptr;
-        void* object = nullptr;
-        const auto ignore = [](void*, const char*, const char*) {};
-        if (api->allocate(&like, &made, nullptr, ignore) || !made) return {};
-        void* data = static_cast<char*>(made->tensor.data) + made->tensor.byte_offset;
-        if (api->object_from_managed(made, &object)) throw nb::python_error();
-        return {nb::steal(static_cast<PyObject*>(object)), data};
-    }
-
-    static nb::object empty(const int64_t* shape, int ndim, nb::dlpack::dtype dtype) {
-        static const nb::object make = nb::module_::import_("numpy").attr("empty");
-        nb::list sizes;
-        for (int i = 0; i < ndim; ++i) sizes.append(shape[i]);
-        return make(nb::tuple(sizes), dtype.bits == 64 ? "f8" : dtype.bits == 32 ? "f4" : "f2");
-    }
-
-    const ExchangeApi* api;
-    std::vector<Call> calls;
-    size_t oldest = 0;
-};
 
 // `known`: the log-sum-exp, the labels of groups, g; `answers`: what is to be filled.
 void columns(int threads, const Described& d, const Given& q, const Given& k, nb::dict known, nb::dict answers) {
@@ -528,7 +293,9 @@ NB_MODULE(_native, m) {
     nb::class_<Repeatable>(m, "Repeatable")
         .def(nb::init<nb::object>(), "tensor_type"_a.none())
         .def("add", &Repeatable::add, "q"_a, "k"_a, "v"_a, "described"_a, "any_keys"_a)
-        .def("__call__", &Repeatable::operator());
+        .def("__call__", &Repeatable::operator())
+        .def("step", &Repeatable::step, "q"_a, "k"_a, "v"_a, "keys"_a, "values"_a, "place"_a, "turns"_a.none(),
+             "threads"_a);
     m.def("rows", &rows);
     m.def("columns", &columns);
     m.def("gradients", &gradients);

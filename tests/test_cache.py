@@ -10,6 +10,7 @@ from torch import Tensor
 import clearhead as ch
 from clearhead.errors import ClearheadError, DtypeError, RuleError, ShapeError
 from clearhead.nn import KVCache, MultiHeadAttention
+from clearhead.ops import repeated
 from test_nn import F64, made, normal
 
 close = torch.testing.assert_close
@@ -238,3 +239,69 @@ def test_attention_over_a_cache_has_the_bits_of_the_full_pass(dtype: torch.dtype
         assert torch.equal(
             ch.attention(q[:, :, at : at + 1], keys, values, causal=True, **rules)[:, :, 0], full[:, :, at]
         )
+
+
+STEPS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "rotary": {"rotary": 1e4},
+    "grouped, normalised": {"rotary": 500.0, "num_kv_heads": 2, "qk_norm": True},
+    "window, softcap": {"rotary": 1e4, "window": (5, 0), "softcap": 3.0},
+    "no output projection": {"d_v": 3, "output_projection": False},
+}
+
+
+@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", STEPS.values(), ids=STEPS)
+def test_a_step_in_one_call_of_the_kernel_has_the_bits_of_the_long_way(
+    options: dict[str, Any], dtype: torch.dtype, window: int | None, monkeypatch: pytest.MonkeyPatch
+):
+    """Long enough that the turns of several blocks of positions are used."""
+    layer = MultiHeadAttention(24, 4, causal=True, dtype=dtype, **{"d_k": 6, **options}).eval()
+    x, taken, step = normal(2, 150, 24).to(dtype), [], repeated.step
+    monkeypatch.setattr(repeated, "step", lambda *given: taken.append(step(*given)) or taken[-1])
+    outputs, caches = [], []
+    for engine in ("", "native"):  # one that is named goes the long way
+        monkeypatch.setenv("CLEARHEAD_ENGINE", engine) if engine else monkeypatch.delenv("CLEARHEAD_ENGINE", False)
+        taken.clear()
+        cache = KVCache(2, layer.num_kv_heads, layer.d_k, layer.d_v, dtype=dtype, window=window, capacity=3)
+        with torch.no_grad():
+            outputs.append(torch.cat([layer(part, cache=cache) for part in x.split((40, *(1,) * 110), 1)], 1))
+        caches.append(cache)
+        natively = sum(output is not None for output in taken)
+        in_one = not engine and window is None and "window" not in options
+        assert natively > (90 if in_one and not (dtype == torch.bfloat16 and layer.rotary) else -1)
+        assert natively == 0 or not engine
+    assert torch.equal(*outputs)
+    used = slice(0, len(caches[0]) - caches[0].start)
+    assert torch.equal(caches[0].keys[:, :, used], caches[1].keys[:, :, used])
+    assert torch.equal(caches[0].values[:, :, used], caches[1].values[:, :, used])
+
+
+def test_a_step_tells_autograd_that_it_wrote_to_the_cache():
+    layer, x = MultiHeadAttention(8, 2, causal=True, rotary=1e4), torch.randn(1, 6, 8)
+    cache, weight = KVCache(1, 2, 4, 4), torch.ones(4, requires_grad=True)
+    with torch.no_grad():
+        for at in range(6):
+            layer(x[:, at : at + 1], cache=cache)
+    read = (cache.keys[:, :, :6] * weight).sum()
+    cache.crop(3)
+    with torch.no_grad():
+        for _ in range(3):
+            layer(x[:, :1], cache=cache)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        read.backward()
+
+
+def test_a_step_that_fails_leaves_the_cache_as_it_was():
+    layer, x = MultiHeadAttention(8, 2, causal=True, rotary=1e4), torch.randn(1, 1, 8)
+    cache = KVCache(1, 2, 4, 4)
+    with torch.no_grad():
+        for _ in range(3):
+            layer(x, cache=cache)
+        before = cache.keys.clone()
+        with pytest.raises(ShapeError):
+            layer(x.expand(2, 1, 8), cache=cache)
+        with pytest.raises(RuleError):
+            layer(x, cache=cache, query_offset=7)
+    assert (len(cache), torch.equal(cache.keys, before)) == (3, True)

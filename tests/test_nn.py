@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import clearhead.nn
 from clearhead.errors import ClearheadError, DtypeError, RuleError, ShapeError, UnknownNameError
 from clearhead.nn import MultiHeadAttention, SingleHeadAttention
+from clearhead.nn.rotary import turned
 
 F64 = torch.float64
 close = torch.testing.assert_close
@@ -241,8 +241,8 @@ def test_rotary_positions_equal_those_of_llama_and_norms_those_of_qwen3():
         heads = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         if dtype == torch.float32:
             close(layer(x), layer.out_proj(heads.transpose(1, 2).flatten(2)))
-        turned = clearhead.nn.layers._rotated(q, torch.arange(300)[None], 1e4)
-        assert torch.equal(turned, apply_rotary_pos_emb(q, k, cos, sin)[0])
+        found = turned(q, *layer.turns.of(0, q))
+        assert torch.equal(found, apply_rotary_pos_emb(q, k, cos, sin)[0])
 
 
 def test_training_lowers_the_loss():

@@ -11,6 +11,7 @@ from clearhead.core.arrays import check_tensor
 from clearhead.core.room import array_bytes, check_room
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import DtypeError, RuleError, ShapeError, shown
+from clearhead.ops import repeated
 
 _CAPACITY = 64  # positions, by default
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -59,7 +60,7 @@ class KVCache:
     >>> cache = clearhead.nn.KVCache(batch=1, kv_heads=2, d_k=4, d_v=4)
     >>> k, v, rules = cache.append(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4))
     >>> k.shape, rules["query_offset"], len(cache)
-    (torch.Size([1, 2, 3, 4]), tensor([0]), 3)
+    (torch.Size([1, 2, 3, 4]), 0, 3)
     """
 
     def __init__(
@@ -83,20 +84,44 @@ class KVCache:
         check_placed("the cache", shapes, dtype, device)
         self.window = window
         self.keys, self.values = (torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
-        self.lengths = torch.zeros(batch, dtype=torch.int64)  # (batch,): positions of each sequence so far
+        self._lengths = [0] * batch  # positions of each sequence so far
         self.start = 0  # the position that is stored first
+
+    @property
+    def lengths(self) -> Tensor:
+        """How many positions each sequence has so far, (batch,): a copy. May be set, to forget the last.
+
+        >>> import clearhead.nn
+        >>> clearhead.nn.KVCache(batch=2, kv_heads=1, d_k=4, d_v=4).lengths
+        tensor([0, 0])
+        """
+        return torch.tensor(self._lengths)
+
+    @lengths.setter
+    def lengths(self, value: Tensor) -> None:
+        self._lengths = self._numbers("lengths", value, self.keys.shape[2] + self.start).tolist()
 
     def __len__(self) -> int:
         """The length of the longest sequence."""
-        return int(self.lengths.max())
+        return max(self._lengths)
+
+    def next_position(self) -> int | Tensor:
+        """The position that `append` gives to the first new key: one number, or (batch,) where sequences differ.
+
+        >>> import clearhead.nn
+        >>> clearhead.nn.KVCache(batch=2, kv_heads=1, d_k=4, d_v=4).next_position()
+        0
+        """
+        return self._lengths[0] if len({*self._lengths}) == 1 else self.lengths
 
     def append(self, k: Tensor, v: Tensor, counts: Tensor | None = None) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """Add k (batch, kv_heads, new, d_k) and v (batch, kv_heads, new, d_v) at the end of each sequence.
 
         counts (batch,): how many of the new positions are real, the rest being padding at the end; None: all.
-        Returns all keys (batch, kv_heads, keys, d_k) and values (batch, kv_heads, keys, d_v), as views, and the rules
-        `query_offset`, `kv_lengths` and `window` with which the new positions attend to them. Raises ShapeError and
-        DtypeError for k and v that do not fit, RuleError for counts that do not, before anything is changed.
+        Returns the keys (batch, kv_heads, keys, d_k) and values (batch, kv_heads, keys, d_v) that the new positions may
+        see, all without a window, as views, and the rules `query_offset`, `kv_lengths` and `window` with which the new
+        positions attend to them. Raises ShapeError and DtypeError for k and v that do not fit, RuleError for counts
+        that do not, before anything is changed.
 
         >>> import torch, clearhead.nn
         >>> cache = clearhead.nn.KVCache(batch=2, kv_heads=1, d_k=4, d_v=4)
@@ -105,28 +130,53 @@ class KVCache:
         tensor([3, 1])
         """
         new = self._check(k, v)
-        added = torch.full_like(self.lengths, new if counts is None else 0)
-        if counts is not None:
-            added += self._numbers("counts", counts, new)
-        before = self.lengths
-        self._make_room(int(before.max()) + new, int(before.min()))
-        places = before - self.start
-        if bool((places == places[0]).all()):  # equally long sequences: one copy
-            at = slice(int(places[0]), int(places[0]) + new)
-            self.keys[:, :, at] = k.detach()
-            self.values[:, :, at] = v.detach()
-        else:
-            for b, place in enumerate(places.tolist()):
-                self.keys[b, :, place : place + new] = k[b].detach()
-                self.values[b, :, place : place + new] = v[b].detach()
-        self.lengths = before + added
-        stop = len(self) - self.start
-        rules: dict[str, Any] = {"query_offset": before - self.start}
-        if bool((self.lengths - self.start != stop).any()):
-            rules["kv_lengths"] = self.lengths - self.start
+        before = self._lengths
+        added = [new] * len(before) if counts is None else self._numbers("counts", counts, new).tolist()
+        self._make_room(max(before) + new, min(before))
+        places = [length - self.start for length in before]
+        first = 0 if self.window is None else max(0, min(places) - self.window + 1)  # the first place that is seen
+        for room, fresh in ((self.keys, k.detach()), (self.values, v.detach())):
+            if len({*places}) == 1:  # equally long sequences: one copy
+                room.narrow(2, places[0], new).copy_(fresh)
+                continue
+            for b, place in enumerate(places):
+                room[b].narrow(1, place, new).copy_(fresh[b])
+        self._lengths = [length + count for length, count in zip(before, added, strict=True)]
+        seen = first, len(self) - self.start - first
+        offsets = [place - first for place in places]
+        rules: dict[str, Any] = {"query_offset": offsets[0] if len({*offsets}) == 1 else torch.tensor(offsets)}
+        if len({*self._lengths}) > 1:
+            rules["kv_lengths"] = torch.tensor([length - self.start - first for length in self._lengths])
         if self.window is not None:
             rules["window"] = (self.window - 1, None)
-        return self.keys[:, :, :stop], self.values[:, :, :stop], rules
+        return self.keys.narrow(2, *seen), self.values.narrow(2, *seen), rules
+
+    def step(
+        self, q: Tensor, k: Tensor, v: Tensor, rules: dict[str, Any], turns: Tensor | None = None
+    ) -> Tensor | None:
+        """Append one position to each sequence and attend to it, with one call of the kernel, where that can be.
+
+        q (batch, heads, 1, d_k), k (batch, kv_heads, 1, d_k), v (batch, kv_heads, 1, d_v); `rules` as in `attention`.
+        turns (2, d_k): cosine and signed sine by which q and k are turned before (`nn/rotary.py`), or None.
+
+        Returns what `attention` would, (batch, heads, 1, d_v), to the same bits; None, with nothing changed, where it
+        must be called: at the first step, with a gradient, off the CPU, with sequences of several lengths or a full
+        cache, with rules that need tensors or a window that forbids keys.
+
+        >>> import torch, clearhead.nn
+        >>> cache = clearhead.nn.KVCache(batch=1, kv_heads=1, d_k=4, d_v=4)
+        >>> q = k = v = torch.ones(1, 1, 1, 4, requires_grad=True)
+        >>> cache.step(q, k, v, {}) is None
+        True
+        """
+        length = self._lengths[0]
+        within = self.window is None or length - self.start < self.window
+        if not within or length - self.start >= self.keys.shape[2] or len({*self._lengths}) > 1:
+            return None
+        output: Tensor | None = repeated.step(q, k, v, (self.keys, self.values), length - self.start, turns, rules)
+        if output is not None:
+            self._lengths = [length + 1] * len(self._lengths)
+        return output
 
     def reorder(self, order: Tensor) -> None:
         """Replace sequence i by sequence order[i], as beam search does; order (batch,). Raises RuleError.
@@ -138,11 +188,11 @@ class KVCache:
         >>> cache.lengths
         tensor([1, 1])
         """
-        order = self._numbers("order", order, len(self.lengths) - 1)
+        order = self._numbers("order", order, len(self._lengths) - 1)
         used = slice(0, len(self) - self.start)
         for room in (self.keys, self.values):
             room[:, :, used] = room[:, :, used][order.to(room.device)]
-        self.lengths = self.lengths[order]
+        self._lengths = [self._lengths[i] for i in order.tolist()]
 
     def crop(self, length: int | Tensor) -> None:
         """Shorten sequences that are longer than `length` positions, one number or (batch,).
@@ -158,7 +208,7 @@ class KVCache:
         2
         """
         most = _tensor("length", length)
-        most = self._numbers("length", most.expand(len(self.lengths)) if most.ndim == 0 else most, None)
+        most = self._numbers("length", most.expand(len(self._lengths)) if most.ndim == 0 else most, None)
         wanted = torch.minimum(self.lengths, most)
         if not bool(wanted.any()):
             self.start = 0
@@ -167,18 +217,18 @@ class KVCache:
                 f"length is {length}: the window has let go of positions before {self.start}, which it would need.",
                 "crop at most `window` positions back, or make the cache without a window.",
             )
-        self.lengths = wanted
+        self._lengths = wanted.tolist()
 
     def _numbers(self, name: str, value: Any, most: int | None) -> Tensor:
         """Read one whole number from 0 to `most` for each sequence, (batch,)."""
         numbers = _tensor(name, value).cpu()
         whole = not (numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool)
-        fits = numbers.shape == self.lengths.shape and whole and bool((numbers >= 0).all())
+        fits = numbers.shape == (len(self._lengths),) and whole and bool((numbers >= 0).all())
         if not fits or (most is not None and bool((numbers > most).any())):
             span = "from 0 up" if most is None else f"between 0 and {most}"
             raise RuleError(
                 f"{name} is {numbers.tolist()}: expected a whole number {span} for each sequence, "
-                f"(batch {len(self.lengths)},)."
+                f"(batch {len(self._lengths)},)."
             )
         return numbers.to(torch.int64)
 

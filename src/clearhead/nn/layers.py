@@ -17,6 +17,7 @@ from clearhead.core.rule_values import (
 from clearhead.core.rules import given
 from clearhead.errors import DtypeError, RuleError, ShapeError, UnknownNameError
 from clearhead.nn.cache import KVCache, check_dtype, check_placed
+from clearhead.nn.rotary import Turns, turned
 from clearhead.ops.attention import attention
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.torch import dropped
@@ -126,6 +127,7 @@ class MultiHeadAttention(nn.Module):
         if rotary is not None and self.d_k % 2:
             raise RuleError(f"rotary positions turn pairs of numbers, and d_k is {self.d_k}: expected an even d_k.")
         self.causal, self.rotary = causal, rotary
+        self.turns = None if rotary is None else Turns(self.d_k, rotary)
         self.window, self.softcap = None if window is None else read_window(window), read_softcap(softcap)
         self.dropout, self.zero_key, self.batch_first = dropout, zero_key, batch_first
         made: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -204,18 +206,9 @@ class MultiHeadAttention(nn.Module):
         k = self._heads(self.k_proj(inputs[1]), self.num_kv_heads, self.k_norm)
         v = self._heads(self.v_proj(inputs[2]), self.num_kv_heads, None)
         rules = {"causal": self.causal, "window": self.window, "softcap": self.softcap, "sinks": self.sinks, **rules}
-        before = cache.lengths if cache is not None else None
-        try:
-            q, k, v = self._with_positions(q, k, v, cache, counts, rules)
-            k, v, extras = self._with_extra_keys(k, v, rules)
-            if self.training and self.dropout:
-                heads = dropped(q, k, v, self.dropout, rules)
-            else:
-                heads = attention(q, k, v, **rules)
-        except Exception:
-            if cache is not None and before is not None:
-                cache.lengths = before  # undo the append
-            raise
+        heads = None if need_weights or counts is not None else self._step(q, k, v, cache, rules)
+        if heads is None:
+            q, k, heads, extras = self._attend(q, k, v, cache, counts, rules)
         output = heads.transpose(1, 2).flatten(2)
         output = output if self.out_proj is None else self.out_proj(output)
         output = output[0] if x.ndim == 2 else output if self.batch_first else output.transpose(0, 1)
@@ -226,6 +219,34 @@ class MultiHeadAttention(nn.Module):
         weights = weights.mean(1) if average_weights else weights
         return output, weights[0] if x.ndim == 2 else weights
 
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, cache: KVCache | None, counts: Tensor | None, rules: dict[str, Any]
+    ) -> tuple[Tensor, Tensor, Tensor, int]:
+        """The queries and keys as they are compared, the heads' outputs, and how many of the keys are extra ones."""
+        before = None if cache is None else cache.lengths
+        try:
+            q, k, v = self._with_positions(q, k, v, cache, counts, rules)
+            k, v, extras = self._with_extra_keys(k, v, rules)
+            if self.training and self.dropout:
+                return q, k, dropped(q, k, v, self.dropout, rules), extras
+            return q, k, attention(q, k, v, **rules), extras
+        except Exception:
+            if cache is not None and before is not None:
+                cache.lengths = before  # undo the append
+            raise
+
+    def _step(self, q: Tensor, k: Tensor, v: Tensor, cache: KVCache | None, rules: dict[str, Any]) -> Tensor | None:
+        """The heads' outputs of one more position in the cache, in one call of the kernel; None: not done."""
+        own = self.extra_key is not None or self.zero_key or (self.training and self.dropout)
+        if cache is None or q.shape[2] != 1 or own or rules.get("query_offset") is not None:
+            return None
+        position = cache.next_position()
+        if self.turns is None:
+            return cache.step(q, k, v, rules)
+        if torch.compiler.is_compiling() or not isinstance(position, int):
+            return None
+        return cache.step(q, k, v, rules, self.turns.of_one(position, q))
+
     def _inputs(self, x: Tensor, context: Tensor | None, value_context: Tensor | None) -> list[Tensor]:
         """The inputs of queries, keys and values, each (batch, length, d)."""
         context = x if context is None else context
@@ -233,7 +254,8 @@ class MultiHeadAttention(nn.Module):
         names = ("x", self.q_proj), ("context", self.k_proj), ("value_context", self.v_proj)
         for tensor, (name, linear) in zip(inputs, names, strict=True):
             check_tensor(tensor, name)
-            if type(linear) is nn.Linear and autocast(tensor).dtype != autocast(linear.weight).dtype:
+            alike = type(linear) is not nn.Linear or tensor.dtype == linear.weight.dtype
+            if not alike and autocast(tensor).dtype != autocast(linear.weight).dtype:
                 raise DtypeError(
                     f"{name} is {tensor.dtype} but the layer is {linear.weight.dtype}: they must have one dtype.",
                     f"layer({name}.to({linear.weight.dtype})), or layer.to({tensor.dtype}).",
@@ -263,12 +285,11 @@ class MultiHeadAttention(nn.Module):
             raise RuleError("query_offset and kv_lengths are the cache's to say.", "leave them out, or the cache.")
         if cache is None and counts is not None:
             raise RuleError("counts is given without a cache.", "kv_lengths and query_lengths say what is padding.")
-        if self.rotary is not None:
-            first = rules.get("query_offset") if cache is None else cache.lengths
-            offset = torch.as_tensor(0 if first is None else first, device=q.device).reshape(-1, 1)
-            q = _rotated(q, offset + torch.arange(q.shape[-2], device=q.device), self.rotary)
-            before = offset if cache is not None else torch.zeros_like(offset[:1])
-            k = _rotated(k, before + torch.arange(k.shape[-2], device=k.device), self.rotary)
+        if self.turns is not None:
+            start = rules.get("query_offset") if cache is None else cache.next_position()
+            by = self.turns.of(0 if start is None else start, q)
+            together = cache is not None or (start is None and q.shape[-2] == k.shape[-2])
+            q, k = turned(q, *by), turned(k, *(by if together else self.turns.of(0, k)))
         if cache is not None:
             k, v, cache_rules = cache.append(k, v, counts)
             window, cache_window = rules.get("window"), cache_rules.get("window")
@@ -368,14 +389,3 @@ class SingleHeadAttention(MultiHeadAttention):
 
     def __init__(self, d_model: int, **options: Any) -> None:
         super().__init__(d_model, 1, **options)
-
-
-def _rotated(x: Tensor, positions: Tensor, base: float) -> Tensor:
-    """Rotary positions: pairs (x_i, x_{i + d/2}) of x (batch, heads, length, d) turn by position·base^(-2i/d)."""
-    half = x.shape[-1] // 2
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    rates = 1 / base ** (torch.arange(half, device=x.device, dtype=wide) / half)
-    angles = positions[:, None, :, None] * rates
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    a, b = x[..., :half], x[..., half:]
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)

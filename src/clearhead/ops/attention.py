@@ -1,6 +1,6 @@
 """attention(), which computes the output, and plan(), which says which engine computes it."""
 
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 from clearhead import engines
 from clearhead.core.arrays import graphed, ungraphed
@@ -55,10 +55,13 @@ def attention(
     array([[0.67, 0.33],
            [0.33, 0.67]])
     """
-    key = repeated.rules_key(rules) if engine is None and num_threads is None else None
-    output = None if key is None else repeated.repeat(key, q, k, v)
-    if output is not None:
-        return output
+    key = None
+    if engine is None and num_threads is None:
+        rules = cast("Rules", repeated.without_position(rules, q, getattr(k, "shape", ())[-2:-1]))
+        key = repeated.rules_key(rules)
+        output = None if key is None else repeated.repeat(key, q, k, v)
+        if output is not None:
+            return output
     if graphed(q, k, v, *rules.values()):
         from clearhead.ops.torch_graph import Graph
 

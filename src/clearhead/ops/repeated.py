@@ -17,8 +17,31 @@ from clearhead.core.problem import Described
 from clearhead.engines import native
 from clearhead.engines.threads import get_num_threads
 
+_POSITIONS = frozenset(("causal", "window", "query_offset"))
+_SAME_WHEREVER = _POSITIONS | {"scale", "softcap", "bias", "mask", "sinks", "kv_lengths"}  # wherever the query stands
 _MOST = 256  # different rules
 _calls: dict[Hashable, Any] = {}  # the kernel's Repeatable, by kind of array and by rules
+
+
+def without_position(rules: Mapping[str, Any], q: Any, keys: tuple[int, ...]) -> Mapping[str, Any]:
+    """The rules without causal, window and query_offset where these say nothing: one query, at the last of (keys,).
+
+    So decoding repeats one call, although the query's position is another at every step.
+    """
+    offset, window = rules.get("query_offset"), rules.get("window")
+    if offset is None or not rules.keys() <= _SAME_WHEREVER or type(rules.get("causal", False)) is not bool:
+        return rules
+    torch = sys.modules.get("torch")
+    if torch is not None and type(offset) is torch.Tensor:
+        if offset.device.type != "cpu" or offset.shape not in ((1,), q.shape[:-3]) or _traced(torch):
+            return rules
+        found = {*offset.tolist()}
+        offset = found.pop() if len(found) == 1 else None
+    if type(offset) is not int or getattr(q, "shape", ())[-2:-1] != (1,) or keys != (offset + 1,):
+        return rules
+    if window is not None and not (_is_window(window) and (window[0] is None or window[0] >= offset)):
+        return rules
+    return {name: value for name, value in rules.items() if name not in _POSITIONS}
 
 
 def rules_key(rules: Mapping[str, Any]) -> Hashable:
@@ -26,10 +49,14 @@ def rules_key(rules: Mapping[str, Any]) -> Hashable:
     if not rules:
         return ()
     for value in rules.values():
-        window = type(value) is tuple and all(type(side) in (int, NoneType) for side in value)
-        if not window and type(value) not in (bool, int, float, NoneType):
+        if not _is_window(value) and type(value) not in (bool, int, float, NoneType):
             return None
     return (*rules.items(), *map(type, rules.values()))  # the types: True and 1 are equal
+
+
+def _is_window(value: Any) -> bool:
+    whole = type(value) is tuple and len(value) == 2 and all(type(side) in (int, NoneType) for side in value)
+    return whole and all(side is None or side >= 0 for side in value)
 
 
 def repeat(key: Hashable, q: Any, k: Any, v: Any) -> Any:
@@ -38,6 +65,24 @@ def repeat(key: Hashable, q: Any, k: Any, v: Any) -> Any:
     if call is None or not _plain(q, k, v) or "CLEARHEAD_ENGINE" in os.environ:
         return None
     return call(q, k, v, get_num_threads())
+
+
+def step(q: Any, k: Any, v: Any, room: tuple[Any, Any], place: int, turns: Any, rules: Mapping[str, Any]) -> Any:
+    """One step of decoding: write k and v (batch, kv_heads, 1, d) to `place` of the room, attend to all up to it.
+
+    room     keys and values, (batch, kv_heads, places, d) each
+    turns    by how much q and k are turned before, (2, d_k): see nn/layers.py; None: not at all
+
+    Returns the output (batch, heads, 1, d_v); None, before anything is changed, where the call must go the long way.
+    """
+    key = rules_key(without_position({**rules, "query_offset": place}, q, (place + 1,)))
+    call = _calls.get((type(q), key))
+    if call is None or not _plain(q, k, v) or "CLEARHEAD_ENGINE" in os.environ:
+        return None
+    output = call.step(q, k, v, *room, place, turns, get_num_threads())
+    if output is not None:
+        sys.modules["torch"].autograd.graph.increment_version(room)  # as PyTorch does where it writes itself
+    return output
 
 
 def remember(key: Hashable, q: Any, k: Any, v: Any, given: Described) -> None:
@@ -63,18 +108,21 @@ def _plain(q: Any, k: Any, v: Any) -> bool:
     if kind is np.ndarray:
         return type(k) is kind and type(v) is kind
     torch = sys.modules.get("torch")
-    if torch is None or torch.compiler.is_compiling():
+    if torch is None or _traced(torch):
         return False
-    kinds, c = (torch.Tensor, torch.nn.Parameter), torch._C
+    kinds = (torch.Tensor, torch.nn.Parameter)
     if kind not in kinds or type(k) not in kinds or type(v) not in kinds:
         return False
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return False
-    return not (
-        q.is_neg()
-        or k.is_neg()
-        or v.is_neg()
-        or torch.is_autocast_enabled("cpu")
+    return not (torch.is_autocast_enabled("cpu") or q.is_neg() or k.is_neg() or v.is_neg())
+
+
+def _traced(torch: Any) -> bool:
+    """Does PyTorch record, transform or compile what runs now?"""
+    c = torch._C
+    return bool(
+        torch.compiler.is_compiling()
         or c._are_functorch_transforms_active()
         or c._get_tracing_state() is not None
         or c._len_torch_dispatch_stack()

@@ -1,0 +1,99 @@
+// What the functions for Python share: arrays become pointers after their shapes are checked, and a job runs without
+// the interpreter.
+#pragma once
+
+#include <Python.h>
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <chrono>
+#include <cstdint>
+#include <new>
+#include <optional>
+#include <stdexcept>
+
+#include "dispatch.hpp"
+
+namespace clearhead {
+namespace {
+
+namespace nb = nanobind;
+using Given = nb::ndarray<nb::ro, nb::device::cpu>;
+using Taken = nb::ndarray<nb::device::cpu, nb::c_contig>;
+
+void check(bool fine, const char* what) {
+    if (!fine) throw std::invalid_argument(what);
+}
+
+int64_t bytes_of(Type type) { return type == Type::f64 ? 8 : type == Type::f32 ? 4 : 2; }
+
+View view(const Given& x, int64_t bytes, int64_t b, int64_t h, int64_t r, int64_t c, const char* what) {
+    check(x.ndim() == 4 && x.itemsize() == size_t(bytes), what);
+    check(int64_t(x.shape(0)) == b && int64_t(x.shape(1)) == h && int64_t(x.shape(2)) == r && int64_t(x.shape(3)) == c,
+          what);
+    return {x.data(), x.stride(0), x.stride(1), x.stride(2), x.stride(3)};
+}
+
+template <class T> const T* whole(const std::optional<Given>& x, int64_t count, const char* what) {
+    if (!x) return nullptr;
+    check(x->size() == size_t(count) && x->itemsize() == sizeof(T), what);
+    int64_t expected = 1;
+    if (count)
+        for (size_t i = x->ndim(); i-- > 0; expected *= int64_t(x->shape(i)))
+            check(x->shape(i) == 1 || x->stride(i) == expected, what);
+    return static_cast<const T*>(x->data());
+}
+
+void* room(const std::optional<Taken>& x, int64_t count, int64_t bytes, const char* what) {
+    if (!x) return nullptr;
+    check(x->size() == size_t(count) && x->itemsize() == size_t(bytes), what);
+    return x->data();
+}
+
+// The shapes and the score rules; keeps their arrays alive.
+struct Described {
+    Problem p{};
+    nb::object kept;
+
+    Problem with(const Given& q, const Given& k) const {
+        Problem whole = p;
+        whole.q = view(q, bytes_of(p.type), p.batch, p.heads, p.queries, p.d_k, "q");
+        whole.k = view(k, bytes_of(p.type), p.batch, p.kv_heads, p.keys, p.d_k, "k");
+        return whole;
+    }
+};
+
+// Looks for Ctrl-C, some twenty times a second, without holding the interpreter in between.
+thread_local std::chrono::steady_clock::time_point last_look;
+
+bool interrupted() {
+    const auto now = std::chrono::steady_clock::now();
+    if (now - last_look < std::chrono::milliseconds(50)) return false;
+    last_look = now;
+    nb::gil_scoped_acquire held;
+    return PyErr_CheckSignals() != 0;
+}
+
+// Indices and byte counts are 64 bits wide. A broadcast axis may claim any size; no memory holds what these would need.
+void check_sizes(const Job& job) {
+    const Problem& p = job.problem;
+    const double heads = double(p.batch) * double(p.heads), queries = double(p.queries), keys = double(p.keys);
+    const double width = double(p.d_k) + double(p.d_v) + double(job.rows.top) + double(job.columns.g_columns) + 64;
+    if (heads * (queries + keys) * width > 0x1p52 || heads * queries * keys > 0x1p61) throw std::bad_alloc();
+}
+
+void work(bool (*how)(Job, bool (*)()), Job& job, int threads) {
+    check(threads > 0, "threads");
+    check_sizes(job);
+    job.threads = threads;
+    bool done;
+    last_look = std::chrono::steady_clock::now();
+    {
+        nb::gil_scoped_release released;
+        done = how(job, interrupted);
+    }
+    if (!done) throw nb::python_error();
+}
+
+}  // namespace
+}  // namespace clearhead
