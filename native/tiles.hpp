@@ -179,7 +179,7 @@ CLEARHEAD_INLINE void weighted_sum_tile(const typename M::Cell* weights, const t
     Vec<T> sum[R][C] = {};
     if (prefetch)
         for (int64_t k = 0; k < depth; k += kDepthChunk) {
-            prefetch->issue<3>();
+            prefetch->issue<2>();
             accumulate<M, R, C, ROW, STEP>(weights + k * STEP, values + k * pitch, pitch, 2 * kLanes<T>,
                                            depth - k < kDepthChunk ? depth - k : kDepthChunk, sum);
         }
