@@ -130,8 +130,8 @@ template <class M> void pack_panel(const View& x, Type type, int64_t batch, int6
         for (int j = 0; j < wide; ++j) std::memcpy(panel + k * wide + j, row[j] + k, sizeof(T));
 }
 
-// Reads rows once in the order of the memory, before they are read side by side: with vectors of a whole cache line that
-// alone would wait for a few lines at a time, which on AMD's Zen 4 gives a third of the memory's rate.
+// Reads rows once in the order of the memory, before they are read side by side: with vectors of a whole cache line
+// that alone would wait for a few lines at a time, which on AMD's Zen 4 gives a third of the memory's rate.
 template <class T> CLEARHEAD_INLINE void touch(const T* const* row, int count, int64_t depth) {
     Vec<T> any = {};
     for (int i = 0; i < count; ++i)
