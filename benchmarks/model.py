@@ -1,8 +1,9 @@
 """Attention's time inside a plain model, clearhead's drop-in beside PyTorch's own: what a user of PyTorch gets.
 
 Six blocks with linear layers around the attention run on random numbers, interleaved: one whole pass with either. The
-layers' threads, and what they leave in the caches, are part of what is measured. Of a training step, the time is that
-of the step less that of one without attention.
+layers' threads, and what they leave in the caches, are part of what is measured. Of a training step it is the forward
+pass of attention and its backward pass, from its output's gradient to those of q, k and v. The last line is a whole
+layer that decodes one token with a KVCache.
 """
 
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any, NamedTuple
 
+from benchmarks import decoding
 from clearhead.digits import fixed
 
 SIZES = ((1, 128, 768, 12), (1, 512, 768, 12), (1, 2048, 768, 12), (8, 197, 768, 12), (8, 64, 512, 8))
@@ -47,15 +49,17 @@ def shares(threads: int, *, quick: bool) -> list[Share]:
     for batch, tokens, width, heads in SIZES[: 2 if quick else None]:
         blocks = [_Block(width, heads) for _ in range(LAYERS)]
         for way in WAYS:
-            calls = {"none": _no_attention, **attends} if way == "training step" else attends
-            seconds: dict[str, list[float]] = {name: [] for name in calls}
-            for _ in range(5 if quick else 15):
-                for name, attend in calls.items():
+            seconds: dict[str, list[float]] = {name: [] for name in attends}
+            for _ in range(3 if quick else 9):
+                for name, attend in attends.items():
                     seconds[name].append(_pass(way, blocks, torch.randn(batch, tokens, width), attend))
-            layers_alone = median(seconds["none"]) if "none" in calls else 0.0
-            ours, theirs = (median(seconds[name]) - layers_alone for name in attends)
+            ours, theirs = (median(seconds[name]) for name in attends)
             found.append(Share(way, batch, tokens, width, heads, ours, theirs / ours))
-    return found
+    seconds_of_step, ratio = decoding.step(quick=quick)
+    return [
+        *found,
+        Share("KVCache layer", 1, decoding.BEFORE, decoding.HEADS * decoding.D, decoding.HEADS, seconds_of_step, ratio),
+    ]
 
 
 def lines(found: list[Share]) -> list[tuple[str, ...]]:
@@ -92,21 +96,23 @@ class _Block:
 
 
 def _pass(way: str, blocks: list[_Block], x: Any, attend: Callable[..., Any]) -> float:
-    """The seconds that attention took in one pass through all blocks; of a training step, those of the whole step."""
+    """The seconds that attention took in one pass through all blocks."""
     import torch
 
-    clock = 0.0
+    trains, clock, backward = way == "training step", 0.0, []
 
     def timed(*given: Any, **rules: Any) -> Any:
         nonlocal clock
         start = time.perf_counter()
         found = attend(*given, **rules)
         clock += time.perf_counter() - start
+        if trains:
+            found.register_hook(lambda _: backward.append([time.perf_counter()] * 2))
+            for one in given:
+                one.register_hook(lambda _: backward[-1].__setitem__(1, time.perf_counter()))
         return found
 
-    if way == "training step":
-        return _step(blocks, x, attend)
-    with torch.no_grad():
+    with torch.set_grad_enabled(trains):
         if way == "decode":
             for block in blocks:
                 shape = len(x), block.heads, x.shape[1], x.shape[2] // block.heads
@@ -115,19 +121,6 @@ def _pass(way: str, blocks: list[_Block], x: Any, attend: Callable[..., Any]) ->
         for block in blocks:
             x = block(x, timed)
             block.cache = None
-    return clock
-
-
-def _no_attention(_q: Any, _k: Any, v: Any, **_: Any) -> Any:
-    return v
-
-
-def _step(blocks: list[_Block], x: Any, attend: Callable[..., Any]) -> float:
-    """The seconds of a forward and a backward pass."""
-    start = time.perf_counter()
-    x = x.clone().requires_grad_()
-    y = x
-    for block in blocks:
-        y = block(y, attend)
-    y.sum().backward()
-    return time.perf_counter() - start
+        if trains:
+            x.sum().backward()
+    return clock + sum(stop - start for start, stop in backward)

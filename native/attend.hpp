@@ -7,6 +7,8 @@ namespace clearhead {
 
 enum class Type : int32_t { f64, f32, bf16, f16 };
 
+constexpr int64_t bytes_of(Type type) { return type == Type::f64 ? 8 : type == Type::f32 ? 4 : 2; }
+
 constexpr int64_t kNoLimit = int64_t{1} << 62;
 
 // An array (batch, heads, rows, columns) in any strides, counted in elements; null where the rule is not used.

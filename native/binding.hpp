@@ -25,8 +25,6 @@ void check(bool fine, const char* what) {
     if (!fine) throw std::invalid_argument(what);
 }
 
-int64_t bytes_of(Type type) { return type == Type::f64 ? 8 : type == Type::f32 ? 4 : 2; }
-
 View view(const Given& x, int64_t bytes, int64_t b, int64_t h, int64_t r, int64_t c, const char* what) {
     check(x.ndim() == 4 && x.itemsize() == size_t(bytes), what);
     check(int64_t(x.shape(0)) == b && int64_t(x.shape(1)) == h && int64_t(x.shape(2)) == r && int64_t(x.shape(3)) == c,

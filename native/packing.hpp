@@ -29,8 +29,6 @@ CLEARHEAD_INLINE int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 CLEARHEAD_INLINE int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 CLEARHEAD_INLINE int64_t up_to_multiple(int64_t x, int64_t of) { return (x + of - 1) / of * of; }
 
-CLEARHEAD_INLINE int64_t bytes_of(Type type) { return type == Type::f64 ? 8 : type == Type::f32 ? 4 : 2; }
-
 CLEARHEAD_INLINE const char* row_of(const View& x, Type type, int64_t batch, int64_t head, int64_t row) {
     return static_cast<const char*>(x.data) + (batch * x.batch + head * x.head + row * x.row) * bytes_of(type);
 }

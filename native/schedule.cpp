@@ -16,6 +16,7 @@ namespace {
 
 constexpr int64_t kWaveBytes = int64_t{64} << 20;  // packed keys and values at a time
 constexpr double kSingleThread = 3e5;              // multiply-adds below which waking another thread does not pay
+constexpr double kPerByte = 2;                     // multiply-adds in the time that reading a byte takes
 
 // Memory for one call. The calling thread keeps it for its next call, unless it is large: the system clears fresh
 // pages, and that takes longer than to pack keys into them. A call within a call (from a signal handler) gets other
@@ -217,8 +218,11 @@ bool attend(Job job, bool (*stop)()) {
     job.direct_values = job.rows.output && kernel.values_in_place(job);
     job.packed = job.rows.received || job.blocks > 1 || job.group < p.heads / p.kv_heads;
     job.split = !job.rows.received && job.blocks == 1 && job.spans > 1 && job.runs < 4 * job.threads;
+    const double bytes = double(p.batch) * double(p.keys) * double(bytes_of(p.type)) *
+                         double(p.kv_heads * p.d_k + p.v_heads * p.d_v);  // of keys and values
     const bool single_thread =
-        double(p.batch * p.heads) * double(p.queries) * double(p.keys) * double(p.d_k + p.d_v) < kSingleThread;
+        double(p.batch * p.heads) * double(p.queries) * double(p.keys) * double(p.d_k + p.d_v) + kPerByte * bytes <
+        kSingleThread;
     // A wave has whole key heads and whole value heads.
     const int64_t units = p.batch * std::gcd(p.kv_heads, p.v_heads), unit_runs = job.runs / units;
     int64_t take = units;

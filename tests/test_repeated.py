@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.utils.checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clearhead as ch
 import clearhead.torch
-from clearhead.ops import repeated
+from clearhead.errors import ClearheadError, DerivativeError
+from clearhead.ops import repeated, torch_output
 from seeds import fresh
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -228,3 +230,109 @@ def test_a_forked_process_computes():
     if child == 0:
         os._exit(0 if same(ch.attention(q, k, v), expected) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+RULES: list[dict[str, Any]] = [
+    {},
+    {"scale": 0.3, "softcap": 2.0},
+    {"causal": True, "query_offset": 0},
+    {"window": (3, 1), "query_offset": 1},
+]
+
+
+@given(data=st.data())
+@settings(max_examples=40)
+def test_repeated_gradients_have_the_bits_of_checked_ones(data: st.DataObject):
+    b, h, n, m, d, d_v = (data.draw(st.integers(1, most)) for most in (3, 3, 20, 20, 9, 9))
+    dtype, rules = data.draw(st.sampled_from(DTYPES)), data.draw(st.sampled_from(RULES))
+    needed = data.draw(st.lists(st.booleans(), min_size=3, max_size=3).filter(any))
+    for _ in range(3):
+        arrays = [
+            torch.from_numpy(fresh().standard_normal((b, length, h, width))).to(dtype).transpose(1, 2)
+            for length, width in ((n, d), (m, d), (m, d_v))
+        ]
+        found, checked = ([x.detach().requires_grad_(on) for x, on in zip(arrays, needed, strict=True)] for _ in "ab")
+        output, expected = ch.attention(*found, **rules), long_way(*checked, **rules)
+        grad = torch.from_numpy(fresh().standard_normal(output.shape)).to(dtype)
+        output.backward(grad)
+        expected.backward(grad)
+        assert same(output.detach(), expected.detach())
+        for x, y in zip(found, checked, strict=True):
+            assert (x.grad is None) == (y.grad is None)
+            assert x.grad is None or same(x.grad, y.grad)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The outputs that torch_output.repeat returns from now on; None where it left the call to the long way."""
+    outputs: list[Any] = []
+    repeat = torch_output.repeat
+    monkeypatch.setattr(torch_output, "repeat", lambda *given: outputs.append(repeat(*given)) or outputs[-1])
+    return outputs
+
+
+def trained(*shape: int) -> list[torch.Tensor]:
+    return [x.requires_grad_() for x in tensors(*shape)]
+
+
+def test_what_a_repeated_call_with_a_graph_leaves_to_the_long_way(monkeypatch: pytest.MonkeyPatch):
+    outputs, (q, k, v) = counted(monkeypatch), trained(2, 3, 7, 5)
+    for _ in range(2):
+        sdpa(q, k, v)
+    assert [output is not None for output in outputs] == [False, True]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert sdpa(q, k, v).dtype == torch.bfloat16
+    monkeypatch.setenv("CLEARHEAD_ENGINE", "portable")
+    sdpa(q, k, v)
+    monkeypatch.delenv("CLEARHEAD_ENGINE")
+    torch.func.grad(lambda x: sdpa(x, k, v).sum())(q)
+    q_meta, k_meta, v_meta = (x.detach().to("meta").requires_grad_() for x in (q, k, v))
+    assert sdpa(q_meta, k_meta, v_meta).is_meta
+    assert not any(output is not None for output in outputs[2:])
+    with pytest.raises(ClearheadError):
+        sdpa(q, k.double(), v)
+    with pytest.raises(ClearheadError):
+        sdpa(q, k, v.to_sparse())
+
+
+def test_a_repeated_call_refuses_second_derivatives_and_sees_changed_inputs(monkeypatch: pytest.MonkeyPatch):
+    outputs, (q, k, v) = counted(monkeypatch), trained(1, 2, 6, 4)
+    for _ in range(2):
+        output = sdpa(q, k, v)
+    (first,) = torch.autograd.grad(output.square().sum(), q, create_graph=True)
+    with pytest.raises(DerivativeError, match="no second derivative"):
+        first.sum().backward()
+    output = sdpa(q, k, v)
+    with torch.no_grad():
+        k.add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+    assert all(output is not None for output in outputs[1:])
+
+
+def test_a_repeated_call_inside_checkpoints_and_hooks(monkeypatch: pytest.MonkeyPatch):
+    outputs, (q, k, v) = counted(monkeypatch), trained(1, 2, 6, 4)
+    for _ in range(2):
+        expected = torch.autograd.grad(sdpa(q, k, v).square().sum(), (q, k, v))
+    checkpointed = torch.utils.checkpoint.checkpoint(sdpa, q, k, v, use_reentrant=False)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(), lambda x: x):
+        hooked = sdpa(q, k, v)
+    for output in (checkpointed, hooked):
+        for found, known in zip(torch.autograd.grad(output.square().sum(), (q, k, v)), expected, strict=True):
+            assert torch.equal(found, known)
+    assert all(output is not None for output in outputs[1:])
+
+
+@pytest.mark.parametrize("window", [None, (None, 0), (9, None), (3, 0), (0, 0)])
+def test_a_last_query_repeats_one_call_wherever_it_stands_unless_the_window_forbids_keys(window: Any):
+    before, rules = len(repeated._calls), {"causal": True, "window": window}
+    q = tensors(1, 2, 1, 11)[0]
+    for keys in range(1, 8):
+        k, v = tensors(1, 2, 1, 11, keys=keys)[1:]
+        for _ in range(2):
+            found = ch.attention(q, k, v, query_offset=keys - 1, **rules)
+            assert same(found, long_way(q, k, v, query_offset=keys - 1, **rules))
+    assert len(repeated._calls) - before <= (1 if window in (None, (None, 0), (9, None)) else 7)
+    with pytest.raises(ClearheadError):
+        ch.attention(q, k, v, query_offset=6, causal="yes")
+    with pytest.raises(ClearheadError):
+        ch.attention(q, k, v, query_offset=6, window=(9, -1))

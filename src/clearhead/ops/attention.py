@@ -1,5 +1,6 @@
 """attention(), which computes the output, and plan(), which says which engine computes it."""
 
+from collections.abc import Hashable
 from typing import Any, Unpack, cast
 
 from clearhead import engines
@@ -57,15 +58,13 @@ def attention(
     """
     key = None
     if engine is None and num_threads is None:
-        rules = cast("Rules", repeated.without_position(rules, q, getattr(k, "shape", ())[-2:-1]))
+        rules = cast("Rules", repeated.without_position(rules, q, k))
         key = repeated.rules_key(rules)
         output = None if key is None else repeated.repeat(key, q, k, v)
         if output is not None:
             return output
     if graphed(q, k, v, *rules.values()):
-        from clearhead.ops.torch_graph import Graph
-
-        return Graph(q, k, rules, engine, num_threads).observe(v, {}).output
+        return _graphed(key, q, k, v, rules, engine, num_threads)
     given, values = describe_whole(q, k, v, rules, num_threads)
     check_room(given.problem, _OUTPUT, values.shape[-1])
     chosen = engines.get(engines.choose(given.problem, engine).engine)
@@ -73,6 +72,19 @@ def attention(
     if chosen is native:
         repeated.remember(key, q, k, v, given)
     return given.restore(given.problem.restore(output))
+
+
+def _graphed(key: Hashable, q: Any, k: Any, v: Any, rules: Rules, engine: str | None, num_threads: int | None) -> Any:
+    """The output as a node of PyTorch's graph."""
+    from clearhead.ops import torch_output
+    from clearhead.ops.torch_graph import Graph
+
+    output = None if key is None else torch_output.repeat(key, q, k, v)
+    if output is None:
+        output = Graph(q, k, rules, engine, num_threads).observe(v, {}).output
+        if key is not None:
+            torch_output.remember(key, q, k, v, rules)
+    return output
 
 
 def plan(

@@ -23,23 +23,23 @@ _MOST = 256  # different rules
 _calls: dict[Hashable, Any] = {}  # the kernel's Repeatable, by kind of array and by rules
 
 
-def without_position(rules: Mapping[str, Any], q: Any, keys: tuple[int, ...]) -> Mapping[str, Any]:
-    """The rules without causal, window and query_offset where these say nothing: one query, at the last of (keys,).
+def without_position(rules: Mapping[str, Any], q: Any, k: Any) -> Mapping[str, Any]:
+    """The rules without causal, window and query_offset where these say nothing: one query, at the last of the keys.
 
     So decoding repeats one call, although the query's position is another at every step.
     """
-    offset, window = rules.get("query_offset"), rules.get("window")
-    if offset is None or not rules.keys() <= _SAME_WHEREVER or type(rules.get("causal", False)) is not bool:
+    offset = rules.get("query_offset")
+    if type(offset) is not int or getattr(k, "shape", ())[-2:-1] != (offset + 1,):
         return rules
-    torch = sys.modules.get("torch")
-    if torch is not None and type(offset) is torch.Tensor:
-        if offset.device.type != "cpu" or offset.shape not in ((1,), q.shape[:-3]) or _traced(torch):
-            return rules
-        found = {*offset.tolist()}
-        offset = found.pop() if len(found) == 1 else None
-    if type(offset) is not int or getattr(q, "shape", ())[-2:-1] != (1,) or keys != (offset + 1,):
+    return _at_the_last_key(rules, q, offset)
+
+
+def _at_the_last_key(rules: Mapping[str, Any], q: Any, position: int) -> Mapping[str, Any]:
+    """`without_position` for a first query that stands at the last key."""
+    window = rules.get("window")
+    if not rules.keys() <= _SAME_WHEREVER or type(rules.get("causal", False)) is not bool or q.shape[-2:-1] != (1,):
         return rules
-    if window is not None and not (_is_window(window) and (window[0] is None or window[0] >= offset)):
+    if window is not None and not (_is_window(window) and (window[0] is None or window[0] >= position)):
         return rules
     return {name: value for name, value in rules.items() if name not in _POSITIONS}
 
@@ -75,7 +75,7 @@ def step(q: Any, k: Any, v: Any, room: tuple[Any, Any], place: int, turns: Any, 
 
     Returns the output (batch, heads, 1, d_v); None, before anything is changed, where the call must go the long way.
     """
-    key = rules_key(without_position({**rules, "query_offset": place}, q, (place + 1,)))
+    key = rules_key(_at_the_last_key({**rules, "query_offset": place}, q, place))
     call = _calls.get((type(q), key))
     if call is None or not _plain(q, k, v) or "CLEARHEAD_ENGINE" in os.environ:
         return None
@@ -108,12 +108,16 @@ def _plain(q: Any, k: Any, v: Any) -> bool:
     if kind is np.ndarray:
         return type(k) is kind and type(v) is kind
     torch = sys.modules.get("torch")
-    if torch is None or _traced(torch):
+    if torch is None or not unobserved(q, k, v):
         return False
+    return not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
+
+
+def unobserved(q: Any, k: Any, v: Any) -> bool:
+    """Are these plain tensors that nothing casts, transforms, traces or compiles?"""
+    torch = sys.modules["torch"]
     kinds = (torch.Tensor, torch.nn.Parameter)
-    if kind not in kinds or type(k) not in kinds or type(v) not in kinds:
-        return False
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+    if _traced(torch) or type(q) not in kinds or type(k) not in kinds or type(v) not in kinds:
         return False
     return not (torch.is_autocast_enabled("cpu") or q.is_neg() or k.is_neg() or v.is_neg())
 

@@ -157,7 +157,8 @@ class _Call(NamedTuple):
         rows = range(whole.queries)[queries]
         choose = engines.choose_for_gradients if derivative else engines.choose
         engine = engines.get(choose(whole, given.engine).engine)
-        return _Call(whole.take(queries=rows), read.q[:, :, queries], read.k, values, rows, engine, whole)
+        problem = whole if rows == range(whole.queries) else whole.take(queries=rows)
+        return _Call(problem, read.q[:, :, queries], read.k, values, rows, engine, whole)
 
 
 def _observe(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
