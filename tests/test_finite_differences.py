@@ -133,9 +133,10 @@ def test_through_autograd_with_the_triton_engine(case: Case, names: list[str]):
 @examples(0.5)
 @given(case=any_case, names=some_answers)
 def test_through_the_custom_operator(case: Case, names: list[str]):
-    """The custom operator that torch.compile and torch.export call."""
+    """The custom operator that torch.compile and torch.export call, with a tensor for query_offset as they do."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch_graph, "observe", torch.ops.clearhead.observe)
+        patch.setattr(torch_graph, "called_plainly", lambda _: False)
         check(case, names, observing(None))
 
 

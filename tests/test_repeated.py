@@ -309,17 +309,17 @@ def test_a_repeated_call_refuses_second_derivatives_and_sees_changed_inputs(monk
     assert all(output is not None for output in outputs[1:])
 
 
-def test_a_repeated_call_inside_checkpoints_and_hooks(monkeypatch: pytest.MonkeyPatch):
-    outputs, (q, k, v) = counted(monkeypatch), trained(1, 2, 6, 4)
-    for _ in range(2):
-        expected = torch.autograd.grad(sdpa(q, k, v).square().sum(), (q, k, v))
-    checkpointed = torch.utils.checkpoint.checkpoint(sdpa, q, k, v, use_reentrant=False)
+@pytest.mark.parametrize("rules", [{"is_causal": False}, {"is_causal": True}], ids=str)
+def test_a_checkpoint_may_repeat_a_first_call_as_a_repeated_one(rules: Any, monkeypatch: pytest.MonkeyPatch):
+    outputs, inputs = counted(monkeypatch), trained(1, 2, 13, 4 + rules["is_causal"])
+    checkpointed = torch.utils.checkpoint.checkpoint(sdpa, *inputs, **rules, use_reentrant=False)
+    found = [torch.autograd.grad(checkpointed.square().sum(), inputs)]
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(), lambda x: x):
-        hooked = sdpa(q, k, v)
-    for output in (checkpointed, hooked):
-        for found, known in zip(torch.autograd.grad(output.square().sum(), (q, k, v)), expected, strict=True):
-            assert torch.equal(found, known)
-    assert all(output is not None for output in outputs[1:])
+        found.append(torch.autograd.grad(sdpa(*inputs, **rules).square().sum(), inputs))
+    checked = long_way(*inputs, causal=rules["is_causal"])
+    known = torch.autograd.grad(checked.square().sum(), inputs)
+    assert all(torch.equal(a, b) for one in found for a, b in zip(one, known, strict=True))
+    assert [output is not None for output in outputs] == [False, True]  # the checkpoint's own ends before it returns
 
 
 @pytest.mark.parametrize("window", [None, (None, 0), (9, None), (3, 0), (0, 0)])

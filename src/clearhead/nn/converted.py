@@ -81,7 +81,7 @@ class ConvertedAttention(MultiHeadAttention, nn.MultiheadAttention):  # type: ig
     q_proj = property(lambda self: self._projection(0, self.q_proj_weight))
     k_proj = property(lambda self: self._projection(1, self.k_proj_weight))
     v_proj = property(lambda self: self._projection(2, self.v_proj_weight))
-    causal, window, softcap, rotary, sinks, q_norm, k_norm = False, None, None, None, None, None, None
+    causal, window, softcap, rotary, turns, sinks, q_norm, k_norm = False, *[None] * 7
 
     @property
     def _qkv_same_embed_dim(self) -> bool:

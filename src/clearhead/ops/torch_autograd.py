@@ -80,6 +80,12 @@ def _listed(found: tuple[tuple[Any, ...], tuple[Any, ...]]) -> tuple[list[Any], 
     return list(found[0]), list(found[1])
 
 
+def called_plainly(q: Tensor) -> bool:
+    """Does a call with this tensor use plain autograd, and not the registered operator?"""
+    plain = type(q) in (Tensor, torch.nn.Parameter) and q.device.type != "meta"
+    return plain and not torch.compiler.is_compiling()
+
+
 def operator(
     name: str,
     schema: str,
@@ -143,9 +149,7 @@ def operator(
             return one_by_one(call, info.batch_size, dims, inputs)
 
     def call(*inputs: Any) -> Sequence[Tensor]:
-        q = inputs[0]
-        plain = type(q) in (Tensor, torch.nn.Parameter) and q.device.type != "meta"
-        if torch.compiler.is_compiling() or not plain:
+        if not called_plainly(inputs[0]):
             return whole(*inputs)
         function: Any = Transformed if torch._C._are_functorch_transforms_active() else Plain
         found: Sequence[Tensor] = function.apply(*inputs)

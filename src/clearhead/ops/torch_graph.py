@@ -18,6 +18,7 @@ from clearhead.core.rules import Rules, check_names, check_supported, given
 from clearhead.core.statistics import STATISTICS, arrays_of
 from clearhead.errors import DtypeError, RuleError
 from clearhead.ops.observation import Observation, observation
+from clearhead.ops.torch_autograd import called_plainly
 from clearhead.ops.torch_operators import RULES, TENSORS, Given, Options, observe, transposed
 
 
@@ -107,8 +108,9 @@ def _given(q: Tensor, rules: Rules) -> Given:
     left, right = read_window(rules.get("window"))
     read: dict[str, Any] = {name: value for name, value in rules.items() if name != "window"}
     for name in TENSORS:
-        if read.get(name) is not None:
-            read[name] = _tensor(read[name], name, q)
+        if read.get(name) is None or (name == "query_offset" and type(read[name]) is int and called_plainly(q)):
+            continue  # a number stays one where no operator's schema asks for a tensor: then it need not be saved
+        read[name] = _tensor(read[name], name, q)
     for name in ("scale", "softcap"):
         value = read.get(name)
         if isinstance(value, Tensor) and value.requires_grad:

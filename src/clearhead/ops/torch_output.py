@@ -64,7 +64,7 @@ class _Output(torch.autograd.Function):
         found = engines.answer(_native(), problem, *arrays, _WANT)
         output, logsumexp = (to_torch(torch, found[name]) for name in ("output", "logsumexp"))
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(q, k, v, output, logsumexp)
+        ctx.save_for_backward(q, k, v, output, logsumexp)  # as the long way: a checkpoint may come here again
         ctx.problem = problem
         return cast("Tensor", output)
 
