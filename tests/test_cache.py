@@ -305,3 +305,14 @@ def test_a_step_that_fails_leaves_the_cache_as_it_was():
         with pytest.raises(RuleError):
             layer(x, cache=cache, query_offset=7)
     assert (len(cache), torch.equal(cache.keys, before)) == (3, True)
+
+
+def test_decoding_compiles_twice_at_most_and_in_one_graph():
+    """The lengths are numbers that the compiler leaves open: it does not compile each step anew."""
+    layer, x = MultiHeadAttention(12, 3, causal=True, rotary=1e4).eval(), torch.randn(2, 12, 12)
+    cache = KVCache(2, 3, 4, 4)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=2, fail_on_recompile_limit_hit=True):
+        found = torch.cat([compiled(part, cache=cache) for part in x.split(1, 1)], 1)
+        close(found, layer(x), rtol=1e-5, atol=1e-6)

@@ -112,7 +112,7 @@ class KVCache:
         >>> clearhead.nn.KVCache(batch=2, kv_heads=1, d_k=4, d_v=4).next_position()
         0
         """
-        return self._lengths[0] if len({*self._lengths}) == 1 else self.lengths
+        return self._lengths[0] if min(self._lengths) == max(self._lengths) else self.lengths
 
     def append(self, k: Tensor, v: Tensor, counts: Tensor | None = None) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """Add k (batch, kv_heads, new, d_k) and v (batch, kv_heads, new, d_v) at the end of each sequence.
@@ -136,7 +136,7 @@ class KVCache:
         places = [length - self.start for length in before]
         first = 0 if self.window is None else max(0, min(places) - self.window + 1)  # the first place that is seen
         for room, fresh in ((self.keys, k.detach()), (self.values, v.detach())):
-            if len({*places}) == 1:  # equally long sequences: one copy
+            if min(places) == max(places):  # equally long sequences: one copy
                 room.narrow(2, places[0], new).copy_(fresh)
                 continue
             for b, place in enumerate(places):
@@ -144,8 +144,8 @@ class KVCache:
         self._lengths = [length + count for length, count in zip(before, added, strict=True)]
         seen = first, len(self) - self.start - first
         offsets = [place - first for place in places]
-        rules: dict[str, Any] = {"query_offset": offsets[0] if len({*offsets}) == 1 else torch.tensor(offsets)}
-        if len({*self._lengths}) > 1:
+        rules: dict[str, Any] = {"query_offset": offsets[0] if min(offsets) == max(offsets) else torch.tensor(offsets)}
+        if min(self._lengths) < max(self._lengths):
             rules["kv_lengths"] = torch.tensor([length - self.start - first for length in self._lengths])
         if self.window is not None:
             rules["window"] = (self.window - 1, None)
@@ -171,7 +171,7 @@ class KVCache:
         """
         length = self._lengths[0]
         within = self.window is None or length - self.start < self.window
-        if not within or length - self.start >= self.keys.shape[2] or len({*self._lengths}) > 1:
+        if not within or length - self.start >= self.keys.shape[2] or min(self._lengths) < max(self._lengths):
             return None
         output: Tensor | None = repeated.step(q, k, v, (self.keys, self.values), length - self.start, turns, rules)
         if output is not None:
