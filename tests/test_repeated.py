@@ -336,3 +336,20 @@ def test_a_last_query_repeats_one_call_wherever_it_stands_unless_the_window_forb
         ch.attention(q, k, v, query_offset=6, causal="yes")
     with pytest.raises(ClearheadError):
         ch.attention(q, k, v, query_offset=6, window=(9, -1))
+
+
+def test_a_single_number_for_a_rule_with_axes_is_checked_in_every_call():
+    """kv_lengths=5 fits eight keys and not four; kv_segments=1 stands for as many labels as there are keys."""
+    q = tensors(1, 2, 3, 10)[0]
+    for keys in (8, 4, 300):
+        k, v = tensors(1, 2, 3, 10, keys=keys)[1:]
+        if keys == 4:
+            with pytest.raises(ClearheadError, match="kv_lengths"):
+                ch.attention(q, k, v, kv_lengths=5)
+        labels, length = {"query_segments": 1, "kv_segments": 1}, {"kv_lengths": min(keys, 5)}
+        for rules in (length, labels, {"bias": 0.5}, {"mask": True}):
+            for _ in range(2):
+                assert same(ch.attention(q, k, v, **rules), long_way(q, k, v, **rules))
+    assert not any(
+        name in str(key) for _, key in repeated._calls for name in ("kv_lengths", "segments", "bias", "mask")
+    )

@@ -237,8 +237,9 @@ class MultiHeadAttention(nn.Module):
 
     def _step(self, q: Tensor, k: Tensor, v: Tensor, cache: KVCache | None, rules: dict[str, Any]) -> Tensor | None:
         """The heads' outputs of one more position in the cache, in one call of the kernel; None: not done."""
-        own = self.extra_key is not None or self.zero_key or (self.training and self.dropout)
-        if cache is None or q.shape[2] != 1 or own or rules.get("query_offset") is not None:
+        if cache is None or q.shape[2] != 1 or rules.get("query_offset") is not None:
+            return None
+        if self.extra_key is not None or self.zero_key or (self.training and self.dropout):
             return None
         position = cache.next_position()
         if self.turns is None:

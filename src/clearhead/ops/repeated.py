@@ -19,6 +19,7 @@ from clearhead.engines.threads import get_num_threads
 
 _POSITIONS = frozenset(("causal", "window", "query_offset"))
 _SAME_WHEREVER = _POSITIONS | {"scale", "softcap", "bias", "mask", "sinks", "kv_lengths"}  # wherever the query stands
+_PLAIN = _POSITIONS | {"scale", "softcap"}
 _MOST = 256  # different rules
 _calls: dict[Hashable, Any] = {}  # the kernel's Repeatable, by kind of array and by rules
 
@@ -45,11 +46,12 @@ def _at_the_last_key(rules: Mapping[str, Any], q: Any, position: int) -> Mapping
 
 
 def rules_key(rules: Mapping[str, Any]) -> Hashable:
-    """What makes two calls' rules the same; None if one of them is no plain number, flag, window or None."""
+    """What makes two calls' rules the same; None if one of them has values by query, key or head, or an odd one."""
     if not rules:
         return ()
-    for value in rules.values():
-        if not _is_window(value) and type(value) not in (bool, int, float, NoneType):
+    for name, value in rules.items():
+        plain = name in _PLAIN and (type(value) in (bool, int, float) or _is_window(value))
+        if value is not None and not plain:  # a single number for a rule with axes is checked against their lengths
             return None
     return (*rules.items(), *map(type, rules.values()))  # the types: True and 1 are equal
 
