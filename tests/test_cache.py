@@ -307,9 +307,10 @@ def test_a_step_that_fails_leaves_the_cache_as_it_was():
     assert (len(cache), torch.equal(cache.keys, before)) == (3, True)
 
 
-def test_decoding_compiles_twice_at_most_and_in_one_graph():
+@pytest.mark.parametrize("rotary", [None, 1e4])
+def test_decoding_compiles_twice_at_most_and_in_one_graph(rotary: float | None):
     """The lengths are numbers that the compiler leaves open: it does not compile each step anew."""
-    layer, x = MultiHeadAttention(12, 3, causal=True, rotary=1e4).eval(), torch.randn(2, 12, 12)
+    layer, x = MultiHeadAttention(12, 3, causal=True, rotary=rotary).eval(), torch.randn(2, 12, 12)
     cache = KVCache(2, 3, 4, 4)
     torch._dynamo.reset()
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)

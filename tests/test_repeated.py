@@ -263,7 +263,8 @@ def test_repeated_gradients_have_the_bits_of_checked_ones(data: st.DataObject):
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The outputs that torch_output.repeat returns from now on; None where it left the call to the long way."""
+    """The outputs that torch_output.repeat returns from now on, with nothing remembered; None: the long way."""
+    torch_output._problems.clear()
     outputs: list[Any] = []
     repeat = torch_output.repeat
     monkeypatch.setattr(torch_output, "repeat", lambda *given: outputs.append(repeat(*given)) or outputs[-1])

@@ -237,14 +237,14 @@ class MultiHeadAttention(nn.Module):
 
     def _step(self, q: Tensor, k: Tensor, v: Tensor, cache: KVCache | None, rules: dict[str, Any]) -> Tensor | None:
         """The heads' outputs of one more position in the cache, in one call of the kernel; None: not done."""
-        if cache is None or q.shape[2] != 1 or rules.get("query_offset") is not None:
+        if cache is None or q.shape[2] != 1 or rules.get("query_offset") is not None or torch.compiler.is_compiling():
             return None
         if self.extra_key is not None or self.zero_key or (self.training and self.dropout):
             return None
         position = cache.next_position()
         if self.turns is None:
             return cache.step(q, k, v, rules)
-        if torch.compiler.is_compiling() or not isinstance(position, int):
+        if not isinstance(position, int):
             return None
         return cache.step(q, k, v, rules, self.turns.of_one(position, q))
 
