@@ -307,7 +307,7 @@ def test_a_step_that_fails_leaves_the_cache_as_it_was():
     assert (len(cache), torch.equal(cache.keys, before)) == (3, True)
 
 
-@pytest.mark.parametrize("rotary", [None, 1e4])
+@pytest.mark.parametrize("rotary", [pytest.param(None, marks=pytest.mark.slow), 1e4])
 def test_decoding_compiles_twice_at_most_and_in_one_graph(rotary: float | None):
     """The lengths are numbers that the compiler leaves open: it does not compile each step anew."""
     layer, x = MultiHeadAttention(12, 3, causal=True, rotary=rotary).eval(), torch.randn(2, 12, 12)

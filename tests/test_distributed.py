@@ -60,6 +60,7 @@ def test_bits_bytes_exactness_and_refused_derivatives(tmp_path: Path):
     all_well(tmp_path, [(names, world, "7") for world, names in jobs.items()])
 
 
+@pytest.mark.slow  # Triton's interpreter on several ranks
 def test_tensors_on_a_device_are_computed_there(tmp_path: Path):
     all_well(tmp_path, [("device", "2", "0")])
 

@@ -159,7 +159,10 @@ REQUESTS = {
 }
 
 
-@pytest.mark.parametrize("asked", REQUESTS.values(), ids=REQUESTS)
+@pytest.mark.parametrize(
+    "asked",
+    [pytest.param(one, id=name, marks=[pytest.mark.slow] * (name == "output")) for name, one in REQUESTS.items()],
+)
 def test_the_operator_passes_opcheck(asked: Options):
     grad = asked.step is None  # bfloat16 gradients differ by a rounding between runs that sum in different orders
     dtype = torch.bfloat16 if asked.step else torch.float32

@@ -98,7 +98,8 @@ def odd() -> Array:
     return (np.arange(300) > 140) & (np.arange(300) % 7 > 1)
 
 
-@pytest.mark.parametrize("dtype", [DTYPES[0], *[pytest.param(d, marks=pytest.mark.slow) for d in DTYPES[1:3]]], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
 def test_wide_values_are_processed_in_parts(dtype: np.dtype[Any], monkeypatch: pytest.MonkeyPatch):
     case = drawn(dtype, 9, 40, 8, 40, causal=True, query_offset=30)
     by = np.random.default_rng(1).standard_normal((*case.given.q.shape[:3], 40)).astype(dtype)
