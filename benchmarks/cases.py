@@ -73,6 +73,9 @@ def cases(*, quick: bool) -> list[Case]:
         found.append(Case("backward causal", "backward", 1, 8, 8, n, n, 64, causal=True))
         found.append(Case("backward one head", "backward", 1, 1, 1, n, n, 64, causal=True))
     found += [Case("tiny", "forward", 1, 1, 1, 4, 4, 512), Case("tiny", "forward", 1, 1, 1, 2, 2, 2)]
+    if not quick:
+        found.append(Case("decode", "decode", 4, 12, 12, 1, 3000, 64))
+        found.append(Case("decode grouped", "decode", 1, 40, 8, 1, 8192, 64))
     for m in (8192,) if quick else (8192, 32768):
         found.append(Case("decode", "decode", 1, 32, 32, 1, m, 128))
         found.append(Case("decode grouped", "decode", 1, 32, 8, 1, m, 128))

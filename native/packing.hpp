@@ -202,7 +202,7 @@ template <class M> void pack_value_rows(const View& x, Type type, int64_t batch,
         for (int64_t j = first; j < last; j += 2, to += columns) {
             const uint16_t* a = reinterpret_cast<const uint16_t*>(row_of(x, type, batch, head, j));
             const uint16_t* b = reinterpret_cast<const uint16_t*>(row_of(x, type, batch, head, j + 1));
-            for (int64_t i = 0; i < d; i += 32) {
+            for (int64_t i = 0; i < d; i += 32) {  // a task of few queries packs values straight from memory
                 __builtin_prefetch(a + 32 * x.row + i, 0, 2);
                 __builtin_prefetch(b + 32 * x.row + i, 0, 2);
             }

@@ -43,7 +43,7 @@ class Repeatable {
 
     // One step of decoding: writes k (batch, kv_heads, 1, d_k) and v to position `place` of their rooms (batch,
     // kv_heads, room, d), and attends with q (batch, heads, 1, d_k) to all positions up to it. `turns` (2, d_k) are the
-    // cosine and the signed sine by which q and k are turned before (nn/layers.py), or None. Returns the output; None,
+    // cosine and the signed sine by which q and k are turned before (nn/rotary.py), or None. Returns the output; None,
     // before anything is written, where no call like this was added.
     nb::object step(nb::handle q, nb::handle k, nb::handle v, nb::handle keys, nb::handle values, int64_t place,
                     nb::handle turns, int threads) {

@@ -161,7 +161,7 @@ class KVCache:
 
         Returns what `attention` would, (batch, heads, 1, d_v), to the same bits; None, with nothing changed, where it
         must be called: at the first step, with a gradient, off the CPU, with sequences of several lengths or a full
-        cache, with rules that need tensors or a window that forbids keys.
+        cache, with rules that need tensors, a query_offset of their own or a window that forbids keys.
 
         >>> import torch, clearhead.nn
         >>> cache = clearhead.nn.KVCache(batch=1, kv_heads=1, d_k=4, d_v=4)
@@ -169,6 +169,8 @@ class KVCache:
         >>> cache.step(q, k, v, {}) is None
         True
         """
+        if rules.get("query_offset") is not None:  # the cache's to say: the long way refuses it or takes it
+            return None
         length = self._lengths[0]
         within = self.window is None or length - self.start < self.window
         if not within or length - self.start >= self.keys.shape[2] or min(self._lengths) < max(self._lengths):

@@ -237,7 +237,7 @@ class MultiHeadAttention(nn.Module):
 
     def _step(self, q: Tensor, k: Tensor, v: Tensor, cache: KVCache | None, rules: dict[str, Any]) -> Tensor | None:
         """The heads' outputs of one more position in the cache, in one call of the kernel; None: not done."""
-        if cache is None or q.shape[2] != 1 or rules.get("query_offset") is not None or torch.compiler.is_compiling():
+        if cache is None or q.shape[2] != 1 or torch.compiler.is_compiling():
             return None
         if self.extra_key is not None or self.zero_key or (self.training and self.dropout):
             return None

@@ -73,7 +73,7 @@ def step(q: Any, k: Any, v: Any, room: tuple[Any, Any], place: int, turns: Any, 
     """One step of decoding: write k and v (batch, kv_heads, 1, d) to `place` of the room, attend to all up to it.
 
     room     keys and values, (batch, kv_heads, places, d) each
-    turns    by how much q and k are turned before, (2, d_k): see nn/layers.py; None: not at all
+    turns    by how much q and k are turned before, (2, d_k): see nn/rotary.py; None: not at all
 
     Returns the output (batch, heads, 1, d_v); None, before anything is changed, where the call must go the long way.
     """
