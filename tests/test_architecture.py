@@ -30,7 +30,7 @@ FLOORS = tuple(
         "ops",
         "torch jax",
         "nn watching distributed",
-        "hf",
+        "changing hf",
         "textbook",
         "diagnosing explaining",
         "report",

@@ -99,9 +99,8 @@ def edited(
     call = EditedCall(q, k, v, given, () if spans is None else (SpanTerm.of(spans),))
     for edit, heads in acting:
         if heads is not None and max(heads) >= q.shape[1]:
-            raise SelectionError(
-                f"{edit}: there is no head {max(heads)} in layer {place.layer}, which has {q.shape[1]}."
-            )
+            what = f"there is no head {max(heads)} in layer {place.layer}, which has {q.shape[1]}."
+            raise SelectionError(f"{edit}: {what}")
         try:
             call = _APPLY[type(edit)](call, edit, heads, place)
         except ClearheadError as error:
@@ -109,9 +108,9 @@ def edited(
     return call
 
 
-def check_places(edit: Edit, place: Place) -> None:
-    """Raise SelectionError where an edit names a position or a word that this place's texts have not."""
-    for name, text in (("queries", place.query_text), ("keys", place.key_text)):
+def check_places(edit: Edit, queries: Text, keys: Text) -> None:
+    """Raise SelectionError where an edit names a position or a word that these texts have not."""
+    for name, text in (("queries", queries), ("keys", keys)):
         try:
             find(name, getattr(edit, name, None), text)
         except ClearheadError as error:
@@ -167,7 +166,7 @@ def _logsumexp_of(call: EditedCall, queries: Array, keys: Array, heads: Heads) -
     return by_softcap(lambda q, k, _, own: AttentionMatrix(q, k, **own).logsumexp(), call.q, call.k, None, rules)
 
 
-def _tempered(call: EditedCall, edit: Tempered, heads: Heads, place: Place) -> EditedCall:
+def _tempered(call: EditedCall, edit: Tempered, heads: Heads, _: Place) -> EditedCall:
     """Every logit, the sink's too, times 1/t: c·tanh(s/c)/t is a softcap of c/t of s/t."""
     count = call.q.shape[1]
     factors = _per_head(1 / edit.t, 1.0, heads, count)
@@ -197,7 +196,7 @@ def _off(call: EditedCall, edit: Off, heads: Heads, place: Place) -> EditedCall:
 
 
 def _mean(output: Any, number: int, place: Place) -> Any:
-    """The mean over the sequence's real queries so far, (batch, heads, 1, d_v), for this one of the edits of outputs."""
+    """The mean over the sequence's real queries so far, (batch, heads, 1, d_v), for one of the edits of outputs."""
     total, count = float_sum(output, place.real)
     if number in place.sums:
         before = place.sums[number]
@@ -206,7 +205,7 @@ def _mean(output: Any, number: int, place: Place) -> Any:
     return total / count.clip(1)
 
 
-def _scaled(call: EditedCall, edit: Scaled, heads: Heads, place: Place) -> EditedCall:
+def _scaled(call: EditedCall, edit: Scaled, heads: Heads, _: Place) -> EditedCall:
     factors = _per_head(edit.by, 1.0, heads, call.q.shape[1])
 
     def change(output: Any) -> Any:

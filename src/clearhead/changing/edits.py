@@ -40,24 +40,36 @@ class Edit:
     def __hash__(self) -> int:
         return hash(repr(self))
 
-    def in_layer(self, choices: Collection[str]) -> bool:
-        """Does it act in the layer that has these names?"""
-        given = self.heads if isinstance(self.heads, dict) else self.layers
-        return given is None or any(str(layer) in choices for layer in given)
-
-    def heads_in(self, choices: Collection[str]) -> tuple[int, ...] | None:
-        """Its heads in the layer that has these names; None is all."""
-        if not isinstance(self.heads, dict):
-            return self.heads
-        return tuple(sorted({head for layer, heads in self.heads.items() if str(layer) in choices for head in heads}))
-
     def named_layers(self) -> tuple[int | str, ...]:
         """The layers that it names; () where it names none."""
         return tuple(self.heads) if isinstance(self.heads, dict) else self.layers or ()
 
+    def heads_by_layers(self) -> list[tuple[tuple[int | str, ...], tuple[int, ...]]]:
+        """The heads that it names, each time with the layers that these are of; () is all layers."""
+        if isinstance(self.heads, dict):
+            return [((layer,), heads) for layer, heads in self.heads.items()]
+        return [] if self.heads is None else [(self.layers or (), self.heads)]
+
+    def acts_in(self, name: str, choices: Collection[str]) -> bool:
+        """Does it act in the layer of this name, which all of `choices` choose?"""
+        named = self.named_layers()
+        return not named or any(str(layer) == name or str(layer) in choices for layer in named)
+
+    def may_act(self, layers: Collection[int | str], choices: Collection[str]) -> bool:
+        """May one of these layers, () is all, be one that `choices` choose? "0#2" is a call of layer 0."""
+        return not layers or any(str(layer).partition("#")[0] in choices for layer in layers)
+
+    def heads_in(self, choices: Collection[str]) -> tuple[int, ...] | None:
+        """Its heads in the layer that `choices` choose; None is all."""
+        if not isinstance(self.heads, dict):
+            return self.heads
+        return tuple(sorted({head for layer, heads in self.heads.items() if str(layer) in choices for head in heads}))
+
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Cut(Edit):
+    """Weights that become 0."""
+
     KIND = "cut"
     queries: Places = None
     keys: Places = None
@@ -65,6 +77,8 @@ class Cut(Edit):
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Boost(Edit):
+    """A number added to the logits of keys."""
+
     KIND = "boost"
     keys: Places
     by: float
@@ -73,6 +87,8 @@ class Boost(Edit):
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Share(Edit):
+    """Keys that get at least a part of each row."""
+
     KIND = "share"
     keys: Places
     at_least: float
@@ -81,34 +97,51 @@ class Share(Edit):
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Tempered(Edit):
+    """Logits divided by a number."""
+
     KIND = "tempered"
     t: float
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Off(Edit):
+    """A head's output as 0, or as its mean."""
+
     KIND = "off"
     to: str = "zero"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Scaled(Edit):
+    """A head's output times a number."""
+
     KIND = "scaled"
     by: float
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class OtherRun(Edit):
+    """An edit that takes something from another run; where it names no layers, from all that the run has."""
+
     seen: Seen | str
+
+    def acts_in(self, name: str, choices: Collection[str]) -> bool:
+        """Does it act in the layer of this name, which all of `choices` choose?"""
+        assert not isinstance(self.seen, str)
+        return super().acts_in(name, choices) and (bool(self.named_layers()) or name in self.seen.parts)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Like(OtherRun):
+    """The weights of another run."""
+
     KIND = "like"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class ValuesLike(OtherRun):
+    """The values of another run."""
+
     KIND = "values_like"
 
 
@@ -246,7 +279,7 @@ def like(seen: Any, *, layers: Any = None, heads: Any = None) -> Like:
 
 
 def values_like(seen: Any, *, layers: Any = None, heads: Any = None) -> ValuesLike:
-    """This run's weights, on the values of another run.
+    """The weights of this run, on the values of another run.
 
     seen            as in `like`; it must have values as well: ch.watch(model, values=True)
     layers, heads   as in `cut`; None is all that `seen` has. Values belong to the queries' heads: where several heads

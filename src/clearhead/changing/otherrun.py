@@ -220,7 +220,8 @@ def _check_rules(part: Part, rules: Mapping[str, Any]) -> None:
 def _equal(a: Any, b: Any) -> bool:
     if a is None or b is None:
         return a is None and b is None
-    return bool(np.array_equal(*np.broadcast_arrays(a, b)))
+    one, other = np.broadcast_arrays(a, b)
+    return bool(np.array_equal(one, other))
 
 
 def _reach(rules: Mapping[str, Any], place: "Place") -> Array:
@@ -236,7 +237,7 @@ def _reach(rules: Mapping[str, Any], place: "Place") -> Array:
 
 
 def _mask(rules: Mapping[str, Any], place: "Place", part: Part | None) -> Array | None:
-    """mask and kv_lengths together, (batch or 1, heads or 1, queries or 1, keys); None where nothing is forbidden."""
+    """What mask and kv_lengths allow, (batch or 1, heads or 1, queries or 1, keys); None where nothing is forbidden."""
     found: Array = np.ones((1, 1, 1, len(place.keys)), bool)
     if rules.get("kv_lengths") is not None:
         lengths = _number(rules["kv_lengths"]).reshape(-1, 1)

@@ -194,7 +194,7 @@ def _joined(a: str, b: str) -> bool:
 
 
 def _tokens(pieces: Sequence[str], ends: list[int], start: int, stop: int) -> list[int]:
-    """The tokens that have a part of text[start:stop], with those before that hold only a part of its first character."""
+    """The tokens that have a part of text[start:stop], with those before that hold a part of its first character."""
     first = int(np.searchsorted(ends, start, side="right"))
     last = int(np.searchsorted(ends, stop, side="left"))
     while first and not pieces[first - 1]:

@@ -52,12 +52,13 @@ def float_sum(x: Any, real: Array | None) -> tuple[Any, Any]:
 
 
 def logaddexp(a: Any, b: Any) -> Any:
+    """ln(e^a + e^b)."""
     torch = torch_of(a)
     return np.logaddexp(a, b) if torch is None else torch.logaddexp(a, b)
 
 
 def positive_part(wanted: float, rest: Any, span: Any) -> Any:
-    """wanted + rest − span where that is above 0 and both are finite, else 0."""
+    """The sum wanted + rest − span where that is above 0 and both are finite, else 0."""
     torch = torch_of(span)
     if torch is None:
         usable = np.isfinite(rest) & np.isfinite(span)

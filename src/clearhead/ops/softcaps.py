@@ -27,14 +27,13 @@ def by_softcap(compute: Callable[[Any, Any, Any, Rules], Any], q: Any, k: Any, v
         values = None if v is None else v[:, own]
         parts.append(compute(q[:, heads], k[:, own], values, for_heads(rules, heads) | {"softcap": cap}))
         order += heads
-    torch = sys.modules.get("torch")
-    is_tensor = torch is not None and isinstance(parts[0], torch.Tensor)
-    whole = torch.cat(parts, 1) if is_tensor else np.concatenate(parts, axis=1)
+    is_array = isinstance(parts[0], np.ndarray)
+    whole = np.concatenate(parts, axis=1) if is_array else sys.modules["torch"].cat(parts, 1)
     return whole[:, np.argsort(order).tolist()]
 
 
 def for_heads(rules: Mapping[str, Any], heads: Sequence[int]) -> Rules:
-    """The rules of some heads. Those with a heads axis are sliced: bias and mask, scale, slopes, sinks, spans' table."""
+    """The rules of some heads: bias, mask, scale, slopes, sinks and the table of spans are sliced along their heads."""
     plain = {name: x for name, x in rules.items() if name != "spans" and len(RULES[name].fields) == 1}
     found: Rules = dict(rules) | take(plain, {"heads": list(heads)})
     if isinstance(found.get("softcap"), tuple):

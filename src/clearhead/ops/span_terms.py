@@ -27,8 +27,8 @@ class SpanTerm:
     def of(spans: Any) -> "SpanTerm":
         """The value of a rule `spans`, whose axes before queries may be left out."""
         query_labels, key_labels, table = spans
-        sides = (np.atleast_2d(_host(labels)).astype(np.int64) for labels in (query_labels, key_labels))
-        return SpanTerm(*(np.where(side < 0, -1, side) for side in sides), table[(None,) * (4 - table.ndim)])
+        queries, keys = (np.atleast_2d(_host(labels)).astype(np.int64) for labels in (query_labels, key_labels))
+        return SpanTerm(np.maximum(queries, -1), np.maximum(keys, -1), table[(None,) * (4 - table.ndim)])
 
     def times(self, factors: Any) -> "SpanTerm":
         """The table times one number for each head, (heads,)."""
@@ -88,7 +88,7 @@ def like_table(x: Any, table: Any) -> Any:
 
 
 def _refined(sides: Sequence[Array]) -> tuple[Array, list[Array]]:
-    """Labels that are equal where all sides' labels are, (batch or 1, length), and each side's label of each of them."""
+    """Labels that are equal where all sides' labels are, (batch or 1, length), and each side's label of each."""
     stacked = np.stack(np.broadcast_arrays(*sides))
     if len(sides) == 1:
         values, index = np.unique(stacked.reshape(-1), return_inverse=True)

@@ -12,6 +12,7 @@ from transformers import masking_utils as theirs
 
 from clearhead.core.arrays import graphed
 from clearhead.core.axes import WEIGHTS, named
+from clearhead.core.rules import flat
 from clearhead.errors import ClearheadError, DtypeError, RuleError, ShapeError
 from clearhead.ops.attention import attention
 from clearhead.ops.matrix import AttentionMatrix
@@ -257,7 +258,7 @@ def _answer(
             "only some of its heads are tempered, and with its softcap they are no one matrix.",
             "temper all heads of the layer, or ch.watch(…, layers=[…]) without it.",
         )
-    keeps_graph = graphed(call.q, call.k, value, *rules.values(), *rules.get("spans", ()))
+    keeps_graph = graphed(call.q, call.k, value, *flat(rules).values())
     if observing and not dropout and not keeps_graph:
         seen = AttentionMatrix(call.q, call.k, **rules).observe(value, **asked)
         return seen.output, replace(seen, output=None)
