@@ -5,7 +5,7 @@ outputs act on what attention returns. So an edited call costs what attention co
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import log
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from clearhead.changing import otherrun
 from clearhead.changing.edits import Boost, Cut, Edit, Like, Off, Scaled, Share, Tempered, ValuesLike
-from clearhead.changing.places import Text, find
+from clearhead.changing.places import Place, Text, find
 from clearhead.changing.tensors import chosen, float_sum, logaddexp, numbers_like, positive_part, spread
 from clearhead.core.axes import Array
 from clearhead.errors import ClearheadError, SelectionError
@@ -24,28 +24,6 @@ from clearhead.ops.span_terms import SpanTerm, combined
 
 Heads = Sequence[int] | None  # None is all
 Rules = dict[str, Any]
-
-
-@dataclass(frozen=True, eq=False)
-class Place:
-    """Where in a model's run a call of attention is.
-
-    layer             the layer's name, as other runs have it
-    queries, keys     the positions of the call's queries and keys in their sequences
-    query_text, key_text   what positions and words of edits refer to
-    real              (batch or 1, queries), False where a query is padding; None where none is
-    continues         may the run go on after this call? Another run may have more tokens then
-    sums              what this layer remembers between the calls of one sequence: an empty dictionary at its beginning
-    """
-
-    layer: str
-    queries: range
-    keys: range
-    query_text: Text
-    key_text: Text
-    real: Any = None
-    continues: bool = False
-    sums: dict[int, tuple[Any, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,9 +6,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from clearhead.changing.applying import Place, check_places, edited
+from clearhead.changing.applying import check_places, edited
 from clearhead.changing.edits import Edit, OtherRun, read_edits, with_run
-from clearhead.changing.places import Text
+from clearhead.changing.places import Place, Text
 from clearhead.changing.texts import Texts
 from clearhead.errors import DtypeError, MissingExtraError, RuleError, SelectionError
 from clearhead.watching.naming import ModulePath

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from clearhead.changing.edits import OtherRun
+from clearhead.changing.places import Place
 from clearhead.changing.tensors import numbers_like, spread, torch_of
 from clearhead.core.arrays import as_array, to_torch
 from clearhead.core.axes import KEY, QUERY, VALUE, Array, group_size, named
@@ -14,9 +15,6 @@ from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError
 from clearhead.ops.softcaps import for_heads
 from clearhead.ops.span_terms import SpanTerm
 from clearhead.watching.layers import Layer
-
-if TYPE_CHECKING:
-    from clearhead.changing.applying import Place
 
 Rules = dict[str, Any]
 _PER_HEAD = {"scale": None, "alibi_slopes": 0.0, "sinks": -np.inf}  # and what each is where it is not given
@@ -32,10 +30,10 @@ class Part:
     whole: bool  # are these all heads of the call?
     queries: slice
     keys: slice
-    place: "Place"
+    place: Place
 
 
-def of(edit: OtherRun, heads: Sequence[int] | None, place: "Place", x: Any) -> Part:
+def of(edit: OtherRun, heads: Sequence[int] | None, place: Place, x: Any) -> Part:
     """The other run's part for this call, checked. `x` is the call's q, or its v for values.
 
     Raises SelectionError where it has not this layer or its heads, RuleError where it kept no arrays, ShapeError where
@@ -224,7 +222,7 @@ def _equal(a: Any, b: Any) -> bool:
     return bool(np.array_equal(one, other))
 
 
-def _reach(rules: Mapping[str, Any], place: "Place") -> Array:
+def _reach(rules: Mapping[str, Any], place: Place) -> Array:
     """How many keys before and after its own position a query may see, where that forbids any of these keys."""
     left, right = rules.get("window") or (None, None)
     if rules.get("causal"):
@@ -236,7 +234,7 @@ def _reach(rules: Mapping[str, Any], place: "Place") -> Array:
     return np.array([-1 if left is None else left, -1 if right is None else right])
 
 
-def _mask(rules: Mapping[str, Any], place: "Place", part: Part | None) -> Array | None:
+def _mask(rules: Mapping[str, Any], place: Place, part: Part | None) -> Array | None:
     """What mask and kv_lengths allow, (batch or 1, heads or 1, queries or 1, keys); None where nothing is forbidden."""
     found: Array = np.ones((1, 1, 1, len(place.keys)), bool)
     if rules.get("kv_lengths") is not None:

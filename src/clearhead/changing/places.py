@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import accumulate
 from typing import Any
@@ -15,8 +15,8 @@ from clearhead.core.axes import Array
 from clearhead.core.rule_values import is_whole
 from clearhead.errors import DtypeError, SelectionError, shown
 
-Place = int | str | slice
-Places = Place | tuple[Place, ...] | tuple[bool, ...] | None
+One = int | str | slice
+Places = One | tuple[One, ...] | tuple[bool, ...] | None
 
 WANTED = "a position, a slice, a word, a list of these, or one True or False for each token"
 _OPEN = 2**62  # a slice without a stop goes on into what the model generates
@@ -34,6 +34,28 @@ class Text:
     length: int
     pieces: Sequence[Sequence[str]] | None = None
     why: str = "there is no tokenizer"
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Where in a model's run a call of attention is.
+
+    layer             the layer's name, as other runs have it
+    queries, keys     the positions of the call's queries and keys in their sequences
+    query_text, key_text   what positions and words of edits refer to
+    real              (batch or 1, queries), False where a query is padding; None where none is
+    continues         may the run go on after this call? Another run may have more tokens then
+    sums              what this layer remembers between the calls of one sequence: an empty dictionary at its beginning
+    """
+
+    layer: str
+    queries: range
+    keys: range
+    query_text: Text
+    key_text: Text
+    real: Any = None
+    continues: bool = False
+    sums: dict[int, tuple[Any, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +104,7 @@ def read_places(name: str, value: Any) -> Places:
     return tuple(place for place in places if place is not None)
 
 
-def _read_place(name: str, value: Any) -> Place | None:
+def _read_place(name: str, value: Any) -> One | None:
     """One position, word or slice; None for anything else."""
     if is_whole(value):
         return int(value)
