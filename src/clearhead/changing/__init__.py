@@ -1,8 +1,9 @@
 """Changing what a model attends to: edits as plain values, and their arithmetic in one call of attention.
 
-edits.py      the edits
-places.py     queries and keys by position, slice, vector or word
-applying.py   one attention call, edited; NumPy and PyTorch alike
-otherrun.py   another run's queries, keys and values in the place of this run's
-change.py     `ch.change`: a Transformers model edited while it runs
+change      ch.change: a Transformers model edited while it runs
+edits       the edits; edits_json: as JSON
+places      queries and keys by position, slice, vector or word
+texts       the texts that a model runs over
+applying    one attention call, edited, and otherrun: with another run's arrays; NumPy and PyTorch alike
+tensors     the few operations that they need on both
 """
