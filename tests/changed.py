@@ -99,7 +99,9 @@ def added(number: float, queries: Any, keys: Any, heads: Any = None) -> Callable
 
     def change(scores: Scores) -> Scores:
         logits, sinks = scores
-        head, row, column = (torch.tensor(at(n, c)) for n, c in zip(logits.shape[1:], (heads, queries, keys), strict=True))
+        head, row, column = (
+            torch.tensor(at(n, c)) for n, c in zip(logits.shape[1:], (heads, queries, keys), strict=True)
+        )
         where = head[:, None, None] & row[:, None] & column
         return torch.where(where, logits + number, logits), sinks
 
@@ -111,7 +113,9 @@ def shared(part: float, queries: Any, keys: Any, heads: Any = None) -> Callable[
 
     def change(scores: Scores) -> Scores:
         logits, sinks = scores
-        head, row, column = (torch.tensor(at(n, c)) for n, c in zip(logits.shape[1:], (heads, queries, keys), strict=True))
+        head, row, column = (
+            torch.tensor(at(n, c)) for n, c in zip(logits.shape[1:], (heads, queries, keys), strict=True)
+        )
         whole = torch.cat([logits, sinks[None, :, None, None].expand(*logits.shape[:3], 1)], -1).double()
         weights = torch.softmax(whole, -1).nan_to_num(0.0)[..., :-1]
         inside = torch.where(column, weights, 0.0).sum(-1, keepdim=True)
@@ -151,3 +155,10 @@ def mean(heads: Any = None, real: Tensor | None = None) -> Callable[[Tensor], Te
         return torch.where(torch.tensor(at(output.shape[1], heads))[:, None, None], means, output)
 
     return change
+
+
+class Letters:
+    """A tokenizer of one word for each id, " w7"; a text of several words is their concatenation."""
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(f" w{i}" for i in ids)

@@ -86,10 +86,10 @@ def weights(
         raise RuleError(
             f"the other run kept no queries and keys of layer {part.place.layer}.", "ch.watch(…, keep=True)"
         )
+    other_q = _near(layer.q, q, "q", QUERY)[:, part.index, part.queries]
     _check_rules(part, rules)
     own = for_heads(layer.rules, part.index)
     shared = group_size(layer.q.shape[1], layer.k.shape[1])
-    other_q = _near(layer.q, q, "q", QUERY)[:, part.index, part.queries]
     if part.whole and part.index == list(range(layer.q.shape[1])):
         other_k = _near(layer.k, k, "k", KEY)[:, :, part.keys]
     else:
