@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import clearhead as ch
+from clearhead import nn
 from clearhead.engines import portable
 from clearhead.errors import RuleError
 from seeds import fresh
@@ -127,6 +128,41 @@ def test_mapped_tables():
     slopes = torch.func.grad(lambda table: one(table).sum())
     torch.testing.assert_close(torch.func.vmap(one)(table), torch.stack([one(part) for part in table]))
     torch.testing.assert_close(torch.func.vmap(slopes)(table), torch.stack([slopes(part) for part in table]))
+
+
+@pytest.mark.parametrize("chunks", [(4, 1, 1, 1), (1,) * 7, (7,)])
+def test_decoding_with_labels_for_all_cached_keys_equals_the_full_pass(chunks: tuple[int, ...]):
+    layer = nn.MultiHeadAttention(8, 4, num_kv_heads=2, dtype=F64, causal=True)
+    x = torch.from_numpy(fresh().standard_normal((BATCH, QUERIES, 8)))
+    labels = torch.from_numpy(fresh().integers(-1, ROWS, (BATCH, QUERIES)))
+    table = torch.from_numpy(fresh().standard_normal((4, ROWS, ROWS)))
+    table[:, 0, 1] = -torch.inf
+    whole, weights = layer(x, spans=(labels, labels, table), need_weights=True, average_weights=False)
+    cache, parts, start = nn.KVCache(BATCH, 2, 2, 2, dtype=F64), [], 0
+    for count in chunks:
+        stop = start + count
+        here = labels[:, start:stop], labels[:, :stop], table
+        output, own = layer(x[:, start:stop], cache=cache, spans=here, need_weights=True, average_weights=False)
+        torch.testing.assert_close(own, weights[:, :, start:stop, :stop])
+        parts.append(output)
+        start = stop
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-10, atol=1e-12)
+
+
+def test_dropout_keeps_the_forbidden_pairs_forbidden():
+    layer = nn.MultiHeadAttention(8, 2, dtype=F64, dropout=0.5).train()
+    x = torch.from_numpy(fresh().standard_normal((1, 6, 8)))
+    x[:, 3:] = torch.nan
+    labels = torch.tensor([0, 0, 0, 1, 1, 1])
+    table = torch.tensor([[0.0, -torch.inf], [0.0, 0.0]])
+    assert layer(x, spans=(labels, labels, table))[:, :3].isfinite().all()
+
+
+def test_an_extra_key_has_no_label():
+    layer = nn.MultiHeadAttention(8, 2, extra_key=True)
+    labels = torch.zeros(3, dtype=torch.int64)
+    with pytest.raises(RuleError, match=r"^spans with an extra key has no meaning here"):
+        layer(torch.ones(1, 3, 8), spans=(labels, labels, torch.zeros(1, 1)))
 
 
 def test_a_scale_for_each_head_is_data_without_a_derivative():
