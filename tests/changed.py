@@ -86,7 +86,7 @@ def attend(
     output = weights @ value
     for change in _now.outputs if acts else ():
         output = change(output)
-    return output.transpose(1, 2).contiguous(), None
+    return output.to(query.dtype).transpose(1, 2).contiguous(), None
 
 
 def at(size: int, chosen: Sequence[int] | None) -> list[bool]:

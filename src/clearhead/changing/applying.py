@@ -36,7 +36,7 @@ class EditedCall:
     rules: Rules  # without spans; softcap is a tuple of one per head where heads differ
     terms: tuple[SpanTerm, ...]
     afterwards: tuple[Callable[[Any], Any], ...] = ()
-    acted: frozenset[Edit] = frozenset()  # the edits that changed something of this call
+    acted: tuple[Edit, ...] = ()  # the edits whose queries and keys this call has
 
     def whole_rules(self) -> Rules:
         """The rules, with `spans` where a term adds anything."""
@@ -103,7 +103,7 @@ def _members(edit: Any, place: Place) -> tuple[Array, Array]:
 
 def _with_term(call: EditedCall, edit: Edit, term: SpanTerm) -> EditedCall:
     acts = (term.query_labels >= 0).any() and (term.key_labels >= 0).any()
-    return replace(call, terms=(*call.terms, term), acted=call.acted | {edit} if acts else call.acted)
+    return replace(call, terms=(*call.terms, term), acted=(*call.acted, edit) if acts else call.acted)
 
 
 def _added(call: EditedCall, edit: Cut | Boost, heads: Heads, place: Place) -> EditedCall:
@@ -160,7 +160,7 @@ def _tempered(call: EditedCall, edit: Tempered, heads: Heads, _: Place) -> Edite
         if rules.get(name) is not None:
             rules[name] = rules[name] * numbers_like(factors, rules[name]).reshape(shape)
     terms = tuple(term.times(factors) for term in call.terms)
-    return replace(call, rules=rules, terms=terms, acted=call.acted | {edit})
+    return replace(call, rules=rules, terms=terms, acted=(*call.acted, edit))
 
 
 def _off(call: EditedCall, edit: Off, heads: Heads, place: Place) -> EditedCall:
@@ -170,7 +170,7 @@ def _off(call: EditedCall, edit: Off, heads: Heads, place: Place) -> EditedCall:
         instead = numbers_like(np.zeros(1), output) if edit.to == "zero" else _mean(output, number, place)
         return chosen(instead, output, heads)
 
-    return replace(call, afterwards=(*call.afterwards, change), acted=call.acted | {edit})
+    return replace(call, afterwards=(*call.afterwards, change), acted=(*call.acted, edit))
 
 
 def _mean(output: Any, number: int, place: Place) -> Any:
@@ -189,20 +189,20 @@ def _scaled(call: EditedCall, edit: Scaled, heads: Heads, _: Place) -> EditedCal
     def change(output: Any) -> Any:
         return output * numbers_like(factors, output).reshape(-1, 1, 1)
 
-    return replace(call, afterwards=(*call.afterwards, change), acted=call.acted | {edit})
+    return replace(call, afterwards=(*call.afterwards, change), acted=(*call.acted, edit))
 
 
 def _like(call: EditedCall, edit: Like, heads: Heads, place: Place) -> EditedCall:
     run = otherrun.of(edit, heads, place, call.q)
     q, k, rules, terms = otherrun.weights(run, call.q, call.k, call.rules, call.terms)
     v = otherrun.for_each_head(call.v, call.q.shape[1]) if k.shape[1] != call.v.shape[1] else call.v
-    return replace(call, q=q, k=k, v=v, rules=rules, terms=terms, acted=call.acted | {edit})
+    return replace(call, q=q, k=k, v=v, rules=rules, terms=terms, acted=(*call.acted, edit))
 
 
 def _values_like(call: EditedCall, edit: ValuesLike, heads: Heads, place: Place) -> EditedCall:
     v = otherrun.values(otherrun.of(edit, heads, place, call.v), call.v, call.q.shape[1])
     k = otherrun.for_each_head(call.k, call.q.shape[1]) if v.shape[1] != call.k.shape[1] else call.k
-    return replace(call, k=k, v=v, acted=call.acted | {edit})
+    return replace(call, k=k, v=v, acted=(*call.acted, edit))
 
 
 _APPLY: dict[type[Edit], Callable[[EditedCall, Any, Heads, Place], EditedCall]] = {

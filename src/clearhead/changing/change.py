@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from clearhead.changing.applying import check_places, edited
-from clearhead.changing.edits import Edit, OtherRun, read_edits, with_run
+from clearhead.changing.edits import Edit, Off, OtherRun, read_edits, with_run
 from clearhead.changing.places import Place, Text
 from clearhead.changing.texts import Texts
 from clearhead.errors import DtypeError, MissingExtraError, RuleError, SelectionError
@@ -101,7 +101,7 @@ class _Changing:
         self.texts = Texts(tokenizer)
         self.passes = Passes(model, self.texts.take_tokens, self._begin_pass)
         self.acting: dict[LayerCall, list[tuple[Edit, Any]]] = {}
-        self.acted: set[Edit] = set()
+        self.acted: set[int] = set()  # ids of edits
         self.modules = self._attention_modules()
         self.checked: set[tuple[Text, Text]] = set()
         self.continues = False  # has this pass a cache, so that another may follow?
@@ -159,16 +159,24 @@ class _Changing:
         sums = sequence.sums.setdefault(layer, {})
         if call.queries.start == 0:
             sums.clear()
-        place = Place(
-            layer.name, call.queries, call.keys, sequence.text, key_text, _real(layer, call), self.continues, sums
-        )
+        real = _real(layer, call) if any(isinstance(edit, Off) for edit, _ in acting) else None
+        place = Place(layer.name, call.queries, call.keys, sequence.text, key_text, real, self.continues, sums)
         result = edited(call.q, call.k, call.v, call.rules(), acting, place)
-        self.acted |= result.acted
+        self.acted |= set(map(id, result.acted))
         scores: dict[str, Any] = {
             name: result.rules[name] for name in ("scale", "softcap", "sinks") if name in result.rules
         }
         pattern = replace(call.pattern, bias=result.rules.get("bias"))
-        changed = replace(call, q=result.q, k=result.k, v=result.v, pattern=pattern, scores=scores, terms=result.terms)
+        changed = replace(
+            call,
+            q=result.q,
+            k=result.k,
+            v=result.v,
+            pattern=pattern,
+            scores=scores,
+            terms=result.terms,
+            edits=self.edits,
+        )
         return changed, result.finish if result.afterwards else None
 
     def _acting_in(self, name: str, choices: Collection[str]) -> list[tuple[Edit, Any]]:
@@ -196,7 +204,7 @@ class _Changing:
 
     def check_acted(self) -> None:
         """At the block's end: raise RuleError for an edit that never acted, warn where attention was not seen."""
-        idle = [edit for edit in self.edits if edit not in self.acted]
+        idle = [edit for edit in self.edits if id(edit) not in self.acted]
         missed = self.passes.unseen()
         kinds = ", ".join(dict.fromkeys(kind for _, kind in missed))
         if idle and not self.passes.entered:

@@ -37,7 +37,7 @@ class Edit:
         )
 
     def __hash__(self) -> int:
-        return hash(repr(self))
+        return hash((self.KIND, repr([getattr(self, field.name) for field in fields(self) if field.name != "seen"])))
 
     def named_layers(self) -> tuple[int | str, ...]:
         """The layers that it names; () where it names none."""

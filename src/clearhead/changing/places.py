@@ -34,6 +34,7 @@ class Text:
     length: int
     pieces: Sequence[Sequence[str]] | None = None
     why: str = "there is no tokenizer"
+    found: dict[int, tuple[Any, "Found"]] = field(default_factory=dict, repr=False)  # by the id of what was looked for
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +125,13 @@ def _read_place(name: str, value: Any) -> One | None:
 
 
 def find(name: str, places: Places, text: Text) -> Found:
+    """The positions of an edit's queries or keys in this text, as `search` finds them; a search is remembered."""
+    if id(places) not in text.found:
+        text.found[id(places)] = places, search(name, places, text)
+    return text.found[id(places)][1]
+
+
+def search(name: str, places: Places, text: Text) -> Found:
     """The positions of an edit's queries or keys in this text.
 
     A position is one of the text's, and a negative one counts from its end; a slice without a stop, or with one behind

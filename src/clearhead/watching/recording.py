@@ -35,6 +35,7 @@ class AttentionCall:
     keys: range  # those of the sequence
     scores: RuleDict  # scale, softcap, sinks
     terms: tuple[SpanTerm, ...] = ()  # what `ch.change` adds to logits
+    edits: tuple[Any, ...] = ()  # and all its edits of this call's layer
 
     def rules(self) -> RuleDict:
         rules, spans = self.scores | self.pattern.rules(self.queries, self.keys), combined(self.terms)
@@ -83,6 +84,12 @@ class Recording:
                 f"layer {self.name}: a second sequence began, or the first was run again without its cache, or its "
                 "cache holds other things than keys one after the other.",
                 AGAIN,
+            )
+        if call.edits != before.edits:
+            raise RuleError(
+                f"layer {self.name}: a block of ch.change began or ended within one sequence, and its matrix has one "
+                "rule for all.",
+                "watch a sequence inside the block, or the block inside ch.watch with whole sequences in it.",
             )
         if self.cross and call.keys != before.keys:
             raise RuleError(f"layer {self.name}: the keys of cross-attention changed.", AGAIN)
