@@ -4,7 +4,7 @@ Edits of logits become the rules `scale`, `softcap`, `bias`, `alibi_slopes`, `si
 outputs act on what attention returns. So an edited call costs what attention costs, and O(queries + keys) memory.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 from clearhead.changing import otherrun
 from clearhead.changing.edits import Boost, Cut, Edit, Like, Off, Scaled, Share, Tempered, ValuesLike
 from clearhead.changing.places import Place, Text, find
-from clearhead.changing.tensors import chosen, float_sum, logaddexp, numbers_like, positive_part, spread
+from clearhead.changing.tensors import chosen, float_sum, logaddexp, numbers_like, positive_part, spread, times
 from clearhead.core.axes import Array
 from clearhead.errors import ClearheadError, SelectionError
 from clearhead.ops.attention import attention
@@ -63,7 +63,7 @@ def edited(
 
     q        (batch, heads, queries, d_k), a NumPy array or a tensor; k and v (batch, kv_heads, keys, d_k or d_v)
     rules    those of the call, as `ch.attention` takes them; bias and mask with 4 axes
-    acting   the edits of this layer, each with the heads that it changes (`Edit.heads_in`); None is all
+    acting   the edits of this layer, each with the heads that it changes, as `acting_in` gives them; None is all
     place    where in the run this call is
 
     Edits of weights act in the order given, then those of values, then those of outputs. The result's `output()` is the
@@ -84,6 +84,30 @@ def edited(
         except ClearheadError as error:
             raise type(error)(f"{edit}: {error.what}", error.hint) from error
     return call
+
+
+def acting_in(edits: Sequence[Edit], name: str, choices: Collection[str]) -> list[tuple[Edit, Heads]]:
+    """The edits that act in a layer, each with its heads there.
+
+    name      the layer's name, as `seen.layers` of ch.watch has it, such as "3"
+    choices   all that chooses it in `layers=`: its name, its number, its number from the end, such as {"3", "-1"}
+    """
+    return [(edit, edit.heads_in(choices)) for edit in edits if edit.acts_in(name, choices)]
+
+
+def check_layers(edits: Sequence[Edit], layers: Sequence[tuple[Collection[str], int]], model: str, hint: str) -> None:
+    """Raise SelectionError for an edit of a layer or head that the model has not, before it runs.
+
+    layers   for each layer what chooses it, as in `acting_in`, and how many heads it has; 0 where that is not known
+    """
+    for edit in edits:
+        for layer in edit.named_layers():
+            if not any(edit.may_act((layer,), choices) for choices, _ in layers):
+                raise SelectionError(f"{edit}: there is no layer {layer!r} in {model}.", hint)
+        for named, heads in edit.heads_by_layers():
+            most = max((count for choices, count in layers if edit.may_act(named, choices)), default=0)
+            if most and max(heads) >= most:
+                raise SelectionError(f"{edit}: there is no head {max(heads)} in {model}, which has {most}.")
 
 
 def check_places(edit: Edit, queries: Text, keys: Text) -> None:
@@ -158,7 +182,7 @@ def _tempered(call: EditedCall, edit: Tempered, heads: Heads, _: Place) -> Edite
         rules["softcap"] = made[0] if len(set(made)) == 1 else made
     for name, shape in (("bias", (-1, 1, 1)), ("alibi_slopes", (-1,)), ("sinks", (-1,))):
         if rules.get(name) is not None:
-            rules[name] = rules[name] * numbers_like(factors, rules[name]).reshape(shape)
+            rules[name] = times(rules[name], factors.reshape(shape))
     terms = tuple(term.times(factors) for term in call.terms)
     return replace(call, rules=rules, terms=terms, acted=(*call.acted, edit))
 
@@ -187,7 +211,7 @@ def _scaled(call: EditedCall, edit: Scaled, heads: Heads, _: Place) -> EditedCal
     factors = _per_head(edit.by, 1.0, heads, call.q.shape[1])
 
     def change(output: Any) -> Any:
-        return output * numbers_like(factors, output).reshape(-1, 1, 1)
+        return chosen(times(output, factors.reshape(-1, 1, 1)), output, heads)
 
     return replace(call, afterwards=(*call.afterwards, change), acted=(*call.acted, edit))
 

@@ -1,16 +1,17 @@
 """`ch.change`: a Transformers model whose attention is edited while it runs inside a block."""
 
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from clearhead.changing.applying import check_places, edited
+from clearhead.changing import otherrun
+from clearhead.changing.applying import acting_in, check_layers, check_places, edited
 from clearhead.changing.edits import Edit, Off, OtherRun, read_edits, with_run
 from clearhead.changing.places import Place, Text
 from clearhead.changing.texts import Texts
-from clearhead.errors import DtypeError, MissingExtraError, RuleError, SelectionError
+from clearhead.errors import DtypeError, MissingExtraError, RuleError
 from clearhead.watching.naming import ModulePath
 from clearhead.watching.seen import load
 
@@ -18,15 +19,6 @@ if TYPE_CHECKING:
     from clearhead.watching.attending import Change, Finish
     from clearhead.watching.passes import LayerCall
     from clearhead.watching.recording import AttentionCall
-
-_HEAD_COUNTS = (
-    "num_heads",
-    "num_attention_heads",
-    "n_heads",
-    "n_head",
-    "encoder_attention_heads",
-    "decoder_attention_heads",
-)
 
 
 @contextmanager
@@ -47,12 +39,13 @@ def change(model: Any, edits: Any, *, tokenizer: Any = None) -> Iterator[None]:
     (`spans`, `scale`); with `like` the other run's weights. Gradients go through the edited attention; where layers are
     checkpointed, call backward inside the block. Compiled models run uncompiled inside the block.
 
-    Before the model runs are refused: a layer or head that there is not (SelectionError), another run without what is
-    needed, a model whose attention does not go through Transformers' AttentionInterface (RuleError), what is no edit or
-    no model (DtypeError). Before the first layer's attention runs: a position or word that the text has not, a word
-    that it has several times without a number (SelectionError), and before its layer's, lengths or padding of another
-    run that differ (ShapeError, RuleError). When the block ends: RuleError for an edit that never acted, a UserWarning
-    for attention that did not go through the interface. MissingExtraError without PyTorch and Transformers.
+    Raises, before the model runs: SelectionError for a layer or head that there is not; RuleError for another run
+    without what is needed, or a model whose attention does not go through Transformers' AttentionInterface; DtypeError
+    for what is no edit or no model; MissingExtraError without PyTorch and Transformers. Before the attention of the
+    first layer runs: SelectionError for a position or word that the text has not, or a word that it has several times;
+    ShapeError for another run of other lengths. In its layer: RuleError for another run with other padding. When the
+    block ends: RuleError for an edit that never acted, and a UserWarning for attention that was not changed since it
+    does not go through the interface.
 
     Time is that of attention; each `share` is one more pass without values. Memory O(queries + keys) for each layer.
     Layers that no edit names run as before.
@@ -108,17 +101,13 @@ class _Changing:
 
     def check(self) -> None:
         """Raise SelectionError for a layer or head that the model has not, RuleError for a run without its arrays."""
+        layers = [(choices, _head_count(module)) for module, choices in self.modules.items()]
+        numbers = sorted({int(name) for choices in self.modules.values() for name in choices if name.isdecimal()})
+        hint = f"layers are {numbers[0]} to {numbers[-1]}, or named as ch.watch names them." if numbers else ""
+        check_layers(self.edits, layers, self.name, hint)
         for edit in self.edits:
-            for layer in edit.named_layers():
-                if not any(edit.may_act((layer,), choices) for choices in self.modules.values()):
-                    raise SelectionError(f"{edit}: there is no layer {layer!r} in {self.name}.", self._numbers())
-            for layers, heads in edit.heads_by_layers():
-                own = [module for module, choices in self.modules.items() if edit.may_act(layers, choices)]
-                most = max(map(_head_count, own), default=0)
-                if most and max(heads) >= most:
-                    raise SelectionError(f"{edit}: there is no head {max(heads)} in {self.name}, which has {most}.")
             if isinstance(edit, OtherRun):
-                _check_run(edit)
+                otherrun.check_kept(edit)
 
     def _attention_modules(self) -> dict[Any, set[str]]:
         """The modules that may attend, each with all that may choose its layer."""
@@ -127,10 +116,6 @@ class _Changing:
         passes = self.passes
         found = {module: passes.inner(path) for module, path in passes.paths.items() if mixes_tokens(module)}
         return {module: {passes.paths[module], *passes.names.possible(path)} for module, path in found.items()}
-
-    def _numbers(self) -> str:
-        numbers = sorted({int(name) for choices in self.modules.values() for name in choices if name.isdecimal()})
-        return f"layers are {numbers[0]} to {numbers[-1]}, or named as ch.watch names them." if numbers else ""
 
     def attention(self, module: Any) -> "Change":
         """What to do with this call of an attention module."""
@@ -146,9 +131,9 @@ class _Changing:
     def _edit(self, layer: "LayerCall", call: "AttentionCall") -> "tuple[AttentionCall, Finish | None]":
         """The call after the edits of its layer, and what is done with its output."""
         sequence, key_text = self.texts.of(layer.path, call.queries, call.keys)
-        self._check_texts(layer, sequence.text, key_text)
+        self._check_sequences(layer, call, sequence.text, key_text)
         if layer not in self.acting:
-            self.acting[layer] = self._acting_in(layer.name, layer.choices)
+            self.acting[layer] = acting_in(self.edits, layer.name, layer.choices)
         acting = self.acting[layer]
         if not acting:
             return call, None
@@ -179,22 +164,21 @@ class _Changing:
         )
         return changed, result.finish if result.afterwards else None
 
-    def _acting_in(self, name: str, choices: Collection[str]) -> list[tuple[Edit, Any]]:
-        return [(edit, edit.heads_in(choices)) for edit in self.edits if edit.acts_in(name, choices)]
-
-    def _check_texts(self, layer: "LayerCall", queries: Text, keys: Text) -> None:
-        """Raise for an edit of any layer with these texts whose positions or words they have not."""
+    def _check_sequences(self, layer: "LayerCall", call: "AttentionCall", queries: Text, keys: Text) -> None:
+        """Raise for an edit of any layer with these texts: positions and words, lengths of other runs."""
         if (queries, keys) in self.checked:
             return
         kind = ModulePath.of(layer.path)
         alike = [
             choices
             for module, choices in self.modules.items()
-            if (other := ModulePath.of(self.passes.paths[module])).stack == kind.stack and other.cross == kind.cross
+            if ModulePath.of(self.passes.paths[module])._replace(numbers=kind.numbers) == kind
         ]
         for edit in self.edits:
             if any(edit.may_act(edit.named_layers(), choices) for choices in alike):
                 check_places(edit, queries, keys)
+            if isinstance(edit, OtherRun) and layer.number == 1:
+                otherrun.check_lengths(edit, kind, call.queries, call.keys, continues=self.continues)
         self.checked.add((queries, keys))
 
     def _begin_pass(self, named: Mapping[str, Any]) -> None:
@@ -212,9 +196,11 @@ class _Changing:
         if idle:
             ran = [layer.name for layer, acting in self.acting.items() if any(edit is idle[0] for edit, _ in acting)]
             why = (
-                "none of its queries and keys came." if ran else "no layer of its went through the attention interface"
+                "none of its queries and keys came"
+                if ran
+                else "none of its layers went through the attention interface"
             )
-            raise RuleError(f"{idle[0]} never acted: {why}{'' if ran else f', {kinds} did not.' if kinds else '.'}")
+            raise RuleError(f"{idle[0]} never acted: {why}{f', {kinds} did not' if kinds and not ran else ''}.")
         if missed:
             warnings.warn(
                 f"{self.name} has attention that does not go through Transformers' AttentionInterface and was not "
@@ -234,18 +220,9 @@ def _real(layer: "LayerCall", call: "AttentionCall") -> Any:
 
 def _head_count(module: Any) -> int:
     """The most heads that a module or its configuration speaks of; 0 where neither does."""
-    counts = [getattr(owner, name, 0) for owner in (module, getattr(module, "config", None)) for name in _HEAD_COUNTS]
-    return max((count for count in counts if isinstance(count, int)), default=0)
+    spoken = [(name, count) for owner in (module, getattr(module, "config", None)) for name, count in _vars(owner)]
+    return max((n for name, n in spoken if name.endswith(("heads", "n_head")) and isinstance(n, int)), default=0)
 
 
-def _check_run(edit: OtherRun) -> None:
-    """Raise unless the other run has the layers and arrays that an edit needs."""
-    assert not isinstance(edit.seen, str)
-    if not edit.seen.parts:
-        raise RuleError(
-            f"{edit}: the other run saw no attention.", "run the model inside `with ch.watch(model) as seen`."
-        )
-    missing = {"like": ("q", "queries and keys", "keep=True"), "values_like": ("v", "values", "values=True")}
-    name, words, how = missing[edit.KIND]
-    if all(getattr(edit.seen.layer(layer), name) is None for layer in edit.seen.layers):
-        raise RuleError(f"{edit}: the other run kept no {words}.", f"ch.watch(model, {how})")
+def _vars(owner: Any) -> list[tuple[str, Any]]:
+    return list(getattr(owner, "__dict__", {}).items())

@@ -15,6 +15,7 @@ from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError
 from clearhead.ops.softcaps import for_heads
 from clearhead.ops.span_terms import SpanTerm
 from clearhead.watching.layers import Layer
+from clearhead.watching.naming import ModulePath
 
 Rules = dict[str, Any]
 _PER_HEAD = {"scale": None, "alibi_slopes": 0.0, "sinks": -np.inf}  # and what each is where it is not given
@@ -46,33 +47,64 @@ def of(edit: OtherRun, heads: Sequence[int] | None, place: Place, x: Any) -> Par
     layer = edit.seen.layer(place.layer)
     if layer.other_keys:
         raise RuleError(f"layer {place.layer} is merged attention, whose last keys are an encoder's.")
-    count = spread_heads(edit, x, layer)
+    count = _head_total(edit, x, layer)
     wanted = list(range(count)) if heads is None else list(heads)
     missing = [head for head in wanted if head not in layer.heads]
     if missing:
         kept = ", ".join(map(str, layer.heads))
         raise SelectionError(f"the other run kept no head {missing[0]} of layer {place.layer}: kept are {kept}.")
-    seen = layer.observation
-    start = place.queries.start - int(np.max(layer.rules.get("query_offset") or 0))
-    same = (seen.queries, seen.keys, start) == (len(place.queries), len(place.keys), 0)
-    if not same and not place.continues:
-        raise ShapeError(
-            f"layer {place.layer} has (queries {len(place.queries)}, keys {len(place.keys)}) in this run and (queries "
-            f"{seen.queries}, keys {seen.keys}) in the other.",
-            "both runs need texts of the same length.",
-        )
-    if start < 0 or start + len(place.queries) > seen.queries or place.keys.stop > seen.keys:
-        raise ShapeError(
-            f"this run comes to query {place.queries.stop} and key {place.keys.stop} of layer {place.layer}, and the "
-            f"other run has (queries {seen.queries}, keys {seen.keys}).",
-            "generate as many tokens in the other run.",
-        )
+    start = _start(layer, place.queries, place.keys, continues=place.continues)
     rows, columns = slice(start, start + len(place.queries)), slice(place.keys.start, place.keys.stop)
     index = [layer.heads.index(head) for head in wanted]
     return Part(layer, wanted, index, len(wanted) == count, rows, columns, place)
 
 
-def spread_heads(edit: OtherRun, x: Any, layer: Layer) -> int:
+def check_kept(edit: OtherRun) -> None:
+    """Raise RuleError unless the other run saw something and has the arrays that an edit needs."""
+    assert not isinstance(edit.seen, str)
+    if not edit.seen.parts:
+        raise RuleError(
+            f"{edit}: the other run saw no attention.", "run a model inside `with ch.watch(model) as seen`."
+        )
+    side, words, how = {"like": ("q", "queries and keys", "keep=True")}.get(edit.KIND, ("v", "values", "values=True"))
+    if all(getattr(edit.seen.layer(layer), side) is None for layer in edit.seen.layers):
+        raise RuleError(f"{edit}: the other run kept no {words}.", f"ch.watch(model, {how})")
+
+
+def check_lengths(edit: OtherRun, kind: ModulePath, queries: range, keys: range, *, continues: bool) -> None:
+    """Raise ShapeError where a layer that an edit needs, of this kind, has other lengths in the other run."""
+    assert not isinstance(edit.seen, str)
+    for name in edit.seen.layers:
+        layer, own = edit.seen.layer(name), ModulePath.of(edit.seen.layer(name).path)
+        alike = own._replace(numbers=kind.numbers) == kind and layer.call == 1
+        if alike and edit.acts_in(name, {name, layer.path, *own.numbers[:1]}):
+            try:
+                _start(layer, queries, keys, continues=continues)
+            except ShapeError as error:
+                raise ShapeError(f"{edit}: {error.what}", error.hint) from None
+
+
+def _start(layer: Layer, queries: range, keys: range, *, continues: bool) -> int:
+    """The place of the first query among those of the other run's layer. Raises ShapeError where lengths differ."""
+    seen = layer.observation
+    start = queries.start - int(np.max(layer.rules.get("query_offset") or 0))
+    same = (seen.queries, seen.keys, start) == (len(queries), len(keys), 0)
+    if not same and not continues:
+        raise ShapeError(
+            f"layer {layer.name} has (queries {len(queries)}, keys {len(keys)}) in this run and (queries "
+            f"{seen.queries}, keys {seen.keys}) in the other.",
+            "both runs need texts of the same length.",
+        )
+    if start < 0 or start + len(queries) > seen.queries or keys.stop > seen.keys:
+        raise ShapeError(
+            f"this run comes to query {queries.stop} and key {keys.stop} of layer {layer.name}, and the other run has "
+            f"(queries {seen.queries}, keys {seen.keys}).",
+            "generate as many tokens in the other run.",
+        )
+    return start
+
+
+def _head_total(edit: OtherRun, x: Any, layer: Layer) -> int:
     """How many query heads the call has, where x may be values with fewer."""
     return int(x.shape[1]) if edit.KIND == "like" else max(int(x.shape[1]), 1 + max(layer.heads))
 
@@ -158,10 +190,7 @@ def _with_rules(part: Part, rules: Mapping[str, Any], other: Mapping[str, Any], 
         ours, theirs = (unused if x.get(name) is None else x[name] for x in (rules, other))
         if np.ndim(ours) == np.ndim(theirs) == 0 and ours == theirs:
             continue
-        numbers = [_number(x) for x in (ours, theirs)]
-        mixed = np.array(np.broadcast_to(numbers[0], count), np.float64)
-        mixed[part.heads] = numbers[1]
-        made[name] = mixed
+        made[name] = _mixed(ours, theirs, part.heads, count)
     if rules.get("softcap") != other.get("softcap"):
         ours, theirs = (spread(x.get("softcap"), size) for x, size in ((rules, count), (other, len(part.heads))))
         caps = list(ours)
@@ -170,6 +199,15 @@ def _with_rules(part: Part, rules: Mapping[str, Any], other: Mapping[str, Any], 
         made["softcap"] = caps[0] if len(set(caps)) == 1 else tuple(caps)
     bias = _bias(part, rules.get("bias"), other.get("bias"), q)
     return made if bias is None else made | {"bias": bias}
+
+
+def _mixed(ours: Any, theirs: Any, heads: Sequence[int], count: int) -> Any:
+    """One number for each head, (heads,): ours, and the other run's for these heads; ours keep their graph."""
+    if torch_of(ours) is not None:
+        return _replaced(ours[None], heads, numbers_like(_number(theirs), ours))[0]
+    mixed = np.array(np.broadcast_to(ours, count), np.float64)
+    mixed[list(heads)] = _number(theirs)
+    return mixed
 
 
 def _bias(part: Part, ours: Any, theirs: Any, q: Any) -> Any:

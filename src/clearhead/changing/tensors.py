@@ -51,6 +51,15 @@ def float_sum(x: Any, real: Array | None) -> tuple[Any, Any]:
     return torch.where(mask, wide, 0.0).sum(-2, keepdim=True), mask.sum(-2, keepdim=True)
 
 
+def times(x: Any, factors: Array) -> Any:
+    """`x` times numbers that broadcast to it, in float32 or better: half precision would round the numbers."""
+    torch = torch_of(x)
+    if torch is None:
+        return x.astype(statistics_dtype(x.dtype), copy=False) * factors.astype(statistics_dtype(x.dtype))
+    wide = x if x.dtype == torch.float64 else x.float()
+    return wide * torch.from_numpy(factors).to(wide.device, wide.dtype)
+
+
 def logaddexp(a: Any, b: Any) -> Any:
     """ln(e^a + e^b)."""
     torch = torch_of(a)
