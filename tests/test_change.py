@@ -1,5 +1,6 @@
 """ch.change: each edit equals the same edit made by hand on stored logits, and the model is unchanged afterwards."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -91,10 +92,14 @@ def test_edits_act_in_the_order_given(family: str, padding: str):
     edited(FAMILY[family], EVERYTHING, BY_HAND, padding=padding)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "gemma2", "gpt-oss"])
-@pytest.mark.parametrize(
-    ("padding", "cache"), [("", "dynamic"), ("left", "dynamic"), ("", "static"), ("left", "static")]
-)
+QUICK = {("gpt2", "left", "dynamic"), ("llama", "", "static"), ("gpt-oss", "left", "static")}
+GENERATING = [
+    pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow])
+    for case in product(("gpt2", "llama", "mistral", "gemma2", "gpt-oss"), ("", "left"), ("dynamic", "static"))
+]
+
+
+@pytest.mark.parametrize(("family", "padding", "cache"), GENERATING)
 def test_generated_tokens_are_those_of_full_passes_by_hand(family: str, padding: str, cache: str):
     model, given = build(FAMILY[family]), inputs(FAMILY[family], padding)
     options: dict[str, Any] = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
