@@ -22,7 +22,7 @@ from seeds import fresh
 
 RULES = (
     *("causal", "softcap", "bias", "alibi", "scale", "mask", "padding", "query_lengths", "segments", "window"),
-    *("sinks", "blind"),
+    *("sinks", "blind", "spans"),
 )
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
