@@ -52,7 +52,7 @@ def inputs_of(place: Path, values: dict[str, Any]) -> tuple[str, ...]:
 
 
 def numbers(name: str, value: Any) -> Array:
-    """A list of numbers or of true and false, or of equal-length lists of them; null is -∞ in bias, masked, spans[2]."""
+    """A list of numbers or of true and false, or of equal lists of them; null is -∞ in bias, masked and spans[2]."""
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "biuf" and value.dtype not in FLOATS:
             raise FileError(f"{name} holds {value.dtype}: expected numbers.")
