@@ -174,15 +174,11 @@ template <class M, int R> CLEARHEAD_INLINE void score_square(const typename M::C
 
 // Interleaves two rows of bfloat16 numbers to pairs, in whole vectors; returns how many columns that was.
 CLEARHEAD_INLINE int64_t zip_rows(const uint16_t* a, const uint16_t* b, int64_t d, void* to) {
-    typedef uint16_t Halves __attribute__((vector_size(kVectorBytes)));
     constexpr int n = kVectorBytes / 2;
-    using Order = std::make_integer_sequence<int, n>;
     int64_t c = 0;
     for (; c + n <= d; c += n) {
-        Halves x, y;
-        std::memcpy(&x, a + c, sizeof x);
-        std::memcpy(&y, b + c, sizeof y);
-        const Halves low = zip_low(x, y, Order{}), high = zip_high(x, y, Order{});
+        Vec<float> low, high;
+        pairs_of<float>(a + c, b + c, low, high);
         std::memcpy(static_cast<char*>(to) + 4 * c, &low, sizeof low);
         std::memcpy(static_cast<char*>(to) + 4 * c + kVectorBytes, &high, sizeof high);
     }

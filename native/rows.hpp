@@ -158,6 +158,8 @@ template <class M> struct RowTask {
                 score_square<M, 2>(strip_queries, row, depth, strip_scores + j, beside);
             else if (row_count <= 4)
                 score_square<M, 4>(strip_queries, row, depth, strip_scores + j, beside);
+            else if (kDirectRows > 4 && row_count <= 6)
+                score_square<M, 6>(strip_queries, row, depth, strip_scores + j, beside);
             else
                 score_square<M, kDirectRows>(strip_queries, row, depth, strip_scores + j, beside);
         }
@@ -241,6 +243,17 @@ template <class M> struct RowTask {
         const int64_t v_pitch = blocks.value_pitch(), columns = blocks.columns;
         const bool few_rows = !job.packed && !blocks.separate_nonfinite && count <= kStrip;
         Prefetch beside = few_rows ? blocks.prefetch_beside_values(low, high) : Prefetch{};
+        if constexpr (M::per_cell == 2)
+            if (blocks.pairs_in_place && !blocks.separate_nonfinite) {
+                const int64_t key = j0 + 2 * begin;
+                const char* values = row_of(p.v, p.type, batch, blocks.value_head % p.v_heads, key);
+                with_rows(row_count, [&]<int R>() {
+                    if constexpr (R <= kDirectRows)
+                        weighted_rows<M, R, pitch>(weights, reinterpret_cast<const uint16_t*>(values), p.v.row,
+                                                   high - key, rescale, out, columns, columns, beside);
+                });
+                return;
+            }
         with_rows(row_count, [&]<int R>() {
             weighted_sum<M, R, pitch, 1>(weights, blocks.values + begin * v_pitch, v_pitch, cells, rescale, out,
                                          columns, columns, few_rows ? &beside : nullptr);
