@@ -61,15 +61,29 @@ def _logit(
         return None
     if rules.get("mask") is not None and not np.broadcast_to(rules["mask"], full)[(*at, i, j)]:
         return None
-    scale = rules.get("scale")
-    logit = (1 / math.sqrt(len(q)) if scale is None else scale) * math.fsum(a * b for a, b in zip(q, k, strict=True))
+    logit = _scale(rules.get("scale"), at, len(q)) * math.fsum(a * b for a, b in zip(q, k, strict=True))
     if rules.get("softcap") is not None:
         logit = rules["softcap"] * math.tanh(logit / rules["softcap"])
     if rules.get("bias") is not None:
         logit += float(np.broadcast_to(rules["bias"], full)[(*at, i, j)])
     if rules.get("alibi_slopes") is not None:
         logit -= float(np.ravel(rules["alibi_slopes"])[at[-1] if at else 0]) * abs(position - j)
+    if rules.get("spans") is not None:
+        logit += _span(*rules["spans"], at, i, j)
     return None if logit == -math.inf else logit
+
+
+def _scale(scale: Any, at: tuple[int, ...], d_k: int) -> float:
+    if scale is None:
+        return 1 / math.sqrt(d_k)
+    return float(scale[at[-1] if at else 0]) if np.ndim(scale) else float(scale)
+
+
+def _span(query_spans: Array, key_spans: Array, table: Array, at: tuple[int, ...], i: int, j: int) -> float:
+    mine, theirs = (int(x[at[:-1]][y] if x.ndim > 1 else x[y]) for x, y in ((query_spans, i), (key_spans, j)))
+    if mine < 0 or theirs < 0:
+        return 0.0
+    return float(table[at[len(at) - (table.ndim - 2) :]][mine, theirs])
 
 
 def _allowed(rules: dict[str, Any], batch: tuple[int, ...], i: int, j: int, position: int) -> bool:

@@ -41,10 +41,12 @@ class Losses:
 
     @cached_property
     def truth(self) -> dict[str, Array]:
-        """The derivatives by q, k, v, bias and sinks, each in the caller's own shape."""
+        """The derivatives by q, k, v, bias, sinks and the table of spans, each in the caller's own shape."""
         case, given = self.case, self.case.given
         leaves = {name: _leaf(x) for name, x in (("q", given.q), ("k", given.k), ("v", given.v))}
         leaves |= {name: _leaf(np.asarray(case.rules[name])) for name in ("bias", "sinks") if name in case.rules}
+        if "spans" in case.rules:
+            leaves["spans"] = _leaf(case.rules["spans"][2])
         answers = formula(case, torch.from_numpy(self.visible), **leaves)
         parts = [answers[name] * torch.from_numpy(x.astype(np.float64)) for name, x in self.by.items()]
         sum(part.sum() for part in parts).backward()
@@ -79,7 +81,7 @@ class Losses:
         flushed = slack.tiny * (1 + problem.queries + problem.keys) if problem.dtype == ml_dtypes.bfloat16 else 0.0
         if problem.dtype == np.float16:  # an engine may round its operands to it, and little lies below its range
             flushed = float(ml_dtypes.finfo(np.float16).smallest_subnormal)
-        score = abs(problem.scale) * bent + flushed
+        score = abs(problem.scale)[:, None, None] * bent + flushed
         output = mags["output"] if "output" in self.by else np.zeros((*row.shape, values.shape[-1]))
         found = {
             "q": score @ keys + flushed,
@@ -103,9 +105,12 @@ class Losses:
         for name, truth in self.truth.items():
             if name == "bias":
                 allowed = summed(self.problem.restore(self.slack["logit"]), truth.shape)
+            elif name == "spans":
+                allowed = summed(self.problem.restore(by_pair(self.case, self.slack["logit"])), truth.shape)
             else:
                 allowed = self.slack[name].reshape(truth.shape)
-            dtype = np.asarray(self.case.rules.get(name, self.case.q)).dtype
+            given = self.case.rules["spans"][2] if name == "spans" else self.case.rules.get(name, self.case.q)
+            dtype = np.asarray(given).dtype
             assert_close(found[name], truth, allowed + rounding(truth, dtype), name)
 
 
@@ -125,13 +130,42 @@ def summed(x: Array, shape: tuple[int, ...]) -> Array:
     return x.sum(axis=axes, keepdims=True).reshape(shape)
 
 
+def labels_of(case: Case) -> list[Array]:
+    """The labels of the rule `spans`, (batch, queries) and (batch, keys)."""
+    problem = case.problem
+    return [
+        np.broadcast_to(side, (*problem.prefix[:-1], size)).reshape(problem.batch, size).copy()
+        for side, size in zip(case.rules["spans"][:2], (problem.queries, problem.keys), strict=True)
+    ]
+
+
+def by_pair(case: Case, x: Array) -> Array:
+    """x (batch, heads, queries, keys) summed over each pair of labels, one entry at a time."""
+    sides = labels_of(case)
+    found = np.zeros((*x.shape[:2], *case.rules["spans"][2].shape[-2:]))
+    for batch, i, j in np.ndindex(x.shape[0], *x.shape[2:]):
+        mine, theirs = sides[0][batch, i], sides[1][batch, j]
+        if mine >= 0 and theirs >= 0:
+            found[batch, :, mine, theirs] += x[batch, :, i, j]
+    return found
+
+
+def added_by_spans(case: Case, table: torch.Tensor) -> torch.Tensor:
+    """table[query_spans[i], key_spans[j]], 0 where a label is below 0, (batch, heads, queries, keys)."""
+    problem = case.problem
+    sides = [torch.from_numpy(side) for side in labels_of(case)]
+    full = table.expand(*problem.prefix, *table.shape[-2:]).reshape(problem.batch, problem.heads, *table.shape[-2:])
+    one_hot = [(x[:, :, None] == torch.arange(n)).double() for x, n in zip(sides, table.shape[-2:], strict=True)]
+    return torch.einsum("bnx,bhxy,bmy->bhnm", one_hot[0], full, one_hot[1])
+
+
 def formula(
-    case: Case, visible: torch.Tensor, q: Any, k: Any, v: Any, bias: Any = None, sinks: Any = None
+    case: Case, visible: torch.Tensor, q: Any, k: Any, v: Any, bias: Any = None, sinks: Any = None, spans: Any = None
 ) -> dict[str, torch.Tensor]:
     """Attention and its observations by the plain formulas, with masked scores at -inf."""
     problem = case.problem
     k, v = (x.repeat_interleave(problem.heads // max(1, x.shape[1]), 1) for x in (k, v))
-    scores = problem.scale * (q @ k.transpose(-1, -2))
+    scores = torch.from_numpy(problem.scale)[:, None, None] * (q @ k.transpose(-1, -2))
     if problem.softcap is not None:
         scores = problem.softcap * torch.tanh(scores / problem.softcap)
     if bias is not None:
@@ -142,6 +176,8 @@ def formula(
             scores
             - torch.from_numpy(problem.alibi_slopes)[:, None, None] * (rows - torch.arange(problem.keys)).abs().double()
         )
+    if spans is not None:
+        scores = scores + added_by_spans(case, torch.where(spans == -torch.inf, 0.0, spans))
     empty = ~visible.any(-1, keepdim=True)
     masked = torch.where(visible | empty, scores, -torch.inf)  # empty rows are set at the end
     extra = [] if sinks is None else [torch.where(empty, 0.0, sinks.reshape(-1, 1, 1))]

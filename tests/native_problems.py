@@ -152,11 +152,12 @@ def compare_gradients(rng: np.random.Generator, given: Any, book: reference.Text
     if told.distance is not None:
         slope = slope + told.distance[..., None] * reference.all_distances(p)
     slope = a * slope
+    scale = p.scale[:, None, None]
     bent = slope * (1 - (book.capped / p.softcap) ** 2 if p.softcap else 1)
     fold = lambda x: x.reshape(p.batch, p.kv_heads, group, *x.shape[2:]).sum(2)  # noqa: E731
     truth = {
-        "q": p.scale * (bent @ k),
-        "k": p.scale * fold(bent.swapaxes(-1, -2) @ wide(given.q)),
+        "q": scale * (bent @ k),
+        "k": fold(scale * bent.swapaxes(-1, -2) @ wide(given.q)),
         "v": fold(a.swapaxes(-1, -2) @ wide(told.output)),
     }
     if told.bias is not None:

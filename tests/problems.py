@@ -23,6 +23,7 @@ RULES = (
     "softcap",
     "bias",
     "alibi_slopes",
+    "spans",
     "causal",
     "window",
     "mask",
@@ -285,6 +286,28 @@ def _per_head(name: str, draw: st.DrawFn, rng: np.random.Generator, shape: Shape
     return {name: numbers}
 
 
+def _scale(draw: st.DrawFn, rng: np.random.Generator, shape: Shape) -> dict[str, Any]:
+    if draw(st.booleans()):
+        return {"scale": draw(st.sampled_from((0.0, 0.1, 1.0, -0.5, None)))}
+    return {"scale": rng.standard_normal(shape.heads or 1)}
+
+
+def _spans(draw: st.DrawFn, rng: np.random.Generator, shape: Shape) -> dict[str, Any]:
+    counts = draw(st.integers(1, 5)), draw(st.integers(1, 5))
+    leads = [(), *((shape.prefix[-1:], shape.prefix) if shape.prefix else ())]
+    table = rng.standard_normal((*draw(st.sampled_from(leads)), *counts)) * 2
+    if draw(st.booleans()):
+        table = np.where(rng.random(table.shape) < draw(st.sampled_from((0.2, 0.6))), -np.inf, table)
+    none = draw(st.sampled_from((-1, 0)))  # with or without tokens that have no label
+    sides = [
+        rng.integers(none, count, (*(shape.lead if draw(st.booleans()) else ()), size))
+        for size, count in zip((shape.queries, shape.keys), counts, strict=True)
+    ]
+    if draw(st.booleans()):  # spans one after the other
+        sides = [np.sort(side) for side in sides]
+    return {"spans": (*sides, table.astype(draw(st.sampled_from(FLOATS))))}
+
+
 def _offset(draw: st.DrawFn, rng: np.random.Generator, shape: Shape) -> dict[str, Any]:
     low, high = draw(st.sampled_from(((0, shape.keys), (-shape.queries - 2, shape.keys + 2))))
     if draw(st.booleans()):
@@ -293,10 +316,11 @@ def _offset(draw: st.DrawFn, rng: np.random.Generator, shape: Shape) -> dict[str
 
 
 _RULES: dict[str, Any] = {
-    "scale": lambda draw, rng, shape: {"scale": draw(st.sampled_from((0.0, 0.1, 1.0, -0.5, None)))},
+    "scale": _scale,
     "softcap": lambda draw, rng, shape: {"softcap": draw(st.sampled_from((0.5, 5.0, 50.0)))},
     "bias": _bias,
     "alibi_slopes": lambda draw, rng, shape: _per_head("alibi_slopes", draw, rng, shape),
+    "spans": _spans,
     "causal": lambda draw, rng, shape: {"causal": True},
     "window": _window,
     "mask": _mask,

@@ -76,8 +76,8 @@ def _size(case: Case) -> Array:
     """The largest sum of magnitudes behind any visible logit of a row, (batch, heads, queries)."""
     problem, given = case.problem, case.given
     keys = np.repeat(np.abs(given.k.astype(np.float64)), problem.heads // max(1, given.k.shape[1]), axis=1)
-    size = abs(problem.scale) * (np.abs(given.q.astype(np.float64)) @ keys.swapaxes(-1, -2))
-    size = size + np.abs(case.book.biased - case.book.capped)  # bias and ALiBi
+    size = abs(problem.scale)[:, None, None] * (np.abs(given.q.astype(np.float64)) @ keys.swapaxes(-1, -2))
+    size = size + np.abs(case.book.biased - case.book.capped)  # bias, ALiBi and spans
     seen = np.where(visibility.dense(problem), size, 0.0)
     lse = np.where(np.isneginf(case.book.logsumexp), 0.0, np.abs(case.book.logsumexp))
     return np.asarray(np.maximum(seen.max(axis=-1, initial=0.0), lse))

@@ -121,7 +121,7 @@ RULES: dict[str, Wrong] = {
         attention(casual=True),
         TypeError,
         "unknown rule `casual`.\n\nhint: did you mean `causal`? Known: alibi_slopes, bias, causal, kv_lengths, "
-        "kv_segments, mask, query_lengths, query_offset, query_segments, scale, sinks, softcap, window.",
+        "kv_segments, mask, query_lengths, query_offset, query_segments, scale, sinks, softcap, spans, window.",
     ),
     "scale of words": (attention(scale="big"), ValueError, "scale is 'big': expected a number."),
     "scale NaN": (

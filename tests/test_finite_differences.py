@@ -16,14 +16,14 @@ from clearhead.core import reference
 from clearhead.core.axes import Array
 from clearhead.core.statistics import STATISTICS, listed
 from clearhead.ops import torch_graph
-from problems import Case, cases, examples
+from problems import RULES, Case, cases, examples
 
 STEP = 1e-5
 ANSWERS = tuple(name for name, one in STATISTICS.items() if one.derivative)
 LEAVES = ("q", "k", "v", "bias", "sinks")
 F64 = np.dtype(np.float64)
 Function = Callable[[Mapping[str, Any]], dict[str, Any]]
-any_case = cases(most=300, dtypes=(F64,))
+any_case = cases(most=300, dtypes=(F64,), rules=tuple(rule for rule in RULES if rule != "spans"))
 some_answers = st.sets(st.sampled_from(ANSWERS), min_size=1).map(sorted)
 
 

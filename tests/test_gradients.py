@@ -16,7 +16,7 @@ from clearhead.core.axes import Array
 from clearhead.engines.base import Upstream
 from clearhead.errors import EngineError
 from clearhead.ops import backward
-from losses import ANSWERS, Losses, grouped, summed
+from losses import ANSWERS, Losses, by_pair, grouped, summed
 from problems import Case, each_engine, on_every_engine
 from seeds import fresh
 from slack import assert_close, rounding
@@ -31,10 +31,12 @@ def normal(*shape: int) -> Array:
 
 
 def tensors(case: Case) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """q, k, v, bias and sinks as leaves, and the other rules."""
+    """q, k, v, bias, sinks and the table of spans as leaves, and the other rules."""
     floats = {name: getattr(case, name) for name in "qkv"} | {
         name: np.asarray(case.rules[name]) for name in ("bias", "sinks") if name in case.rules
     }
+    if "spans" in case.rules:
+        floats["spans"] = case.rules["spans"][2]
     leaves = {name: to_torch(torch, x.copy()).requires_grad_() for name, x in floats.items()}
     return leaves, {name: value for name, value in case.rules.items() if name not in leaves}
 
@@ -43,9 +45,10 @@ def by_autograd(losses: Losses, engine: str | None, given: Case | None = None) -
     """The gradients as a user gets them."""
     case = given or losses.case
     leaves, rules = tensors(case)
-    matrix = ch.AttentionMatrix(
-        leaves["q"], leaves["k"], engine=engine, **rules, **{n: leaves[n] for n in ("bias", "sinks") if n in leaves}
-    )
+    rules |= {name: leaves[name] for name in ("bias", "sinks") if name in leaves}
+    if "spans" in leaves:
+        rules["spans"] = (*case.rules["spans"][:2], leaves["spans"])
+    matrix = ch.AttentionMatrix(leaves["q"], leaves["k"], engine=engine, **rules)
     flags = {name: True for name in losses.by if name != "output"}
     seen = matrix.observe(leaves["v"] if "output" in losses.by else None, **flags)
     answers = [getattr(seen, name) for name in losses.by]
@@ -98,7 +101,7 @@ def test_gradients_under_drawn_rules(engine: str, case: Case, answers: list[str]
 
 
 @on_every_engine(
-    ENGINES, limits={"most": 20_000}, parts=st.sets(st.sampled_from(("output", "keys", "entropy", "bias")))
+    ENGINES, limits={"most": 20_000}, parts=st.sets(st.sampled_from(("output", "keys", "entropy", "bias", "spans")))
 )
 def test_gradients_of_each_engine_follow_the_formulas(engine: str, case: Case, parts: set[str]):
     """The gradients of scores, dS = a·(dO·v + rows + keys - entropy·ln a), and of the inputs."""
@@ -114,17 +117,24 @@ def test_gradients_of_each_engine_follow_the_formulas(engine: str, case: Case, p
         rows=by["logsumexp"], output=by.get("output"), keys=by.get("received"), entropy=by.get("entropy"),
         bias=own if "bias" in parts else None,
     )  # fmt: skip
+    parts -= {"spans"} if problem.span_table is None else set()
+    if "spans" in parts and problem.span_table is not None:
+        upstream = replace(upstream, spans=(*own[:2], *problem.span_table.shape[2:]))
     lse = case.book.logsumexp.astype(dtype)
     found = engines.get(engine).gradients(problem, given.q, given.k, given.v, lse, upstream)
-    assert set(found) == {"q", "k"} | parts & {"bias"} | ({"v"} if "output" in parts else set())
-    truth = dict(zip(("q", "k", "v", "bias"), by_hand(losses, own), strict=True))
+    assert set(found) == {"q", "k"} | parts & {"bias", "spans"} | ({"v"} if "output" in parts else set())
+    *usual, by_logit = by_hand(losses)
+    truth = dict(zip("qkv", usual, strict=True)) | {"bias": summed(by_logit, own)}
+    if upstream.spans is not None:
+        truth["spans"] = summed(by_pair(case, by_logit), upstream.spans)
+        losses.slack["spans"] = summed(by_pair(case, losses.slack["logit"]), upstream.spans)
     for name, x in found.items():
         allowed = summed(losses.slack["logit"], own) if name == "bias" else losses.slack[name]
-        assert x.dtype == (dtype if name == "bias" else problem.dtype)
+        assert x.dtype == (dtype if name in ("bias", "spans") else problem.dtype)
         assert_close(x, truth[name], allowed + rounding(truth[name], x.dtype), name)
 
 
-def by_hand(losses: Losses, own: tuple[int, ...]) -> tuple[Array, ...]:
+def by_hand(losses: Losses) -> tuple[Array, ...]:
     """The formulas that each engine implements, in float64."""
     problem, given, book = losses.problem, losses.case.given, losses.case.book
     q, k, v = (x.astype(np.float64) for x in (given.q, given.k, given.v))
@@ -137,9 +147,9 @@ def by_hand(losses: Losses, own: tuple[int, ...]) -> tuple[Array, ...]:
         slope = slope + losses.wide("received")[:, :, None]
     by_logit = book.weights * slope
     bend = 1.0 if problem.softcap is None else 1 - np.tanh(book.scaled / problem.softcap) ** 2
-    by_score = problem.scale * bend * by_logit
+    by_score = problem.scale[:, None, None] * bend * by_logit
     by_key, by_value = by_score.swapaxes(-1, -2) @ q, book.weights.swapaxes(-1, -2) @ output
-    return by_score @ np.repeat(k, group, axis=1), grouped(by_key, k), grouped(by_value, v), summed(by_logit, own)
+    return by_score @ np.repeat(k, group, axis=1), grouped(by_key, k), grouped(by_value, v), by_logit
 
 
 @on_every_engine(

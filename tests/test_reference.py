@@ -18,6 +18,7 @@ from clearhead.core.axes import Array
 from clearhead.core.problem import describe
 from loops import output_by_loops, weights_by_loops
 from problems import Case, cases, examples
+from seeds import fresh
 
 FLOAT64 = (np.dtype(np.float64),)
 EXACT = {"rtol": 1e-12, "atol": 1e-13}  # a few thousand eps: sums of at most some hundred float64 numbers
@@ -118,6 +119,23 @@ def test_pytorch_gives_the_same_numbers(rule: str, kv_heads: int):
         *map(torch.from_numpy, (q, k, v)), *added, enable_gqa=kv_heads < 4, **theirs
     )
     np.testing.assert_allclose(book_of(q, k, v, **ours).output, expected.numpy(), **EXACT)
+
+
+@pytest.mark.parametrize("lead", [(), (4,), (2, 4)])
+def test_spans_equal_a_bias_that_pytorch_adds(lead: tuple[int, ...]):
+    rng = fresh()
+    q, k, v = (rng.standard_normal(shape) for shape in ((2, 4, 7, 5), (2, 2, 9, 5), (2, 2, 9, 3)))
+    sides, table = (rng.integers(0, 3, (2, 7)), rng.integers(0, 4, 9)), rng.standard_normal((*lead, 3, 4))
+    table[..., 1, 2] = -np.inf
+    scale = rng.standard_normal(4)
+    full = np.broadcast_to(table, (2, 4, 3, 4))
+    rows = np.stack([np.take(full[b], sides[0][b], axis=1) for b in range(2)])
+    bias = np.take(rows, sides[1], axis=3)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *map(torch.from_numpy, (q * scale[:, None, None], k, v, bias)), enable_gqa=True, scale=1.0
+    )
+    found = book_of(q, k, v, spans=(*sides, table), scale=scale)
+    np.testing.assert_allclose(found.output, np.nan_to_num(expected.numpy()), **EXACT)
 
 
 def test_pytorch_aligns_causal_to_the_first_key():

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import clearhead as ch
 from clearhead.ops import torch_operators as torch_op
-from clearhead.ops.torch_operators import Given, Options
+from clearhead.ops.torch_arguments import Given, Options
 
 F64 = torch.float64
 
@@ -178,12 +178,12 @@ def test_the_other_operators_pass_opcheck():
     torch.library.opcheck(torch.ops.clearhead.transposed.default, (q, k, normal(2, 4, 5, 2, grad=True), *given))
     q, k, v, bias = (x.detach() for x in (q, k, v, normal(6)))
     given, output = Given(bias=bias), ch.AttentionMatrix(q, k, bias=bias).observe(v, logsumexp=True)
-    rest = [output.logsumexp, output.output], "output", [torch.ones_like(output.output)], True
+    rest = [output.logsumexp, output.output], "output", [torch.ones_like(output.output)], True, False
     call = (q, k, v, *given, *Options("logsumexp output"), *rest)
     torch.library.opcheck(torch.ops.clearhead.observe_backward.default, call)
     rest = output.logsumexp, torch.ones(2, 4, 6, 2, dtype=F64)
     torch.library.opcheck(
-        torch.ops.clearhead.transposed_backward.default, (q, k, normal(2, 4, 5, 2), *given, *rest, True)
+        torch.ops.clearhead.transposed_backward.default, (q, k, normal(2, 4, 5, 2), *given, *rest, True, False)
     )
 
 

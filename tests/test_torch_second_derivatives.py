@@ -13,7 +13,7 @@ import clearhead as ch
 import clearhead.nn
 import clearhead.torch
 from clearhead.errors import DerivativeError
-from clearhead.ops.torch_operators import Given, Options
+from clearhead.ops.torch_arguments import Given, Options
 
 X = torch.randn(1, 2, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 torch.manual_seed(0)

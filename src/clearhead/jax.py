@@ -26,7 +26,7 @@ from clearhead.core.axes import Array, as_slice
 from clearhead.core.observations import check_asked, check_room, wanted
 from clearhead.core.problem import Problem, describe
 from clearhead.core.rule_values import read_slice
-from clearhead.core.rules import RULES, Rules, check_names
+from clearhead.core.rules import RULES, Rules, check_names, check_supported, given
 from clearhead.core.statistics import STATISTICS, Asked, Wanted, arrays_of, askable, explained
 from clearhead.engines.base import kinds
 from clearhead.errors import RuleError, SelectionError, shown
@@ -35,7 +35,7 @@ from clearhead.ops.jax_host import Kind, call, reverse_only
 from clearhead.ops.observation import Observation, observation
 
 _WITH_GRADIENTS = ("q", "k", "v", "bias", "sinks")
-_ARRAYS = {name for name, rule in RULES.items() if any(rule.fields.values())}  # rules that JAX may trace
+_ARRAYS = {name for name, rule in RULES.items() if any(rule.fields.values())} - {"scale"}  # rules that JAX may trace
 jax.tree_util.register_dataclass(
     Observation, data_fields=[*STATISTICS], meta_fields=["queries", "keys", "sinks"]
 )  # so that functions under jax.jit and jax.vmap can return one
@@ -116,6 +116,7 @@ def observe(
     (Array([1.5, 0.5], dtype=float32), True)
     """
     rules: Rules = {name: value for name, value in named.items() if name in RULES}  # type: ignore[assignment]
+    check_supported("clearhead.jax", frozenset(RULES) - {"spans"}, given(rules))
     asked = check_asked({name: x for name, x in named.items() if name not in RULES}, others=("queries", *RULES))
     if not isinstance(queries, slice):
         raise SelectionError(f"queries is {shown(queries)}: expected a slice.", "queries=slice(-64, None)")

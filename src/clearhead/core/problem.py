@@ -1,7 +1,7 @@
 """One attention problem: shapes and score rules, validated once, in one frozen value that every engine reads.
 
-A score is scale · q_i·k_j, then softcap, bias and ALiBi; causal, window, mask, lengths and segments forbid positions
-(visibility.py says which); sinks add one logit to each row's denominator. The rules act in that order.
+A score is scale · q_i·k_j, then softcap, bias, ALiBi and spans; causal, window, mask, lengths and segments forbid
+positions (visibility.py says which); sinks add one logit to each row's denominator. The rules act in that order.
 """
 
 from collections.abc import Sequence
@@ -43,10 +43,13 @@ class Problem:
     num_threads: int | None  # at most so many, the calling one included; None: as many as set_num_threads says
     rows: range  # the indices of these queries and keys in the whole matrix, in which positions are counted
     cols: range
-    scale: float
+    scale: Array  # (heads,)
     softcap: float | None
     bias: Array | None  # (batch, heads, queries, keys), a broadcast view; a bias of -inf forbids
     alibi_slopes: Array | None  # (heads,)
+    query_spans: Array | None  # (batch, queries): a row of the table, or -1
+    key_spans: Array | None  # (batch, keys): a column of the table, or -1
+    span_table: Array | None  # (batch, heads, query_spans, key_spans), a broadcast view; -inf forbids
     causal: bool
     window: Window
     mask: Array | None  # (batch, heads, queries, keys), True = may attend

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.core import room, visibility
+from clearhead.core import room, spans, visibility
 from clearhead.core.axes import Array, group_size
 from clearhead.core.problem import Problem
 from clearhead.core.rules import check_supported
 
 RULES = frozenset({
-    "scale", "softcap", "bias", "alibi_slopes", "causal", "window", "mask", "kv_lengths", "query_lengths",
+    "scale", "softcap", "bias", "alibi_slopes", "spans", "causal", "window", "mask", "kv_lengths", "query_lengths",
     "query_segments", "kv_segments", "sinks", "query_offset",
 })  # fmt: skip
 
@@ -27,7 +27,7 @@ class Textbook:
     scores: Array  # q·kᵀ
     scaled: Array  # scale·scores
     capped: Array  # c·tanh(scaled/c)
-    biased: Array  # capped + bias - slope·|i - j|
+    biased: Array  # capped + bias - slope·|i - j| + table[query_spans[i], key_spans[j]]
     masked: Array  # biased, -inf where a query may not see a key
     logsumexp: Array  # (batch, heads, queries): ln(Σ exp(masked) + exp(sink))
     weights: Array  # exp(masked - logsumexp)
@@ -56,6 +56,7 @@ def attend(problem: Problem, q: Array, k: Array, v: Array | None = None) -> Text
     O(batch·heads·queries·keys·(d_k + d_v)) time, O(batch·heads·queries·keys) memory.
     """
     more = (problem.softcap is not None) + (problem.bias is not None) + 2 * (problem.alibi_slopes is not None)
+    more += 2 * (problem.span_table is not None)
     check_room(problem.batch * problem.heads * problem.queries * problem.keys, more)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x is not None:
@@ -75,13 +76,15 @@ def from_scores(problem: Problem, scores: Array) -> Textbook:
     Raises RuleError for a rule that the reference does not implement.
     """
     check_supported("the reference", RULES, problem.active_rules())
-    scaled = problem.scale * scores
+    scaled = problem.scale[:, None, None] * scores
     capped = scaled if problem.softcap is None else problem.softcap * np.tanh(scaled / problem.softcap)
     biased = capped
     if problem.bias is not None:
         biased = biased + problem.bias.astype(np.float64)
     if problem.alibi_slopes is not None:
         biased = biased - problem.alibi_slopes[:, None, None] * all_distances(problem)
+    if problem.span_table is not None:
+        biased = biased + added_by_spans(problem)
     masked = np.where(visibility.dense(problem), biased, -np.inf)
     logsumexp = _logsumexp(masked, problem.sinks)
     weights = np.where(np.isneginf(masked), 0.0, np.exp(masked - logsumexp[..., None]))
@@ -184,6 +187,15 @@ def _areas(pixels: int, size: int) -> Array:
     cells = np.arange(size)
     overlap = np.minimum(high, cells + 1) - np.maximum(low, cells)
     return np.maximum(overlap, 0.0) / max(size / pixels, 1e-300)
+
+
+def added_by_spans(problem: Problem) -> Array:
+    """table[query_spans[i], key_spans[j]], 0 where a label is -1, (batch, heads, queries, keys)."""
+    rows, cols = slice(0, problem.queries), slice(0, problem.keys)
+    found = np.zeros((problem.batch, problem.heads, problem.queries, problem.keys))
+    for batch, head in np.ndindex(found.shape[:2]):
+        found[batch, head] = spans.added(*visibility.spans_of(problem, batch, head, rows, cols))
+    return found
 
 
 def all_distances(problem: Problem) -> Array:

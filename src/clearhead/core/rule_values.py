@@ -196,6 +196,11 @@ def read_matrix(name: str, value: Any, shape: tuple[int, ...], device: str = "cp
             f"{name} has shape {array.shape}, which does not broadcast to {named(shape, WEIGHTS)}.",
             f"one {name} per batch is {name}[:, None, None, :] for keys alone.",
         ) from None
+    return spread(array, shape)
+
+
+def spread(array: Array, shape: tuple[int, ...]) -> Array:
+    """Broadcast to `shape`, with its batch axes joined: (batch, heads, …, …), a view where that is possible."""
     own = array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
     lead = shape[:-3]  # joining the batch axes may copy, so it comes before the other axes are broadcast
     joined = heads_first(broadcast(own, lead + own.shape[len(lead) :]))
@@ -219,6 +224,23 @@ def one_per_head(name: str, value: Any, heads: int, ndim: int) -> Array | None:
     if not (np.isfinite(numbers) | none).all():
         raise RuleError(f"{name} is {shown(numbers.tolist())}: expected finite numbers.")
     return numbers
+
+
+def has_axes(value: Any) -> bool:
+    """Is this a list or an array of at least one axis, rather than one number?"""
+    return isinstance(value, (list, tuple)) or bool(getattr(value, "ndim", None))
+
+
+def read_scale(value: Any, heads: int, ndim: int, default: float) -> Array:
+    """Read one finite number for all heads, or one per query head, as float64 (heads,); None gives the default.
+
+    Raises RuleError, ShapeError or DtypeError.
+    """
+    if has_axes(value):
+        numbers = one_per_head("scale", value, heads, ndim)
+        assert numbers is not None
+        return numbers
+    return np.full(heads, read_number("scale", value, default))
 
 
 def as_int64(name: str, array: Array) -> Array:

@@ -19,12 +19,13 @@ from clearhead.core.rule_values import (
     read_flag,
     read_lengths,
     read_matrix,
-    read_number,
     read_offset,
+    read_scale,
     read_segments,
     read_softcap,
     read_window,
 )
+from clearhead.core.spans import TABLE, read_spans
 from clearhead.errors import RuleError, unknown
 
 Axes = tuple[str, ...]
@@ -34,10 +35,11 @@ Index = range | slice | list[int] | np.ndarray[Any, np.dtype[Any]]
 class Rules(TypedDict, total=False):
     """The score rules: the same keywords everywhere, all optional, in the order in which they act."""
 
-    scale: float | None
+    scale: Any
     softcap: float | None
     bias: Any
     alibi_slopes: Any
+    spans: Any
     causal: bool
     window: Window | None
     mask: Any
@@ -86,8 +88,8 @@ class Rule:
     always: bool = False
 
 
-def _scale(name: str, value: Any, sizes: Sizes, _: Mapping[str, Any]) -> float:
-    return read_number(name, value, default=1 / sizes.d_k**0.5 if sizes.d_k else 1.0)
+def _scale(_: str, value: Any, sizes: Sizes, __: Mapping[str, Any]) -> Any:
+    return read_scale(value, sizes.heads, len(sizes.prefix) + 2, default=1 / sizes.d_k**0.5 if sizes.d_k else 1.0)
 
 
 def _matrix(name: str, value: Any, sizes: Sizes, _: Mapping[str, Any]) -> Any:
@@ -96,6 +98,10 @@ def _matrix(name: str, value: Any, sizes: Sizes, _: Mapping[str, Any]) -> Any:
 
 def _heads(name: str, value: Any, sizes: Sizes, _: Mapping[str, Any]) -> Any:
     return one_per_head(name, value, sizes.heads, len(sizes.prefix) + 2)
+
+
+def _spans(_: str, value: Any, sizes: Sizes, __: Mapping[str, Any]) -> Any:
+    return read_spans(value, sizes.prefix, (sizes.queries, sizes.keys))
 
 
 def _lengths(side: str) -> Read:
@@ -112,10 +118,15 @@ def _offset(_: str, value: Any, sizes: Sizes, before: Mapping[str, Any]) -> Any:
 
 
 RULES: dict[str, Rule] = {  # in the order of `Rules`
-    "scale": Rule(_scale, {"scale": ()}, always=True),
+    "scale": Rule(_scale, {"scale": ("heads",)}, always=True),
     "softcap": Rule(lambda _, value, *__: read_softcap(value), {"softcap": ()}),
     "bias": Rule(_matrix, {"bias": WEIGHTS}, forbids=True),  # where it is -inf
     "alibi_slopes": Rule(_heads, {"alibi_slopes": ("heads",)}),
+    "spans": Rule(
+        _spans,
+        {"query_spans": ("batch", "queries"), "key_spans": ("batch", "keys"), "span_table": TABLE},
+        forbids=True,  # where the table is -inf
+    ),
     "causal": Rule(lambda name, value, *_: read_flag(name, value), {"causal": ()}, unused=False, forbids=True),
     "window": Rule(lambda _, value, *__: read_window(value), {"window": ()}, unused=(None, None), forbids=True),
     "mask": Rule(_matrix, {"mask": WEIGHTS}, forbids=True),
@@ -155,6 +166,13 @@ def _check_segments(rules: Rules) -> None:
     if (rules.get(given) is None) != (rules.get(other) is None):
         given, other = (given, other) if rules.get(given) is not None else (other, given)
         raise RuleError(f"{given} is given but {other} is not: a segment needs both sides.", f"{other}={given}?")
+
+
+def flat(rules: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The values by name, with the three parts of `spans` apart, as spans[0], spans[1] and spans[2]."""
+    value = rules.get("spans")
+    parts = value if isinstance(value, (tuple, list)) else ()
+    return {**rules, **{f"spans[{place}]": part for place, part in enumerate(parts)}} if parts else rules
 
 
 def given(rules: Mapping[str, Any]) -> list[str]:

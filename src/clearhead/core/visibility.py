@@ -1,4 +1,4 @@
-"""Which query may attend to which key: the one definition of causal, window, lengths, segments, mask and -inf biases.
+"""Which query may attend to which key: the one definition of causal, window, lengths, segments, mask and -inf.
 
 Query i of the whole matrix stands at key position p = i + query_offset. It may attend to key j if all of these hold:
 
@@ -6,6 +6,7 @@ Query i of the whole matrix stands at key position p = i + query_offset. It may 
     kv_lengths        j < kv_lengths            query_lengths          i < query_lengths
     segments          query_segments[i] = kv_segments[j]
     mask, bias        mask[i, j] is True, and bias[i, j] is not -inf
+    spans             table[query_spans[i], key_spans[j]] is not -inf
 
 The same definition in three forms: `dense` is the whole mask, for the reference; `tile` is the mask of one block;
 `key_span` and `query_span` bound, from positions alone, what a block of queries or of keys has to visit.
@@ -13,6 +14,7 @@ The same definition in three forms: `dense` is the whole mask, for the reference
 
 import numpy as np
 
+from clearhead.core import spans
 from clearhead.core.axes import Array
 from clearhead.core.problem import Problem
 
@@ -34,9 +36,10 @@ def tile(problem: Problem, batch: int, head: int, rows: slice, cols: slice) -> A
     if result is False:
         return False
     for part in _by_content(problem, batch, head, rows, cols):
-        if not part.any():
+        if part is False or not np.any(part):
             return False
-        result = part if result is True else result & part
+        if part is not True:
+            result = part if result is True else result & part
     if isinstance(result, bool):
         return result
     return bool(result.any()) and (bool(result.all()) or result)
@@ -57,6 +60,14 @@ def reach(problem: Problem) -> tuple[int | None, int | None]:
     if problem.causal:
         right = 0 if right is None else min(right, 0)
     return left, right
+
+
+def spans_of(problem: Problem, batch: int, head: int, rows: slice, cols: slice) -> tuple[Array, Array, Array]:
+    """The labels of one block's queries and keys, and its head's table, of a problem with `spans`."""
+    assert problem.query_spans is not None
+    assert problem.key_spans is not None
+    assert problem.span_table is not None
+    return problem.query_spans[batch, rows], problem.key_spans[batch, cols], problem.span_table[batch, head]
 
 
 def key_span(problem: Problem, batch: int, rows: slice) -> slice:
@@ -129,9 +140,11 @@ def _by_position(problem: Problem, batch: int, rows: slice, cols: slice) -> Arra
     return result if result is True else np.broadcast_to(result, (len(queries), len(keys)))
 
 
-def _by_content(problem: Problem, batch: int, head: int, rows: slice, cols: slice) -> list[Array]:
-    """Segments, mask and bias in one block, whose values must be read."""
-    parts: list[Array] = []
+def _by_content(problem: Problem, batch: int, head: int, rows: slice, cols: slice) -> list[Array | bool]:
+    """Spans, segments, mask and bias in one block, whose values must be read."""
+    parts: list[Array | bool] = []
+    if problem.span_table is not None:
+        parts.append(spans.allowed(*spans_of(problem, batch, head, rows, cols)))
     if problem.query_segments is not None and problem.kv_segments is not None:
         parts.append(problem.query_segments[batch, rows, None] == problem.kv_segments[batch, cols])
     if problem.mask is not None:

@@ -202,8 +202,8 @@ def _onward(traced: Trace, source: str, claimed: Array, target: str) -> Array | 
         return turned(problem.restore(array @ values_of(traced)), traced.convention)
     if source == "scores":
         then = reference.from_scores(problem, array)
-    elif source == "scaled" and problem.scale:
-        then = reference.from_scores(problem, array / problem.scale)
+    elif source == "scaled" and problem.scale.all():
+        then = reference.from_scores(problem, array / problem.scale[:, None, None])
     else:
         return None
     if target == "output":

@@ -184,7 +184,8 @@ class Workings:
         bias = None if problem.bias is None or recipe.bias == "missing" else self._bias(selection)
         if bias is not None and recipe.bias == "scaled":
             x = x + bias
-        x = self.rounded(x * (problem.scale if recipe.scale is None else recipe.scale))
+        own = problem.scale[list(selection.heads), None, None].astype(x.dtype)
+        x = self.rounded(x * (own if recipe.scale is None else recipe.scale))
         if recipe.half == "logits":
             x = rounded_to(x, recipe.half_dtype)
         if stage != "scaled" and problem.softcap is not None and recipe.softcap == "given":

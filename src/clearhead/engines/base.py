@@ -35,6 +35,7 @@ class Upstream:
     entropy: Array | None = None  # (batch, heads, queries)
     distance: Array | None = None  # (batch, heads, queries)
     bias: tuple[int, int, int, int] | None = None  # the bias's own shape, 1 where it is broadcast; None: not asked
+    spans: tuple[int, int, int, int] | None = None  # the table's own shape, likewise
     keep_float32: bool = False  # answer in the statistics' dtype, to be rounded once after a sum over ranks
 
 
@@ -76,7 +77,8 @@ class Engine(Protocol):
         They are in the problem's dtype, or in the statistics' (upstream.keep_float32). "v" only where upstream.output
         is given (then v is too): Σ_i a_ij·output_i, summed over the query heads of a value head. By the score q_i·k_j
         the loss changes by scale·(1 - tanh²(scale·q_i·k_j / softcap))·dS_ij. "bias", where asked, is dS summed over the
-        axes along which the bias is broadcast, in the statistics' dtype.
+        axes along which the bias is broadcast; "spans", where asked, is dS summed over each pair of labels and over
+        batch and heads where the table is broadcast, in float64. Both are in the statistics' dtype.
         """
 
 
@@ -85,6 +87,17 @@ def unsupported(who: str, supported: frozenset[str], problem: Problem) -> list[s
     if supported.issuperset(RULES):  # decided without looking at the problem, so that short calls stay fast
         return []
     return refusals(who, supported, problem.active_rules())
+
+
+def one_scale(problem: Problem) -> float:
+    """The scale of all heads, for an engine that takes one number."""
+    return float(problem.scale[0]) if problem.heads else 1.0
+
+
+def scales_differ(who: str, problem: Problem) -> list[str]:
+    """Why `who`, which takes one scale for all heads, cannot compute this problem; empty where it can."""
+    differ = problem.heads > 1 and bool((problem.scale != problem.scale[0]).any())
+    return [f"{who} takes one `scale` for all heads."] if differ else []
 
 
 def elsewhere(problem: Problem) -> str:

@@ -20,7 +20,17 @@ from clearhead.core.arrays import bfloat16, statistics_dtype
 from clearhead.core.axes import WEIGHTS, Array
 from clearhead.core.problem import Problem
 from clearhead.core.statistics import Wanted
-from clearhead.engines.base import Upstream, elsewhere, narrowed, room_for_columns, room_for_rows, unsupported, widened
+from clearhead.engines.base import (
+    Upstream,
+    elsewhere,
+    narrowed,
+    one_scale,
+    room_for_columns,
+    room_for_rows,
+    scales_differ,
+    unsupported,
+    widened,
+)
 from clearhead.engines.threads import get_num_threads, openmp_of_torch
 from clearhead.errors import SizeError
 
@@ -100,7 +110,7 @@ def _why_absent() -> str:
 def reasons_not(problem: Problem) -> list[str]:
     """Reasons against this engine: no kernel, arrays not in the CPU's memory, or a rule it does not support."""
     against = [reason for reason in (missing(), elsewhere(problem)) if reason]
-    return against + unsupported("the native engine", RULES, problem)
+    return against + unsupported("the native engine", RULES, problem) + scales_differ("the native engine", problem)
 
 
 def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) -> dict[str, Array]:
@@ -236,7 +246,7 @@ def described(problem: Problem) -> Any:
 def _describe(problem: Problem) -> Any:
     """Pass every field by name: the kernel raises for an unknown name and for a missing one."""
     left, right = visibility.reach(problem)
-    arrays = {field: _readable(getattr(problem, field), axes) for field, axes in _arrays(RULES)}
+    arrays = {field: _readable(getattr(problem, field), axes) for field, axes in _arrays(RULES - {"scale"})}
     return _native.describe(
         type=_TYPES[problem.dtype],
         batch=problem.batch,
@@ -251,7 +261,7 @@ def _describe(problem: Problem) -> Any:
         column_step=problem.cols.step,
         left=_NO_LIMIT if left is None else left,
         right=_NO_LIMIT if right is None else right,
-        scale=problem.scale,
+        scale=one_scale(problem),
         softcap=problem.softcap or 0.0,
         team=problem.library == "torch" and _has_team(),
         bias_type=1 if problem.bias is None else _TYPES[problem.bias.dtype],

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clearhead.core import visibility
+from clearhead.core import spans, visibility
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array, blocks, group_size
 from clearhead.core.observations import areas
@@ -26,7 +26,7 @@ STATISTICS = frozenset((
 ))  # fmt: skip
 QUERY_BLOCK, KEY_BLOCK = 64, 512
 RULES = frozenset({
-    "scale", "softcap", "bias", "alibi_slopes", "causal", "window", "mask", "kv_lengths", "query_lengths",
+    "scale", "softcap", "bias", "alibi_slopes", "spans", "causal", "window", "mask", "kv_lengths", "query_lengths",
     "query_segments", "kv_segments", "sinks", "query_offset",
 })  # fmt: skip
 
@@ -110,11 +110,13 @@ def transposed(problem: Problem, q: Array, k: Array, logsumexp: Array, g: Array)
 def gradients(
     problem: Problem, q: Array, k: Array, v: Array | None, logsumexp: Array, upstream: Upstream
 ) -> dict[str, Array]:
-    """The gradients of q, k, v and the bias, in one pass over the recomputed weights."""
+    """The gradients of q, k, v, the bias and the table of spans, in one pass over the recomputed weights."""
     values = None if upstream.output is None else v
     found = {name: np.zeros(x.shape) for name, x in (("q", q), ("k", k), ("v", values)) if x is not None}
     if upstream.bias is not None:
         found["bias"] = np.zeros(upstream.bias)
+    if upstream.spans is not None:
+        found["spans"] = np.zeros(upstream.spans)
     for head in _heads(problem, k):
         at = head.batch, head.index
         key_at = head.batch, problem.kv_head_of(head.index)
@@ -141,12 +143,17 @@ def gradients(
             by_logit = np.where(visible, weights * slope, 0.0)
             if upstream.bias is not None:
                 _add_shared(found["bias"], at, rows, cols, by_logit[:height, :width])
+            if upstream.spans is not None:
+                row_labels, col_labels, _ = visibility.spans_of(problem, *at, rows, cols)
+                total = found["spans"][tuple(i if n > 1 else 0 for i, n in zip(at, upstream.spans, strict=False))]
+                total += spans.sums(row_labels, col_labels, by_logit[:height, :width], upstream.spans[2:])
             queries = _padded(q[at][rows], QUERY_BLOCK)
-            by_score = np.where(visible, problem.scale * _softcap_grad(problem, head, block, queries) * by_logit, 0.0)
+            scale = problem.scale[head.index]
+            by_score = np.where(visible, scale * _softcap_grad(problem, head, block, queries) * by_logit, 0.0)
             found["q"][at][rows] += mix(by_score, visible, keys[block])[:height]
             found["k"][key_at][cols] += mix(by_score.T, visible.T, Values.of(queries))[:width]
     usual = statistics_dtype(problem.dtype)
-    dtypes = {"bias": usual} | (dict.fromkeys("qkv", usual) if upstream.keep_float32 else {})
+    dtypes = {"bias": usual, "spans": usual} | (dict.fromkeys("qkv", usual) if upstream.keep_float32 else {})
     return {name: array.astype(dtypes.get(name, problem.dtype), copy=False) for name, array in found.items()}
 
 
@@ -205,7 +212,7 @@ def _logits(problem: Problem, head: _Head, rows: slice, cols: slice, queries: Ar
         return None
     height, width = rows.stop - rows.start, cols.stop - cols.start
     logits = product(queries, head.keys[cols.start // KEY_BLOCK], KEY_BLOCK)
-    logits *= problem.scale
+    logits *= problem.scale[head.index]
     if problem.softcap is not None:
         np.tanh(logits / problem.softcap, out=logits)
         logits *= problem.softcap
@@ -214,6 +221,8 @@ def _logits(problem: Problem, head: _Head, rows: slice, cols: slice, queries: Ar
     if problem.alibi_slopes is not None:
         far = visibility.distances(problem, head.batch, rows, cols)
         logits[:height, :width] -= problem.alibi_slopes[head.index] * far
+    if problem.span_table is not None:
+        logits[:height, :width] += spans.added(*visibility.spans_of(problem, head.batch, head.index, rows, cols))
     if visible is not True:
         logits[:height, :width][~visible] = -np.inf
     logits[:, width:] = -np.inf
@@ -225,7 +234,7 @@ def _softcap_grad(problem: Problem, head: _Head, block: int, queries: Array) -> 
     """The derivative of the softcap, 1 - tanh²(score / c), (QUERY_BLOCK, KEY_BLOCK); 1 where there is none."""
     if problem.softcap is None:
         return 1.0
-    scores = problem.scale * product(queries, head.keys[block], KEY_BLOCK)
+    scores = problem.scale[head.index] * product(queries, head.keys[block], KEY_BLOCK)
     grad: Array = 1 - np.tanh(scores / problem.softcap) ** 2
     return grad
 

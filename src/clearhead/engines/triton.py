@@ -16,7 +16,7 @@ import numpy as np
 from clearhead.core.axes import Array, group_size
 from clearhead.core.problem import Problem
 from clearhead.core.statistics import Groups, Wanted
-from clearhead.engines.base import Upstream, kinds, narrowed, row_kinds, unsupported, widened
+from clearhead.engines.base import Upstream, kinds, narrowed, row_kinds, scales_differ, unsupported, widened
 
 try:
     import torch
@@ -73,7 +73,7 @@ def reasons_not(problem: Problem) -> list[str]:
         against.append("the arrays are in the CPU's memory, and TRITON_INTERPRET is not set.")
     if problem.d_k > MOST_D:
         against.append(f"d_k is {problem.d_k}: the kernels hold at most {MOST_D}.")
-    return against + unsupported("the triton engine", RULES, problem)
+    return against + unsupported("the triton engine", RULES, problem) + scales_differ("the triton engine", problem)
 
 
 @_there

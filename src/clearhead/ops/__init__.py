@@ -7,5 +7,6 @@ numpy_functions    what NumPy's functions and Python's operators do with a matri
 observation        the result of AttentionMatrix.observe, and how partial results are merged
 rollout            attention rollout of one token through many layers
 backward           gradients of a loss with respect to the inputs, from those with respect to the results
-torch_operators    two PyTorch operators; torch_graph: their callers; torch_autograd: their registration with autograd
+torch_operators    two PyTorch operators; torch_arguments: what they take; torch_graph: their callers;
+                   torch_autograd: their registration with autograd
 """

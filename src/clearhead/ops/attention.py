@@ -7,7 +7,7 @@ from clearhead import engines
 from clearhead.core.arrays import graphed, ungraphed
 from clearhead.core.observations import check_room
 from clearhead.core.problem import describe, describe_whole
-from clearhead.core.rules import Rules
+from clearhead.core.rules import Rules, flat
 from clearhead.core.statistics import Wanted
 from clearhead.engines import native
 from clearhead.ops import repeated
@@ -63,7 +63,7 @@ def attention(
         output = None if key is None else repeated.repeat(key, q, k, v)
         if output is not None:
             return output
-    if graphed(q, k, v, *rules.values()):
+    if graphed(q, k, v, *flat(rules).values()):
         return _graphed(key, q, k, v, rules, engine, num_threads)
     given, values = describe_whole(q, k, v, rules, num_threads)
     check_room(given.problem, _OUTPUT, values.shape[-1])

@@ -86,15 +86,17 @@ def gradients(
     *,
     groups: Groups | None = None,
     bias: tuple[int, int, int, int] | None = None,
+    spans: tuple[int, int, int, int] | None = None,
     keep_float32: bool = False,
 ) -> dict[str, Array]:
-    """The gradients of "q", "k", "v" and, where the problem has them, "sinks" (heads,) and "bias", by name.
+    """The gradients of "q", "k", "v" and, where the problem has them, "sinks" (heads,), "bias" and "spans", by name.
 
     arrays   q (batch, heads, queries, d_k), k (batch, kv_heads, keys, d_k), v (batch, kv_heads, keys, d_v) or None
     answers  results of the forward pass, (batch, heads, …): logsumexp always, and each result named in `by`
     by       the upstream gradients of the results, each of its result's shape
     groups   the labels; needed when `by` has groups
     bias     the bias's own shape, 1 where it is broadcast, if its gradient is requested
+    spans    the own shape of the table of spans, 1 where it is broadcast, if its gradient is requested
     keep_float32  return gradients in the statistics' dtype, to be summed over ranks
     Gradients of empty inputs are zero. Raises DerivativeError when a result in `by` has no gradient.
     O(queries·keys·(d_k + d_v)) time, O(queries + keys) memory beyond inputs and answers.
@@ -102,11 +104,11 @@ def gradients(
     check_derivatives(by)
     if not prod((problem.batch, problem.heads, problem.queries, problem.keys)):  # no weights: gradients are zero
         shapes = {name: x.shape for name, x in zip("qkv", arrays, strict=True) if x is not None}
-        shapes |= {} if bias is None else {"bias": bias}
+        shapes |= {name: shape for name, shape in (("bias", bias), ("spans", spans)) if shape is not None}
         shapes |= {} if problem.sinks is None else {"sinks": (problem.heads,)}
         return {name: to_device_of(np.zeros(shape), arrays[0]) for name, shape in shapes.items()}
     if isinstance(arrays[0], DeviceArray):
-        return _on_device(engine, problem, arrays, answers, by, groups, bias)
+        return _on_device(engine, problem, arrays, answers, by, groups, {"bias": bias, "spans": spans})
     dtype = statistics_dtype(problem.dtype)
     low = _low_rank(problem, by, groups)
     entries = _entries(engine, problem, arrays, answers, by)
@@ -118,6 +120,7 @@ def gradients(
         entropy=_in(dtype, by.get("entropy")),
         distance=_in(dtype, by.get("distance")),
         bias=bias,
+        spans=spans,
         keep_float32=keep_float32,
     )
     if low is None:
@@ -140,7 +143,7 @@ def _on_device(
     answers: Mapping[str, Array],
     by: Mapping[str, Array],
     groups: Groups | None,
-    bias: tuple[int, int, int, int] | None,
+    asked: dict[str, Any],
 ) -> dict[str, Array]:
     """`gradients` for arrays on a GPU; rarely used results go through the CPU and copy O(queries + keys) numbers."""
     torch = sys.modules["torch"]
@@ -148,7 +151,7 @@ def _on_device(
         near = tuple(None if x is None else on_cpu(x) for x in arrays)
         known, slopes = ({name: on_cpu(x) for name, x in given.items()} for given in (answers, by))
         remote = Remote(engine, arrays[0])
-        return gradients(remote, problem, near, known, slopes, groups=groups, bias=bias)  # type: ignore[arg-type]
+        return gradients(remote, problem, near, known, slopes, groups=groups, **asked)  # type: ignore[arg-type]
     wide = torch.float64 if problem.dtype == np.float64 else torch.float32
     wrap: Any = DeviceArray
     kept, loss = ({name: cast("Any", x).tensor.to(wide) for name, x in given.items()} for given in (answers, by))
@@ -160,7 +163,7 @@ def _on_device(
     rows = _row_terms(torch, replace(problem, sinks=sinks), kept, loss, mixed)
     names = {"keys": "received", "entropy": "entropy", "distance": "distance"}
     parts: Any = {name: wrap(loss[given]) for name, given in names.items() if given in by}
-    upstream = Upstream(rows=wrap(rows), output=by.get("output"), bias=bias, **parts)
+    upstream = Upstream(rows=wrap(rows), output=by.get("output"), **asked, **parts)
     found = dict(engine.gradients(problem, *arrays, answers["logsumexp"], upstream))
     if sinks is not None:
         found["sinks"] = wrap(_by_sinks(torch, sinks, kept["logsumexp"], rows, loss.get("entropy")))
@@ -351,15 +354,16 @@ def _peaks(engine: Engine, problem: Problem, arrays: tuple[Array, Array, Array |
 def _add_entries(
     problem: Problem, arrays: tuple[Array, Array, Array | None], found: dict[str, Array], entries: Entries
 ) -> None:
-    """Add the contributions of single logits to the gradients of q, k and bias."""
+    """Add the contributions of single logits to the gradients of q, k, bias and spans."""
     q, k = arrays[:2]
     for batch, head in np.ndindex(q.shape[:2]):
         at, own = (batch, head), (batch, problem.kv_head_of(head))
         rows, cols, slopes = (x[at] for x in entries[:3])
         queries, keys = q[at][rows].astype(np.float64), k[own][cols].astype(np.float64)
-        by_score = problem.scale * slopes
+        scale = problem.scale[head]
+        by_score = scale * slopes
         if problem.softcap is not None:
-            by_score = by_score * (1 - np.tanh(problem.scale * (queries * keys).sum(-1) / problem.softcap) ** 2)
+            by_score = by_score * (1 - np.tanh(scale * (queries * keys).sum(-1) / problem.softcap) ** 2)
         used = slopes != 0  # elsewhere q and k may be NaN, and 0·NaN is NaN
         np.add.at(found["q"][at], rows[used], (by_score[:, None] * keys)[used])
         np.add.at(found["k"][own], cols[used], (by_score[:, None] * queries)[used])
@@ -368,6 +372,13 @@ def _add_entries(
             at_logits = (none + batch, none + head, rows[used], cols[used])
             place = tuple(x if size > 1 else none for x, size in zip(at_logits, sizes, strict=True))
             np.add.at(found["bias"], place, slopes[used])
+        if "spans" in found:
+            assert problem.query_spans is not None
+            assert problem.key_spans is not None
+            labels = problem.query_spans[batch, rows[used]], problem.key_spans[batch, cols[used]]
+            total = found["spans"][tuple(i if n > 1 else 0 for i, n in zip(at, found["spans"].shape, strict=False))]
+            there = (labels[0] >= 0) & (labels[1] >= 0)
+            np.add.at(total, tuple(side[there] for side in labels), slopes[used][there])
 
 
 def _in(dtype: np.dtype[np.generic], x: Array | None) -> Array | None:

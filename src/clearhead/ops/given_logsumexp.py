@@ -124,7 +124,7 @@ class _Sample:
         own, given = found["logsumexp"], self.of(self.everything)
         norms = np.concatenate([_norms(self.q[:, :, as_slice(rows)]) for rows in self.rows], axis=2)
         with np.errstate(invalid="ignore", over="ignore"):
-            size = abs(self.problem.scale) * norms * found["output"][..., 0]
+            size = abs(self.problem.scale)[:, None] * norms * found["output"][..., 0]
             tolerance = self.tolerance(own, size)
         if _agree(given, own, tolerance):
             return
@@ -199,13 +199,15 @@ def _changes(problem: Problem) -> Iterator[tuple[str, str, Change]]:
     default = 1 / sqrt(problem.d_k) if problem.d_k else 1.0
     scales = {1.0: "scale=1.0, without 1/√d_k", default: "the default scale 1/√d_k", default**2: "the scale 1/d_k"}
     for scale, words in scales.items():
-        if scale != problem.scale:
-            hint = f"scale={scale:.6g} here if that is meant, else give the kernel {problem.scale:.6g}."
-            yield f"with {words}", hint, _with(scale=scale)
+        if (problem.scale != scale).any():
+            own = np.unique(problem.scale)
+            right = f"{own[0]:.6g}" if len(own) == 1 else "the scale of each head"
+            hint = f"scale={scale:.6g} here if that is meant, else give the kernel {right}."
+            yield f"with {words}", hint, _with(scale=np.full_like(problem.scale, scale))
     for rule in problem.active_rules():
         entry = RULES[rule]
         if not entry.always and rule != "kv_segments":
-            names = ("query_segments", "kv_segments") if rule == "query_segments" else entry.fields
+            names = ("query_segments", "kv_segments") if rule == "query_segments" else tuple(entry.fields)
             unused = dict.fromkeys(names, entry.unused)
             hint = f"leave {rule} out here if that is meant, else give it to the kernel."
             yield f"without `{rule}`", hint, _with(**unused)

@@ -10,7 +10,7 @@ import numpy as np
 from clearhead.core.arrays import as_array, graphed
 from clearhead.core.axes import WEIGHTS, named
 from clearhead.core.rule_values import read_place, read_slice, whole_number
-from clearhead.core.rules import Rules
+from clearhead.core.rules import Rules, flat
 from clearhead.core.statistics import Asked, Observable, Top, askable, explained
 from clearhead.deprecated import deprecated
 from clearhead.errors import RuleError, SelectionError, shown
@@ -100,7 +100,7 @@ class AttentionMatrix(NumpyFunctions, Pictured, Observable):
         if self._given is None:
             return None
         q, k, rules, *_ = self._given
-        if not graphed(q, k, *rules.values(), *others):
+        if not graphed(q, k, *flat(rules).values(), *others):
             return None
         from clearhead.ops.torch_graph import Graph
 
@@ -119,7 +119,7 @@ class AttentionMatrix(NumpyFunctions, Pictured, Observable):
         if self._given is None:
             return {"factors": self._factors}
         q, k, rules, *_ = self._given
-        for name, x in {"q": q, "k": k, **rules}.items():
+        for name, x in {"q": q, "k": k, **flat(rules)}.items():
             if getattr(x, "grad_fn", None) is not None:
                 raise RuleError(f"{name} hangs on PyTorch's graph, which is not copied.", f"{name}.detach()")
         known = None if self._factors is None else self._factors.known_logsumexp

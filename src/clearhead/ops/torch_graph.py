@@ -13,13 +13,15 @@ from torch import Tensor
 from clearhead.core.arrays import as_rule_array, autocast, check_tensor, to_torch
 from clearhead.core.observations import check_asked
 from clearhead.core.problem import check_shapes
-from clearhead.core.rule_values import read_flag, read_number, read_threads, read_window
+from clearhead.core.rule_values import has_axes, read_flag, read_number, read_threads, read_window
 from clearhead.core.rules import Rules, check_names, check_supported, given
+from clearhead.core.spans import parts_of
 from clearhead.core.statistics import STATISTICS, arrays_of
 from clearhead.errors import DtypeError, RuleError
 from clearhead.ops.observation import Observation, observation
+from clearhead.ops.torch_arguments import RULES, SPANS, TENSORS, Given, Options
 from clearhead.ops.torch_autograd import called_plainly
-from clearhead.ops.torch_operators import RULES, TENSORS, Given, Options, observe, transposed
+from clearhead.ops.torch_operators import observe, transposed
 
 
 class Graph:
@@ -106,19 +108,23 @@ def _read(x: Any, name: str) -> Tensor:
 
 def _given(q: Tensor, rules: Rules) -> Given:
     left, right = read_window(rules.get("window"))
-    read: dict[str, Any] = {name: value for name, value in rules.items() if name != "window"}
+    read: dict[str, Any] = {name: value for name, value in rules.items() if name not in ("window", "spans")}
+    if rules.get("spans") is not None:
+        read |= zip(SPANS, parts_of(rules["spans"]), strict=True)
+    if has_axes(read.get("scale")):
+        read["scales"] = read.pop("scale")
     for name in TENSORS:
         if read.get(name) is None or (name == "query_offset" and type(read[name]) is int and called_plainly(q)):
             continue  # a number stays one where no operator's schema asks for a tensor: then it need not be saved
-        read[name] = _tensor(read[name], name, q)
+        read[name] = _tensor(read[name], SPANS.get(name, "scale" if name == "scales" else name), q)
     for name in ("scale", "softcap"):
-        value = read.get(name)
+        value = read.get("scales") if name == "scale" and "scales" in read else read.get(name)
         if isinstance(value, Tensor) and value.requires_grad:
             raise RuleError(
                 f"{name} requires grad, and has no derivative here.",
                 "scale=1.0 and (q * scale, k) give the same scores." if name == "scale" else "softcap.detach()",
             )
-        read[name] = None if value is None else read_number(name, value, 0.0)
+        read[name] = None if read.get(name) is None else read_number(name, value, 0.0)
     read["causal"] = read_flag("causal", read.get("causal"))
     return Given(**read, left=left, right=right)
 

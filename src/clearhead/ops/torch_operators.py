@@ -6,8 +6,7 @@ for its shapes in tracing, and its backward as another operator. backward.py has
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
-from typing import Any, NamedTuple, cast, get_type_hints
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -18,118 +17,12 @@ from clearhead.core.axes import Array
 from clearhead.core.observations import wanted
 from clearhead.core.operands import operand
 from clearhead.core.problem import Problem, describe
-from clearhead.core.rules import Rules
-from clearhead.core.statistics import STATISTICS, Groups, Wanted, arrays_of, askable
+from clearhead.core.statistics import STATISTICS, Groups, Wanted, arrays_of
 from clearhead.engines.base import Engine
 from clearhead.errors import RuleError
 from clearhead.ops import backward
+from clearhead.ops.torch_arguments import WITH_GRADIENTS, Given, Known, KnownProduct, Options, from_flat, schema
 from clearhead.ops.torch_autograd import operator
-
-_KINDS = {
-    Tensor: "Tensor",
-    Tensor | None: "Tensor?",
-    list[Tensor]: "Tensor[]",
-    bool: "bool",
-    str: "str",
-    str | None: "str?",
-    int: "SymInt",
-    int | None: "SymInt?",
-    float | None: "float?",
-}  # fmt: skip  an operator's words for Python's types
-
-
-def _schema(*kinds: type[NamedTuple]) -> str:
-    """The part of an operator's schema for the fields of these tuples, in order."""
-    return ", ".join(f"{_KINDS[kind]} {name}" for one in kinds for name, kind in get_type_hints(one).items())
-
-
-def _fields(flat: Sequence[Any], *kinds: type[Any]) -> list[Any]:
-    """Flat arguments, in the order of `_schema`, as these tuples again."""
-    rest = iter(flat)
-    found = [kind(*islice(rest, len(kind._fields))) for kind in kinds]
-    assert next(rest, None) is None
-    return found
-
-
-class Given(NamedTuple):
-    """The score rules, the engine and its threads, each an argument of both operators."""
-
-    bias: Tensor | None = None
-    alibi_slopes: Tensor | None = None
-    mask: Tensor | None = None
-    kv_lengths: Tensor | None = None
-    query_lengths: Tensor | None = None
-    query_segments: Tensor | None = None
-    kv_segments: Tensor | None = None
-    sinks: Tensor | None = None
-    query_offset: Tensor | None = None
-    scale: float | None = None
-    softcap: float | None = None
-    causal: bool = False
-    left: int | None = None
-    right: int | None = None
-    engine: str | None = None
-    num_threads: int | None = None
-
-    def rules(self) -> Rules:
-        """The rules as keywords of `problem.describe`."""
-        rules: Any = {name: value for name, value in self._asdict().items() if name in RULES}
-        return cast("Rules", {**rules, "window": (self.left, self.right)})
-
-
-RULES = frozenset({*Given._fields, "window"}) - {
-    "left",
-    "right",
-    "engine",
-    "num_threads",
-}  # rules that the operators take
-TENSORS = tuple(name for name, kind in get_type_hints(Given).items() if kind == Tensor | None)
-
-
-class Options(NamedTuple):
-    """The requested statistics and queries, each an argument of the operator `observe`."""
-
-    names: str  # of arrays, as engines name them, separated by spaces
-    top: int = 0
-    height: int = 0
-    width: int = 0
-    start: int | None = None
-    stop: int | None = None
-    step: int | None = None
-    query_groups: Tensor | None = None
-    key_groups: Tensor | None = None
-
-    def arrays(self) -> list[str]:
-        return self.names.split()
-
-    def queries(self) -> slice:
-        return slice(self.start, self.stop, self.step)
-
-    def keywords(self) -> dict[str, Any]:
-        """The keywords of `AttentionMatrix.observe`."""
-        values = {
-            "flag": True, "count": self.top, "size": (self.height, self.width),
-            "labels": (self.query_groups, self.key_groups),
-        }  # fmt: skip
-        asked = [name for name in askable() if arrays_of(name)[0] in self.arrays()]
-        return {name: values[STATISTICS[name].asked] for name in asked}
-
-
-class Known(NamedTuple):
-    """Further arguments of `observe`'s backward: saved results, and the upstream gradients of those in `used`."""
-
-    answers: list[Tensor]
-    used: str
-    derivatives: list[Tensor]
-    by_bias: bool
-
-
-class KnownProduct(NamedTuple):
-    """Further arguments of `transposed`'s backward."""
-
-    logsumexp: Tensor
-    d_product: Tensor
-    by_bias: bool
 
 
 class _Call(NamedTuple):
@@ -163,7 +56,7 @@ class _Call(NamedTuple):
 
 def _observe(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
     """The requested arrays, in the order of their names."""
-    given, options = _fields(rest, Given, Options)
+    given, options = from_flat(rest, Given, Options)
     call = _Call.read(q, k, v, given, options.queries())
     want = wanted(call.whole, options.keywords(), output=v is not None).for_queries(call.rows)
     engine = engines.able(call.engine, call.problem, want, given.engine)
@@ -172,7 +65,7 @@ def _observe(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]
 
 
 def _observe_shapes(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
-    _, options = _fields(rest, Given, Options)
+    _, options = from_flat(rest, Given, Options)
     chosen, names = options.queries(), options.arrays()
     queries = q.shape[-2] if chosen == slice(None) else len(range(int(q.shape[-2]))[chosen])
     sizes: dict[str, Any] = {"queries": queries, "keys": k.shape[-2], "k": options.top}
@@ -190,8 +83,8 @@ def _observe_shapes(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[
 
 
 def _observe_backward(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
-    """Gradients of q, k, v, bias and sinks. `names` lists the saved results, `used` those with upstream gradients."""
-    given, options, handed = _fields(rest, Given, Options, Known)
+    """Gradients of q, k, v and WITH_GRADIENTS; `names` are the saved results, `used` those with upstream gradients."""
+    given, options, handed = from_flat(rest, Given, Options, Known)
     call = _Call.read(q, k, v, given, options.queries(), derivative=True)
     known, by = (
         {name: _blocks(call.problem, x) for name, x in zip(names.split(), tensors, strict=True)}
@@ -199,20 +92,25 @@ def _observe_backward(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> lis
     )
     labels = {"groups": (options.query_groups, options.key_groups)} if "groups" in by else {}
     groups = wanted(call.whole, labels).for_queries(call.rows).groups
-    return _derivatives(call, known, by, (q, k, v, given.bias if handed.by_bias else None, given.sinks), groups)
+    return _derivatives(call, known, by, (q, k, v, *_asked(given, handed)), groups)
 
 
 def _derivative_shapes(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
-    given, by_bias = Given(*rest[: len(Given._fields)]), rest[-1]
-    like = (q, k, v, given.bias if by_bias else None, given.sinks)
+    given = Given(*rest[: len(Given._fields)])
+    like = (q, k, v, given.bias if rest[-2] else None, given.sinks, given.span_table if rest[-1] else None)
     return [
         q.new_empty((0,)) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in like
     ]
 
 
+def _asked(given: Given, handed: Known | KnownProduct) -> tuple[Tensor | None, ...]:
+    """The rules in WITH_GRADIENTS whose gradients are asked for; None for the others."""
+    return given.bias if handed.by_bias else None, given.sinks, given.span_table if handed.by_spans else None
+
+
 def _transposed(q: Tensor, k: Tensor, g: Tensor, *rest: Any) -> list[Tensor]:
     """Aᵀ·g (…, heads, keys, d), and the log-sum-exp that its backward needs."""
-    call = _Call.read(q, k, None, *_fields(rest, Given))
+    call = _Call.read(q, k, None, *from_flat(rest, Given))
     problem = call.problem
     columns = operand(problem, as_array(g, "g", problem.device)[0], "g", problem.queries, (problem.heads,))[0]
     logsumexp = engines.answer(call.engine, problem, call.q, call.k, None, wanted(problem, {"logsumexp": True}))[
@@ -231,7 +129,7 @@ def _transposed_shapes(q: Tensor, k: Tensor, g: Tensor, *rest: Any) -> list[Tens
 
 def _transposed_backward(q: Tensor, k: Tensor, g: Tensor, *rest: Any) -> list[Tensor]:
     """Aᵀ·g has the gradients of A·v, with g in place of dO and the upstream gradient in place of v."""
-    given, handed = _fields(rest, Given, KnownProduct)
+    given, handed = from_flat(rest, Given, KnownProduct)
     call = _Call.read(q, k, None, given, derivative=True)
     dtype = statistics_dtype(call.problem.dtype)
     arrays = call.q, call.k, *(_blocks(call.problem, x) for x in (handed.logsumexp, g, handed.d_product))
@@ -239,7 +137,7 @@ def _transposed_backward(q: Tensor, k: Tensor, g: Tensor, *rest: Any) -> list[Te
     wide = call._replace(problem=replace(call.problem, dtype=dtype), q=wide_q, k=wide_k, v=product)
     by_g = call.engine.rows(wide.problem, wide_q, wide_k, product, Wanted(output=True))["output"]
     answers, by = {"logsumexp": lse, "output": by_g}, {"output": columns}
-    found = _derivatives(wide, answers, by, (q, k, None, given.bias if handed.by_bias else None, given.sinks))
+    found = _derivatives(wide, answers, by, (q, k, None, *_asked(given, handed)))
     found[2] = _tensor(call.problem.restore(by_g)).to(g.dtype)
     return found
 
@@ -251,17 +149,20 @@ def _derivatives(
     like: Sequence[Tensor | None],
     groups: Groups | None = None,
 ) -> list[Tensor]:
-    """The gradients of q, k, v, bias and sinks, each shaped as its tensor in `like`; empty where that is None."""
+    """The gradients of q, k, v and WITH_GRADIENTS, each shaped as its tensor in `like`; empty where that is None."""
     bias = None if like[3] is None else _bias_shape(call.problem, like[3])
+    spans = None if like[5] is None else _shared_shape(call.problem, like[5])
     arrays = call.q, call.k, call.v
-    answered = backward.gradients(call.engine, call.problem, arrays, answers, by, groups=groups, bias=bias)
+    answered = backward.gradients(call.engine, call.problem, arrays, answers, by, groups=groups, bias=bias, spans=spans)
     found = {name: _tensor(x) for name, x in answered.items()}
     found["q"] = _among(found["q"], call)
     if like[3] is not None:
         own = found["bias"] if like[3].ndim < 2 or like[3].shape[-2] == 1 else _among(found["bias"], call)
         found["bias"] = _joined(own, call.problem, like[3])
+    if like[5] is not None:
+        found["spans"] = _joined(found["spans"], call.problem, like[5])
     result, first = [], cast("Tensor", like[0])
-    for name, x in zip(("q", "k", "v", "bias", "sinks"), like, strict=True):
+    for name, x in zip(("q", "k", "v", "bias", "sinks", "spans"), like, strict=True):
         if x is None:
             result.append(first.new_empty(0))
         elif name not in found:  # the loss does not use the output
@@ -280,11 +181,17 @@ def _among(part: Tensor, call: _Call) -> Tensor:
 
 
 def _bias_shape(problem: Problem, bias: Tensor) -> tuple[int, int, int, int]:
-    """The bias's shape as (batch, heads, queries, keys), 1 where broadcast; batch: along every batch axis."""
-    own = _own_shape(problem, bias)
-    batch = problem.batch if any(size != 1 for size in own[:-3]) else 1
-    heads, queries, keys = (1, *own)[-3:]
+    """The bias's shape as `_shared_shape`, for the chosen queries."""
+    batch, heads, queries, keys = _shared_shape(problem, bias)
     return batch, heads, 1 if queries == 1 else problem.queries, keys
+
+
+def _shared_shape(problem: Problem, x: Tensor) -> tuple[int, int, int, int]:
+    """The shape of a bias or table as (batch, heads, …, …), 1 where broadcast; batch: along every batch axis."""
+    own = _own_shape(problem, x)
+    batch = problem.batch if any(size != 1 for size in own[:-3]) else 1
+    heads, height, width = (1, *own)[-3:]
+    return batch, heads, height, width
 
 
 def _joined(found: Tensor, problem: Problem, bias: Tensor) -> Tensor:
@@ -312,7 +219,7 @@ def _tensor(array: Array) -> Tensor:
 
 
 def _observe_saves(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    _, options = _fields(inputs[3:], Given, Options)
+    _, options = from_flat(inputs[3:], Given, Options)
     found = dict(zip(options.arrays(), output, strict=True))
     ctx.kept = [name for name in found if name in backward.READS]
     _save(ctx, inputs, [found[name] for name in ctx.kept])
@@ -327,7 +234,7 @@ def _observe_derivative(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, 
     backward.check_derivatives(by)
     needed = {"logsumexp": True} | {each: True for name in by for each in _arrays_with(name) if each in kept}
     request = options._replace(names=" ".join(needed))
-    known = Known([kept[name] for name in needed], " ".join(by), list(by.values()), _needs(ctx, "bias"))
+    known = Known([kept[name] for name in needed], " ".join(by), list(by.values()), *_needs(ctx, "bias", "span_table"))
     return _places(ctx, ctx.backward(q, k, v, *given, *request, *known))
 
 
@@ -344,7 +251,9 @@ def _transposed_derivative(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[An
     q, k, g, given, _, (logsumexp,) = _saved(ctx)
     if grads[0] is None:
         return (None,) * len(ctx.needs_input_grad)
-    return _places(ctx, ctx.backward(q, k, g, *given, *KnownProduct(logsumexp, grads[0], _needs(ctx, "bias"))))
+    return _places(
+        ctx, ctx.backward(q, k, g, *given, *KnownProduct(logsumexp, grads[0], *_needs(ctx, "bias", "span_table")))
+    )
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], answers: list[Tensor | None]) -> None:
@@ -361,14 +270,14 @@ def _saved(ctx: Any) -> tuple[Any, ...]:
     return q, k, third, Given(*rest[:rules]), rest[rules:], tensors[count:]
 
 
-def _needs(ctx: Any, rule: str) -> bool:
-    return bool(ctx.needs_input_grad[3 + Given._fields.index(rule)])
+def _needs(ctx: Any, *fields: str) -> list[bool]:
+    return [bool(ctx.needs_input_grad[3 + Given._fields.index(field)]) for field in fields]
 
 
 def _places(ctx: Any, found: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
     """The gradients in the order of the operator's arguments, None for those that need none."""
     places: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
-    at = (0, 1, 2, 3 + Given._fields.index("bias"), 3 + Given._fields.index("sinks"))
+    at = (0, 1, 2, *(3 + Given._fields.index(field) for field in WITH_GRADIENTS))
     for place, derivative in zip(at, found, strict=True):
         if ctx.needs_input_grad[place]:
             places[place] = derivative
@@ -382,15 +291,15 @@ def _places(ctx: Any, found: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
 
 observe = operator(
     "observe",
-    f"(Tensor q, Tensor k, Tensor? v, {_schema(Given, Options)}) -> Tensor[]",
-    f"(Tensor q, Tensor k, Tensor? v, {_schema(Given, Options, Known)}) -> Tensor[]",
+    f"(Tensor q, Tensor k, Tensor? v, {schema(Given, Options)}) -> Tensor[]",
+    f"(Tensor q, Tensor k, Tensor? v, {schema(Given, Options, Known)}) -> Tensor[]",
     (_observe, _observe_shapes, _observe_backward, _derivative_shapes),
     (_observe_saves, _observe_derivative),
 )
 transposed = operator(
     "transposed",
-    f"(Tensor q, Tensor k, Tensor g, {_schema(Given)}) -> Tensor[]",
-    f"(Tensor q, Tensor k, Tensor g, {_schema(Given, KnownProduct)}) -> Tensor[]",
+    f"(Tensor q, Tensor k, Tensor g, {schema(Given)}) -> Tensor[]",
+    f"(Tensor q, Tensor k, Tensor g, {schema(Given, KnownProduct)}) -> Tensor[]",
     (_transposed, _transposed_shapes, _transposed_backward, _derivative_shapes),
     (_transposed_saves, _transposed_derivative),
 )

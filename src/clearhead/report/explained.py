@@ -139,7 +139,7 @@ def _arithmetic(_: Console, seen: Explanation, language: Language) -> Iterator[T
     count = min(_SHOWN_VALUES, width)
     d_k = seen.trace.q.shape[-1]
     plain = not {"softcap", "bias", "alibi_slopes"} & set(seen.run.rules)
-    default = abs(seen.trace.problem.scale * d_k**0.5 - 1) < 1e-12
+    default = bool((abs(seen.trace.problem.scale * d_k**0.5 - 1) < 1e-12).all())
     scale = shown(f"q·k/√{d_k}" if default else "scale·q·k") if plain else "logit"
     head = say(language, "contribution", count=count, width=width)
     columns = _fill(say(language, "key"), 12), _fill(say(language, "weight"), 10, right=True)

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from clearhead.diagnosing.mistakes.base import Mistake, Variants, hides, square, when
 from clearhead.diagnosing.recipe import STAGES, Change, Inputs
 
@@ -12,9 +14,13 @@ def _scale(*others: "float | str") -> Variants:
     def variants(inputs: Inputs) -> Iterable[Change]:
         right = inputs.problem.scale
         scales = {number for other in others for number in _numbers(inputs, other)}
-        return [{"scale": number} for number in sorted(scales) if abs(number - right) > 1e-9 * abs(right)]
+        return [{"scale": x} for x in sorted(scales) if (abs(x - right) > 1e-9 * abs(right)).any()]
 
     return variants
+
+
+def _scaled(inputs: Inputs) -> bool:
+    return bool((inputs.problem.scale != 1).any())
 
 
 def _numbers(inputs: Inputs, other: "float | str") -> Iterable[float]:
@@ -28,14 +34,15 @@ def _numbers(inputs: Inputs, other: "float | str") -> Iterable[float]:
     }
     if other in widths:
         return [width**-0.5 for width in widths[other] if width and (other == "d_k" or width != p.d_k)]
-    return {"1/d_k": [1 / p.d_k], "twice": [p.scale**2], "inverse": [1 / p.scale] if p.scale else []}[other]
+    own = p.scale[:1] if len(np.unique(p.scale)) == 1 else p.scale[:0]  # one number for all heads
+    return {"1/d_k": [1 / p.d_k], "twice": [*own**2], "inverse": [*1 / own[own != 0]]}[other]
 
 
 def _steps(inputs: Inputs) -> Iterable[Change]:
     """The later steps up to the weights that change the numbers."""
     p = inputs.problem
     works = {
-        "scaled": p.scale != 1,
+        "scaled": _scaled(inputs),
         "capped": p.softcap is not None,
         "biased": p.bias is not None or p.alibi_slopes is not None,
         "masked": hides(inputs),
@@ -163,7 +170,10 @@ SCORES = (
     ),
     Mistake(
         "bias scaled",
-        when(lambda inputs: inputs.problem.bias is not None and inputs.problem.scale != 1, {"bias": "scaled"}),
+        when(
+            lambda inputs: inputs.problem.bias is not None and _scaled(inputs),
+            {"bias": "scaled"},
+        ),
         ("the bias is added before the scale, which shrinks it too", "缩放之前就加了偏置，偏置也被缩小了"),
         ("scores = q @ k.swapaxes(-1, -2) * scale + bias",) * 2,
         ("a bias that differs from key to key, and d_k > 1", "对各个键不同的偏置，且 d_k > 1"),

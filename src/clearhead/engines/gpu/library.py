@@ -10,7 +10,7 @@ from clearhead.core.axes import Array
 from clearhead.core.device_array import DeviceArray
 from clearhead.core.problem import Problem
 from clearhead.core.statistics import Wanted, lacking
-from clearhead.engines.base import unsupported
+from clearhead.engines.base import one_scale, scales_differ, unsupported
 
 KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]  # fastest first
 DEVICES = ["cuda"]
@@ -20,7 +20,8 @@ STATISTICS = frozenset(("output",))
 
 def reasons_not(problem: Problem, q: Array, k: Array, v: Array, want: Wanted) -> list[str]:
     """Why PyTorch's kernels cannot be used, a sentence each; empty if they can."""
-    reasons = unsupported("PyTorch's library of kernels", RULES, problem)
+    who = "PyTorch's library of kernels"
+    reasons = unsupported(who, RULES, problem) + scales_differ(who, problem)
     more = lacking(want, STATISTICS)
     if more or not want.output:
         reasons.append(f"they answer for the output alone, not for {', '.join(more) or 'nothing'}.")
@@ -47,7 +48,7 @@ def output(problem: Problem, q: Any, k: Any, v: Any) -> torch.Tensor | None:
     with torch.no_grad(), sdpa_kernel(KERNELS, set_priority=True):
         try:
             found: torch.Tensor = scaled_dot_product_attention(
-                *tensors, is_causal=problem.causal, scale=problem.scale, enable_gqa=grouped
+                *tensors, is_causal=problem.causal, scale=one_scale(problem), enable_gqa=grouped
             )
         except RuntimeError:  # "No available kernel": the conditions change with PyTorch's versions
             return None

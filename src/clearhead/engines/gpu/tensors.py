@@ -12,6 +12,7 @@ from clearhead.core.arrays import bfloat16, statistics_dtype, to_torch
 from clearhead.core.axes import Array
 from clearhead.core.device_array import DeviceArray
 from clearhead.core.problem import Problem
+from clearhead.engines.base import one_scale
 from clearhead.engines.gpu.rules import Rules
 
 _FAR = 1 << 29  # positions up to this size are stored in 32 bits
@@ -170,7 +171,7 @@ def _describe(problem: Problem, device: torch.device) -> Rules:
         heads=problem.heads,
         queries=problem.queries,
         keys=problem.keys,
-        numbers=sent(np.array([problem.scale, problem.softcap or 1.0]), number),
+        numbers=sent(np.array([one_scale(problem), problem.softcap or 1.0]), number),
         softcap=constexpr(problem.softcap is not None),
         content=constexpr(bias is not None or mask is not None or bool(segments)),
         rows=problem.rows.start,

@@ -1,0 +1,118 @@
+"""The rule `spans`: labels for queries and keys, and a table of what is added to a score for each pair of labels.
+
+With query_spans (batch, queries), key_spans (batch, keys) and span_table (batch, heads, query_spans, key_spans), the
+logit of query i and key j gains span_table[query_spans[i], key_spans[j]]; -inf forbids, a label of -1 adds nothing.
+Everything here reads the labels and the table only, so a forbidden block is known before any score is computed.
+"""
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from clearhead.core.arrays import FLOATS, as_rule_array
+from clearhead.core.axes import Array, named
+from clearhead.core.room import array_bytes, check_room
+from clearhead.core.rule_values import as_int64, spread
+from clearhead.errors import DtypeError, RuleError, ShapeError, shown
+
+TABLE = ("batch", "heads", "query_spans", "key_spans")
+_SIDES = (("queries", "the query labels"), ("keys", "the key labels"))
+_HINT = "spans=(query_spans, key_spans, table): a label per query, a label per key, and what each pair of labels adds."
+
+
+def parts_of(value: Any) -> tuple[Any, Any, Any]:
+    """The three parts of the rule's value. Raises RuleError for anything else."""
+    if not isinstance(value, (tuple, list)) or len(value) != 3:
+        raise RuleError(f"spans is {shown(value)}: expected three arrays.", _HINT)
+    return value[0], value[1], value[2]
+
+
+def read_spans(value: Any, prefix: tuple[int, ...], sizes: tuple[int, int]) -> tuple[Array, Array, Array]:
+    """Read (query_spans, key_spans, table) as labels (batch, queries), (batch, keys) and a table (batch, heads, …).
+
+    prefix    the caller's axes before queries: (…, heads), or () where there is one head
+    sizes     how many queries and keys there are
+
+    Labels become int64, those below 0 become -1; the table becomes float64, a view broadcast over batch and heads.
+    Raises RuleError for a label that the table does not have, and for NaN or +inf in the table; ShapeError, DtypeError.
+    """
+    *sides, given = parts_of(value)
+    table = _read_table(given, prefix)
+    labels = [
+        _read_labels(place, side, (*prefix[:-1], size), table.shape[place - 2])
+        for place, (side, size) in enumerate(zip(sides, sizes, strict=True))
+    ]
+    return labels[0], labels[1], table
+
+
+def _read_labels(place: int, value: Any, shape: tuple[int, ...], most: int) -> Array:
+    axis, words = _SIDES[place]
+    who = f"spans[{place}], {words},"
+    array = as_rule_array(value, f"spans[{place}]")
+    if array.dtype.kind not in "iu" and array.size:
+        raise DtypeError(f"{who} is {array.dtype}: expected whole numbers.", _HINT)
+    if array.shape not in (shape, shape[-1:]):
+        lead = "" if len(shape) < 2 else f", or {named(shape[-1:], (axis,))} for every batch alike"
+        raise ShapeError(f"{who} has shape {array.shape}: expected {named(shape, ('batch', axis))}{lead}.", _HINT)
+    labels = as_int64(f"spans[{place}]", array)
+    if (labels >= most).any():
+        raise RuleError(
+            f"{who} goes up to {labels.max()}: the table has {TABLE[place + 2]} {most}, so each must be below {most}.",
+            "a label below 0 adds nothing.",
+        )
+    return np.broadcast_to(np.maximum(labels, -1), shape).reshape(prod(shape[:-1]), shape[-1])
+
+
+def _read_table(value: Any, prefix: tuple[int, ...]) -> Array:
+    array = as_rule_array(value, "spans[2]")
+    who = "spans[2], the table,"
+    if array.dtype.kind not in "iuf" and array.dtype not in FLOATS:
+        hint = "np.where(may_attend, 0.0, -np.inf) makes a table of True and False." if array.dtype == bool else _HINT
+        raise DtypeError(f"{who} is {array.dtype}: expected a float dtype.", hint)
+    if array.ndim < 2:
+        raise ShapeError(f"{who} has shape {array.shape}: expected (query_spans, key_spans), or one per head.", _HINT)
+    shape = (*prefix, *array.shape[-2:])
+    check_room("spans[2] in float64", array_bytes(array.shape, 8), "fewer labels make a smaller table.")
+    try:
+        table = spread(array.astype(np.float64), shape)
+    except ValueError:
+        raise ShapeError(
+            f"{who} has shape {array.shape}, which does not broadcast to {named(shape, TABLE)}.", _HINT
+        ) from None
+    if np.isnan(table).any() or np.isposinf(table).any():
+        raise RuleError(f"{who} holds NaN or +inf: expected finite numbers, or -inf, which forbids.")
+    return table
+
+
+def added(query_spans: Array, key_spans: Array, table: Array) -> Array:
+    """What the rule adds to each logit, (queries, keys), for labels (queries,), (keys,) and one head's table."""
+    return _looked_up(query_spans, key_spans, table, 0.0)
+
+
+def allowed(query_spans: Array, key_spans: Array, table: Array) -> Array | bool:
+    """Which pairs the rule does not forbid, bool (queries, keys); True or False where all have one answer."""
+    seen = ~np.isneginf(table)
+    if seen.all():
+        return True
+    present = _looked_up(np.unique(query_spans), np.unique(key_spans), seen, True)
+    if present.all() or not present.any():
+        return bool(present.all())
+    return _looked_up(query_spans, key_spans, seen, True)
+
+
+def sums(query_spans: Array, key_spans: Array, values: Array, counts: tuple[int, int]) -> Array:
+    """The sum of values (queries, keys) over each pair of labels, (query_spans, key_spans), in float64."""
+    height, width = (count + 1 for count in counts)  # the last row and column are for labels of -1
+    flat = (query_spans % height)[:, None] * width + key_spans % width
+    found = np.bincount(flat.reshape(-1), values.reshape(-1), height * width)
+    total: Array = found.reshape(height, width)[:-1, :-1]
+    return total
+
+
+def _looked_up(query_spans: Array, key_spans: Array, table: Array, none: Any) -> Array:
+    """table[query_spans, key_spans], (queries, keys), and `none` where a label is -1."""
+    padded = np.full((table.shape[0] + 1, table.shape[1] + 1), none, table.dtype)
+    padded[:-1, :-1] = table
+    found: Array = padded[query_spans[:, None], key_spans]
+    return found
