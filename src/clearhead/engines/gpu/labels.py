@@ -7,6 +7,7 @@ labels that may see some of it. They take O(queries + keys) memory and the size 
 
 import numpy as np
 
+from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array
 from clearhead.core.problem import Problem
 
@@ -58,12 +59,13 @@ def spans(problem: Problem) -> Fields:
     if queries is None or keys is None or given is None:
         return {}
     own = given[tuple(slice(0, 1) if step == 0 else slice(None) for step in given.strides[:2])]
-    table = np.pad(own, ((0, 0), (0, 0), (0, 1), (0, 1)))
+    most = np.finfo(statistics_dtype(problem.dtype)).max / 2  # so that a finite number stays finite in units of ln 2
+    table = np.pad(np.where(np.isneginf(own), own, np.clip(own, -most, most)), ((0, 0), (0, 0), (0, 1), (0, 1)))
     queries, keys = np.where(queries < 0, own.shape[2], queries), np.where(keys < 0, own.shape[3], keys)
     found = {"query_spans": queries, "key_spans": keys, "table": table}
-    allowed: Array = np.not_equal(table, -np.inf)
+    allowed = np.isfinite(table)
     if queries.size and keys.size and not allowed.all():
-        found |= dict(zip(RANGES, _ranges(queries, keys, allowed.any(axis=1)), strict=True))
+        found |= dict(zip(RANGES, _ranges(queries, keys, np.any(allowed, axis=1)), strict=True))
         found["key_sets"], found["sets"] = _sets(keys, allowed)
     return found
 

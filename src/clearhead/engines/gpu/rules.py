@@ -159,10 +159,11 @@ def any_seen(rules, b, h, i, j, start_j, KEYS: tl.constexpr):
     Spans are judged by the labels of whole blocks, apart from the other rules.
     """
     if rules.key_sets is None:
-        return _any_pair(rules, b, h, i, j)
-    found = _spans_meet(rules, b, h, i, start_j, KEYS)
-    if found:
         found = _any_pair(rules, b, h, i, j)
+    else:
+        found = _spans_meet(rules, b, h, i, start_j, KEYS)
+        if found:
+            found = _any_pair(rules, b, h, i, j)
     return found
 
 
@@ -176,9 +177,7 @@ def _any_pair(rules, b, h, i, j):
 
 @triton.jit
 def _scale(rules, h):
-    if rules.scales is not None:
-        return tl.load(rules.scales + h)
-    return tl.load(rules.numbers)
+    return tl.load(rules.numbers) if rules.scales is None else tl.load(rules.scales + h)
 
 
 @triton.jit

@@ -66,7 +66,7 @@ def spans(
             if loss.output is not None:
                 block = load_rows(values, v_strides[2], v_strides[3], d_v, j, rules.keys, DV)
                 inner = product(block, tl.trans(given), PRECISION)
-            _, by_logit, _, _ = slopes(scores, inner, loss, rules, b, h, i[None, :], j[:, None], True)
+            by_logit = slopes(scores, inner, loss, rules, b, h, i[None, :], j[:, None], True)[1]
             labels = tl.load(rules.key_spans + b.to(tl.int64) * rules.keys + j, mask=j < rules.keys, other=-1)
             chosen = labels[None, :] == first + e[:, None]
             total = mixed(total, chosen.to(FLOAT), chosen, by_logit, True, PRECISION)
