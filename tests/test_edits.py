@@ -42,6 +42,7 @@ def test_an_edit_prints_as_the_call_that_makes_it():
 def test_edits_are_equal_and_hash_by_what_they_say():
     assert len(set(EDITS + list(EDITS))) == len(EDITS)
     assert ch.cut(keys=[1, 2]) == ch.cut(keys=(1, 2)) != ch.cut(queries=[1, 2])
+    assert ch.off(layers=["-1"], heads=[2]) == ch.off(layers=[-1], heads=(2,)) != ch.off(heads={-1: [2]})
     assert ch.boost(keys=1, by=2) != ch.boost(keys=1, by=3)
     assert ch.cut(keys=3) != "cut(keys=3)"
 
