@@ -119,10 +119,10 @@ def check_places(edit: Edit, queries: Text, keys: Text) -> None:
             raise type(error)(f"{edit}: {error.what}", error.hint) from error
 
 
-def _members(edit: Any, place: Place) -> tuple[Array, Array]:
-    """Which queries and which keys of this call an edit is about, (batch or 1, queries) and (batch or 1, keys)."""
-    queries = find("queries", edit.queries, place.query_text).members(place.queries)
-    return queries, find("keys", edit.keys, place.key_text).members(place.keys)
+def _labels(edit: Any, place: Place) -> tuple[Array, Array]:
+    """The queries and the keys of this call that an edit is about, 0, others -1: (batch or 1, queries or keys)."""
+    queries = find("queries", edit.queries, place.query_text).labels(place.queries)
+    return queries, find("keys", edit.keys, place.key_text).labels(place.keys)
 
 
 def _with_term(call: EditedCall, edit: Edit, term: SpanTerm) -> EditedCall:
@@ -132,7 +132,7 @@ def _with_term(call: EditedCall, edit: Edit, term: SpanTerm) -> EditedCall:
 
 def _added(call: EditedCall, edit: Cut | Boost, heads: Heads, place: Place) -> EditedCall:
     """A number added to the logits of these queries and keys: -inf cuts."""
-    queries, keys = (np.where(members, 0, -1) for members in _members(edit, place))
+    queries, keys = _labels(edit, place)
     amount = edit.by if isinstance(edit, Boost) else -np.inf
     table = _per_head(amount, 0.0, heads, call.q.shape[1]).reshape(1, -1, 1, 1)
     return _with_term(call, edit, SpanTerm(queries, keys, table))
@@ -143,7 +143,7 @@ def _shared(call: EditedCall, edit: Share, heads: Heads, place: Place) -> Edited
 
     ln(p/(1 − p)) is the log-sum-exp of the span less that of the rest, each from a pass over its own keys only.
     """
-    queries, keys = _members(edit, place)
+    queries, keys = (labels >= 0 for labels in _labels(edit, place))
     if not queries.any() or not keys.any():
         span = rest = np.zeros(call.q.shape[:3])
     else:
@@ -153,8 +153,7 @@ def _shared(call: EditedCall, edit: Share, heads: Heads, place: Place) -> Edited
         rest = logaddexp(rest, numbers_like(sinks, rest)[:, None])
     wanted = log(edit.at_least) - np.log1p(-edit.at_least)
     table = positive_part(wanted, rest, span)[..., None]
-    inside = queries & np.ones((1, len(place.queries)), bool)
-    rows = np.where(inside, np.arange(len(place.queries)), -1)
+    rows = np.where(queries, np.arange(len(place.queries)), -1)
     return _with_term(call, edit, SpanTerm(rows, np.where(keys, 0, -1), table, by_row=True))
 
 

@@ -65,14 +65,21 @@ class Found:
 
     points: tuple[Array, ...]
     slices: tuple[range, ...]
+    latest: dict[range, Array] = field(default_factory=dict, repr=False)  # all layers of a pass ask the same
 
-    def members(self, positions: range) -> Array:
-        """(batch or 1, positions), True where chosen."""
+    def labels(self, positions: range) -> Array:
+        """(batch or 1, positions), 0 where chosen and -1 elsewhere; not to be written to."""
+        if positions not in self.latest:
+            self.latest.clear()
+            self.latest[positions] = self._members(positions).astype(np.int64) - 1
+        return self.latest[positions]
+
+    def _members(self, positions: range) -> Array:
         index = np.arange(positions.start, positions.stop)
         inside = np.zeros(len(index), bool)
         for part in self.slices:
             inside |= (index >= part.start) & (index < part.stop) & ((index - part.start) % part.step == 0)
-        return np.stack([inside | np.isin(index, points) for points in self.points])
+        return np.stack([inside | np.isin(index, points) if len(points) else inside for points in self.points])
 
 
 def read_places(name: str, value: Any) -> Places:
