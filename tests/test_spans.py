@@ -1,6 +1,7 @@
 """The rule `spans`: the same as a dense bias made by indexing, its table's derivative, and blocks that it forbids."""
 
 from contextlib import suppress
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -109,7 +110,7 @@ def compiled(q: Tensor, k: Tensor, v: Tensor, mine: Tensor, theirs: Tensor, tabl
     )
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_compiled_forward_and_backward(*, dynamic: bool):
     function = torch.compile(compiled, fullgraph=True, dynamic=dynamic, backend="aot_eager")
     arrays, (mine, theirs, table) = drawn((HEADS,))
@@ -188,11 +189,10 @@ def test_the_reasons_where_heads_differ_in_scale():
 
 
 @pytest.mark.parametrize("kind", ["arrays", "tensors", "a graph"])
-@pytest.mark.parametrize("name", calls.WRONG)
-def test_wrong_parts_and_scales_are_taken_or_refused_by_name(name: str, kind: str):
+def test_wrong_parts_and_scales_are_taken_or_refused_by_name(kind: str):
     q: Any = calls.FLAT if kind == "arrays" else torch.from_numpy(calls.FLAT.copy()).requires_grad_(kind == "a graph")
-    for place in range(4):
+    for place, make in product(range(4), calls.WRONG.values()):
         parts: list[Any] = [[0, 0, 0], [0, 0, 0], [[0.0]], 1.0]
-        parts[place] = calls.WRONG[name]()
+        parts[place] = make()
         with suppress(ClearheadError):
             ch.attention(q, q, q, spans=tuple(parts[:3]), scale=parts[3])
