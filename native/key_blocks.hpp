@@ -32,6 +32,7 @@ template <class M> struct KeyBlocks {
     // modes
     bool has_values;                  // an output is asked for
     bool direct_keys;                 // scores read the keys where they lie; `keys` is null
+    bool pairs_in_place;              // pairs of values are made as they are read; `values` is null
     bool separate_nonfinite = false;  // values that are not finite are listed in `nonfinite`
     // the block that load() was last called for
     const Cell *keys = nullptr, *values = nullptr;
@@ -50,6 +51,8 @@ template <class M> struct KeyBlocks {
         key_head = batch * p.kv_heads + first_head * p.kv_heads / p.heads;
         value_head = has_values ? batch * p.v_heads + first_head * p.v_heads / p.heads : 0;
         direct_keys = !job.packed && rows <= kDirectRows && depth % kLanes<T> == 0 && in_cells<M>(p.k, p.type, p.d_k);
+        pairs_in_place = has_values && M::per_cell == 2 && !job.packed && rows <= kDirectRows && p.type == Type::bf16 &&
+                         p.v.column == 1 && p.d_v % (2 * kLanes<T>) == 0;
         staging = arena.take<Cell>(staging_cells<M>(depth));
         packed_keys = job.packed ? nullptr : arena.take<Cell>(kBlock * depth);
         packed_values = arena.take<Cell>(kBlock * columns);
@@ -85,7 +88,7 @@ template <class M> struct KeyBlocks {
         if (separate_nonfinite) {
             pack_values_of_block(j0, first, last);
             list_nonfinite(first / M::per_cell * M::per_cell - j0, last - j0);
-        } else if (packed_values_start == j0)
+        } else if (pairs_in_place || packed_values_start == j0)
             return;
         else if (job.direct_values)
             values = reinterpret_cast<const Cell*>(row_of(p.v, p.type, batch, value_head % p.v_heads, j0));
@@ -136,7 +139,7 @@ template <class M> struct KeyBlocks {
 
     Prefetch prefetch_beside_values(int64_t first, int64_t last) const {
         Prefetch prefetch;
-        if (job.direct_values)
+        if (job.direct_values || pairs_in_place)
             prefetch_rows(prefetch, 0, p.v, value_head % p.v_heads, p.d_v, first + kPrefetchRows, last);
         prefetch_rows(prefetch, 1, p.k, key_head % p.kv_heads, p.d_k, last, min_of(last + kPrefetchRows, p.keys));
         prefetch.bytes = kDepthChunk * columns * int64_t(sizeof(T));

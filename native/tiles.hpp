@@ -78,6 +78,8 @@ template <class Work> CLEARHEAD_INLINE void with_rows(int rows, Work work) {
         work.template operator()<2>();
     else if (rows <= 4)
         work.template operator()<4>();
+    else if (kStrip > 8 && rows <= 6)
+        work.template operator()<6>();
     else if (kStrip > 8 && rows <= 8)
         work.template operator()<8>();
     else
@@ -211,6 +213,62 @@ __attribute__((noinline)) void weighted_sum(const typename M::Cell* weights, con
         weighted_sum_tile<M, R, 2, ROW, STEP>(weights, values + c, pitch, depth, rescale, out + c, out_pitch, prefetch);
     for (; c < columns; c += kLanes<T>)
         weighted_sum_tile<M, R, 1, ROW, STEP>(weights, values + c, pitch, depth, rescale, out + c, out_pitch, prefetch);
+}
+
+// The cells of two neighbouring rows of bfloat16 numbers, a vector's bytes of each: pairs in the order of the columns.
+template <class T> CLEARHEAD_INLINE void pairs_of(const uint16_t* a, const uint16_t* b, Vec<T>& low, Vec<T>& high) {
+    typedef uint16_t Halves __attribute__((vector_size(kVectorBytes)));
+    using Order = std::make_integer_sequence<int, kVectorBytes / 2>;
+    Halves x, y;
+    std::memcpy(&x, a, sizeof x);
+    std::memcpy(&y, b, sizeof y);
+    low = (Vec<T>)zip_low(x, y, Order{}), high = (Vec<T>)zip_high(x, y, Order{});
+}
+
+// As weighted_sum_tile for C vectors of columns of bfloat16 values that are paired as they are read, to the same bits.
+// Row j of `values` lies at j·pitch numbers; of the last pair, only the first row is read if `count` is odd.
+template <class M, int R, int C, int64_t ROW>
+CLEARHEAD_INLINE void weighted_rows_tile(const typename M::Cell* weights, const uint16_t* values, int64_t pitch,
+                                         int64_t count, const typename M::T* rescale, typename M::T* out,
+                                         int64_t out_pitch, Prefetch& prefetch) {
+    using T = typename M::T;
+    static const uint16_t zeros[C * kLanes<T>] = {};
+    Vec<T> sum[R][C] = {};
+    for (int64_t j = 0; j < count; j += 2, values += 2 * pitch) {
+        if (j / 2 % kDepthChunk == 0) prefetch.issue<2>();
+        const uint16_t* second = j + 1 < count ? values + pitch : zeros;
+        Vec<T> right[C];
+#pragma GCC unroll 4
+        for (int c = 0; c < C; c += 2)
+            pairs_of<T>(values + c * kLanes<T>, second + c * kLanes<T>, right[c], right[c + 1]);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const Vec<T> left = broadcast<T>(weights[r * ROW + j / 2]);
+#pragma GCC unroll 8
+            for (int c = 0; c < C; ++c) sum[r][c] = M::multiply_add(left, right[c], sum[r][c]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) {
+            T* to = out + r * out_pitch + c * kLanes<T>;
+            store(to, fma(load(to), broadcast<T>(rescale[r]), sum[r][c]));
+        }
+}
+
+// The same for all columns, a multiple of two vectors.
+template <class M, int R, int64_t ROW>
+__attribute__((noinline)) void weighted_rows(const typename M::Cell* weights, const uint16_t* values, int64_t pitch,
+                                             int64_t count, const typename M::T* rescale, typename M::T* out,
+                                             int64_t out_pitch, int64_t columns, Prefetch& prefetch) {
+    using T = typename M::T;
+    constexpr int wide = R <= 2 ? 8 : R <= 6 ? 4 : 2;
+    int64_t c = 0;
+    for (; c + wide * kLanes<T> <= columns; c += wide * kLanes<T>)
+        weighted_rows_tile<M, R, wide, ROW>(weights, values + c, pitch, count, rescale, out + c, out_pitch, prefetch);
+    for (; c < columns; c += 2 * kLanes<T>)
+        weighted_rows_tile<M, R, 2, ROW>(weights, values + c, pitch, count, rescale, out + c, out_pitch, prefetch);
 }
 
 }  // namespace
