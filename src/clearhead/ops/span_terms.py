@@ -1,0 +1,129 @@
+"""Several rules `spans` that act on the same logits, one after the other, as one rule.
+
+Each is a term: labels of queries and keys, and a table of what is added for each pair of labels. Queries that have the
+same label in every term get one label together, keys likewise, and the tables are added: O(queries + keys) memory.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from clearhead.core.axes import Array
+
+
+@dataclass(frozen=True, eq=False)
+class SpanTerm:
+    """table[batch, head, query label, key label] is added to a logit; a label of -1 adds nothing."""
+
+    query_labels: Array  # (batch or 1, queries)
+    key_labels: Array  # (batch or 1, keys)
+    table: Any  # (batch or 1, heads or 1, query labels, key labels), an array or a tensor
+    by_row: bool = False  # each query has a label of its own, its place among the queries
+
+    @staticmethod
+    def of(spans: Any) -> "SpanTerm":
+        """The value of a rule `spans`, whose axes before queries may be left out."""
+        query_labels, key_labels, table = spans
+        queries, keys = (np.atleast_2d(_host(labels)).astype(np.int64) for labels in (query_labels, key_labels))
+        return SpanTerm(np.maximum(queries, -1), np.maximum(keys, -1), table[(None,) * (4 - table.ndim)])
+
+    def times(self, factors: Any) -> "SpanTerm":
+        """The table times one number for each head, (heads,)."""
+        return replace(self, table=self.table * like_table(factors, self.table)[:, None, None])
+
+    def take(self, queries: slice, keys: slice) -> "SpanTerm":
+        """The term for some queries and keys; labels keep their meaning."""
+        return replace(self, query_labels=self.query_labels[:, queries], key_labels=self.key_labels[:, keys])
+
+    def detached(self) -> "SpanTerm":
+        """The term outside PyTorch's graph."""
+        return replace(self, table=self.table.detach()) if hasattr(self.table, "detach") else self
+
+
+def combined(terms: Sequence[SpanTerm]) -> tuple[Array, Array, Any] | None:
+    """The terms as one value of the rule `spans`; None where they add nothing to any of these queries and keys."""
+    terms = [term for term in terms if (term.query_labels >= 0).any() and (term.key_labels >= 0).any()]
+    if not terms:
+        return None
+    queries, rows = _refined([term.query_labels for term in terms])
+    keys, columns = _refined([term.key_labels for term in terms])
+    tables = _of_one_kind([term.table for term in terms])
+    table: Any = 0
+    for own, row, column in zip(tables, rows, columns, strict=True):
+        table = table + _with_zeros(own)[:, :, row[:, None], column]
+    if table.shape[0] == 1:
+        table = table[0]
+    if table.ndim == 3 and table.shape[0] == 1:
+        table = table[0]
+    return _plain(queries), _plain(keys), table
+
+
+def joined(steps: Sequence[Sequence[SpanTerm]]) -> list[SpanTerm]:
+    """The terms of steps that follow one another along the queries, as those of one call.
+
+    Every step has terms of the same edits in the same order, and each has the labels of those keys only that the steps
+    before it did not have.
+    """
+    found = []
+    for parts in zip(*steps, strict=True):
+        queries, keys = [part.query_labels for part in parts], _cat([part.key_labels for part in parts])
+        table = parts[-1].table
+        if parts[0].by_row:
+            starts = np.cumsum([0, *(side.shape[1] for side in queries[:-1])])
+            queries = [np.where(side < 0, -1, side + start) for side, start in zip(queries, starts, strict=True)]
+            table = _cat_tables([part.table for part in parts])
+        found.append(SpanTerm(_cat(queries), keys, table, parts[0].by_row))
+    return found
+
+
+def like_table(x: Any, table: Any) -> Any:
+    """Numbers as the kind of array that a table is, with its dtype."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(table, torch.Tensor):
+        return torch.as_tensor(x, dtype=table.dtype, device=table.device)
+    return np.asarray(x, table.dtype)
+
+
+def _refined(sides: Sequence[Array]) -> tuple[Array, list[Array]]:
+    """Labels that are equal where all sides' labels are, (batch or 1, length), and each side's label of each."""
+    stacked = np.stack(np.broadcast_arrays(*sides))
+    if len(sides) == 1:
+        values, index = np.unique(stacked.reshape(-1), return_inverse=True)
+        return index.reshape(stacked.shape[1:]), [values]
+    combos, index = np.unique(stacked.reshape(len(sides), -1), axis=1, return_inverse=True)
+    return index.reshape(stacked.shape[1:]), list(combos)
+
+
+def _with_zeros(table: Any) -> Any:
+    """The table with a last row and a last column of zeros, which the label -1 selects."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(table, torch.Tensor):
+        return torch.nn.functional.pad(table, (0, 1, 0, 1))
+    return np.pad(table, ((0, 0), (0, 0), (0, 1), (0, 1)))
+
+
+def _cat(labels: Sequence[Array]) -> Array:
+    lead = max(part.shape[0] for part in labels)
+    return np.concatenate([np.broadcast_to(part, (lead, part.shape[1])) for part in labels], axis=1)
+
+
+def _cat_tables(tables: Sequence[Any]) -> Any:
+    parts = _of_one_kind(tables)
+    return np.concatenate(parts, axis=2) if isinstance(parts[0], np.ndarray) else sys.modules["torch"].cat(parts, 2)
+
+
+def _of_one_kind(tables: Sequence[Any]) -> list[Any]:
+    """Tensors where any of them is one, else arrays."""
+    kind = next((table for table in tables if not isinstance(table, np.ndarray)), tables[0])
+    return [table if type(table) is type(kind) else like_table(table, kind) for table in tables]
+
+
+def _plain(labels: Array) -> Array:
+    return labels[0] if labels.shape[0] == 1 else labels
+
+
+def _host(x: Any) -> Array:
+    return np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
