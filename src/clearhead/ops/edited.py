@@ -119,7 +119,7 @@ class Editable:
 
 
 def with_term(rules: Rules, term: SpanTerm, q: Any, sizes: tuple[int, int]) -> Rules:
-    """The rules with one more term of `spans`. Arrays are tensors on q's device where q is a tensor."""
+    """The rules with one more term of `spans`."""
     prefix = tuple(q.shape[:-2])
     before = [] if rules.get("spans") is None else [_term_of(rules["spans"], prefix, sizes)]
     made = combined([*before, term])
@@ -222,8 +222,8 @@ def _once(x: Any, axes: int) -> Any:
 
 
 def _like(x: Any, q: Any) -> Any:
-    """A NumPy array as a tensor on q's device where q is a tensor; anything else as it is."""
-    if library_of(q) != "torch" or not isinstance(x, np.ndarray):
+    """A NumPy array as a tensor on q's device where that is a GPU; anything else as it is."""
+    if library_of(q) != "torch" or q.device.type == "cpu" or not isinstance(x, np.ndarray):
         return x
     return sys.modules["torch"].from_numpy(np.require(x, requirements=("C", "W"))).to(q.device)
 
