@@ -17,6 +17,13 @@ struct View {
     int64_t batch = 0, head = 0, row = 0, column = 0;
 };
 
+// A row of the table of spans as sets of labels of keys, as bits; labels that are 64 apart share a bit.
+struct LabelSets {
+    uint64_t forbidden = 0;  // all labels of the bit are forbidden
+    uint64_t hidden = 0;     // some are
+    uint64_t added = 0;      // something is added to some of them, or they are forbidden
+};
+
 // Shapes and score rules; core/visibility.py defines the meaning of every field.
 struct Problem {
     Type type, bias_type;
@@ -24,6 +31,7 @@ struct Problem {
     int64_t batch, heads, kv_heads, v_heads, queries, keys, d_k, d_v;
     int64_t row_start, row_step, column_start, column_step;  // which queries and keys of the whole matrix these are
     double scale, softcap;                                   // softcap 0: none
+    const double* scales;                                    // (heads,); null where all are `scale`
     int64_t left, right;                                     // kNoLimit: none; causal is right = 0
     const int64_t* offset;                                   // (batch,)
     const int64_t* kv_lengths;                               // (batch,) or null, as all below
@@ -32,6 +40,14 @@ struct Problem {
     const int64_t* kv_segments;                              // (batch, keys)
     const double* alibi_slopes;                              // (heads,)
     const double* sinks;                                     // (heads,)
+    const int64_t* query_spans;                              // (batch, queries); below 0 adds nothing
+    const int64_t* key_spans;                                // (batch, keys), each below span_keys
+    View span_table;                                         // (batch, heads, query labels, key labels), of T; rows
+                                                             // are contiguous
+    int64_t span_queries, span_keys;                         // how many labels there are
+    const LabelSets* span_sets;  // of each row of the table: batch · span_sets_batch + head · span_sets_head + row
+    int64_t span_sets_batch, span_sets_head;
+    bool large_spans;  // the table's numbers may not be divided by the scale: they could overflow
     View bias, mask;
     View q, k, v;
 };
@@ -86,8 +102,10 @@ struct GradientAnswers {
     void* v = nullptr;                // (batch, v_heads, keys, d_v)
     void* bias = nullptr;             // its strides are 0 where it is broadcast
     int64_t bias_batch = 0, bias_head = 0, bias_row = 0, bias_column = 0;
-    int64_t* spans = nullptr;  // (batch, tiles, 2): the keys that positions let some query of a tile see
-    int32_t* turns = nullptr;  // (batch, heads, tiles): how many blocks of keys have been added to a tile's queries
+    double* span_table = nullptr;  // (batch, heads, query labels, key labels)
+    int64_t* spans = nullptr;      // (batch, tiles, 2): the keys that positions let some query of a tile see
+    int32_t* turns = nullptr;      // (batch, heads, tiles): how many blocks of keys have been added to a tile's queries
+    int32_t* span_turns = nullptr;  // (batch, heads): how many blocks have been added to the table's gradient
 };
 
 // A problem cut into tasks. The rows of a run are (head in run, query), flattened: all heads of a run share one key

@@ -11,6 +11,7 @@
 #include <new>
 #include <optional>
 #include <stdexcept>
+#include <vector>
 
 #include "dispatch.hpp"
 
@@ -52,6 +53,7 @@ void* room(const std::optional<Taken>& x, int64_t count, int64_t bytes, const ch
 struct Described {
     Problem p{};
     nb::object kept;
+    std::vector<LabelSets> span_sets;
 
     Problem with(const Given& q, const Given& k) const {
         Problem whole = p;

@@ -4,7 +4,9 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -56,14 +58,39 @@ class Named {
     std::vector<Item> items;
 };
 
+// The sets of labels for every row of the table of spans, and whether its numbers are large.
+template <class T> void read_table(Described& d) {
+    Problem& p = d.p;
+    const View& table = p.span_table;
+    const int64_t batches = table.batch ? p.batch : 1, heads = table.head ? p.heads : 1;
+    p.span_sets_head = table.head ? p.span_queries : 0;
+    p.span_sets_batch = table.batch ? heads * p.span_queries : 0;
+    for (int64_t i = 0; i < batches * heads * p.span_queries; ++i) {
+        const int64_t label = i % p.span_queries, head = i / p.span_queries % heads, batch = i / p.span_queries / heads;
+        const T* row = static_cast<const T*>(table.data) + batch * table.batch + head * table.head + label * table.row;
+        LabelSets sets;
+        uint64_t visible = 0;
+        for (int64_t g = 0; g < p.span_keys; ++g) {
+            const uint64_t bit = uint64_t{1} << (g % 64);
+            const bool forbidden = row[g] == -std::numeric_limits<T>::infinity();
+            (forbidden ? sets.hidden : visible) |= bit;
+            if (row[g] != 0) sets.added |= bit;
+            p.large_spans |= !forbidden && std::abs(row[g]) > T(1e30);
+        }
+        sets.forbidden = ~visible;
+        d.span_sets.push_back(sets);
+    }
+}
+
 // Named one by one in `m.def`: what Python forgets, or knows and this side does not, is a TypeError there.
 Described describe(int type, int64_t batch, int64_t heads, int64_t kv_heads, int64_t queries, int64_t keys, int64_t d_k,
                    int64_t row_start, int64_t row_step, int64_t column_start, int64_t column_step, int64_t left,
                    int64_t right, double scale, double softcap, const Given& query_offset,
                    std::optional<Given> kv_lengths, std::optional<Given> query_lengths,
                    std::optional<Given> query_segments, std::optional<Given> kv_segments,
-                   std::optional<Given> alibi_slopes, std::optional<Given> sinks, std::optional<Given> bias,
-                   int bias_type, std::optional<Given> mask, bool team, nb::object kept) {
+                   std::optional<Given> alibi_slopes, std::optional<Given> sinks, std::optional<Given> scales,
+                   std::optional<Given> query_spans, std::optional<Given> key_spans, std::optional<Given> span_table,
+                   std::optional<Given> bias, int bias_type, std::optional<Given> mask, bool team, nb::object kept) {
     check(type >= 0 && type < 4 && bias_type >= 0 && bias_type < 4, "type");
     Described d;
     Problem& p = d.p;
@@ -94,9 +121,26 @@ Described describe(int type, int64_t batch, int64_t heads, int64_t kv_heads, int
     check(!p.query_segments == !p.kv_segments, "segments");
     p.alibi_slopes = whole<double>(alibi_slopes, p.heads, "alibi_slopes");
     p.sinks = whole<double>(sinks, p.heads, "sinks");
+    p.scales = whole<double>(scales, p.heads, "scales");
+    p.query_spans = whole<int64_t>(query_spans, p.batch * p.queries, "query_spans");
+    p.key_spans = whole<int64_t>(key_spans, p.batch * p.keys, "key_spans");
+    check(!p.query_spans == !p.key_spans && !p.query_spans == !span_table, "spans");
+    if (span_table) {
+        check(span_table->ndim() == 4, "span_table");
+        p.span_queries = int64_t(span_table->shape(2));
+        p.span_keys = int64_t(span_table->shape(3));
+        p.span_table =
+            view(*span_table, p.type == Type::f64 ? 8 : 4, p.batch, p.heads, p.span_queries, p.span_keys, "span_table");
+        check(p.span_table.column == 1 || p.span_keys <= 1 || p.batch * p.heads == 0, "span_table");
+        check(p.span_keys < int64_t{1} << 31, "span_table");
+        if (p.batch * p.heads) p.type == Type::f64 ? read_table<double>(d) : read_table<float>(d);
+        for (int64_t i = 0; i < p.batch * p.queries; ++i) check(p.query_spans[i] < p.span_queries, "query_spans");
+        for (int64_t j = 0; j < p.batch * p.keys; ++j) check(p.key_spans[j] < p.span_keys, "key_spans");
+    }
     if (bias) p.bias = view(*bias, bytes_of(p.bias_type), p.batch, p.heads, p.queries, p.keys, "bias");
     if (mask) p.mask = view(*mask, 1, p.batch, p.heads, p.queries, p.keys, "mask");
     d.kept = std::move(kept);
+    p.span_sets = d.span_sets.data();
     return d;
 }
 
@@ -227,6 +271,10 @@ void gradients(int threads, const Described& d, const Given& q, const Given& k, 
         }
         want.bias = room(by_bias, int64_t(by_bias->size()), wide, "bias's derivative");
     }
+    if (const auto by_table = named.write("span_table")) {
+        check(bool(p.query_spans), "spans");
+        want.span_table = static_cast<double*>(room(by_table, heads * p.span_queries * p.span_keys, 8, "the table's"));
+    }
     given.done();
     named.done();
     work(differentiate, job, threads);
@@ -281,8 +329,9 @@ NB_MODULE(_native, m) {
     m.def("describe", &describe, nb::kw_only(), "type"_a, "batch"_a, "heads"_a, "kv_heads"_a, "queries"_a, "keys"_a,
           "d_k"_a, "row_start"_a, "row_step"_a, "column_start"_a, "column_step"_a, "left"_a, "right"_a, "scale"_a,
           "softcap"_a, "query_offset"_a, "kv_lengths"_a.none(), "query_lengths"_a.none(), "query_segments"_a.none(),
-          "kv_segments"_a.none(), "alibi_slopes"_a.none(), "sinks"_a.none(), "bias"_a.none(), "bias_type"_a,
-          "mask"_a.none(), "team"_a, "kept"_a);
+          "kv_segments"_a.none(), "alibi_slopes"_a.none(), "sinks"_a.none(), "scales"_a.none(), "query_spans"_a.none(),
+          "key_spans"_a.none(), "span_table"_a.none(), "bias"_a.none(), "bias_type"_a, "mask"_a.none(), "team"_a,
+          "kept"_a);
     m.def(
         "use_team",
         [](uintptr_t parallel, uintptr_t size) {
@@ -296,6 +345,7 @@ NB_MODULE(_native, m) {
         .def("__call__", &Repeatable::operator())
         .def("step", &Repeatable::step, "q"_a, "k"_a, "v"_a, "keys"_a, "values"_a, "place"_a, "turns"_a.none(),
              "threads"_a);
+    m.def("engine_named", &engine_named);
     m.def("rows", &rows);
     m.def("columns", &columns);
     m.def("gradients", &gradients);

@@ -109,7 +109,8 @@ template <class M> struct ColumnTask {
                 continue;
             }
             any = true;
-            pack_strip<M>(p.q, p.type, batch, head, i + s, here, p.d_k, rules.negate_queries, staging, queries);
+            pack_strip<M>(p.q, p.type, batch, head, i + s, here, p.d_k, rules.negated(rows + s, here), staging,
+                          queries);
             const int from = int(low - j0) / kPanel<T>, to = int(high - j0 + kPanel<T> - 1) / kPanel<T>;
             with_rows(here, [&]<int R>() { score_panels<M, R>(queries, panels, depth, from, to, x); });
             rules.apply(rows + s, here, j0, from * kPanel<T>, to * kPanel<T>, x);
@@ -123,7 +124,7 @@ template <class M> struct ColumnTask {
         T* x = weights + n * pitch;
         rules.mask_row(rows[n], r, visibility, j0, first, last, x);
         const Normalizer<T> normalizer(static_cast<const T*>(want.logsumexp)[head_index * p.queries + rows[n].query],
-                                       rules.log2_scale);
+                                       rules.scale_of(head).log2);
         for (int j = 0; j < first; ++j) x[j] = 0;
         for (int j = first; j < last; j += kLanes<T>) store(x + j, normalizer.weight(load(x + j)));
         for (int j = last; j < width; ++j) x[j] = 0;

@@ -1,4 +1,5 @@
-// The backward pass: the gradients of queries, keys, values and bias, from the log-sum-exp that the forward pass kept.
+// The backward pass: the gradients of queries, keys, values, bias and the table of spans, from the log-sum-exp that the
+// forward pass kept.
 //
 //   weight = exp(logit - logsumexp)              dvalue_j = Σ_i weight_ij · doutput_i
 //   dlogit = weight · (doutput·value + upstream gradients by row and by key)
@@ -55,6 +56,7 @@ template <class M> struct GradientTask {
     Arena arena;
     int64_t batch, unit, block, j0, end, depth_k, depth_v, k_columns, v_columns, tiles;
     int64_t key_head = -1, value_head = -1;  // whose keys and values are packed
+    int64_t scale_head = 0;                  // whose scale the sums in grad_k lack
     Rules<T> rules;
     Row* rows;                         // (kTile,)
     Cell *key_panels, *value_panels;   // of the block
@@ -66,6 +68,7 @@ template <class M> struct GradientTask {
     T* softcap_grad;     // (kStrip, pitch): the derivative of the softcap; then the strip's score gradients as cells
     T* key_grads;        // (kBlock,): the upstream gradients by key
     T* line;             // (kBlock,)
+    double* grad_table;  // (query labels, key labels): of the head's table, from this block
     T *grad_k, *grad_v;  // (kGradientKeys, columns): of the block
     T* grad_q;           // (kTile, columns): of the tile, from this block
     T* grad_bias;        // (kTile,): the same, where the bias is broadcast over keys
@@ -101,6 +104,7 @@ template <class M> struct GradientTask {
         softcap_grad = arena.take<T>(kStrip * pitch);
         key_grads = arena.take<T>(kBlock);
         line = arena.take<T>(kBlock);
+        grad_table = arena.take<double>(want.span_table ? p.span_queries * p.span_keys : 0);
         grad_k = arena.take<T>((kGradientKeys + kStrip) * k_columns);
         grad_v = arena.take<T>((kGradientKeys + kStrip) * v_columns);
         grad_q = arena.take<T>((kTile + kStrip) * k_columns);
@@ -111,7 +115,8 @@ template <class M> struct GradientTask {
 
     void run() {
         const int64_t heads = p.heads * p.batch / job.runs;  // of this unit
-        for (int64_t head = unit * heads; head < (unit + 1) * heads; ++head)
+        for (int64_t head = unit * heads; head < (unit + 1) * heads; ++head) {
+            for (int64_t i = 0; want.span_table && i < p.span_queries * p.span_keys; ++i) grad_table[i] = 0;
             for (int64_t tile = tiles; tile-- > 0;) {  // the last first: with causal, they see every block
                 const int64_t* span = want.spans + (batch * tiles + tile) * 2;
                 if (span[0] >= end || span[1] <= j0) continue;
@@ -123,15 +128,18 @@ template <class M> struct GradientTask {
                 if (any) add_grad_q(head, tile * kTile);
                 __atomic_store_n(turn, mine + 1, __ATOMIC_RELEASE);
             }
+            if (want.span_table) add_grad_table(head);
+        }
         write_grad_k();
         write_grad_v();
     }
 
-    // Packs this head's keys and values of the block, unless the previous head has the same.
+    // Packs this head's keys and values of the block, unless the previous head has the same (and the same scale).
     void load_keys_and_values(int64_t head) {
-        if (key_head != head * p.kv_heads / p.heads) {
+        if (key_head != head * p.kv_heads / p.heads || (p.scales && head != scale_head)) {
             write_grad_k();
             key_head = head * p.kv_heads / p.heads;
+            scale_head = head;
             for (int64_t j = j0; j < end; j += kPanel<T>)
                 pack_panel<M>(p.k, p.type, batch, key_head, j, p.keys, p.d_k, staging, key_panels + (j - j0) * depth_k);
             keys.load_rows(p.k, p.type, batch, key_head, j0, end, p.d_k);
@@ -149,9 +157,10 @@ template <class M> struct GradientTask {
 
     void write_grad_k() {
         if (key_head < 0) return;
+        const T scale = rules.scale_of(scale_head).scale;
         T* to = static_cast<T*>(want.k) + ((batch * p.kv_heads + key_head) * p.keys + j0) * p.d_k;
         for (int64_t j = 0; j < end - j0; ++j)
-            for (int64_t c = 0; c < p.d_k; ++c) to[j * p.d_k + c] = T(p.scale) * grad_k[j * k_columns + c];
+            for (int64_t c = 0; c < p.d_k; ++c) to[j * p.d_k + c] += scale * grad_k[j * k_columns + c];
     }
 
     void write_grad_v() {
@@ -215,8 +224,9 @@ template <class M> struct GradientTask {
             for (int j = last; j < width; ++j) a[r * pitch + j] = d[r * pitch + j] = 0;
         }
         if (first == last) return false;
-        pack_strip<M>(p.q, p.type, batch, head, i + s, count, p.d_k, rules.negate_queries, staging, query_strip);
-        if (want.v) pack_strip<M>(want.output, p.type, batch, head, i + s, count, p.d_v, false, staging, output_strip);
+        pack_strip<M>(p.q, p.type, batch, head, i + s, count, p.d_k, rules.negated(rows + s, count), staging,
+                      query_strip);
+        if (want.v) pack_strip<M>(want.output, p.type, batch, head, i + s, count, p.d_v, 0, staging, output_strip);
         with_rows(count, [&]<int R>() {
             score_panels<M, R>(query_strip, key_panels, depth_k, from, to,
                                a);  // to the bits that the log-sum-exp was computed from
@@ -234,6 +244,7 @@ template <class M> struct GradientTask {
                 differentiate<true, false>(rows[s + r], index, first, last, a + r * pitch, d + r * pitch);
         }
         if (want.bias) add_bias(head, i, s, count, int(low - j0), int(high - j0));
+        if (want.span_table) add_spans(s, count, first, last);
         if (p.softcap != 0)
             for (int r = 0; r < count; ++r)
                 for (int j = first; j < last; j += kLanes<T>) {
@@ -258,9 +269,10 @@ template <class M> struct GradientTask {
     template <bool VALUES, bool MORE>
     void differentiate(const Row& row, int64_t index, int first, int last, T* a, T* d) const {
         const T logsumexp = static_cast<const T*>(want.logsumexp)[index];
-        const Normalizer<T> normalizer(logsumexp, rules.log2_scale);
+        const Scale<T> scale = rules.scale_of(row.head);
+        const Normalizer<T> normalizer(logsumexp, scale.log2);
         const Vec<T> row_grad = broadcast<T>(static_cast<const T*>(want.rows)[index]);
-        const Vec<T> hidden = broadcast<T>(-kInfinity<T>), logit_scale = broadcast<T>(rules.logit_scale);
+        const Vec<T> hidden = broadcast<T>(-kInfinity<T>), logit_scale = broadcast<T>(scale.logit);
         const Vec<T> minus_lse = broadcast<T>(-logsumexp);
         const Vec<T> entropy_grad = broadcast<T>(want.entropy ? static_cast<const T*>(want.entropy)[index] : T(0));
         const Vec<T> distance_grad = broadcast<T>(want.distance ? static_cast<const T*>(want.distance)[index] : T(0));
@@ -297,12 +309,40 @@ template <class M> struct GradientTask {
             for (int j = first; j < last; ++j) bias_at(head, i)[j0 + j] += line[j];
     }
 
+    // Adds the gradients of columns first … last of rows s … to the table's; neighbouring queries of one label are
+    // added up first.
+    void add_spans(int s, int count, int first, int last) {
+        rules.spans.read_labels(j0);
+        for (int r = s; r < s + count;) {
+            const int64_t label = query_label(p, batch, rows[r].query);
+            int stop = r + 1;
+            while (stop < s + count && query_label(p, batch, rows[stop].query) == label) ++stop;
+            for (int j = first; label >= 0 && j < last; j += kLanes<T>) {
+                Vec<T> sum = {};
+                for (int n = r; n < stop; ++n) sum = sum + load(score_grads + n * pitch + j);
+                store(line + j, sum);
+            }
+            for (int j = first; label >= 0 && j < last; ++j)
+                if (rules.spans.labels[j] >= 0) grad_table[label * p.span_keys + rules.spans.labels[j]] += line[j];
+            r = stop;
+        }
+    }
+
+    // Adds this block's part to the gradient of the head's table, after all blocks before it.
+    void add_grad_table(int64_t head) {
+        const int64_t size = p.span_queries * p.span_keys, index = batch * p.heads + head;
+        wait_for_turn(want.span_turns + index, int32_t(block));
+        for (int64_t i = 0; i < size; ++i) want.span_table[index * size + i] += grad_table[i];
+        __atomic_store_n(want.span_turns + index, int32_t(block + 1), __ATOMIC_RELEASE);
+    }
+
     // Adds this block's part to the gradient of the tile's queries, when it is the block's turn.
     void add_grad_q(int64_t head, int64_t i) {
         const int count = int(min_of(kTile, p.queries - i));
+        const T scale = rules.scale_of(head).scale;
         T* to = static_cast<T*>(want.q) + ((batch * p.heads + head) * p.queries + i) * p.d_k;
         for (int r = 0; r < count; ++r)
-            for (int64_t c = 0; c < p.d_k; ++c) to[r * p.d_k + c] += T(p.scale) * grad_q[r * k_columns + c];
+            for (int64_t c = 0; c < p.d_k; ++c) to[r * p.d_k + c] += scale * grad_q[r * k_columns + c];
         if (want.bias && !want.bias_column)
             for (int r = 0; r < count; ++r) *bias_at(head, i + r) += grad_bias[r];
     }

@@ -212,10 +212,10 @@ template <class M> void pack_value_rows(const View& x, Type type, int64_t batch,
     }
 }
 
-// Packs `count` rows, at most kStrip, as one strip with zeros for the rest; `negate` changes their signs. Whole vectors
-// are stored, so kLanes cells after the strip are overwritten.
-template <class M> void pack_strip(const char* const* from, int count, const View& x, Type type, int64_t d, bool negate,
-                                   typename M::Cell* staging, typename M::Cell* strip) {
+// Packs `count` rows, at most kStrip, as one strip with zeros for the rest; the bits of `negate` tell which rows change
+// their signs. Whole vectors are stored, so kLanes cells after the strip are overwritten.
+template <class M> void pack_strip(const char* const* from, int count, const View& x, Type type, int64_t d,
+                                   uint32_t negate, typename M::Cell* staging, typename M::Cell* strip) {
     using T = typename M::T;
     constexpr int n = kLanes<T>, squares = (kStrip + n - 1) / n;
     const int64_t depth = depth_of<M>(d), pitch = up_to_multiple(depth, n), last_whole = depth / n * n;
@@ -230,12 +230,14 @@ template <class M> void pack_strip(const char* const* from, int count, const Vie
         if (!direct) fetch_cells<M>(from[r], x.column, type, d, staging + r * pitch);
     }
     const uint32_t halves = 0x80008000;  // the sign bits of a pair
-    Vec<T> sign = broadcast<T>(T(-0.0));
-    if constexpr (M::per_cell == 2) std::memcpy(&sign, &halves, 4), sign = broadcast<T>(sign[0]);
-    if (!negate) sign = Vec<T>{};
+    T minus = T(-0.0), signs[squares * n] = {};
+    if constexpr (M::per_cell == 2) std::memcpy(&minus, &halves, 4);
+    for (int r = 0; r < kStrip; ++r)
+        if (negate >> r & 1) std::memcpy(signs + r, &minus, sizeof minus);
     // The last squares first: what they store past the strip's end are first cells of the next depth, stored again
     // later.
-    for (int side = squares - 1; side >= 0; --side)
+    for (int side = squares - 1; side >= 0; --side) {
+        const Vec<T> sign = load(signs + side * n);
         for (int64_t k = 0; k < last_whole; k += n) {
             Vec<T> square[n];
             load_columns<T>(row + side * n, k, square);
@@ -243,17 +245,18 @@ template <class M> void pack_strip(const char* const* from, int count, const Vie
             for (int i = 0; i < n; ++i)
                 store(strip + (k + i) * kStrip + side * n, (Vec<T>)((IntVec<T>)square[i] ^ (IntVec<T>)sign));
         }
+    }
     for (int64_t k = last_whole; k < depth; ++k)
         for (int r = 0; r < kStrip; ++r) {
             T cell[n] = {row[r][k]};
-            store(cell, (Vec<T>)((IntVec<T>)load(cell) ^ (IntVec<T>)sign));
+            store(cell, (Vec<T>)((IntVec<T>)load(cell) ^ (IntVec<T>)broadcast<T>(signs[r])));
             std::memcpy(strip + k * kStrip + r, cell, sizeof(T));
         }
 }
 
 // The same for rows first … first + count of a matrix.
 template <class M> void pack_strip(const View& x, Type type, int64_t batch, int64_t head, int64_t first, int count,
-                                   int64_t d, bool negate, typename M::Cell* staging, typename M::Cell* strip) {
+                                   int64_t d, uint32_t negate, typename M::Cell* staging, typename M::Cell* strip) {
     const char* from[kStrip];
     for (int r = 0; r < count; ++r) from[r] = row_of(x, type, batch, head, first + r);
     pack_strip<M>(from, count, x, type, d, negate, staging, strip);

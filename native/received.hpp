@@ -29,7 +29,7 @@ template <class M> void add_received(RowTask<M>& task, double* received) {
                 const Row& row = strip_rows[r];
                 const int64_t index = (task.batch * p.heads + row.head) * p.queries + row.query;
                 const Normalizer<T> normalizer(static_cast<const T*>(task.job.rows.logsumexp)[index],
-                                               task.rules.log2_scale);
+                                               task.rules.scale_of(row.head).log2);
                 const T* x = scores + r * pitch;
                 for (int j = first; j < last; j += kLanes<T>)
                     store(line + j, load(line + j) + normalizer.weight(load(x + j)));

@@ -35,7 +35,11 @@ template <class M> struct RowResults {
     // Writes a row's statistics; returns the share of the softmax that its sink leaves to the keys.
     double write_statistics(const SoftmaxState<T>& state, int64_t r, int64_t index, bool empty) {
         const T reference = state.reference[r] == -kInfinity<T> ? T(0) : state.reference[r];
-        const double keys_lse = empty ? 0 : double(reference) * kLn2 + log(state.sum[r]);  // without the sink
+        const double to_logit = double(task.rules.scale_of(task.rows[r].head).logit);
+        const double max_logit = double(state.maximum[r]) * to_logit;
+        const bool is_far = (reference < 0 ? -reference : reference) > kFar<T>;
+        const double shift = is_far ? max_logit : double(reference) * kLn2;
+        const double keys_lse = empty ? 0 : shift + log(state.sum[r]);  // without the sink
         double lse = keys_lse, share = 1;
         if (p.sinks && !empty) {
             const double sink = p.sinks[task.rows[r].head], top = sink > keys_lse ? sink : keys_lse;
@@ -43,18 +47,16 @@ template <class M> struct RowResults {
             share = exp(keys_lse - lse);
         }
         store_at(job.rows.logsumexp, index, empty ? -kInfinity<double> : lse);
-        const double max_logit = double(state.maximum[r]) * double(task.rules.logit_scale);
         const bool is_nan = state.sum[r] != state.sum[r] && !(max_logit == kInfinity<double>);
         store_at(job.rows.max_logit, index, is_nan ? state.sum[r] : max_logit);
         store_at(job.rows.entropy, index,
                  empty ? 0 : share * (log(state.sum[r]) - kLn2 * state.log2_sum[r] / state.sum[r] + (lse - keys_lse)));
         store_at(job.rows.distance, index, empty ? 0 : state.distance_sum[r] * (share / state.sum[r]));
         const bool sees_own = !empty && state.own[r] != -kInfinity<T>;
-        store_at(job.rows.own, index, sees_own ? exp(double(state.own[r]) * double(task.rules.logit_scale) - lse) : 0);
+        store_at(job.rows.own, index, sees_own ? exp(double(state.own[r]) * to_logit - lse) : 0);
         for (int64_t i = 0; i < job.rows.top; ++i) {
             const T score = state.top[r * job.rows.top + i];
-            store_at(job.rows.top_weights, index * job.rows.top + i,
-                     empty ? 0 : exp(double(score) * double(task.rules.logit_scale) - lse));
+            store_at(job.rows.top_weights, index * job.rows.top + i, empty ? 0 : exp(double(score) * to_logit - lse));
             job.rows.top_indices[index * job.rows.top + i] = state.top_keys[r * job.rows.top + i];
         }
         return share;

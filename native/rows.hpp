@@ -87,8 +87,8 @@ template <class M> struct RowTask {
             for (int64_t r = (s + 1) * kStrip; r < min_of((s + 2) * kStrip, count); ++r)  // the next strip
                 for (int64_t i = 0; i < p.d_k * bytes_of(p.type); i += 64)
                     __builtin_prefetch(query_at(rows[r]) + i, 0, 3);
-            pack_strip<M>(from, strips[s].rows, p.q, p.type, p.d_k, rules.negate_queries, blocks.staging,
-                          queries + s * kStrip * blocks.depth);
+            pack_strip<M>(from, strips[s].rows, p.q, p.type, p.d_k, rules.negated(rows + s * kStrip, strips[s].rows),
+                          blocks.staging, queries + s * kStrip * blocks.depth);
         }
     }
 
@@ -187,13 +187,16 @@ template <class M> struct RowTask {
             const int64_t k = job.rows.top;
             if (k) enter_top(state.top + (n + r) * k, state.top_keys + (n + r) * k, k, x, j0, first, last, high_a);
         }
-        rescaling.apply(n, row_count, rules.log2_scale, state, rescale);
+        for (int r = 0; r < row_count; ++r) rescaling.log2_scale[r] = rules.scale_of(rows[n + r].head).log2;
+        rescaling.apply(n, row_count, state, rescale);
         const bool statistics = job.rows.entropy || job.rows.distance;
         for (int r = 0; r < row_count; ++r)
-            if (statistics)
-                compute_weights<true>(n, r, j0, first, last, rescaling);
+            if (rescaling.is_far(r))
+                compute_weights<true, true>(n, r, j0, first, last, rescaling);
+            else if (statistics)
+                compute_weights<true, false>(n, r, j0, first, last, rescaling);
             else
-                compute_weights<false>(n, r, j0, first, last, rescaling);
+                compute_weights<false, false>(n, r, j0, first, last, rescaling);
     }
 
     // Keeps the score of the key at the row's own position, where columns first … last hold it.
@@ -202,21 +205,25 @@ template <class M> struct RowTask {
         if (to_position % p.column_step == 0 && j >= first && j < last) own = x[j];
     }
 
-    // Row n + r, row r of its strip: weight = 2^t with t = score·log2_scale - reference. Adds to the sums, lane by
-    // lane, Σ weight; with STATISTICS also Σ weight·t and Σ weight·distance.
-    template <bool STATISTICS>
+    // Row n + r, row r of its strip: weight = 2^t with t = score·log2_scale - reference, or, FAR from 0, with
+    // t = (score - maximum)·log2_scale. Adds to the sums, lane by lane, Σ weight; with STATISTICS also Σ weight·t and
+    // Σ weight·distance.
+    template <bool STATISTICS, bool FAR>
     void compute_weights(int64_t n, int r, int64_t j0, int first, int last, const Rescaling<T>& rescaling) {
         constexpr int side = kLanes<T>;
         const T* x = strip_scores + r * pitch;
         const Row& row = rows[n + r];
-        const Vec<T> log2_scale = broadcast<T>(rules.log2_scale), factor = broadcast<T>(rescaling.factor[r]);
+        const Vec<T> log2_scale = broadcast<T>(rescaling.log2_scale[r]), factor = broadcast<T>(rescaling.factor[r]);
         const Vec<T> minus_reference = broadcast<T>(rescaling.minus_reference[r]), lowest = broadcast<T>(T(-1e30));
         Vec<T> sum_a = {}, sum_b = {}, log2_a = {}, log2_b = {};
         Vec<T>& distance_sum = distance_sums[n + r];
         if (STATISTICS && job.rows.distance) distance_sum = distance_sum * factor;
+        const Vec<T> maximum = broadcast<T>(rescaling.maximum[r]);
+        const auto exponent = [&](Vec<T> score) {
+            return FAR ? (score - maximum) * log2_scale : fma(score, log2_scale, minus_reference);
+        };
         for (int j = first; j < last; j += 2 * side) {
-            const Vec<T> t = fma(load(x + j), log2_scale, minus_reference);
-            const Vec<T> u = fma(load(x + j + side), log2_scale, minus_reference);
+            const Vec<T> t = exponent(load(x + j)), u = exponent(load(x + j + side));
             const Vec<T> a = power_of_two<T>(t), b = power_of_two<T>(u);
             sum_a = sum_a + a;
             sum_b = sum_b + b;

@@ -1,14 +1,15 @@
 // The score rules on one strip of queries and one block of keys. core/visibility.py defines what they mean.
 //
-//   logit = softcap·tanh(scale·score / softcap) + bias - slope·distance, or -infinity where the query may not see the
-//   key
+//   logit = softcap·tanh(scale·score / softcap) + bias - slope·distance + table[label of query, label of key], or
+//   -infinity where the query may not see the key
 //
 // Positions (causal, window, lengths) leave each query one range of keys, which `row_at` computes. Content (mask,
-// segments, a bias of -infinity) forbids single keys within that range.
+// segments, a bias of -infinity) forbids single keys within that range, and so do spans (spans.hpp).
 #pragma once
 
 #include "exponential.hpp"
 #include "packing.hpp"
+#include "spans.hpp"
 
 namespace clearhead {
 namespace {
@@ -17,6 +18,7 @@ struct Row {
     int64_t head, query;
     int64_t low, high;  // the keys that positions let it see: low ≤ j < high
     int64_t position;   // of the query, in the key positions of the whole matrix
+    LabelSets labels;
 };
 
 struct Strip {
@@ -32,7 +34,7 @@ CLEARHEAD_INLINE int64_t floor_div(int64_t a, int64_t b) { return a / b - ((a % 
 // Query `query` of this problem with the keys that causal, window and lengths let it see.
 CLEARHEAD_INLINE Row row_at(const Problem& p, int64_t batch, int64_t head, int64_t query) {
     const int64_t whole_query = p.row_start + query * p.row_step;  // its index in the whole matrix
-    Row row{head, query, 0, p.keys, whole_query + p.offset[batch]};
+    Row row{head, query, 0, p.keys, whole_query + p.offset[batch], {}};
     int64_t first = -kNoLimit, last = kNoLimit;  // keys of the whole matrix
     if (p.left < kNoLimit) first = row.position - p.left;
     if (p.right < kNoLimit) last = row.position + p.right;
@@ -47,6 +49,7 @@ CLEARHEAD_INLINE Row row_at(const Problem& p, int64_t batch, int64_t head, int64
     if (first > -kNoLimit) row.low = max_of(0, -floor_div(start - first, stride));
     if (last < kNoLimit) row.high = last == -kNoLimit ? 0 : min_of(p.keys, floor_div(last - start, stride) + 1);
     if (first == kNoLimit || row.high <= row.low) row.low = row.high = 0;
+    if (p.query_spans) row.labels = label_sets(p, batch, head, query);
     return row;
 }
 
@@ -60,30 +63,58 @@ CLEARHEAD_INLINE Strip strip_of(const Row* rows, int count) {
     return s;
 }
 
+// How one head's scores become logits. Where no rule but the scale and spans changes them, they stay q·k, and the
+// factors include the scale.
+template <class T> struct Scale {
+    bool stays;   // the scores stay q·k
+    bool negate;  // the factors must be positive, so the sign of a negative scale goes into the queries
+    T scale;
+    T logit;  // logit = score · logit
+    T log2;   // logit · log₂e = score · log2
+
+    static Scale of(const Problem& p, double scale) {
+        const double size = scale < 0 ? -scale : scale;
+        const bool stays = scale != 0 && p.softcap == 0 && !p.bias.data && !p.alibi_slopes && !p.large_spans;
+        return {stays, stays && scale < 0, T(scale), stays ? T(size) : T(1), stays ? T(size * kLog2e) : T(kLog2e)};
+    }
+};
+
 template <class T> struct Rules {
     const Problem& p;
     int64_t batch;
-    bool scale_only;      // no other rule changes scores: they stay q·k, and the two factors below include the scale
-    bool negate_queries;  // a scale alone must be positive, so the sign of a negative one goes into the queries
-    bool has_content;     // a rule other than positions forbids keys
-    T logit_scale;        // logit = score · logit_scale
-    T log2_scale;         // logit · log₂e = score · log2_scale
-    uint8_t* visible;     // (kStrip, kBlock): what the content rules allow, for a block that they leave `partial`
-    T* bias;              // (kStrip, kBlock)
+    Scale<T> common;   // of all heads, unless each has its own
+    bool has_content;  // a rule other than positions and spans forbids keys
+    uint8_t* visible;  // (kStrip, kBlock): what the content rules allow, for a block that they leave `partial`
+    T* bias;           // (kStrip, kBlock)
+    Spans<T> spans;
 
-    Rules(const Problem& problem, int64_t batch_, Arena& arena) : p(problem), batch(batch_) {
-        scale_only = p.scale != 0 && p.softcap == 0 && !p.bias.data && !p.alibi_slopes;
-        negate_queries = scale_only && p.scale < 0;
+    Rules(const Problem& problem, int64_t batch_, Arena& arena)
+        : p(problem), batch(batch_), common(Scale<T>::of(p, p.scale)), spans(problem, batch_, arena) {
         has_content = p.mask.data || p.bias.data || p.query_segments;
-        logit_scale = scale_only ? T(p.scale < 0 ? -p.scale : p.scale) : T(1);
-        log2_scale = scale_only ? T((p.scale < 0 ? -p.scale : p.scale) * kLog2e) : T(kLog2e);
         visible = has_content ? arena.take<uint8_t>(kStrip * kBlock) : nullptr;
         bias = p.bias.data ? arena.take<T>(kStrip * kBlock) : nullptr;
+    }
+
+    CLEARHEAD_INLINE_MEMBER Scale<T> scale_of(int64_t head) const {
+        return p.scales ? Scale<T>::of(p, p.scales[head]) : common;
+    }
+
+    // Which of the rows' queries are packed with their signs changed, as bits.
+    uint32_t negated(const Row* rows, int count) const {
+        uint32_t bits = 0;
+        for (int r = 0; r < count; ++r) bits |= uint32_t(scale_of(rows[r].head).negate) << r;
+        return bits;
     }
 
     // Fills `visible` and `bias` for keys first … last of the block that starts at j0: what mask, segments and a bias
     // of -infinity allow.
     Visibility content_visibility(const Row* rows, int count, int64_t j0, int64_t first, int64_t last) {
+        if (p.query_spans) {
+            spans.read_labels(j0);
+            bool none = true;
+            for (int r = 0; r < count; ++r) none &= spans.sees_none(rows[r].labels);
+            if (none) return Visibility::none;
+        }
         if (!has_content) return Visibility::full;
         uint8_t any = 0, all = 1;
         for (int r = 0; r < count; ++r) {
@@ -114,24 +145,30 @@ template <class T> struct Rules {
         return !any ? Visibility::none : all ? Visibility::full : Visibility::partial;
     }
 
-    // Turns the scores of columns first … last (whole vectors) into logits, but for the rules of visibility. Where
-    // `softcap_grad` is given, it receives the derivative of the softcap, 1 - tanh².
+    // Turns the scores of columns first … last (whole vectors) into logits, but for the rules of visibility and the
+    // factors of `Scale`. Where `softcap_grad` is given, it receives the derivative of the softcap, 1 - tanh².
     void apply(const Row* rows, int count, int64_t j0, int first, int last, T* scores, T* softcap_grad = nullptr) {
-        if (scale_only) return;
         for (int r = 0; r < count; ++r) {
+            const Scale<T> scale = scale_of(rows[r].head);
             T* x = scores + r * kPitch<T>;
-            const T slope = p.alibi_slopes ? T(p.alibi_slopes[rows[r].head]) : T(0);
-            for (int j = first; j < last; j += kLanes<T>) {
-                Vec<T> s = load(x + j) * broadcast<T>(T(p.scale));
-                if (p.softcap != 0) {
-                    const Vec<T> tanh = tanh_of(s * broadcast<T>(T(1 / p.softcap)));
-                    if (softcap_grad) store(softcap_grad + r * kPitch<T> + j, broadcast<T>(T(1)) - tanh * tanh);
-                    s = tanh * broadcast<T>(T(p.softcap));
-                }
-                if (p.bias.data) s = s + load(bias + r * kBlock + j);
-                if (p.alibi_slopes) s = s - distance(rows[r], j0 + j) * broadcast<T>(slope);
-                store(x + j, s);
+            if (!scale.stays) scale_and_add(rows[r], r, scale.scale, j0, first, last, x, softcap_grad);
+            if (p.query_spans) spans.add(rows[r], first, last, T(1) / scale.logit, x);
+        }
+    }
+
+    // Row r of a strip.
+    void scale_and_add(const Row& row, int r, T scale, int64_t j0, int first, int last, T* x, T* softcap_grad) {
+        const T slope = p.alibi_slopes ? T(p.alibi_slopes[row.head]) : T(0);
+        for (int j = first; j < last; j += kLanes<T>) {
+            Vec<T> s = load(x + j) * broadcast<T>(scale);
+            if (p.softcap != 0) {
+                const Vec<T> tanh = tanh_of(s * broadcast<T>(T(1 / p.softcap)));
+                if (softcap_grad) store(softcap_grad + r * kPitch<T> + j, broadcast<T>(T(1)) - tanh * tanh);
+                s = tanh * broadcast<T>(T(p.softcap));
             }
+            if (p.bias.data) s = s + load(bias + r * kBlock + j);
+            if (p.alibi_slopes) s = s - distance(row, j0 + j) * broadcast<T>(slope);
+            store(x + j, s);
         }
     }
 
@@ -166,17 +203,27 @@ template <class T> struct Rules {
 template <class T> struct Normalizer {
     Vec<T> log2_scale, high, low;
     bool is_nan;  // the row saw NaN: its weights are NaN, except 0 for keys that it may not see
+    bool is_far;  // the log-sum-exp is so far from 0 that its own rounding is larger than 1: no weight exceeds 1
 
-    Normalizer(T logsumexp, T log2_scale_) : log2_scale(broadcast<T>(log2_scale_)) {
+    Normalizer(T logsumexp, T log2) : log2_scale(broadcast<T>(log2)) {
         const double exact = logsumexp == -kInfinity<T> ? 0 : double(logsumexp) * kLog2e;
-        high = broadcast<T>(-T(exact));
-        low = broadcast<T>(exact - exact == 0 ? T(exact - double(T(exact))) : T(0));
+        const bool is_finite = exact - exact == 0;
         is_nan = logsumexp != logsumexp;
+        is_far = is_finite && (exact < 0 ? -exact : exact) > double(kFar<T>);
+        high = broadcast<T>(is_far ? -logsumexp : -T(exact));
+        low = broadcast<T>(is_finite ? T(exact - double(T(exact))) : T(0));
     }
 
     CLEARHEAD_INLINE_MEMBER Vec<T> weight(Vec<T> score) const {
-        const Vec<T> weight = power_of_two<T>(fma(score, log2_scale, high) - low);
-        return is_nan ? (score == broadcast<T>(-kInfinity<T>) ? Vec<T>{} : weight) : weight;
+        if (is_nan || is_far) return odd_weight(score);
+        return power_of_two<T>(fma(score, log2_scale, high) - low);
+    }
+
+    Vec<T> odd_weight(Vec<T> score) const {
+        const Vec<T> hidden = broadcast<T>(-kInfinity<T>), log2e = broadcast<T>(T(kLog2e));
+        if (is_nan) return score == hidden ? Vec<T>{} : power_of_two<T>(fma(score, log2_scale, high) - low);
+        const Vec<T> below = fma(score, log2_scale / log2e, high) * log2e;
+        return power_of_two<T>(below > Vec<T>{} ? Vec<T>{} : below);
     }
 };
 

@@ -270,10 +270,12 @@ bool differentiate(Job job, bool (*stop)()) {
     job.wave_runs = (want.bias && !want.bias_batch ? 1 : p.batch) * (want.bias && !want.bias_head ? 1 : units);
     CallMemory memory;
     const int64_t spans = p.batch * tiles * 2;
+    const int64_t heads = p.batch * p.heads, turns = heads * (tiles + 1);
     want.spans = reinterpret_cast<int64_t*>(
-        memory.at_least(spans * int64_t(sizeof(int64_t)) + p.batch * p.heads * tiles * int64_t(sizeof(int32_t))));
+        memory.at_least(spans * int64_t(sizeof(int64_t)) + turns * int64_t(sizeof(int32_t))));
     want.turns = reinterpret_cast<int32_t*>(want.spans + spans);
-    for (int64_t i = 0; i < p.batch * p.heads * tiles; ++i) want.turns[i] = 0;
+    want.span_turns = want.turns + heads * tiles;
+    for (int64_t i = 0; i < turns; ++i) want.turns[i] = 0;
     const bool single_thread =
         double(p.batch * p.heads) * double(p.queries) * double(p.keys) * double(p.d_k + p.d_v) < kSingleThread;
     return run_phase({job, kernel, p.batch, spans_of_tiles}, 0, single_thread, stop) &&

@@ -57,6 +57,7 @@ template <class T> using Vec = typename Simd<T>::V;
 template <class T> using IntVec = typename Simd<T>::I;
 template <class T> constexpr int kLanes = kVectorBytes / int(sizeof(T));
 template <class T> constexpr T kInfinity = T(__builtin_huge_val());
+template <class T> constexpr T kLargest = sizeof(T) == 4 ? T(__FLT_MAX__) : T(__DBL_MAX__);
 
 template <class T> CLEARHEAD_INLINE Vec<T> load(const T* from) {
     Vec<T> v;

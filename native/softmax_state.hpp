@@ -12,7 +12,7 @@
 namespace clearhead {
 namespace {
 
-// Scores are q·k or logits: Rules::log2_scale turns either into logits in units of log₂.
+// Scores are q·k or logits: Scale::log2 turns either into logits in units of log₂.
 template <class T> struct SoftmaxState {
     T* maximum;            // the largest score
     T* reference;          // maximum · log2_scale: a weight is 2^(score·log2_scale - reference)
@@ -89,23 +89,32 @@ template <class T> struct SoftmaxState {
 template <class T> struct Rescaling {
     static constexpr int padded_rows = (kStrip + kLanes<T> - 1) / kLanes<T> * kLanes<T>;
     T maximum[padded_rows];          // set by the caller: the maxima that include the block
+    T log2_scale[padded_rows];       // set by the caller: Scale::log2 of each row
     T minus_reference[padded_rows];  // the block's weights are 2^(score·log2_scale + minus_reference)
     T shift[padded_rows];            // old reference - new reference
     T factor[padded_rows];           // 2^shift, for the sums so far
 
+    // Is the reference's own rounding too large for the weights? Then they are taken from the scores' distance to the
+    // maximum. So large are the scores of a model that diverged, and of a row that a mask of -10¹⁰ forbids as a whole.
+    bool is_far(int r) const {
+        const T size = minus_reference[r] < 0 ? -minus_reference[r] : minus_reference[r];
+        return size > kFar<T> && size < kInfinity<T>;
+    }
+
     // Moves rows n … n + count of `state` to their new maxima and writes the factors to `rescale` too.
-    void apply(int64_t n, int count, T log2_scale, SoftmaxState<T>& state, T* rescale) {
+    void apply(int64_t n, int count, SoftmaxState<T>& state, T* rescale) {
         T old_maximum[padded_rows], reference[padded_rows];
         for (int r = 0; r < padded_rows; ++r) {
             old_maximum[r] = state.maximum[n + (r < count ? r : 0)];
             reference[r] = state.reference[n + (r < count ? r : 0)];
-            if (r >= count) maximum[r] = old_maximum[r];
+            if (r >= count) maximum[r] = old_maximum[r], log2_scale[r] = 1;
         }
         for (int r = 0; r < padded_rows; r += kLanes<T>) {
             const Vec<T> high = load(maximum + r), old = load(reference + r), none = broadcast<T>(-kInfinity<T>);
             const auto same = high == load(old_maximum + r);
-            const Vec<T> next = same ? old : high * broadcast<T>(log2_scale);
-            const Vec<T> down = same || old == none ? Vec<T>{} : old - next;
+            const Vec<T> product = high * load(log2_scale + r), lowest = broadcast<T>(-kLargest<T>);
+            const Vec<T> next = same ? old : product == none && high > none ? lowest : product;
+            const Vec<T> down = same || old == none ? Vec<T>{} : larger(broadcast<T>(T(-1e30)), old - next);
             store(shift + r, down);
             store(factor + r, !same && old == none ? Vec<T>{} : power_of_two<T>(down));
             store(minus_reference + r, next == none ? Vec<T>{} : -next);

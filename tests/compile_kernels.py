@@ -63,7 +63,8 @@ def everything(dtype: torch.dtype, d: int, **rules: Any) -> None:
     triton.columns(problem, q, k, lse, Wanted(received=True, groups=Groups(labels, labels, (1, 1))))
     triton.weights(problem, q, k, lse)
     triton.transposed(problem, q, k, lse, g)
-    told = Upstream(lse, g, lse, lse, lse, bias=(1, 4, 128, 1))
+    spans = None if problem.span_table is None else (1, 4, *problem.span_table.shape[2:])
+    told = Upstream(lse, g, lse, lse, lse, bias=(1, 4, 128, 1), spans=spans)
     triton.gradients(problem, q, k, v, lse, told)
 
 
@@ -75,9 +76,11 @@ if __name__ == "__main__":
     if "more" in sys.argv:
         everything(torch.bfloat16, 40)
         everything(torch.float64, 16, causal=True)
+        everything(torch.bfloat16, 64, spans=(places // 9, places // 9, np.tri(15)), scale=np.arange(4.0))
         everything(torch.float32, 100)
     everything(
         torch.float16, 16, causal=True, window=(90, None), query_offset=3, softcap=5.0, kv_lengths=9, query_lengths=9,
         alibi_slopes=np.ones(4), sinks=np.ones(4), query_segments=places // 50, kv_segments=places // 50,
-        mask=places % 3 > 0, bias=np.zeros((128, 1), np.float32),
+        mask=places % 3 > 0, bias=np.zeros((128, 1), np.float32), scale=np.arange(4.0),
+        spans=(places // 9, places // 9, np.where(np.tri(15, dtype=bool), np.ones((4, 1, 1)), -np.inf)),
     )  # fmt: skip

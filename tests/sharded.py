@@ -41,7 +41,7 @@ def problem(
         "causal": True,
         "window": (int(rng.integers(0, 9)), int(rng.integers(0, 9))),
         "query_offset": int(rng.integers(0, 5)),
-        "scale": 0.7,
+        "scale": rng.random(heads * group) if rng.random() < 0.5 else 0.7,
         "softcap": 1.5,
         "alibi_slopes": rng.random(heads * group),
         "kv_lengths": rng.integers(0, m + 1, batch),
@@ -51,6 +51,9 @@ def problem(
         "mask": rng.random((batch, heads * group, n, m)) < 0.8,
         "bias": torch.from_numpy(rng.standard_normal((batch, heads * group, n, m))),
     }
+    table = torch.from_numpy(rng.standard_normal((batch, heads * group, 3, 4)))
+    table[..., 0, 1] = -torch.inf
+    every["spans"] = (rng.integers(-1, 3, (batch, n)), rng.integers(-1, 4, m), table[int(rng.integers(2))])
     rules = {name: value for name, value in every.items() if rng.random() < 0.35}
     if n != m and ("causal" in rules or "window" in rules or "alibi_slopes" in rules):
         rules["query_offset"] = every["query_offset"]
@@ -79,6 +82,9 @@ def mine(rules: dict[str, Any], queries: list[int], keys: list[int], rank: int, 
         if name in found:
             axis, sizes = (-1, keys) if name == "kv_segments" else (-1 if name == "query_segments" else 2, queries)
             found[name] = cut(found[name], axis % found[name].ndim, sizes, rank, layout)
+    if "spans" in found:
+        mine_, theirs, table = found["spans"]
+        found["spans"] = cut(mine_, 1, queries, rank, layout), cut(theirs, 0, keys, rank, layout), table
     return found
 
 
@@ -100,11 +106,16 @@ def rules(rank: int, world: int, seed: int) -> None:
                 told[name] = told[name][tuple(slice(0, 1 if rng.random() < 0.4 else None) for _ in "bh")]
         if "bias" in told:
             leaves["bias"] = told["bias"] = told["bias"].clone().requires_grad_()
+        tables = [told["spans"][2].clone().requires_grad_() for _ in range(2)] if "spans" in told else []
+        if tables:
+            told["spans"] = *told["spans"][:2], tables[0]
         truth = ch.attention(leaves["q"], leaves["k"], leaves["v"], **told)
         (truth * up).sum().backward()
         own = {n: cut(x, 2, queries if n == "q" else keys, rank, layout).requires_grad_() for n, x in given.items()}
         place: dict[str, Any] = {"layout": layout, "method": method, "timeout": 60.0}
         here = mine(told, queries, keys, rank, layout)
+        if tables:
+            here["spans"] = *here["spans"][:2], tables[1]
         if "bias" in here:
             own["bias"] = here["bias"] = here["bias"].detach().requires_grad_()
         output = ch.distributed.attention(own["q"], own["k"], own["v"], **place, **here)
@@ -113,7 +124,13 @@ def rules(rank: int, world: int, seed: int) -> None:
         for name, x in own.items():
             sizes = keys if name in "kv" else queries
             close(x.grad, cut(leaves[name].grad, 2, sizes, rank, layout), f"{what} d{name}")
+        if tables:
+            total = tables[1].grad.clone()
+            dist.all_reduce(total)
+            close(total, tables[0].grad, f"{what} dspans")
         for rules_ in (told, here):
+            if "spans" in rules_:
+                rules_["spans"] = tuple(part.detach() if torch.is_tensor(part) else part for part in rules_["spans"])
             rules_.update({name: x.detach() for name, x in rules_.items() if name == "bias"})
         observed(given, told, {name: own[name] for name in "qkv"}, here, place, queries, keys, rank, what)
 

@@ -30,7 +30,7 @@ FLOORS = tuple(
         "ops",
         "torch jax",
         "nn watching distributed",
-        "hf",
+        "changing hf",
         "textbook",
         "diagnosing explaining",
         "report",
@@ -226,7 +226,7 @@ def described_here() -> dict[str, Any]:
     import clearhead.torch
 
     owners = [clearhead.nn.KVCache, clearhead.nn.MultiHeadAttention, Diagnosis, Explanation, Seen, TokenTrace, Trace]
-    rooms = ("textbook", "diagnosing", "explaining", "watching")
+    rooms = ("textbook", "diagnosing", "explaining", "watching", "changing")
     functions = {n: f for n in clearhead.__all__ if (f := getattr(clearhead, n)).__module__.split(".")[1] in rooms}
     functions["scaled_dot_product_attention"] = clearhead.torch.scaled_dot_product_attention
     methods = {f"{owner.__name__}.{name}": getattr(owner, name) for owner in owners for name in vars(owner)}

@@ -22,7 +22,7 @@ from seeds import fresh
 
 RULES = (
     *("causal", "softcap", "bias", "alibi", "scale", "mask", "padding", "query_lengths", "segments", "window"),
-    *("sinks", "blind"),
+    *("sinks", "blind", "spans"),
 )
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -335,3 +335,22 @@ def test_nonfinite_inputs_of_a_layer_are_reported_first():
     w_v[2, 3] = np.inf
     (one,) = ch.diagnose_layer(x, w_q, w_k, w_v, w_o, theirs).nonfinite
     assert (one.name, one.place) == ("w_v", (2, 3))
+
+
+@pytest.mark.parametrize("ending", ["json", "npz", "safetensors"])
+def test_spans_and_scales_in_files(tmp_path, ending):
+    q, k, v = fresh().standard_normal((3, 2, 5, 4)).astype(np.float32)
+    labels, table = [0, 1, -1, 1, 0], np.array([[0.5, -np.inf], [1.0, 2.0]])
+    rules = {"spans": (labels, labels, table), "scale": [0.3, 0.5]}
+    place = tmp_path / f"case.{ending}"
+    arrays = {"q": q, "k": k, "v": v, "theirs": ch.attention(q, k, v, **{**rules, "spans": None})}
+    if ending == "json":
+        listed = {name: x.tolist() for name, x in arrays.items()}
+        spans = [labels, labels, [[0.5, None], [1, 2]]]
+        place.write_text(json.dumps(listed | {"spans": spans, "scale": [0.3, 0.5]}))
+    else:
+        parts = {f"spans[{at}]": np.array(part) for at, part in enumerate(rules["spans"])}
+        arrays |= parts | {"scale": np.array([0.3, 0.5])}
+        np.savez(place, **arrays) if ending == "npz" else save_file(arrays, place)
+    found = diagnose_file(place)
+    assert found.explanations[0].mistakes == ("spans missing",)

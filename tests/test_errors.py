@@ -115,6 +115,9 @@ ARRAYS: dict[str, Wrong] = {
         f"v has 1 heads but k has 2: each key head needs its value head.\n\nhint: {HEADS}",
     ),
 }
+TABLE = np.zeros((3, 2))
+SPANS = "hint: spans=(query_spans, key_spans, table): a label per query, a label per key, "
+SPANS += "and what each pair of labels adds."
 LEAVE_SCALE = "hint: leave scale out for its default."
 RULES: dict[str, Wrong] = {
     "an unknown rule": (
@@ -241,6 +244,76 @@ RULES: dict[str, Wrong] = {
         attention(query_segments=SEGMENT, kv_segments=SEGMENT),
         ValueError,
         "kv_segments has shape (2, 6): expected (batch 2, keys 5).",
+    ),
+    "a scale for other heads": (
+        attention(scale=[0.5, 0.5]),
+        ValueError,
+        "scale has shape (2,): expected one number per query head, (heads 4,).",
+    ),
+    "a scale NaN in one head": (
+        attention(scale=[1.0, np.nan, 1.0, 1.0]),
+        ValueError,
+        "scale is [1.0, nan, 1.0, 1.0]: expected finite numbers.",
+    ),
+    "spans of two parts": (
+        attention(spans=(1, 2)),
+        ValueError,
+        f"spans is (1, 2): expected three arrays.\n\n{SPANS}",
+    ),
+    "labels of words": (
+        attention(spans=(list("abcdef"), [0] * 5, TABLE)),
+        TypeError,
+        f"spans[0], the query labels, is <U1: expected whole numbers.\n\n{SPANS}",
+    ),
+    "labels in parts": (
+        attention(spans=([0] * 6, [0.5] * 5, TABLE)),
+        TypeError,
+        f"spans[1], the key labels, is float64: expected whole numbers.\n\n{SPANS}",
+    ),
+    "labels of another length": (
+        attention(spans=([0] * 6, [0] * 6, TABLE)),
+        ValueError,
+        "spans[1], the key labels, has shape (6,): expected (batch 2, keys 5), or (keys 5) for every batch alike."
+        f"\n\n{SPANS}",
+    ),
+    "labels for one head of another length": (
+        flat(spans=([0] * 2, [0] * 3, TABLE)),
+        ValueError,
+        f"spans[0], the query labels, has shape (2,): expected (queries 3).\n\n{SPANS}",
+    ),
+    "a label that the table lacks": (
+        attention(spans=([0, 1, 2, 3, 2, 1], [0] * 5, TABLE)),
+        ValueError,
+        "spans[0], the query labels, goes up to 3: the table has query_spans 3, so each must be below 3.\n\n"
+        "hint: a label below 0 adds nothing.",
+    ),
+    "a table of truths": (
+        attention(spans=([0] * 6, [0] * 5, TABLE > 0)),
+        TypeError,
+        "spans[2], the table, is bool: expected a float dtype.\n\n"
+        "hint: np.where(may_attend, 0.0, -np.inf) makes a table of True and False.",
+    ),
+    "a table of one axis": (
+        attention(spans=([0] * 6, [0] * 5, TABLE[0])),
+        ValueError,
+        f"spans[2], the table, has shape (2,): expected (query_spans, key_spans), or one per head.\n\n{SPANS}",
+    ),
+    "a table for other heads": (
+        attention(spans=([0] * 6, [0] * 5, np.zeros((3, 3, 2)))),
+        ValueError,
+        "spans[2], the table, has shape (3, 3, 2), which does not broadcast to (batch 2, heads 4, query_spans 3, "
+        f"key_spans 2).\n\n{SPANS}",
+    ),
+    "a table for one head": (
+        flat(spans=([0] * 3, [0] * 3, TABLE[None])),
+        ValueError,
+        "spans[2], the table, has shape (1, 3, 2), which does not broadcast to (query_spans 3, key_spans 2)."
+        f"\n\n{SPANS}",
+    ),
+    "a NaN in the table": (
+        attention(spans=([0] * 6, [0] * 5, TABLE * np.nan)),
+        ValueError,
+        "spans[2], the table, holds NaN or +inf: expected finite numbers, or -inf, which forbids.",
     ),
     "segments in parts": (
         attention(query_segments=SEGMENT * 0.5, kv_segments=SEGMENT),

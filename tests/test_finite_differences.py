@@ -16,14 +16,13 @@ from clearhead.core import reference
 from clearhead.core.axes import Array
 from clearhead.core.statistics import STATISTICS, listed
 from clearhead.ops import torch_graph
-from problems import RULES, Case, cases, examples
+from problems import Case, cases, examples
 
 STEP = 1e-5
 ANSWERS = tuple(name for name, one in STATISTICS.items() if one.derivative)
-LEAVES = ("q", "k", "v", "bias", "sinks")
 F64 = np.dtype(np.float64)
 Function = Callable[[Mapping[str, Any]], dict[str, Any]]
-any_case = cases(most=300, dtypes=(F64,), rules=tuple(rule for rule in RULES if rule != "spans"))
+any_case = cases(most=300, dtypes=(F64,))
 some_answers = st.sets(st.sampled_from(ANSWERS), min_size=1).map(sorted)
 
 
@@ -45,12 +44,21 @@ def truth(case: Case) -> tuple[dict[str, Array], dict[str, Array]]:
 def leaves_of(case: Case) -> dict[str, Array]:
     given = {name: getattr(case, name) for name in "qkv"}
     given |= {name: case.rules[name] for name in ("bias", "sinks") if name in case.rules}
+    if "spans" in case.rules:
+        given["spans"] = case.rules["spans"][2]  # the table
     return {name: np.array(x, F64) for name, x in given.items()}
 
 
 def with_leaves(case: Case, leaves: Mapping[str, Array]) -> Case:
+    return replace(case, q=leaves["q"], k=leaves["k"], v=leaves["v"], rules=rules_with(case, leaves))
+
+
+def rules_with(case: Case, leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """The case's rules with these values for bias, sinks and the table of spans."""
     rules = {name: leaves.get(name, value) for name, value in case.rules.items()}
-    return replace(case, q=leaves["q"], k=leaves["k"], v=leaves["v"], rules=rules)
+    if "spans" in rules:
+        rules["spans"] = (*case.rules["spans"][:2], leaves["spans"])
+    return rules
 
 
 def check(case: Case, names: list[str], answer: Function) -> None:
@@ -72,8 +80,7 @@ def check(case: Case, names: list[str], answer: Function) -> None:
             for name in up.keys() & chosen.keys():
                 up[name] = np.where(choice[name] == chosen[name], up[name], 0.0)
     tensors = {name: torch.from_numpy(x.copy()).requires_grad_() for name, x in leaves.items()}
-    rules = {name: value for name, value in case.rules.items() if name not in leaves}
-    seen = answer({**tensors, **rules, "labels": case.labels()})
+    seen = answer({**tensors, **rules_with(case, tensors), "labels": case.labels()})
     losses = []
     for name, weight in up.items():
         slope = torch.from_numpy(case.problem.restore(weight))

@@ -12,7 +12,7 @@ from clearhead.core.problem import Problem, describe
 from clearhead.core.statistics import Groups, Wanted
 from clearhead.engines import portable, triton
 from clearhead.engines.base import Upstream
-from clearhead.engines.gpu import gradients
+from clearhead.engines.gpu import gradients, span_gradients
 from clearhead.engines.gpu import tensors as gpu
 
 MOST = 65_535  # CUDA's limit on programs along the second and third axis of a grid
@@ -42,20 +42,23 @@ def everything(q: Array, k: Array, rules: dict[str, Any], bias: tuple[int, int, 
     triton.columns(problem, q, k, lse, Wanted(groups=Groups(*labels, (1, 1))))
     triton.weights(problem, q, k, lse)
     triton.transposed(problem, q, k, lse, q)
-    triton.gradients(problem, q, k, k, lse, Upstream(lse, q, lse[:, :, :1] + np.zeros(problem.keys), lse, lse, bias))
+    table = None if problem.span_table is None else problem.span_table.shape
+    upstream = Upstream(lse, q, lse[:, :, :1] + np.zeros(problem.keys), lse, lse, bias, table)
+    triton.gradients(problem, q, k, k, lse, upstream)
 
 
 def test_more_heads_than_the_second_grid_axis_holds(monkeypatch: pytest.MonkeyPatch):
     kernels = {name: Recorder() for name in ("rows", "merge", "columns", "pool")}
     for name, kernel in kernels.items():
         monkeypatch.setattr(triton.row_kernels if name in ("rows", "merge") else triton.column_kernels, name, kernel)
-    backward = {name: Recorder() for name in ("keys", "queries", "bias")}
+    backward = {name: Recorder() for name in ("keys", "queries", "bias", "spans")}
     for name, kernel in backward.items():
-        monkeypatch.setattr(gradients, name, kernel)
+        monkeypatch.setattr(span_gradients if name == "spans" else gradients, name, kernel)
     monkeypatch.setattr(triton, "_LONG", 64)
     monkeypatch.setattr(triton, "_SPLIT", 64)
     q, k = np.zeros((22_000, 3, 1, 1)), np.zeros((22_000, 1, 130, 1))
-    everything(q, k, {"bias": np.zeros((22_000, 3, 1, 1))}, (22_000, 3, 1, 1))
+    spans = np.zeros(1, int), np.zeros(130, int), np.zeros((22_000, 3, 1, 1))
+    everything(q, k, {"bias": np.zeros((22_000, 3, 1, 1)), "spans": spans}, (22_000, 3, 1, 1))
     for name, kernel in (kernels | backward).items():
         assert kernel.grids, name
         for first, *others in kernel.grids:
@@ -63,7 +66,7 @@ def test_more_heads_than_the_second_grid_axis_holds(monkeypatch: pytest.MonkeyPa
             assert all(size <= MOST for size in others), name
     assert kernels["rows"].grids == [(22_000, 3)]  # a tile of three heads; splits of the keys
     assert set(kernels["columns"].grids) == {(66_000 * 5,)}
-    assert [kernel.grids for kernel in backward.values()] == [[(22_000 * 5,)], [(66_000,)], [(66_000,)]]
+    assert [kernel.grids for kernel in backward.values()] == [[(22_000 * 5,)], *[[(66_000,)]] * 3]
 
 
 @pytest.mark.slow
@@ -85,6 +88,10 @@ def test_32_bit_offsets_are_used_along_one_axis_only(monkeypatch: pytest.MonkeyP
     rules = {
         "mask": RNG.random(sizes) < 0.8,
         "bias": RNG.standard_normal(sizes),
+        "spans": (
+            *(RNG.integers(0, 3, (batch, n)) for n in (queries, keys)),
+            np.tri(3) / np.ones((batch, heads, 1, 1)),
+        ),
         "query_segments": RNG.integers(0, 2, (batch, queries)),
         "kv_segments": RNG.integers(0, 2, (batch, keys)),
         "kv_lengths": np.full(batch, keys - 1),

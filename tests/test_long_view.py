@@ -127,6 +127,7 @@ def test_head_summaries_are_the_means_of_the_weights():
 # what the page computes
 
 N, M = 37, 45
+SPAN_TABLE = np.where(RNG.random((H, 3, 2)) < 0.2, -np.inf, RNG.standard_normal((H, 3, 2)))
 RULES = {
     "none": {},
     "causal": {"causal": True, "query_offset": 8},
@@ -134,6 +135,7 @@ RULES = {
     "softcap and alibi": {"softcap": 1.5, "alibi_slopes": np.array([0.5, 0.25, 0.0, 0.1]), "query_offset": 0},
     "mask": {"mask": RNG.random((1, 1, N, M)) < 0.6},
     "mask for each head": {"mask": RNG.random((1, H, N, M)) < 0.6, "bias": RNG.standard_normal((1, H, N, M))},
+    "spans": {"spans": (RNG.integers(-1, 3, N), RNG.integers(-1, 2, M), SPAN_TABLE), "scale": [0.3, 0.1, -0.2, 0.5]},
     "sinks and lengths": {"sinks": np.array([0.5, -np.inf, 2.0, 0.0]), "kv_lengths": np.array([33])},
 }
 

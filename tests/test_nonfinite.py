@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -149,3 +150,28 @@ def test_a_nan_key_that_one_query_sees_changes_no_other_column(dtype: str):
     np.testing.assert_array_equal(np.isnan(seen.received), [True, False, False, False])
     np.testing.assert_array_equal(np.isnan(seen.peak), [True, False, False, False])
     np.testing.assert_array_equal(np.isnan(seen.output).any(axis=-1), [True, False, False, False])
+
+
+@pytest.mark.parametrize("number", [-1e8, -1e10, -1e20, -1e37, float(np.finfo(np.float32).min)])
+def test_a_row_that_a_mask_of_large_numbers_forbids_as_a_whole_is_the_mean(number: float):
+    """The bias leaves nothing of the scores: in float32 all are equal, and PyTorch gives the mean of the values too."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, size, 64) for size in (3, 300, 300))
+    bias = torch.full((3, 300), number)
+    bias[1] = 0
+    bias[2, 7:] = 0  # the first keys are out of question, and the maximum comes after them
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    found = ch.AttentionMatrix(q, k, bias=bias, engine="native").observe(v, entropy=True, received=True)
+    torch.testing.assert_close(found.output, expected, atol=2e-6, rtol=0)
+    torch.testing.assert_close(found.entropy[:, :, 0], torch.full((1, 2), float(np.log(300))), atol=1e-4, rtol=0)
+    assert bool(found.entropy.isfinite().all() and found.received.isfinite().all())
+
+
+@pytest.mark.parametrize("size", [1e6, 1e9, 1e12, 1e20])
+def test_scores_of_any_finite_size_choose_the_largest(size: float):
+    torch.manual_seed(0)  # no two scores of a row are almost equal
+    q, k, v = (torch.randn(1, 2, 300, 64) for _ in range(3))
+    expected = v.gather(2, (q @ k.mT).argmax(-1, keepdim=True).expand(-1, -1, -1, 64))
+    torch.testing.assert_close(
+        ch.attention(q * size, k, v, engine="native"), expected, atol=1e-3 if size < 1e8 else 1e-6, rtol=0
+    )

@@ -16,6 +16,7 @@ B, H, KV, N, M, D, DV = 2, 4, 2, 5, 7, 3, 6
 RNG = np.random.default_rng(11)
 ALLOWED = RNG.random((B, 1, N, M)) < 0.6
 ALLOWED[0, 0, 2] = False  # a query that sees nothing
+LABELS = RNG.integers(-1, 3, (B, N)), RNG.integers(-1, 4, (B, M))
 RULES = {
     "none": {},
     "scale": {"scale": 0.3},
@@ -29,6 +30,9 @@ RULES = {
     "mask": {"mask": ALLOWED},
     "lengths": {"kv_lengths": np.array([4, 7]), "query_lengths": np.array([5, 0])},
     "segments": {"query_segments": RNG.integers(0, 2, (B, N)), "kv_segments": RNG.integers(0, 2, (B, M))},
+    "a scale for each head": {"scale": np.array([0.3, -0.5, 0.0, 2.0])},
+    "spans": {"spans": (*LABELS, np.where(RNG.random((3, 4)) < 0.2, -np.inf, RNG.standard_normal((B, H, 3, 4))))},
+    "spans and a bias": {"spans": (LABELS[0][0], LABELS[1], RNG.standard_normal((3, 4))), "bias": RNG.random((N, M))},
     "sinks": {"sinks": np.array([0.5, -np.inf, 2.0, 0.0])},
     "all": {"scale": 0.7, "softcap": 3.0, "bias": RNG.standard_normal((N, M)), "window": (3, None), "causal": True}
     | {"query_offset": 2, "mask": ALLOWED, "alibi_slopes": np.ones(H) * 0.1, "kv_lengths": np.array([6, 5])},

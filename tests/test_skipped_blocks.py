@@ -17,14 +17,17 @@ from clearhead.core.axes import Array
 from clearhead.core.statistics import Groups, Wanted
 from clearhead.engines import triton
 from clearhead.engines.base import Upstream
-from clearhead.engines.gpu import columns, gradients, rows
+from clearhead.engines.gpu import columns, gradients, labels, rows, span_gradients
 from problems import Case
+from seeds import fresh
 
+MODULES = rows, columns, gradients, span_gradients
 N, M, TILE = 70, 140, 32
 RNG = np.random.default_rng(0)
 TILES = np.kron(RNG.random((2, 3, 5)) < 0.4, np.ones((32, 32), bool))[:, :N, :M]  # whole blocks, others for each head
 SCATTERED = TILES & (RNG.random(TILES.shape) < 0.2)
 DOCUMENTS = {"query_segments": np.arange(N) // 30, "kv_segments": np.arange(M) // 41}
+FORBIDDEN = np.where(RNG.random((2, 4, 6)) < 0.6, -np.inf, RNG.standard_normal((2, 4, 6)))  # others for each head
 RULES: dict[str, dict[str, Any]] = {
     "whole blocks": {"mask": TILES},
     "scattered": {"mask": SCATTERED, "causal": True, "query_offset": 50},
@@ -35,6 +38,9 @@ RULES: dict[str, dict[str, Any]] = {
     "in turns": {"query_segments": np.arange(N) // 8 % 7, "kv_segments": np.arange(M) // 64},
     "alone": {"query_segments": np.arange(N), "kv_segments": np.arange(M) + 90},
     "nothing": {"query_segments": np.zeros(N, int), "kv_segments": np.ones(M, int)},
+    "spans": {"spans": (np.arange(N) // 20, np.arange(M) // 24, FORBIDDEN), "scale": np.array([0.3, -0.2])},
+    "spans in turns": {"spans": (np.arange(N) // 16 % 4, np.arange(M) // 32 * 5 % 6, FORBIDDEN[0])},
+    "no label": {"spans": (np.arange(N) // 50 - 1, np.arange(M) // 50 - 1, FORBIDDEN[:, :1, :2] - np.inf)},
     "packed and causal": {**DOCUMENTS, "causal": True, "query_offset": 40, "alibi_slopes": np.ones(2)},
 }
 
@@ -58,13 +64,17 @@ def passes(case: Case) -> dict[str, tuple[Callable[[], dict[str, Array]], int, i
     """Each pass, with the number of products and exponentials that it computes for a block."""
     given, problem = case.given, case.problem
     lse, g = case.book.logsumexp, case.rng.standard_normal(given.q.shape)
-    bias = case.rules.get("bias")
+    bias, table = case.rules.get("bias"), problem.span_table
     told = Upstream(
-        np.full_like(lse, 0.5), g, entropy=np.full_like(lse, 0.3), bias=None if bias is None else _four(bias)
+        np.full_like(lse, 0.5),
+        g,
+        entropy=np.full_like(lse, 0.3),
+        bias=None if bias is None else _four(bias),
+        spans=None if table is None else table.shape,
     )
     arrays = problem, given.q, given.k
     labels = np.zeros((1, problem.queries), int), np.zeros((1, problem.keys), int)
-    backward = (9, 3) if bias is not None else (7, 2)
+    backward = (9, 3) if bias is not None else (10, 3) if table is not None else (7, 2)
     every_row = Wanted(output=True, logsumexp=True, max_logit=True, entropy=True, distance=True, top=3)
     return {
         "rows": (lambda: triton.rows(*arrays, given.v, every_row), 2, 1),
@@ -106,7 +116,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     monkeypatch.setattr(InterpreterBuilder, "create_dot", counted_dot)
     monkeypatch.setattr(InterpreterBuilder, "create_exp2", counted_exp2)
-    for module in (rows, columns, gradients):
+    for module in MODULES:
 
         def counted_look(*args: Any, look: Any = module.any_seen) -> Any:
             counts["looks"] += 1
@@ -138,21 +148,29 @@ def test_fully_masked_blocks_are_not_computed_with_few_queries(done: Counter[str
 
 
 @pytest.mark.parametrize("name", ["rows", "columns", "gradients"])
-def test_blocks_between_different_segments_are_never_visited(name: str, done: Counter[str]):
+@pytest.mark.parametrize("rule", ["segments", "spans"])
+def test_blocks_between_different_segments_are_never_visited(rule: str, name: str, done: Counter[str]):
     q, k = (np.random.default_rng(1).standard_normal((1, 2, n, 8)) for n in (96, 160))
-    segments = {"query_segments": np.arange(96) // 32, "kv_segments": np.arange(160) // 32}
-    case = Case(q, k, k, segments, 0)
+    sides = np.arange(96) // 32, np.arange(160) // 32
+    alike = np.where(np.eye(3, 5) > 0, 0.0, -np.inf)
+    rules = (
+        {"spans": (*sides, alike)}
+        if rule == "spans"
+        else dict(zip(("query_segments", "kv_segments"), sides, strict=True))
+    )
+    case = Case(q, k, k, rules, 0)
     passes(case)[name][0]()
-    assert done["looks"] == (2 if name == "gradients" else 1) * blocks(case) == (2 if name == "gradients" else 1) * 6
+    kernels = 1 if name != "gradients" else 3 if rule == "spans" else 2
+    assert done["looks"] == kernels * blocks(case) == kernels * 6
 
 
-@pytest.mark.parametrize("rules", slowly("whole blocks", "scattered", "row of biases", "packed and causal"))
+@pytest.mark.parametrize("rules", slowly("whole blocks", "scattered", "row of biases", "packed and causal", "spans"))
 def test_skipping_blocks_changes_no_bit(rules: str, monkeypatch: pytest.MonkeyPatch):
     case = drawn(rules)
     for x, at, what in ((case.k, 3, np.nan), (case.v, 90, np.inf), (case.q, 33, -np.inf)):
         x[:, 0, at, 2] = what  # in one head
     found = {name: run() for name, (run, _, _) in passes(case).items()}
-    for module in (rows, columns, gradients):
+    for module in MODULES:
         monkeypatch.setattr(module, "any_seen", lambda *_: True)
     for name, (run, _, _) in passes(case).items():
         for answer, truth in run().items():
@@ -168,6 +186,50 @@ def test_segments_give_the_same_bits_as_an_equivalent_mask(rules: str):
         truth = by_mask()
         for answer, x in run().items():
             np.testing.assert_array_equal(x, truth[answer], f"{name}: {answer}", strict=True)
+
+
+@pytest.mark.slow
+def test_spans_of_zero_give_the_same_bits_as_an_equivalent_mask():
+    case = drawn("spans")
+    sides, table = RULES["spans"]["spans"][:2], np.where(np.isneginf(FORBIDDEN), FORBIDDEN, 0.0)
+    case = Case(case.q, case.k, case.v, {"spans": (*sides, table)}, 0)
+    masked = Case(case.q, case.k, case.v, {"mask": visibility.dense(case.problem)[0]}, 0)
+    for (name, (run, _, _)), (by_mask, _, _) in zip(passes(case).items(), passes(masked).values(), strict=True):
+        found = run()
+        for answer, truth in by_mask().items():
+            np.testing.assert_array_equal(found[answer], truth, f"{name}: {answer}", strict=True)
+
+
+def test_what_spans_allow_is_found_from_the_labels_alone():
+    rng = fresh()
+    for _ in range(20):
+        batch, heads, n, m = rng.integers(1, (4, 4, 40, 150))
+        counts = rng.integers(1, 20, 2)
+        table = np.where(rng.random((*rng.choice([[1, 1], [1, heads], [batch, heads]]), *counts)) < 0.8, -np.inf, 1.0)
+        sides = [
+            rng.integers(-1 if rng.random() < 0.3 else 0, count, (batch, size))
+            for count, size in zip(counts, (n, m), strict=True)
+        ]
+        if rng.random() < 0.5:
+            sides = [np.sort(side, axis=1) for side in sides]
+        q, k = (np.zeros((batch, heads, size, 1)) for size in (n, m))
+        problem = Case(q, k, k, {"spans": (*sides, table)}, 0).problem
+        seen, found = visibility.dense(problem), labels.spans(problem)
+        if "sets" not in found:
+            assert seen.all()
+            continue
+        sets = found["sets"][found["key_sets"]]  # (batch, blocks, heads or 1, bytes)
+        member = np.unpackbits(sets, axis=-1, bitorder="little")
+        member = np.broadcast_to(member, (*sets.shape[:2], heads, member.shape[-1])).swapaxes(1, 2)
+        places = np.broadcast_to(found["query_spans"][:, None, None], (batch, heads, sets.shape[1], n))
+        truth = np.add.reduceat(seen, np.arange(0, m, labels.BLOCK), axis=3).swapaxes(2, 3)
+        np.testing.assert_array_equal(np.take_along_axis(member, places, 3) > 0, truth > 0)
+        for name, size, pairs in (("key", m, seen.any(axis=1)), ("query", n, seen.any(axis=1).swapaxes(1, 2))):
+            some = pairs.any(axis=2)
+            np.testing.assert_array_equal(found[f"first_{name}"], np.where(some, pairs.argmax(axis=2), size))
+            np.testing.assert_array_equal(
+                found[f"end_{name}"], np.where(some, size - pairs[..., ::-1].argmax(axis=2), 0)
+            )
 
 
 @pytest.mark.slow

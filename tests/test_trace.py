@@ -170,6 +170,24 @@ def test_without_w_o_the_text_does_not_say_that_heads_are_mixed():
     assert mixed.document(Scene("")).header["words"]["en"]["layer output"] == says(mixed, "output")
 
 
+def test_spans_and_scales_have_their_step_in_both_languages():
+    x, bias = normal(2, 3, 4), normal(3, 3)
+    labels, table = np.array([0, 1, -1]), np.array([[0.5, -np.inf], [2.0, 1.0]])
+    added = np.array([[0.5, -np.inf, 0.0], [2.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+    t = ch.trace(x, x, x, spans=(labels, labels, table), scale=[0.5, -2.0])
+    formulas = [step.formula for step in t.steps]
+    assert formulas[4:6] == ["S' = s_h·S", "B = S' + spans"]
+    np.testing.assert_allclose(t.scaled, x @ x.swapaxes(-1, -2) * np.array([0.5, -2.0])[:, None, None])
+    np.testing.assert_array_equal(t.biased, t.scaled + added)
+    assert says(t, "biased") == "a number added to the scores for each pair of a query's and a key's span; -∞ forbids"
+    assert says(t, "biased", "zh") == "按查询和键所属的片段，给每一对得分加上一个数；-∞ 表示不可关注"
+    words = t.document(Scene("")).header["words"]
+    assert [words[language]["biased"] for language in ("en", "zh")] == [says(t, "biased"), says(t, "biased", "zh")]
+    both = ch.trace(x, x, x, spans=(labels, labels, table), bias=bias)
+    assert next(step.formula for step in both.steps if step.name == "biased") == "B = S' + bias + spans"
+    assert t.check.largest_difference < 1e-12
+
+
 def test_the_text_says_how_three_axes_were_read():
     many, one = normal(2, 3, 4), normal(3, 4)
     told = ch.trace(many, many, many)

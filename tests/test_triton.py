@@ -15,12 +15,13 @@ import clearhead as ch
 from clearhead.core import reference
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array
-from clearhead.engines import triton
+from clearhead.engines import portable, triton
 from clearhead.engines.base import Upstream
 from clearhead.engines.gpu import tensors as gpu
 from clearhead.engines.gpu.backward import Derivatives
 from clearhead.errors import EngineError
 from problems import Case
+from seeds import fresh
 from slack import Slack, assert_close, assert_top, rounding
 
 DTYPES = tuple(np.dtype(x) for x in (np.float32, np.float16, ml_dtypes.bfloat16, np.float64))
@@ -40,6 +41,10 @@ RULES: dict[str, dict[str, Any]] = {
     "lengths": {"kv_lengths": 71, "query_lengths": 50, "causal": True, "query_offset": 31},
     "packed": {"query_segments": np.arange(70) // 30, "kv_segments": np.arange(101) // 30, "sinks": np.arange(4.0)},
     "soft": {"softcap": 3.0, "alibi_slopes": np.arange(4) / 9, "scale": -0.4},
+    "spans": {
+        "spans": (np.arange(70) // 11 - 1, np.arange(101) // 13, np.where(np.tri(6, 8, 3) > 0, 0.7, -np.inf)),
+        "scale": np.array([0.2, -0.3, 0.4, 1.0]),
+    },
     "far": {"query_offset": 2**40, "causal": True, "window": (2**41, None), "alibi_slopes": np.full(4, 1e-13)},
 }
 PAIRS: list[Any] = [(rules, DTYPES[0]) for rules in ("soft",)]
@@ -101,11 +106,12 @@ def odd() -> Array:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
 def test_wide_values_are_processed_in_parts(dtype: np.dtype[Any], monkeypatch: pytest.MonkeyPatch):
-    case = drawn(dtype, 9, 40, 8, 40, causal=True, query_offset=30)
+    spans = np.arange(9) // 2, np.arange(40) // 9, np.eye(5)
+    case = drawn(dtype, 9, 40, 8, 40, causal=True, query_offset=30, spans=spans)
     by = np.random.default_rng(1).standard_normal((*case.given.q.shape[:3], 40)).astype(dtype)
     rows = np.random.default_rng(2).standard_normal(by.shape[:3]).astype(np.float32)
     lse = case.book.logsumexp.astype(np.float32)
-    told = Upstream(rows, by, bias=(1, 4, 1, 40))
+    told = Upstream(rows, by, bias=(1, 4, 1, 40), spans=(1, 1, 5, 5))
     arrays = case.problem, case.given.q, case.given.k, case.given.v
     whole = triton.gradients(*arrays, lse, told)
     monkeypatch.setattr(triton, "MOST_D", 16)
@@ -125,6 +131,29 @@ def test_received_together_with_gradients():
     assert_close(found["received"].numpy(), truth, Slack(case).weights.sum(-2) + 1e-5 * truth)
 
 
+@pytest.mark.parametrize("own", [(1, 1), pytest.param((2, 1), marks=pytest.mark.slow), (1, 4), (2, 4)], ids=str)
+def test_the_gradient_of_a_table_with_more_labels_than_one_launch_takes(own: tuple[int, int]):
+    rng = fresh()
+    q, k, v = (rng.standard_normal((2, heads, n, 4)) for heads, n in ((4, 33), (2, 70), (2, 70)))
+    labels = rng.integers(-1, 3, (2, 33)), rng.permuted(np.tile(np.arange(-1, 69), (2, 1)), axis=1)
+    table = np.where(rng.random((*own, 3, 69)) < 0.2, -np.inf, 1.0)
+    case = Case(q, k, v, {"spans": (*labels, table), "scale": rng.standard_normal(4)}, 0)
+    lse, by = case.book.logsumexp, rng.standard_normal((2, 4, 33, 4))
+    told = Upstream(rng.standard_normal(lse.shape), by, spans=(*own, 3, 69))
+    arrays = case.problem, case.given.q, case.given.k, case.given.v
+    found, truth = (engine.gradients(*arrays, lse, told)["spans"] for engine in (triton, portable))
+    np.testing.assert_allclose(found, truth, 1e-10, 1e-10)
+
+
+def test_a_number_of_the_table_beyond_float32_does_not_forbid():
+    q = fresh().standard_normal((1, 1, 3, 4)).astype(np.float32)
+    spans = np.zeros(3, int), np.zeros(3, int), np.full((1, 1), -1e300)
+    case = Case(q, q, q, {"spans": spans}, 0)
+    np.testing.assert_allclose(
+        case.attention(engine="triton"), np.broadcast_to(q.mean(-2, keepdims=True), q.shape), 1e-5
+    )
+
+
 def test_a_d_k_above_the_limit_is_refused():
     q = np.zeros((1, 300))
     with pytest.raises(EngineError, match="d_k is 300: the kernels hold at most 256"):
@@ -142,4 +171,4 @@ def test_every_kernel_compiles_for_a_gpu(more: list[str]):
     )
     assert not done.returncode, done.stderr[-2000:]
     told = set(done.stdout.split("\n")) - {""}
-    assert told == {f"{name} True" for name in ("rows", "merge", "columns", "pool", "keys", "queries", "bias")}
+    assert told == {f"{name} True" for name in ("rows", "merge", "columns", "pool", "keys", "queries", "bias", "spans")}

@@ -25,6 +25,9 @@ NEEDS = {
     "bias scaled": "bias",
     "ALiBi missing": "alibi",
     "ALiBi added": "alibi",
+    "spans missing": "spans",
+    "spans transposed": "spans",
+    "spans wrapped": "spans",
     "scale ignored": "scale",
     "grouped keys tiled": "groups",
     "rotary missing": "rotary",
@@ -87,6 +90,7 @@ EXCLUDE = (
     {"empty rows are NaN", "empty rows are averaged"},
     {"bias missing", "bias scaled"},
     {"ALiBi missing", "ALiBi added"},
+    {"spans missing", "spans transposed", "spans wrapped"},
     {"rotary missing", "rotary pairing", "rotary off by one"},
 )
 
@@ -174,6 +178,10 @@ def _rules(needs, rng, n, m, heads):
         rules["bias"] = rng.standard_normal((heads, n, m)).astype(np.float32)
     if "alibi" in needs:
         rules["alibi_slopes"] = 0.3 / np.arange(1, heads + 1)
+    if "spans" in needs:
+        table = rng.standard_normal((heads, 4, 4)).astype(np.float32) * 2
+        table[:, 1, 2] = -np.inf
+        rules["spans"] = rng.integers(-1, 4, (2, n)), rng.integers(-1, 4, (2, m)), table
     if "scale" in needs:
         rules["scale"] = 0.31
     if "rotary" in needs:
@@ -337,6 +345,8 @@ def attention(q, k, v, does, details, rules):
         far = (torch.arange(n)[:, None] + rules.get("query_offset", 0) - torch.arange(m)).abs()
         slope = torch.tensor(rules["alibi_slopes"], dtype=s.dtype)[:, None, None] * far
         s = s + slope if "ALiBi added" in does else s - slope
+    if "spans" in rules and "spans missing" not in does:
+        s = s + spanned(does, rules, s)
     if "mask added as 0/1" in does:
         s = s + seen.to(s.dtype)
     elif "mask fills with a finite number" in does:
@@ -344,6 +354,18 @@ def attention(q, k, v, does, details, rules):
     elif not does & {"mask after softmax", "softcap after mask"}:
         s = s.masked_fill(~seen, -torch.inf)
     return mixed(s, v, q, seen, does, details, rules)
+
+
+def spanned(does, rules, s):
+    """What the table adds to the scores."""
+    mine, theirs, table = (torch.tensor(part) for part in rules["spans"])
+    if "spans transposed" in does:
+        table = table.transpose(-1, -2)
+    found = torch.stack([table[:, mine[b]][:, :, theirs[b]] for b in range(len(s))]).to(s.dtype)  # -1 is the last
+    if "spans wrapped" in does:
+        return found
+    labelled = (mine[:, None, :, None] >= 0) & (theirs[:, None, None, :] >= 0)
+    return torch.where(labelled, found, 0.0)
 
 
 def scores(q, k, does, rules, heads, d, d_v):

@@ -1,5 +1,6 @@
 // Attention in float64: the rules of core/reference.py, applied in the same order.
-//   logit = c·tanh(scale·q·k / c) + bias − slope·|position − j|, −∞ where forbidden;  a = exp(logit / T − L)
+//   logit = c·tanh(scale·q·k / c) + bias − slope·|position − j| + table[span of i, span of j], −∞ where forbidden
+//   a = exp(logit / T − L)
 
 /** @typedef {import("./container.js").Numbers} Numbers */
 /** @typedef {{data: Numbers, at: number, width: number}} Rows  rows of `width` numbers from `at` on */
@@ -14,7 +15,7 @@
  * @property {number | null} keys      keys from here on are padding
  * @property {number | null} queries
  * @property {((i: number, j: number) => boolean) | null} allowed      mask and segments
- * @property {Cell | null} bias
+ * @property {Cell | null} bias      with what the table of spans adds
  * @property {number} slope      of ALiBi
  * @property {number} sink      −∞ for none
  * @property {number} temperature
@@ -174,6 +175,8 @@ export function rulesOf(page, layer, batch, head) {
     return (/** @type {number} */ i, /** @type {number} */ j) => a.data[(at + (n > 1 ? i : 0)) * m + (m > 1 ? j : 0)];
   };
   const mask = cell(named("mask"));
+  const bias = cell(named("bias"));
+  const spans = spansOf(named, batch, head);
   const [querySegments, keySegments] = [named("query_segments"), named("kv_segments")];
   const segment = (/** @type {any} */ s, /** @type {number} */ i) =>
     s.data[(s.shape[0] > 1 ? batch : 0) * s.shape[1] + (s.shape[1] > 1 ? i : 0)];
@@ -182,7 +185,7 @@ export function rulesOf(page, layer, batch, head) {
     return a ? a.data[a.shape[0] > 1 ? head : 0] : none;
   };
   return {
-    scale: rules.scale,
+    scale: ofHead("scale", 1),
     softcap: rules.softcap,
     causal: rules.causal,
     window: rules.window,
@@ -194,9 +197,29 @@ export function rulesOf(page, layer, batch, head) {
         ? (i, j) =>
             (!mask || mask(i, j) !== 0) && (!querySegments || segment(querySegments, i) === segment(keySegments, j))
         : null,
-    bias: cell(named("bias")),
+    bias: bias && spans ? (i, j) => bias(i, j) + spans(i, j) : (bias ?? spans),
     slope: ofHead("alibi_slopes", 0),
     sink: ofHead("sinks", -Infinity),
     temperature: 1,
+  };
+}
+
+/**
+ * What the table of spans adds to a logit, 0 where a label is −1; null without the rule.
+ * @param {(name: string) => import("./container.js").NumberArray | null} named
+ * @param {number} batch
+ * @param {number} head
+ * @returns {Cell | null}
+ */
+function spansOf(named, batch, head) {
+  const [queries, keys, table] = [named("query_spans"), named("key_spans"), named("span_table")];
+  if (!queries || !keys || !table) return null;
+  const [B, H, rows, cols] = table.shape;
+  const at = ((B > 1 ? batch : 0) * H + (H > 1 ? head : 0)) * rows * cols;
+  const label = (/** @type {import("./container.js").NumberArray} */ side, /** @type {number} */ i) =>
+    side.data[(side.shape[0] > 1 ? batch : 0) * side.shape[1] + (side.shape[1] > 1 ? i : 0)];
+  return (i, j) => {
+    const [mine, theirs] = [label(queries, i), label(keys, j)];
+    return mine < 0 || theirs < 0 ? 0 : table.data[at + mine * cols + theirs];
   };
 }

@@ -9,6 +9,17 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from clearhead.changing.change import change as change
+    from clearhead.changing.edits import boost as boost
+    from clearhead.changing.edits import cut as cut
+    from clearhead.changing.edits import like as like
+    from clearhead.changing.edits import off as off
+    from clearhead.changing.edits import scaled as scaled
+    from clearhead.changing.edits import share as share
+    from clearhead.changing.edits import tempered as tempered
+    from clearhead.changing.edits import values_like as values_like
+    from clearhead.changing.edits_json import edits_from_json as edits_from_json
+    from clearhead.changing.edits_json import edits_to_json as edits_to_json
     from clearhead.diagnosing.diagnose import diagnose as diagnose
     from clearhead.diagnosing.diagnose import diagnose_layer as diagnose_layer
     from clearhead.engines.threads import get_num_threads as get_num_threads
@@ -31,18 +42,29 @@ _HOMES = {
     "AttentionMatrix": "ops.matrix",
     "Observation": "ops.observation",
     "attention": "ops.attention",
+    "boost": "changing.edits",
+    "change": "changing.change",
     "convert": "nn.converted",
+    "cut": "changing.edits",
     "diagnose": "diagnosing.diagnose",
     "diagnose_layer": "diagnosing.diagnose",
+    "edits_from_json": "changing.edits_json",
+    "edits_to_json": "changing.edits_json",
     "explain": "explaining.explain",
     "get_num_threads": "engines.threads",
+    "like": "changing.edits",
     "load": "watching.seen",
+    "off": "changing.edits",
     "plan": "ops.attention",
     "rollout": "ops.rollout",
+    "scaled": "changing.edits",
     "set_num_threads": "engines.threads",
     "shapes": "textbook.shapes",
+    "share": "changing.edits",
+    "tempered": "changing.edits",
     "trace": "textbook.trace",
     "trace_layer": "textbook.trace_layer",
+    "values_like": "changing.edits",
     "watch": "watching.watch",
 }
 

@@ -25,8 +25,8 @@ from clearhead.core.arrays import as_array, as_rule_array
 from clearhead.core.axes import Array, as_slice
 from clearhead.core.observations import check_asked, check_room, wanted
 from clearhead.core.problem import Problem, describe
-from clearhead.core.rule_values import read_slice
-from clearhead.core.rules import RULES, Rules, check_names, check_supported, given
+from clearhead.core.rule_values import has_axes, read_slice
+from clearhead.core.rules import RULES, Rules, check_names, flat, joined
 from clearhead.core.statistics import STATISTICS, Asked, Wanted, arrays_of, askable, explained
 from clearhead.engines.base import kinds
 from clearhead.errors import RuleError, SelectionError, shown
@@ -34,8 +34,13 @@ from clearhead.ops import backward
 from clearhead.ops.jax_host import Kind, call, reverse_only
 from clearhead.ops.observation import Observation, observation
 
-_WITH_GRADIENTS = ("q", "k", "v", "bias", "sinks")
-_ARRAYS = {name for name, rule in RULES.items() if any(rule.fields.values())} - {"scale"}  # rules that JAX may trace
+_TABLE = "spans[2]"
+_WITH_GRADIENTS = ("q", "k", "v", "bias", "sinks", _TABLE)
+_ARRAYS = {name for name, rule in RULES.items() if any(rule.fields.values())} - {"scale", "spans"} | {
+    "spans[0]",
+    "spans[1]",
+    _TABLE,
+}  # fmt: skip  rules that JAX may trace
 jax.tree_util.register_dataclass(
     Observation, data_fields=[*STATISTICS], meta_fields=["queries", "keys", "sinks"]
 )  # so that functions under jax.jit and jax.vmap can return one
@@ -56,19 +61,19 @@ def attention(q: Any, k: Any, v: Any, *, engine: str | None = None, **rules: Unp
 
     jax.nn.dot_product_attention has its axes in another order, (batch, length, heads, d): swap axes 1 and 2.
 
-    `bias`, `alibi_slopes`, `mask`, the lengths, segments, `sinks` and `query_offset` may be traced, that is, arguments
-    of the transformed function. `scale`, `softcap`, `causal` and `window` are Python values; so is whatever else is not
-    traced, and a compiled function keeps it as it was at tracing. NumPy arrays for q, k and v are read as jnp.asarray
-    reads them.
+    `bias`, `alibi_slopes`, `spans`, `mask`, the lengths, segments, `sinks` and `query_offset` may be traced, that is,
+    arguments of the transformed function. `scale`, `softcap`, `causal` and `window` are Python values; so is whatever
+    else is not traced, and a compiled function keeps it as it was at tracing. NumPy arrays for q, k and v are read as
+    jnp.asarray reads them.
 
     Returns a JAX array, (…, heads, queries, d_v) in q's dtype, with the same bits as `clearhead.attention`. A row with
     nothing to attend to gives 0.
     Raises, while JAX traces, what `clearhead.attention` raises, and RuleError for a traced `scale`, `softcap`, `causal`
     or `window`. What is wrong with a traced rule's values is found when the compiled function runs: JAX then raises its
     own error with the same words. EngineError when it is compiled for another device than the CPU.
-    The output has derivatives by q, k, v, bias and sinks, of first order and in reverse mode (jax.grad, jax.vjp,
-    jax.jacrev); second order and forward mode raise DerivativeError, alibi_slopes RuleError. jax.vmap makes one call
-    per element of the mapped axis; a batch axis of q, k and v is faster for short sequences.
+    The output has derivatives by q, k, v, bias, sinks and the table of spans, of first order and in reverse mode
+    (jax.grad, jax.vjp, jax.jacrev); second order and forward mode raise DerivativeError, alibi_slopes RuleError.
+    jax.vmap makes one call per element of the mapped axis; a batch axis of q, k and v is faster for short sequences.
     O(queries·keys·(d_k + d_v)) time, O(queries + keys) memory, for the gradients too.
     Source: Vaswani et al. 2017, section 3.2.1.
 
@@ -106,7 +111,7 @@ def observe(
     Returns an Observation of JAX arrays, None for what was not asked for; it is a pytree. The statistics are float32,
     or float64 for float64, and top's indices JAX's default integer. Under jax.vmap each array has the mapped axis too.
     Raises what `attention` and `AttentionMatrix.observe` raise, while JAX traces. Every statistic has derivatives by q,
-    k, bias and sinks, and the output by v too.
+    k, bias, sinks and the table of spans, and the output by v too.
     Time O(queries·keys·(d_k + d_v)), memory O(queries + keys), whatever is observed.
 
     >>> import jax, jax.numpy as jnp
@@ -116,7 +121,6 @@ def observe(
     (Array([1.5, 0.5], dtype=float32), True)
     """
     rules: Rules = {name: value for name, value in named.items() if name in RULES}  # type: ignore[assignment]
-    check_supported("clearhead.jax", frozenset(RULES) - {"spans"}, given(rules))
     asked = check_asked({name: x for name, x in named.items() if name not in RULES}, others=("queries", *RULES))
     if not isinstance(queries, slice):
         raise SelectionError(f"queries is {shown(queries)}: expected a slice.", "queries=slice(-64, None)")
@@ -153,7 +157,7 @@ class _Call:
         """The problem of the chosen queries, with its arrays (batch, heads, …), now that the numbers are there."""
         given = dict(zip(self.names, arrays, strict=True))
         q, k, v = (given.pop(name, None) for name in "qkv")
-        read = describe(q, k, v, {**self.rules, **given})  # type: ignore[typeddict-item]
+        read = describe(q, k, v, joined({**self.rules, **given}))
         return read.problem.take(queries=self.rows), read.q[:, :, as_slice(self.rows)], read.k, read.v
 
 
@@ -162,20 +166,20 @@ def _read(
 ) -> tuple[_Call, list[Any]]:
     """Validate all that is known while JAX traces; the arrays are those that `_Call.names` lists."""
     operands = {name: _as_jax(x, name) for name, x in (("q", q), ("k", k), ("v", v)) if name != "v" or x is not None}
-    operands |= {name: _array_rule(name, x) for name, x in rules.items() if isinstance(x, Tracer)}
+    values = flat(rules)
+    operands |= {name: _array_rule(name, x) for name, x in values.items() if isinstance(x, Tracer)}
     tracing = any(isinstance(x, Tracer) for x in operands.values())
-    fixed: Any = {name: _fixed(name, x, copy=tracing) for name, x in rules.items() if name not in operands}
+    fixed: Any = {name: _fixed(name, x, copy=tracing) for name, x in values.items() if name not in operands}
     zeros: Any = {name: np.broadcast_to(np.zeros((), x.dtype), x.shape) for name, x in operands.items()}
     shaped = [zeros.pop(name, None) for name in "qkv"]
-    known: Any = {**fixed, **zeros}
-    whole = describe(shaped[0], shaped[1], shaped[2], known).problem
+    whole = describe(shaped[0], shaped[1], shaped[2], joined({**fixed, **zeros})).problem
     rows = read_slice("queries", queries, whole.queries)
     problem, want = whole.take(queries=rows), wanted(whole, asked, output=v is not None).for_queries(rows)
     engines.choose(whole, engine, want)
     d_v = 0 if v is None else operands["v"].shape[-1]
     check_room(problem, want, d_v)
-    if "bias" in operands:
-        operands["bias"] = _with_all_axes(operands["bias"], whole.prefix)
+    for name in {"bias", _TABLE} & operands.keys():
+        operands[name] = _with_all_axes(operands[name], whole.prefix)
     guarded = [
         reverse_only(x) if isinstance(x, Tracer) and name in _WITH_GRADIENTS else x for name, x in operands.items()
     ]
@@ -200,15 +204,15 @@ def _array_rule(name: str, x: Any) -> Any:
 
 def _fixed(name: str, x: Any, *, copy: bool) -> Any:
     """A rule's value that is not traced; a copy for a compiled function, which keeps it."""
-    if name not in _ARRAYS or x is None or isinstance(x, (int, float)):
+    if x is None or isinstance(x, (int, float)) or not (name in _ARRAYS or (name == "scale" and has_axes(x))):
         return x
     array = as_rule_array(x, name)
     return array.copy() if copy else array
 
 
-def _with_all_axes(bias: Any, prefix: tuple[int, ...]) -> Any:
-    """The bias with an axis for each of the weights; its batch axes are all of size 1, or all whole."""
-    own = bias.reshape((1,) * (len(prefix) + 2 - bias.ndim) + bias.shape)
+def _with_all_axes(x: Any, prefix: tuple[int, ...]) -> Any:
+    """A bias or table with every leading axis; its batch axes are all of size 1, or all whole."""
+    own = x.reshape((1,) * (len(prefix) + 2 - x.ndim) + x.shape)
     shared = all(size == 1 for size in own.shape[:-3])
     return own if shared else jnp.broadcast_to(own, (*prefix[:-1], *own.shape[-3:]))
 
@@ -276,12 +280,15 @@ def _gradients(
     problem, q, k, v = traced.read(arrays[:count])
     rest = [x.reshape(problem.batch, problem.heads, *x.shape[len(problem.prefix) :]) for x in arrays[count:]]
     answers, slopes = dict(zip(known, rest, strict=False)), dict(zip(by, rest[len(known) :], strict=True))
-    bias = None
-    if "bias" in needed:
-        own = (1,) * (4 - given["bias"].ndim) + given["bias"].shape
-        bias = prod(own[:-3]), own[-3], 1 if own[-2] == 1 else problem.queries, own[-1]
+    shapes: dict[str, Any] = {}
+    for name in {"bias", _TABLE} & {*needed}:
+        own = (1,) * (4 - given[name].ndim) + given[name].shape
+        height = problem.queries if name == "bias" and own[-2] > 1 else own[-2]
+        shapes[name.removesuffix("[2]")] = prod(own[:-3]), own[-3], height, own[-1]
     engine = engines.get(engines.choose_for_gradients(problem, traced.engine).engine)
-    found = backward.gradients(engine, problem, (q, k, v), answers, slopes, groups=traced.want.groups, bias=bias)
+    found = backward.gradients(engine, problem, (q, k, v), answers, slopes, groups=traced.want.groups, **shapes)
+    if _TABLE in needed:
+        found[_TABLE] = found["spans"]
     for name in {"q", "bias"} & {*needed}:
         if given[name].shape[-2] == traced.queries:
             found[name] = _among(found[name], traced.rows, traced.queries)

@@ -31,6 +31,10 @@ _WORDS: dict[str, tuple[str, str]] = {
     ),
     "capped": ("large scores limited by tanh", "用 tanh 限制过大的得分"),
     "biased": ("a bias added to the scores, such as one for positions", "给得分加上偏置，例如位置偏置"),
+    "biased by spans": (
+        "a number added to the scores for each pair of a query's and a key's span; -∞ forbids",
+        "按查询和键所属的片段，给每一对得分加上一个数；-∞ 表示不可关注",
+    ),
     "masked": ("what a query may not attend to becomes -∞", "查询不可关注的位置变为 -∞"),
     "weights": ("no weight is negative, and each query's weights sum to 1", "每个查询的权重非负，总和为 1"),
     "weights with sink": (

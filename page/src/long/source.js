@@ -10,7 +10,10 @@ import { load } from "../packed.js";
 
 export const LEVELS = 80; // of a pixel
 export const NONFINITE = 255; // a pixel with NaN or infinity in it
-const RULES = ["bias", "mask", "alibi_slopes", "sinks", "query_segments", "kv_segments"];
+const RULES = [
+  ...["scale", "bias", "mask", "alibi_slopes", "sinks", "query_segments", "kv_segments"],
+  ...["query_spans", "key_spans", "span_table"],
+];
 
 /** @type {Map<string, Promise<Head>>} */
 const opened = new Map();
@@ -139,7 +142,7 @@ function bounds(q, k, L, r, rounded, m) {
   };
   return (/** @type {number} */ i) => {
     if (longest < 0) for (let j = 0; j < m; j++) longest = Math.max(longest, norm(k, j));
-    const most = r.scale * norm(q, i) * longest;
+    const most = Math.abs(r.scale) * norm(q, i) * longest;
     const lost = 2 ** -24 * (4 + Math.abs(L[i]) + (q.width + 8) * most);
     return Math.expm1(lost + (rounded ? 4 * ROUND[rounded] * most : 0));
   };

@@ -190,17 +190,20 @@ def read_matrix(name: str, value: Any, shape: tuple[int, ...], device: str = "cp
     if name == "bias" and array.dtype not in FLOATS:
         raise DtypeError(f"bias is {array.dtype}: expected a float dtype.", "True/False per position goes in `mask`.")
     try:
-        broadcast(array, shape)
+        return spread(array, shape)
     except (ValueError, RuntimeError):
         raise ShapeError(
             f"{name} has shape {array.shape}, which does not broadcast to {named(shape, WEIGHTS)}.",
             f"one {name} per batch is {name}[:, None, None, :] for keys alone.",
         ) from None
-    return spread(array, shape)
 
 
 def spread(array: Array, shape: tuple[int, ...]) -> Array:
-    """Broadcast to `shape`, with its batch axes joined: (batch, heads, …, …), a view where that is possible."""
+    """Broadcast to `shape`, with its batch axes joined: (batch, heads, …, …), a view where that is possible.
+
+    Raises ValueError, or PyTorch's RuntimeError, where the array does not broadcast to `shape`.
+    """
+    broadcast(array, shape)
     own = array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
     lead = shape[:-3]  # joining the batch axes may copy, so it comes before the other axes are broadcast
     joined = heads_first(broadcast(own, lead + own.shape[len(lead) :]))
@@ -228,6 +231,8 @@ def one_per_head(name: str, value: Any, heads: int, ndim: int) -> Array | None:
 
 def has_axes(value: Any) -> bool:
     """Is this a list or an array of at least one axis, rather than one number?"""
+    if isinstance(value, (int, float)):  # also a size that a compiler leaves open, which has no attributes
+        return False
     return isinstance(value, (list, tuple)) or bool(getattr(value, "ndim", None))
 
 

@@ -8,7 +8,7 @@ the pages), each declare the set of rules that they support and refuse all other
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict, cast
 
 import numpy as np
 
@@ -172,10 +172,19 @@ def _check_segments(rules: Rules) -> None:
 
 
 def flat(rules: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The values by name, with the three parts of `spans` apart, as spans[0], spans[1] and spans[2]."""
-    value = rules.get("spans")
-    parts = value if isinstance(value, (tuple, list)) else ()
-    return {**rules, **{f"spans[{place}]": part for place, part in enumerate(parts)}} if parts else rules
+    """The values by name, with the parts of `spans` apart, as spans[0], spans[1] and spans[2]."""
+    parts = rules.get("spans")
+    if not isinstance(parts, (tuple, list)):
+        return rules
+    rest = {name: value for name, value in rules.items() if name != "spans"}
+    return rest | {f"spans[{place}]": part for place, part in enumerate(parts)}
+
+
+def joined(values: Mapping[str, Any]) -> Rules:
+    """The rules of `flat` values."""
+    parts = [name for name in values if name.startswith("spans[")]
+    rules: Any = {name: value for name, value in values.items() if name not in parts}
+    return cast("Rules", rules | ({"spans": tuple(values[name] for name in sorted(parts))} if parts else {}))
 
 
 def given(rules: Mapping[str, Any]) -> list[str]:

@@ -81,7 +81,7 @@ class Fit:
     def _excused(self, recipe: Recipe, selection: Selection, theirs: Array, gaps: Array) -> float:
         """The largest gap, where a row that only the wrong mask leaves without keys may be 0, NaN or a mean."""
         emptied: Array = np.asarray(~self.exact.visible(recipe, selection).any(axis=-1, keepdims=True))
-        emptied &= self.exact.visible(RIGHT, selection).any(axis=-1, keepdims=True)
+        emptied = emptied & self.exact.visible(RIGHT, selection).any(axis=-1, keepdims=True)
         if not bool(emptied.any()) or self.inputs.stage not in ("weights", "output"):
             return float(gaps.max())
         if self.inputs.merged:

@@ -14,7 +14,7 @@ Stage = Literal["scores", "scaled", "capped", "biased", "masked", "weights", "ou
 STAGES: tuple[Stage, ...] = ("scores", "scaled", "capped", "biased", "masked", "weights", "output")
 Change = Mapping[str, Any]  # field of Recipe -> value
 RULES = frozenset({  # that recipes are made of
-    "scale", "softcap", "bias", "alibi_slopes", "causal", "window", "mask", "kv_lengths", "query_lengths",
+    "scale", "softcap", "bias", "alibi_slopes", "spans", "causal", "window", "mask", "kv_lengths", "query_lengths",
     "query_segments", "kv_segments", "sinks", "query_offset",
 })  # fmt: skip
 
@@ -52,6 +52,8 @@ class Recipe(NamedTuple):
     softcap: Literal["given", "missing", "after mask"] = "given"
     bias: Literal["given", "missing", "scaled"] = "given"  # scaled: added before the scale
     alibi: Literal["given", "missing", "added"] = "given"
+    # wrapped: a label below 0 counts from the table's end
+    spans: Literal["given", "missing", "transposed", "wrapped"] = "given"
     # visibility
     causal: Literal["given", "missing", "inverted", "upper", "strict", "first corner", "last corner"] = "given"
     window: tuple[int, int] | None = (0, 0)  # added to left and right; None: missing
@@ -87,7 +89,7 @@ _SHOWN_FROM: dict[str, Stage] = {
     ),
     "scale": "scaled",
     "softcap": "capped",
-    **dict.fromkeys(("bias", "alibi"), "biased"),
+    **dict.fromkeys(("bias", "alibi", "spans"), "biased"),
     **dict.fromkeys(
         ("causal", "window", "mask", "padding", "query_padding", "segments", "key_tail", "masking"), "masked"
     ),

@@ -46,7 +46,7 @@ def _ruled(problem: Problem, recipe: Recipe) -> Problem:
         mask = {"missing": None, "inverted": ~mask}.get(recipe.mask, mask.swapaxes(-1, -2))
     lengths = problem.query_lengths if recipe.query_padding == "given" else None
     return replace(
-        problem,
+        spanned(problem, recipe),
         causal=problem.causal and recipe.causal not in ("missing", "inverted", "upper"),
         window=(left, right),
         query_offset=offset,
@@ -57,9 +57,23 @@ def _ruled(problem: Problem, recipe: Recipe) -> Problem:
     )
 
 
+def spanned(problem: Problem, recipe: Recipe) -> Problem:
+    """The problem with the recipe's spans."""
+    mine, theirs, table = problem.query_spans, problem.key_spans, problem.span_table
+    if mine is None or theirs is None or table is None or recipe.spans == "given":
+        return problem
+    if recipe.spans == "missing":
+        return replace(problem, query_spans=None, key_spans=None, span_table=None)
+    if recipe.spans == "transposed":
+        return replace(problem, span_table=table.swapaxes(-1, -2))
+    rows, cols = table.shape[-2:]
+    return replace(problem, query_spans=mine % rows, key_spans=theirs % cols)
+
+
 def _dense(problem: Problem, selection: Selection) -> Array:
     """Which keys some rows see; one head where the rules are the same for all heads."""
-    same = all(x is None or x.strides[1] == 0 or x.shape[1] == 1 for x in (problem.mask, problem.bias))
+    rules = problem.mask, problem.bias, problem.span_table
+    same = all(x is None or x.strides[1] == 0 or x.shape[1] == 1 for x in rules)
     heads = selection.heads[:1] if same else selection.heads
     keys = slice(0, problem.keys)
     seen = np.empty((problem.batch, len(heads), len(selection.rows), problem.keys), dtype=bool)

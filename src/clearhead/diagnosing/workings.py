@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from clearhead.core import spans, visibility
 from clearhead.core.axes import Array, group_size
 from clearhead.diagnosing.recipe import Inputs, Recipe, Selection
-from clearhead.diagnosing.recipe_visibility import read, visible
+from clearhead.diagnosing.recipe_visibility import read, spanned, visible
 from clearhead.diagnosing.tiles import product_in_half, rounded_to, sum_in_half, tiled
 
 _CACHE_BYTES = 2**27  # of shared intermediates
@@ -21,11 +22,11 @@ _OPERANDS = {
     "k": attrgetter("w_k", "b_k", "split", "rotary"),
     "v": attrgetter("w_v", "b_v", "split", "rotary", "rotary_values", "w_o"),
 }
-VISIBILITY = attrgetter("causal", "window", "mask", "padding", "query_padding", "segments")
+VISIBILITY = attrgetter("causal", "window", "mask", "padding", "query_padding", "segments", "spans")
 _SCORES = attrgetter(
     *("w_q", "b_q", "w_k", "b_k", "split", "rotary", "rotary_shift", "product", "groups", "half", "half_dtype")
 )
-_LOGITS = attrgetter("scale", "softcap", "bias", "alibi")
+_LOGITS = attrgetter("scale", "softcap", "bias", "alibi", "spans")
 
 
 class Workings:
@@ -195,6 +196,8 @@ class Workings:
                 x = self.rounded(x + bias)
             if problem.alibi_slopes is not None and recipe.alibi != "missing":
                 x = self.rounded(x + (1 if recipe.alibi == "added" else -1) * self._alibi(selection))
+            if problem.span_table is not None and recipe.spans != "missing":
+                x = self.rounded(x + self._spans(recipe, selection))
         return x
 
     def _bias(self, selection: Selection) -> Array:
@@ -208,6 +211,16 @@ class Workings:
         distances = np.abs(positions[:, None, :, None] - np.arange(self.problem.keys))
         slopes = self.problem.alibi_slopes[list(selection.heads), None, None]
         return (slopes * distances).astype(self.dtype)
+
+    def _spans(self, recipe: Recipe, selection: Selection) -> Array:
+        """What the table adds, (batch, heads, rows, keys)."""
+        problem = spanned(self.problem, recipe)
+        found = np.empty((problem.batch, len(selection.heads), len(selection.rows), problem.keys), self.dtype)
+        for batch, place in np.ndindex(found.shape[:2]):
+            head, keys = selection.heads[place], slice(0, problem.keys)
+            mine, theirs, table = visibility.spans_of(problem, batch, head, slice(0, problem.queries), keys)
+            found[batch, place] = spans.added(mine[list(selection.rows)], theirs, table)
+        return found
 
     def _masked(self, recipe: Recipe, selection: Selection) -> Array:
         x = self.logits(recipe, selection, "biased")
@@ -223,6 +236,7 @@ class Workings:
         if recipe.masking == "forbid":
             return np.where(seen, x, self.dtype.type(-np.inf))
         assert recipe.fill is not None
+        seen = seen | np.isneginf(x)  # what the table of spans forbids
         return np.where(seen, x, self.dtype.type(recipe.fill) + (x if recipe.masking == "add" else 0))
 
     # ── visibility ──

@@ -42,11 +42,12 @@ def attention(
     engine    as in `clearhead.attention`, and so is num_threads, of this rank; ranks may differ in it
     rules     as in `clearhead.attention`, the same on all ranks. Positions count in the whole sequence; query_offset
               may be left out where the whole has as many queries as keys. query_segments and kv_segments are (batch,
-              own positions), mask and bias broadcast to (…, heads, own queries, all keys)
+              own positions), and so are the labels of spans, whose table is the same on all ranks; mask and bias
+              broadcast to (…, heads, own queries, all keys)
 
     Returns (…, heads, own queries, d_v) in q's dtype, on q's device; a row with nothing to attend to is 0. The
-    gradients of q, k and v are those of the sum of all ranks' losses; the gradients of sinks and bias are this rank's
-    part. The backward pass is called by all ranks, too.
+    gradients of q, k and v are those of the sum of all ranks' losses; the gradients of sinks, bias and the table of
+    spans are this rank's part. The backward pass is called by all ranks, too.
 
     Raises on every rank: what `clearhead.attention` raises on the rank whose argument is wrong, and DistributedError on
     the others; DistributedError on all where ranks were called differently, or one did not call or failed.

@@ -17,7 +17,7 @@ from clearhead.core.statistics import Wanted
 from clearhead.distributed.column_sums import ColumnSums
 from clearhead.distributed.exchange import everywhere, swap
 from clearhead.distributed.layouts import common, needed
-from clearhead.distributed.shards import Shards, kind, placed
+from clearhead.distributed.shards import Names, Shards, kind, placed
 from clearhead.ops import backward
 
 
@@ -140,8 +140,8 @@ def attend(shards: Shards, want: Wanted) -> dict[str, Array]:
     return {name: np.concatenate([answers[name] for answers in found], axis=2) for name in found[0]}
 
 
-def differentiate(shards: Shards, answers: dict[str, Array], by: dict[str, Array], *, bias: bool) -> dict[str, Array]:
-    """The gradients of this rank's q, k and v, of its rows of the bias where asked, and its share of the sinks'.
+def differentiate(shards: Shards, answers: dict[str, Array], by: dict[str, Array], *, asked: Names) -> dict[str, Array]:
+    """The gradients of this rank's q, k and v, and where asked of its rows of the bias; its share of others.
 
     answers    what attention answered for this rank's queries, (batch, heads, own queries, …), by name
     by         the upstream gradient: the derivatives by those answers, of the same shapes
@@ -157,21 +157,21 @@ def differentiate(shards: Shards, answers: dict[str, Array], by: dict[str, Array
         k, v = run_arrays(shards, runs, part)
         rows = shards.q[:, :, part.at]
         own = [{name: x[:, :, part.at] for name, x in side.items()} for side in (answers, by)]
-        shape = shards.bias_shape(part.problem) if bias else None
-        one = backward.gradients(shards.engine, part.problem, (rows, k, v), *own, bias=shape, keep_float32=True)
+        shapes = shards.shapes(part.problem, asked)
+        one = backward.gradients(shards.engine, part.problem, (rows, k, v), *own, **shapes, keep_float32=True)
         q.append(one["q"])
         if part.run >= 0:
             for total, name in zip(sums[part.run], ("k", "v"), strict=False):
                 total += one[name]
-        if bias:
+        if "bias" in asked:
             rows_of_bias = np.zeros((*one["bias"].shape[:3], shards.whole.keys), dtype)
             if part.run >= 0:
                 span = runs[part.run].keys
                 rows_of_bias[..., span.start : span.stop] = one["bias"]
             found.setdefault("bias", []).append(rows_of_bias)
-        if "sinks" in one:
-            found["sinks"] = found.get("sinks", 0.0) + one["sinks"]
-    if bias:
+        for name in {"sinks", "spans"} & one.keys():
+            found[name] = found.get(name, 0.0) + one[name]
+    if "bias" in asked:
         found["bias"] = np.concatenate(found["bias"], axis=2)
     return {**found, "q": np.concatenate(q, axis=2), **give_back(shards, runs, sums)}
 

@@ -15,12 +15,13 @@ from torch import Tensor
 
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array, group_size
-from clearhead.core.rules import Rules
+from clearhead.core.rules import Rules, flat
 from clearhead.core.statistics import listed
 from clearhead.distributed import methods
 from clearhead.distributed.exchange import total
 from clearhead.distributed.pooled import Pooled
-from clearhead.distributed.shards import Shards, array_of
+from clearhead.distributed.shards import Names, Shards, array_of
+from clearhead.errors import RuleError
 from clearhead.ops.torch_autograd import once, refuse_forward
 
 _ROWS = listed(derivative="row")
@@ -35,11 +36,20 @@ class Leaves(NamedTuple):
     v: Tensor | None = None
     bias: Tensor | None = None
     sinks: Tensor | None = None
+    spans: Tensor | None = None  # the table
 
     @staticmethod
     def of(q: Tensor, k: Tensor, v: Tensor | None, rules: Rules) -> "Leaves":
-        """Those among a call's arguments; a bias or sinks that are no tensor get no gradient."""
-        given: Any = {name: x for name, x in rules.items() if name in ("bias", "sinks") and isinstance(x, Tensor)}
+        """Those among a call's arguments; a bias, sinks or a table that are no tensor get no gradient.
+
+        Raises RuleError where another rule requires grad, since its derivative would be missing.
+        """
+        values = flat(rules)
+        leaves = {"bias": values.get("bias"), "sinks": values.get("sinks"), "spans": values.get("spans[2]")}
+        given: Any = {name: x for name, x in leaves.items() if isinstance(x, Tensor)}
+        for name, x in values.items():
+            if isinstance(x, Tensor) and x.requires_grad and not any(x is leaf for leaf in given.values()):
+                raise RuleError(f"{name} requires grad, and has no derivative here.", f"{name}.detach()")
         return Leaves(q, k, **given).with_values(v)
 
     def with_values(self, v: Any) -> "Leaves":
@@ -75,9 +85,11 @@ def answers(call: Call, leaves: Leaves) -> dict[str, Tensor]:
 
 class _Graph(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Any, bias: Any, sinks: Any, call: Call) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Any, bias: Any, sinks: Any, spans: Any, call: Call
+    ) -> tuple[Tensor, ...]:
         ctx.call = call
-        ctx.save_for_backward(q, k, v, bias, sinks)
+        ctx.save_for_backward(q, k, v, bias, sinks, spans)
         shape = call.shards.prefix
         given = {name: call.shards.give(x.reshape(shape + x.shape[2:])) for name, x in call.found.items()}
         ctx.mark_non_differentiable(*(x for name, x in given.items() if name not in SMOOTH))
@@ -95,20 +107,22 @@ def _by_leaves(
 ) -> list[Tensor | None]:
     """The gradients of the leaves, from those of all answers; None for a leaf that needs none. All ranks call it."""
     ranks, what = call.shards.ranks, f"{call.what}, backward"
-    bias = any(one["bias"] for one in ranks.agree(what, {"bias": bool(needed[3])}))
+    mine = {"bias": bool(needed[3]), "spans": bool(needed[5])}
+    everybody = ranks.agree(what, mine)
+    asked = frozenset(name for name in mine if any(one[name] for one in everybody))
     by = {
         name: array_of(grad, "gradient").reshape(x.shape)
         for (name, x), grad in zip(call.found.items(), grads, strict=True)
         if name in SMOOTH
     }
     with ranks.together(what):
-        found = gradients(call, by, bias=bias)
+        found = gradients(call, by, asked=asked)
     each = zip(Leaves._fields, leaves, needed, strict=False)
     return [None if x is None or not asked else _shaped(call.shards, found[name], x, name) for name, x, asked in each]
 
 
-def gradients(call: Call, by: dict[str, Array], *, bias: bool) -> dict[str, Array]:
-    """The gradients of this rank's q, k, v (and bias and sinks), from `by`, those of the answers by name."""
+def gradients(call: Call, by: dict[str, Array], *, asked: Names) -> dict[str, Array]:
+    """The gradients of this rank's q, k, v (and bias, sinks and spans), from `by`, those of the answers by name."""
     shards = call.shards
     known = {name: call.found[name] for name in _ROWS if name in call.found}
     if call.logsumexp is not None:
@@ -116,7 +130,7 @@ def gradients(call: Call, by: dict[str, Array], *, bias: bool) -> dict[str, Arra
     loss = {name: by[name] for name in _ROWS if name in by}
     columns = _columns(call, by)
     if not columns:
-        return methods.gradients(call.method, shards, known, loss, bias=bias)
+        return methods.gradients(call.method, shards, known, loss, asked=asked)
     dtype, lead = statistics_dtype(shards.whole.dtype), (shards.whole.batch, shards.whole.heads)
     group = group_size(lead[1], 0 if shards.v is None else shards.v.shape[1])
     if shards.v is not None:
@@ -127,7 +141,7 @@ def gradients(call: Call, by: dict[str, Array], *, bias: bool) -> dict[str, Arra
         for side in zip(*columns, strict=True)
     )
     wide = methods.widened(shards, values)
-    found = methods.gradients(call.method, wide, {**known, "output": output}, {**loss, "output": slopes}, bias=bias)
+    found = methods.gradients(call.method, wide, {**known, "output": output}, {**loss, "output": slopes}, asked=asked)
     by_values = found.pop("v")
     if shards.v is not None:
         own = by_values[..., : shards.v.shape[3]].reshape(lead[0], shards.v.shape[1], group, *shards.v.shape[2:])
@@ -157,7 +171,7 @@ def _columns(call: Call, by: Mapping[str, Array]) -> list[Columns]:
 
 def _shaped(shards: Shards, found: Array, like: Tensor, name: str) -> Tensor:
     tensor = torch.as_tensor(np.ascontiguousarray(found)).to(like.device, like.dtype)
-    if name == "bias":
+    if name in ("bias", "spans"):
         batch = shards.prefix[:-1] if found.shape[0] > 1 else (1,) * (len(shards.prefix) - 1)
         return tensor.reshape(*batch, *found.shape[1:]).sum_to_size(like.shape)
     return tensor.reshape(like.shape)

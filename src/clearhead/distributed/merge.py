@@ -24,11 +24,12 @@ from clearhead.distributed.partials import (
     finished,
     meetings,
     merged,
+    no_spans,
     own_keys,
     sees,
     sink_gradients,
 )
-from clearhead.distributed.shards import Shards, kind, placed
+from clearhead.distributed.shards import Names, Shards, kind, placed
 from clearhead.engines.base import row_kinds
 from clearhead.ops import backward
 from clearhead.ops.observation import Observation, observation, separate_arrays
@@ -137,8 +138,8 @@ def _kinds(shards: Shards, at: slice, rows: range, want: Wanted) -> dict[str, Ki
     return row_kinds(one.problem, one.arrays[2], asked(want), shards.engine.STATISTICS)
 
 
-def differentiate(shards: Shards, answers: dict[str, Array], by: dict[str, Array], *, bias: bool) -> dict[str, Array]:
-    """The gradients of this rank's q, k and v, of its rows of the bias where asked, and its share of the sinks'.
+def differentiate(shards: Shards, answers: dict[str, Array], by: dict[str, Array], *, asked: Names) -> dict[str, Array]:
+    """The gradients of this rank's q, k and v, and where asked of its rows of the bias; its share of others.
 
     answers    what attention answered for this rank's queries, (batch, heads, own queries, …), by name
     by         the upstream gradient: the derivatives by those answers, of the same shapes
@@ -149,31 +150,33 @@ def differentiate(shards: Shards, answers: dict[str, Array], by: dict[str, Array
     keys = own_keys(shards)
     totals = {name: np.zeros(x.shape, dtype) for name, x in (("k", keys.k), ("v", keys.v)) if x is not None}
     rows = [x for side in (answers, by) for x in side.values()]
-    send = {}
+    spans, send = no_spans(shards, asked), {}
     visitors = _visitors(shards, "queries to keys, backward", rows)
     for reader, (queries, given) in visitors.items():
         total = np.zeros(queries.q.shape, dtype)
-        by_bias = np.zeros((*shards.lead["bias"], total.shape[2], keys.k.shape[2]), dtype) if bias else None
+        by_bias = np.zeros((*shards.lead["bias"], total.shape[2], keys.k.shape[2]), dtype) if "bias" in asked else None
         for one in meetings(shards, queries, keys):
             at = one.at
             here = iter([x[:, :, at] for x in given])
             own = [{name: next(here) for name in side} for side in (answers, by)]
-            shape = shards.bias_shape(one.problem) if bias else None
-            part = backward.gradients(shards.engine, one.problem, one.arrays, *own, bias=shape, keep_float32=True)
+            shapes = shards.shapes(one.problem, asked)
+            part = backward.gradients(shards.engine, one.problem, one.arrays, *own, **shapes, keep_float32=True)
             total[:, :, at] += part["q"]
             if by_bias is not None:
                 by_bias[:, :, at, one.here] = part["bias"]
+            if "spans" in asked:
+                spans["spans"] += part["spans"]
             for name, whole in totals.items():
                 whole[:, :, one.here] += part[name]
         send[reader] = [total] if by_bias is None else [total, by_bias]
-    return {**_returned(shards, send, dtype, bias=bias), **totals, **sink_gradients(shards, answers, by)}
+    return {**_returned(shards, send, dtype, asked=asked), **totals, **spans, **sink_gradients(shards, answers, by)}
 
 
-def _returned(shards: Shards, send: dict[int, list[Array]], dtype: np.dtype[Any], *, bias: bool) -> dict[str, Array]:
+def _returned(shards: Shards, send: dict[int, list[Array]], dtype: np.dtype[Any], *, asked: Names) -> dict[str, Array]:
     """Return the gradients of visiting queries and their bias to the queries' ranks, which add them in rank order."""
     own = {rank: visits(shards, shards.rank, rank) for rank in range(shards.ranks.world)}
     found = {"q": np.zeros(shards.q.shape, dtype)}
-    if bias:
+    if "bias" in asked:
         found["bias"] = np.zeros((*shards.lead["bias"], shards.q.shape[2], shards.whole.keys), dtype)
     kinds: dict[int, list[Kind]] = {}
     for rank, pieces in own.items():
@@ -184,7 +187,7 @@ def _returned(shards: Shards, send: dict[int, list[Array]], dtype: np.dtype[Any]
     for rank, pieces in own.items():
         for (at, _), (there, _) in zip(pieces, placed(tuple(rows for _, rows in pieces)), strict=True):
             found["q"][:, :, at] += got[rank][0][:, :, there]
-            if bias:
+            if "bias" in asked:
                 found["bias"][:, :, at, _columns(shards.key_pieces[rank])] = got[rank][1][:, :, there]
     return found
 

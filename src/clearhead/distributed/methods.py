@@ -10,7 +10,7 @@ from clearhead.core.axes import Array
 from clearhead.core.statistics import Wanted
 from clearhead.distributed import gather, merge, ring
 from clearhead.distributed.column_sums import ColumnSums
-from clearhead.distributed.shards import Shards
+from clearhead.distributed.shards import Names, Shards
 from clearhead.distributed.ulysses import ByHeads
 
 BY_ROWS: dict[str, Any] = {"gather": gather, "ring": ring, "merge": merge}  # each rank computes its queries, all heads
@@ -41,7 +41,7 @@ def columns(method: str, shards: Shards, ask: ColumnSums) -> list[Array]:
 
 
 def gradients(
-    method: str, shards: Shards, answers: dict[str, Array], by: dict[str, Array], *, bias: bool
+    method: str, shards: Shards, answers: dict[str, Array], by: dict[str, Array], *, asked: Names
 ) -> dict[str, Array]:
     """The gradients of own q, k, v, sinks and, where asked, bias, by name, in the statistics' dtype.
 
@@ -49,9 +49,9 @@ def gradients(
     by         the upstream gradient: the derivatives by those answers, of the same shapes
     """
     if method in BY_ROWS:
-        found: dict[str, Array] = BY_ROWS[method].differentiate(shards, answers, by, bias=bias)
+        found: dict[str, Array] = BY_ROWS[method].differentiate(shards, answers, by, asked=asked)
         return found
-    return ByHeads.of(shards).differentiate(answers, by, bias=bias)
+    return ByHeads.of(shards).differentiate(answers, by, asked=asked)
 
 
 def mixed(method: str, shards: Shards, values: Array) -> tuple[Array, Array]:

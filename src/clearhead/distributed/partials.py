@@ -11,7 +11,7 @@ from clearhead.core.problem import Problem
 from clearhead.core.rules import take
 from clearhead.core.statistics import Wanted
 from clearhead.distributed.layouts import Pieces, common, needed
-from clearhead.distributed.shards import Shards
+from clearhead.distributed.shards import DENSE, Names, Shards
 from clearhead.ops import backward
 from clearhead.ops.observation import Observation, observation, separate_arrays
 
@@ -86,7 +86,8 @@ def meetings(shards: Shards, queries: Queries, keys: Keys) -> Iterator[Meeting]:
 def alone(shards: Shards, at: slice, rows: range) -> Meeting:
     """A piece of own queries with no keys, whose answers are those of empty rows."""
     none = range(0)
-    problem = replace(shards.whole, rows=rows, cols=none)
+    nothing = {name: x for name, x in shards.values.items() if name not in DENSE}
+    problem = replace(shards.whole, rows=rows, cols=none, **take(nothing, {"queries": at, "keys": none}))
     v = None if shards.v is None else shards.v[:, :, :0]
     return Meeting(at, rows, slice(0), none, problem, (shards.q[:, :, at], shards.k[:, :, :0], v))
 
@@ -125,6 +126,12 @@ def finished(shards: Shards, found: Sequence[Observation | None], want: Wanted) 
     if "output" in joined:
         joined["output"] = joined["output"].astype(shards.whole.dtype, copy=False)
     return joined
+
+
+def no_spans(shards: Shards, asked: Names) -> dict[str, Array]:
+    """Zeros in which the gradient of the table of spans is summed, where it is asked for."""
+    shapes = shards.shapes(shards.whole, asked & {"spans"})
+    return {name: np.zeros(shape) for name, shape in shapes.items()}
 
 
 def sink_gradients(shards: Shards, answers: dict[str, Array], by: dict[str, Array]) -> dict[str, Array]:

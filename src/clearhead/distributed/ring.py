@@ -23,10 +23,11 @@ from clearhead.distributed.partials import (
     finished,
     meetings,
     merged,
+    no_spans,
     own_queries,
     sink_gradients,
 )
-from clearhead.distributed.shards import Shards, kind, placed
+from clearhead.distributed.shards import Names, Shards, kind, placed
 from clearhead.ops import backward
 from clearhead.ops.observation import Observation
 
@@ -101,8 +102,8 @@ def _own_block(shards: Shards) -> Block:
     return [x for x in (shards.k, shards.v, *shards.of_keys().values()) if x is not None]
 
 
-def differentiate(shards: Shards, answers: dict[str, Array], by: dict[str, Array], *, bias: bool) -> dict[str, Array]:
-    """The gradients of this rank's q, k and v, of its rows of the bias where asked, and its share of the sinks'.
+def differentiate(shards: Shards, answers: dict[str, Array], by: dict[str, Array], *, asked: Names) -> dict[str, Array]:
+    """The gradients of this rank's q, k and v, and where asked of its rows of the bias; its share of others.
 
     answers    what attention answered for this rank's queries, (batch, heads, own queries, …), by name
     by         the upstream gradient: the derivatives by those answers, of the same shapes
@@ -111,8 +112,9 @@ def differentiate(shards: Shards, answers: dict[str, Array], by: dict[str, Array
     """
     dtype = statistics_dtype(shards.whole.dtype)
     found: dict[str, Any] = {"q": np.zeros(shards.q.shape, dtype)}
-    if bias:
+    if "bias" in asked:
         found["bias"] = np.zeros((*shards.lead["bias"], shards.q.shape[2], shards.whole.keys), dtype)
+    found |= no_spans(shards, asked)
     sums: dict[int, list[Array]] = {}
     for owner, _, block in _laps(shards, _own_block(shards), "ring of keys, backward"):
         count = 1 if shards.v is None else 2
@@ -120,12 +122,14 @@ def differentiate(shards: Shards, answers: dict[str, Array], by: dict[str, Array
         for one in meetings(shards, own_queries(shards), _keys(shards, owner, block)):
             at = one.at
             own = [{name: x[:, :, at] for name, x in side.items()} for side in (answers, by)]
-            shape = shards.bias_shape(one.problem) if bias else None
-            part = backward.gradients(shards.engine, one.problem, one.arrays, *own, bias=shape, keep_float32=True)
+            shapes = shards.shapes(one.problem, asked)
+            part = backward.gradients(shards.engine, one.problem, one.arrays, *own, **shapes, keep_float32=True)
             found["q"][:, :, at] += part["q"]
             for sum_, name in zip(total, ("k", "v"), strict=False):
                 sum_[:, :, one.here] += part[name]
-            if bias:
+            if "spans" in asked:
+                found["spans"] += part["spans"]
+            if "bias" in asked:
                 found["bias"][:, :, at, one.keys.start : one.keys.stop] = part["bias"]
         sums[owner] = total
     return {**found, **sink_gradients(shards, answers, by), **_home(shards, sums, dtype)}

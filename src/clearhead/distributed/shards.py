@@ -33,8 +33,9 @@ from clearhead.errors import ClearheadError, DistributedError, shown, unknown
 
 METHODS = ("gather", "ring", "ulysses", "merge", "auto")
 Found = TypeVar("Found")
+Names = frozenset[str]  # the rules in {"bias", "spans"} whose gradients are asked for
 RULES = frozenset({
-    "scale", "softcap", "bias", "alibi_slopes", "causal", "window", "mask", "kv_lengths", "query_lengths",
+    "scale", "softcap", "bias", "alibi_slopes", "spans", "causal", "window", "mask", "kv_lengths", "query_lengths",
     "query_segments", "kv_segments", "sinks", "query_offset",
 })  # fmt: skip
 
@@ -65,7 +66,7 @@ class Shards:
     key_pieces: list[Pieces]
     # Fields of the rules in _SHARDED, by name: of own queries and all keys (DENSE), own queries, or own keys (_LABELS).
     values: dict[str, Array]
-    lead: dict[str, tuple[int, int]]  # of bias and mask: how many batches and heads they were given for, 1 or all
+    lead: dict[str, tuple[int, int]]  # how many batches and heads bias, mask and spans were given for, 1 or all
     engine: Engine  # computes on the device, for arrays in the CPU's memory
     kept: dict[str, Any] = field(default_factory=dict, init=False)  # what a method keeps for its further passes
 
@@ -93,10 +94,12 @@ class Shards:
         """The sharded fields that have an axis of keys and none of queries, for own keys."""
         return {name: x for name, x in self.values.items() if "queries" not in FIELDS[name]}
 
-    def bias_shape(self, part: Problem) -> tuple[int, int, int, int]:
-        """The shape of the bias's gradient in a part of the problem; batches and heads that share a bias are summed."""
-        batch, heads = self.lead["bias"]
-        return min(batch, part.batch), min(heads, part.heads), part.queries, part.keys
+    def shapes(self, part: Problem, asked: Names) -> dict[str, Any]:
+        """The shapes of the gradients of bias and spans in a part; batches and heads that share one are summed."""
+        table = (0, 0, 0, 0) if part.span_table is None else part.span_table.shape
+        tails = {"bias": (part.queries, part.keys), "spans": (table[2], table[3])}
+        leads = {name: (min(self.lead[name][0], part.batch), min(self.lead[name][1], part.heads)) for name in asked}
+        return {name: (*leads[name], *tails[name]) for name in asked}
 
     def give(self, array: Array) -> Tensor:
         """An answer (…, heads, …) as a tensor on q's device."""
@@ -173,7 +176,7 @@ def read(
         parts, _ = agreed(
             ranks, what, lambda: _content(q, k, content, sum(lengths[1])), lambda found: _kinds(whole, content, found)
         )
-        lead = {name: _lead(whole, content[name]) for name in DENSE if name in content}
+        lead = {name: _lead(whole, x) for name, x in _shared(content).items()}
     values: dict[str, Any] = {name: x for name, x in parts.items() if _in_pieces(name)}
     whole = replace(whole, **{name: x for name, x in parts.items() if name not in values})
     query_pieces, key_pieces = (pieces(sizes, layout) for sizes in lengths)
@@ -286,8 +289,15 @@ def _content(q: Tensor, k: Tensor, content: Mapping[str, Any], keys: int) -> dic
     return found
 
 
+def _shared(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that batches and heads may share: bias, mask and the table of spans, by the rule's name."""
+    return {
+        name: content[name][2] if name == "spans" else content[name] for name in (*DENSE, "spans") if name in content
+    }
+
+
 def _lead(whole: Problem, value: Any) -> tuple[int, int]:
-    """The numbers of batches and heads that a bias or mask is given for: 1 where all share it."""
+    """The numbers of batches and heads that a bias, mask or table is given for: 1 where all share it."""
     shape = (1, 1, 1, *np.shape(value))
     return whole.batch if prod(shape[:-3]) > 1 else 1, shape[-3]
 
@@ -295,10 +305,9 @@ def _lead(whole: Problem, value: Any) -> tuple[int, int]:
 def _kinds(whole: Problem, content: Mapping[str, Any], found: Mapping[str, Array]) -> dict[str, Any]:
     """What of these rules must be the same on all ranks, as text and numbers that an error can show."""
     told: dict[str, Any] = {name: _told(name, x) for name, x in found.items() if not _in_pieces(name)}
-    for name in (name for name in DENSE if name in found):
-        told |= {f"{name}'s dtype": str(found[name].dtype)}
-        told |= {f"{name}'s batches and heads": list(_lead(whole, content[name]))}
-    return told
+    told |= {f"{name}'s dtype": str(found[name].dtype) for name in DENSE if name in found}
+    leads = {name: list(_lead(whole, x)) for name, x in _shared(content).items()}
+    return told | {f"{name}'s batches and heads": lead for name, lead in leads.items()}
 
 
 def _empty(x: Tensor, length: int) -> Array:

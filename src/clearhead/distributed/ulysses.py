@@ -19,7 +19,7 @@ from clearhead.distributed.column_sums import ColumnSums
 from clearhead.distributed.exchange import swap
 from clearhead.distributed.gather import whole_of
 from clearhead.distributed.layouts import Pieces
-from clearhead.distributed.shards import Shards
+from clearhead.distributed.shards import Names, Shards
 from clearhead.ops import backward
 
 
@@ -133,27 +133,31 @@ class ByHeads:
         moved = self.to_heads(x.reshape(*x.shape[:3], prod(x.shape[3:])), self.shards.query_pieces)
         return moved.reshape(*moved.shape[:3], *x.shape[3:])
 
-    def differentiate(self, answers: dict[str, Array], by: dict[str, Array], *, bias: bool) -> dict[str, Array]:
-        """The gradients of q, k, v and bias for own positions, and of the sinks, 0 but for this rank's heads."""
+    def differentiate(self, answers: dict[str, Array], by: dict[str, Array], *, asked: Names) -> dict[str, Array]:
+        """The gradients of q, k, v and bias for own positions; of sinks and spans, 0 but for this rank's heads."""
         known = {name: self._of_queries(x) for name, x in answers.items() if name not in self.answers}
         known |= {name: x for name, x in self.answers.items() if name in {*answers, "logsumexp"}}
         loss = {name: self._of_queries(x) for name, x in by.items()}
-        shape = self.shards.bias_shape(self.problem) if bias else None
+        shapes = self.shards.shapes(self.problem, asked)
         arrays = self.q, self.k, self.v
         engine = self.shards.engine
-        one = backward.gradients(engine, self.problem, arrays, known, loss, bias=shape, keep_float32=True)
+        one = backward.gradients(engine, self.problem, arrays, known, loss, **shapes, keep_float32=True)
         by_query, by_key = self.shards.query_pieces, self.shards.key_pieces
         heads, kv_heads = self.shards.whole.heads, self.shards.whole.kv_heads
         sides = {"q": (by_query, heads), "k": (by_key, kv_heads)}
         if self.shards.v is not None:
             sides["v"] = by_key, self.shards.v.shape[1]
-        if bias:
+        if "bias" in asked:
             sides["bias"] = by_query, self.shards.lead["bias"][1]
         found = {name: self.to_rows(one[name], *side) for name, side in sides.items() if name in one}
+        count = self.problem.heads
+        mine = slice(self.shards.rank * count, (self.shards.rank + 1) * count)
         if "sinks" in one:
-            count = self.problem.heads
             found["sinks"] = np.zeros(self.shards.whole.heads)
-            found["sinks"][self.shards.rank * count : (self.shards.rank + 1) * count] = one["sinks"]
+            found["sinks"][mine] = one["sinks"]
+        if "spans" in one:
+            found["spans"] = np.zeros(self.shards.shapes(self.shards.whole, frozenset({"spans"}))["spans"])
+            found["spans"][:, mine if self.shards.lead["spans"][1] > 1 else slice(None)] = one["spans"]
         return found
 
 

@@ -27,7 +27,6 @@ from clearhead.engines.base import (
     one_scale,
     room_for_columns,
     room_for_rows,
-    scales_differ,
     unsupported,
     widened,
 )
@@ -45,7 +44,7 @@ STATISTICS: frozenset[str] = (
     frozenset() if _native is None else frozenset(_native.statistics())
 )  # as the kernel lists them
 RULES = frozenset({
-    "scale", "softcap", "bias", "alibi_slopes", "causal", "window", "mask", "kv_lengths", "query_lengths",
+    "scale", "softcap", "bias", "alibi_slopes", "spans", "causal", "window", "mask", "kv_lengths", "query_lengths",
     "query_segments", "kv_segments", "sinks", "query_offset",
 })  # fmt: skip
 _TYPES = {np.dtype(np.float64): 0, np.dtype(np.float32): 1, bfloat16: 2, np.dtype(np.float16): 3}
@@ -62,6 +61,11 @@ def level() -> str:
 def levels() -> list[str]:
     """The instruction sets that both this build and this processor support, fastest first."""
     return [] if _native is None else _native.levels().split()
+
+
+def engine_named() -> bool:
+    """Does CLEARHEAD_ENGINE name an engine? The kernel asks in a twentieth of the time that os.environ takes."""
+    return bool(_native.engine_named())
 
 
 def peak_multiply_adds(threads: int) -> float:
@@ -110,7 +114,7 @@ def _why_absent() -> str:
 def reasons_not(problem: Problem) -> list[str]:
     """Reasons against this engine: no kernel, arrays not in the CPU's memory, or a rule it does not support."""
     against = [reason for reason in (missing(), elsewhere(problem)) if reason]
-    return against + unsupported("the native engine", RULES, problem) + scales_differ("the native engine", problem)
+    return against + unsupported("the native engine", RULES, problem)
 
 
 def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) -> dict[str, Array]:
@@ -190,15 +194,26 @@ def gradients(
     per_line |= {"entropy": upstream.entropy, "distance": upstream.distance, "logsumexp": logsumexp}
     known = {name: np.ascontiguousarray(x, dtype) for name, x in per_line.items() if x is not None}
     values = {} if output is None else {"v": _bits(v), "output": _bits(output)}
-    answers = found if bias is None else {**found, "bias": bias}
+    tables = (
+        {} if upstream.spans is None else {"span_table": np.zeros((problem.batch, problem.heads, *upstream.spans[2:]))}
+    )
+    answers = {**found, **({} if bias is None else {"bias": bias}), **tables}
     _call("gradients", problem, _bits(q), _bits(k), {**known, **values}, answers)
     own = dtype if upstream.keep_float32 else problem.dtype
     answers = {name: array.astype(own, copy=False) for name, array in found.items()}
     if bias is not None and upstream.bias is not None:
-        shared = tuple(axis for axis in range(4) if upstream.bias[axis] == 1 != bias.shape[axis])
-        with np.errstate(invalid="ignore"):  # inf - inf
-            answers["bias"] = bias.sum(axis=shared, keepdims=True) if shared else bias
+        answers["bias"] = _summed(bias, upstream.bias)
+    if upstream.spans is not None:
+        answers["spans"] = _summed(tables["span_table"], upstream.spans).astype(dtype, copy=False)
     return answers
+
+
+@np.errstate(invalid="ignore")  # inf - inf
+def _summed(x: Array, shape: tuple[int, ...]) -> Array:
+    """Sum over the axes along which what x is the gradient of was broadcast from `shape`."""
+    shared = tuple(axis for axis, size in enumerate(shape) if size == 1 != x.shape[axis])
+    total: Array = x.sum(axis=shared, keepdims=True) if shared else x
+    return total
 
 
 def _gradients_in_common(
@@ -246,7 +261,10 @@ def described(problem: Problem) -> Any:
 def _describe(problem: Problem) -> Any:
     """Pass every field by name: the kernel raises for an unknown name and for a missing one."""
     left, right = visibility.reach(problem)
-    arrays = {field: _readable(getattr(problem, field), axes) for field, axes in _arrays(RULES - {"scale"})}
+    arrays = {field: _readable(getattr(problem, field), axes) for field, axes in _arrays(RULES - {"scale", "spans"})}
+    arrays |= _spans(problem)
+    differ = problem.heads > 1 and bool((problem.scale != problem.scale[0]).any())
+    arrays["scales"] = np.ascontiguousarray(problem.scale) if differ else None
     return _native.describe(
         type=_TYPES[problem.dtype],
         batch=problem.batch,
@@ -268,6 +286,17 @@ def _describe(problem: Problem) -> Any:
         kept=arrays,
         **arrays,
     )
+
+
+def _spans(problem: Problem) -> dict[str, Array | None]:
+    """The labels, and the table in the numbers that the kernel computes with, each row contiguous."""
+    table = problem.span_table
+    if table is None or problem.query_spans is None or problem.key_spans is None:
+        return dict.fromkeys(("query_spans", "key_spans", "span_table"))
+    own = tuple(slice(None, 1) if step == 0 else slice(None) for step in table.strides[:2])
+    narrow = np.ascontiguousarray(table[own], statistics_dtype(problem.dtype))
+    labels = {name: np.ascontiguousarray(getattr(problem, name), np.int64) for name in ("query_spans", "key_spans")}
+    return {**labels, "span_table": np.broadcast_to(narrow, table.shape)}
 
 
 @cache

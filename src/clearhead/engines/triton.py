@@ -16,7 +16,7 @@ import numpy as np
 from clearhead.core.axes import Array, group_size
 from clearhead.core.problem import Problem
 from clearhead.core.statistics import Groups, Wanted
-from clearhead.engines.base import Upstream, kinds, narrowed, row_kinds, scales_differ, unsupported, widened
+from clearhead.engines.base import Upstream, kinds, narrowed, row_kinds, unsupported, widened
 
 try:
     import torch
@@ -28,6 +28,7 @@ try:
     from clearhead.engines.gpu import tensors as gpu
     from clearhead.engines.gpu.backward import Derivatives
     from clearhead.engines.gpu.columns import Columns
+    from clearhead.engines.gpu.labels import ordered
     from clearhead.engines.gpu.rows import Partial, Rows
 
     STATISTICS = row_kernels.STATISTICS | column_kernels.STATISTICS
@@ -36,7 +37,7 @@ except ImportError:
     triton, STATISTICS = None, frozenset()
 
 RULES = frozenset({
-    "scale", "softcap", "bias", "alibi_slopes", "causal", "window", "mask", "kv_lengths", "query_lengths",
+    "scale", "softcap", "bias", "alibi_slopes", "spans", "causal", "window", "mask", "kv_lengths", "query_lengths",
     "query_segments", "kv_segments", "sinks", "query_offset",
 })  # fmt: skip
 MOST_D = 256
@@ -73,7 +74,7 @@ def reasons_not(problem: Problem) -> list[str]:
         against.append("the arrays are in the CPU's memory, and TRITON_INTERPRET is not set.")
     if problem.d_k > MOST_D:
         against.append(f"d_k is {problem.d_k}: the kernels hold at most {MOST_D}.")
-    return against + unsupported("the triton engine", RULES, problem) + scales_differ("the triton engine", problem)
+    return against + unsupported("the triton engine", RULES, problem)
 
 
 @_there
@@ -255,11 +256,8 @@ def _groups(look: _Look, groups: Groups, found: Any) -> None:
     """Sums between groups in bands of query groups: each launch covers the queries from the band's first to last."""
     if not found.numel():
         return
-    labels = torch.from_numpy(np.ascontiguousarray(groups.queries, np.int32)).to(look.device)
-    order = np.argsort(groups.keys, axis=-1, kind="stable")
-    ranks = np.take_along_axis(groups.keys, order, axis=-1)
-    starts = np.array([np.searchsorted(row, np.arange(groups.counts[1] + 1)) for row in ranks]).reshape(len(ranks), -1)
-    table = tuple(torch.from_numpy(np.ascontiguousarray(x, np.int32)).to(look.device) for x in (order, starts))
+    labels = gpu.to_device(groups.queries, np.int32, look.device)
+    table = tuple(gpu.to_device(x, np.int32, look.device) for x in ordered(groups.keys, groups.counts[1]))
     for first in range(0, groups.counts[0], _BAND):
         count = min(_BAND, groups.counts[0] - first)
         inside = np.flatnonzero(((groups.queries >= first) & (groups.queries < first + count)).any(axis=0))
@@ -286,7 +284,7 @@ def _pool(look: _Look, product: Any, found: Any, first: int, table: tuple[Any, .
 def gradients(
     problem: Problem, q: Array, k: Array, v: Array | None, logsumexp: Array, upstream: Upstream
 ) -> dict[str, Array]:
-    """The gradients of q, k, v and the bias. Each element has one writer and no atomics: results are deterministic."""
+    """The gradients of q, k, v, bias and spans. Each element has one writer: results are deterministic."""
     if v is not None and upstream.output is not None and not v.dtype == upstream.output.dtype == problem.dtype:
         wide = widened(problem, v)
         told = replace(upstream, output=upstream.output.astype(wide.dtype))
@@ -297,7 +295,7 @@ def gradients(
         found = Derivatives(problem, q, k, v, logsumexp, upstream).all(own)
     else:
         parts = _derivatives_in_parts(problem, q, k, v, logsumexp, upstream)
-        found = {name: x if name == "bias" else x.to(own) for name, x in parts.items()}
+        found = {name: x if name in ("bias", "spans") else x.to(own) for name, x in parts.items()}
     return {name: gpu.from_tensor(tensor, q) for name, tensor in found.items()}
 
 
@@ -311,7 +309,7 @@ def _derivatives_in_parts(
         told = replace(upstream, output=upstream.output[..., start : start + MOST_D])  # type: ignore[index]
         if found:
             nothing = gpu.from_tensor(torch.zeros(upstream.rows.shape, device=gpu.device_of(q)), q)
-            told = Upstream(nothing, told.output, bias=told.bias)
+            told = Upstream(nothing, told.output, bias=told.bias, spans=told.spans)
         part = Derivatives(problem, q, k, v[..., start : start + MOST_D], logsumexp, told).all(gpu.statistics(problem))
         by_v.append(part.pop("v"))
         found = {name: found[name] + x if found else x for name, x in part.items()}

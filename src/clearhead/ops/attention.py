@@ -26,10 +26,13 @@ def attention(
     engine        run this engine or raise EngineError with its reasons; None chooses the fastest that can
     num_threads   use at most so many threads of the CPU, the calling one included, in this call and its backward pass;
                   None: set_num_threads'. The engines other than `native` use one. No bit depends on it
-    scale         default 1/√d_k
+    scale         default 1/√d_k; one number, or (heads,)
     softcap       c: scores become c·tanh(s/c)
     bias          float, broadcasts to (…, heads, queries, keys); -inf forbids
     alibi_slopes  (heads,): subtracts slope·|i - j|
+    spans         (query_spans, key_spans, table): adds table[query_spans[i], key_spans[j]], where -inf forbids. Labels
+                  (batch, queries) or (queries,), and (batch, keys) or (keys,), below 0 for none; table (query_spans,
+                  key_spans), broadcasts to (…, heads, query_spans, key_spans)
     causal        key j ≤ query i + query_offset
     window        (left, right) keys around the query's position, either may be None
     mask          bool, broadcasts to (…, heads, queries, keys), True = may attend

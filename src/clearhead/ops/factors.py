@@ -70,9 +70,9 @@ class Factors:
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the engine, which is chosen again; what a mask or bias repeats along an axis is kept once."""
+        """Without the engine, which is chosen again; what a mask, bias or table repeats along an axis is kept once."""
         once: dict[str, Any] = {
-            name: _unrepeated(getattr(self.problem, name)) for name, axes in FIELDS.items() if axes == WEIGHTS
+            name: _unrepeated(getattr(self.problem, name)) for name, axes in FIELDS.items() if axes[:2] == WEIGHTS[:2]
         }
         state = {name: value for name, value in self.__dict__.items() if name != "engine"}
         return {**state, "problem": replace(self.problem, **once)}
@@ -80,9 +80,12 @@ class Factors:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         problem: Problem = state["problem"]
-        full = problem.batch, problem.heads, problem.queries, problem.keys
-        kept = {name: getattr(problem, name) for name, axes in FIELDS.items() if axes == WEIGHTS}
-        again: dict[str, Any] = {name: broadcast(x, full) for name, x in kept.items() if x is not None}
+        sizes = {name: getattr(problem, name) for name in WEIGHTS}
+        again: dict[str, Any] = {}
+        for name, axes in FIELDS.items():
+            x = getattr(problem, name)
+            if x is not None and axes[:2] == WEIGHTS[:2]:
+                again[name] = broadcast(x, tuple(sizes.get(axis, n) for axis, n in zip(axes, x.shape, strict=True)))
         self.problem = replace(problem, **again)
         self.engine = _chosen(self.problem, self.asked_engine)
 

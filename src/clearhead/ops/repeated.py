@@ -4,7 +4,6 @@ The first call goes the long way (`ops/attention.py`). If the native engine ran 
 and the next call with the same rules, shapes and dtypes goes there directly. Results, errors and bits are the same.
 """
 
-import os
 import sys
 from collections.abc import Hashable, Mapping
 from types import NoneType
@@ -64,7 +63,7 @@ def _is_window(value: Any) -> bool:
 def repeat(key: Hashable, q: Any, k: Any, v: Any) -> Any:
     """The output, if a call like this was checked before; else None, and the call must go the long way."""
     call = _calls.get((type(q), key))
-    if call is None or not _plain(q, k, v) or "CLEARHEAD_ENGINE" in os.environ:
+    if call is None or not _plain(q, k, v):
         return None
     return call(q, k, v, get_num_threads())
 
@@ -79,7 +78,7 @@ def step(q: Any, k: Any, v: Any, room: tuple[Any, Any], place: int, turns: Any, 
     """
     key = rules_key(_at_the_last_key({**rules, "query_offset": place}, q, place))
     call = _calls.get((type(q), key))
-    if call is None or not _plain(q, k, v) or "CLEARHEAD_ENGINE" in os.environ:
+    if call is None or not _plain(q, k, v):
         return None
     output = call.step(q, k, v, *room, place, turns, get_num_threads())
     if output is not None:

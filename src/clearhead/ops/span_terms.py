@@ -7,11 +7,14 @@ same label in every term get one label together, keys likewise, and the tables a
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from clearhead.core.axes import Array
+
+_MANY = 2**16  # more combinations of labels than this are sorted, not counted
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,12 +92,16 @@ def like_table(x: Any, table: Any) -> Any:
 
 def _refined(sides: Sequence[Array]) -> tuple[Array, list[Array]]:
     """Labels that are equal where all sides' labels are, (batch or 1, length), and each side's label of each."""
-    stacked = np.stack(np.broadcast_arrays(*sides))
-    if len(sides) == 1:
-        values, index = np.unique(stacked.reshape(-1), return_inverse=True)
-        return index.reshape(stacked.shape[1:]), [values]
-    combos, index = np.unique(stacked.reshape(len(sides), -1), axis=1, return_inverse=True)
-    return index.reshape(stacked.shape[1:]), list(combos)
+    sizes = [int(side.max()) + 2 for side in sides]
+    if prod(sizes) > _MANY:
+        stacked = np.stack(np.broadcast_arrays(*sides))
+        pairs, index = np.unique(stacked.reshape(len(sides), -1), axis=1, return_inverse=True)
+        return index.reshape(stacked.shape[1:]), list(pairs)
+    codes = np.ravel_multi_index(tuple(side + 1 for side in sides), sizes)
+    used = np.zeros(prod(sizes), bool)
+    used[codes] = True
+    own = np.unravel_index(np.flatnonzero(used), sizes)
+    return (np.cumsum(used) - 1)[codes], [labels - 1 for labels in own]
 
 
 def _with_zeros(table: Any) -> Any:

@@ -64,8 +64,9 @@ class Given(NamedTuple):
         rules: Any = {name: value for name, value in self._asdict().items() if name in RULES}
         if self.scales is not None:
             rules["scale"] = self.scales
-        if self.span_table is not None:
-            rules["spans"] = self.query_spans, self.key_spans, self.span_table
+        spans = self.query_spans, self.key_spans, self.span_table
+        if any(part is not None for part in spans):
+            rules["spans"] = spans
         return cast("Rules", {**rules, "window": (self.left, self.right)})
 
 

@@ -23,6 +23,12 @@ from clearhead.ops.torch_arguments import RULES, SPANS, TENSORS, Given, Options
 from clearhead.ops.torch_autograd import called_plainly
 from clearhead.ops.torch_operators import observe, transposed
 
+_INSTEAD = {
+    "scale": "scale=1.0 and (q * scale, k) give the same scores.",
+    "scales": "scale=1.0 and (q * scale[:, None, None], k) give the same scores.",
+    "softcap": "softcap.detach()",
+}
+
 
 class Graph:
     """The operations of AttentionMatrix as PyTorch operators, for tensors whose graph is recorded."""
@@ -117,14 +123,12 @@ def _given(q: Tensor, rules: Rules) -> Given:
         if read.get(name) is None or (name == "query_offset" and type(read[name]) is int and called_plainly(q)):
             continue  # a number stays one where no operator's schema asks for a tensor: then it need not be saved
         read[name] = _tensor(read[name], SPANS.get(name, "scale" if name == "scales" else name), q)
-    for name in ("scale", "softcap"):
-        value = read.get("scales") if name == "scale" and "scales" in read else read.get(name)
+    for name in ("scales", "scale", "softcap"):
+        value = read.get(name)
         if isinstance(value, Tensor) and value.requires_grad:
-            raise RuleError(
-                f"{name} requires grad, and has no derivative here.",
-                "scale=1.0 and (q * scale, k) give the same scores." if name == "scale" else "softcap.detach()",
-            )
-        read[name] = None if read.get(name) is None else read_number(name, value, 0.0)
+            raise RuleError(f"{name.removesuffix('s')} requires grad, and has no derivative here.", _INSTEAD[name])
+        if name != "scales":
+            read[name] = None if value is None else read_number(name, value, 0.0)
     read["causal"] = read_flag("causal", read.get("causal"))
     return Given(**read, left=left, right=right)
 

@@ -281,8 +281,7 @@ def _places(ctx: Any, found: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
     for place, derivative in zip(at, found, strict=True):
         if ctx.needs_input_grad[place]:
             places[place] = derivative
-    slopes = 3 + Given._fields.index("alibi_slopes")
-    if ctx.needs_input_grad[slopes]:
+    if any(_needs(ctx, "alibi_slopes")):
         raise RuleError(
             "alibi_slopes requires grad, and has no derivative here.", "alibi_slopes.detach(), or put them in `bias`."
         )

@@ -14,6 +14,7 @@ from clearhead.core.array_files import npz, safetensors
 from clearhead.core.arrays import FLOATS
 from clearhead.core.axes import Array
 from clearhead.core.files import json_of, read_bytes
+from clearhead.core.rules import joined
 from clearhead.errors import FileError
 
 INPUTS = ("q", "k", "v")
@@ -23,6 +24,7 @@ LAYER = ("x", "w_q", "w_k", "w_v", "w_o", "context", "b_q", "b_k", "b_v", "b_o")
 def read(place: Path) -> dict[str, Any]:
     """A file's names and values as they are written there; JSON's decimals as Decimal.
 
+    The parts of `spans` are a list of three in JSON, and three arrays spans[0], spans[1], spans[2] in the other files.
     NaN and Infinity in JSON, as Python's json.dumps writes them, become floats. Raises FileError when the file is
     missing, malformed, larger than the memory, or has a false header.
     """
@@ -31,7 +33,7 @@ def read(place: Path) -> dict[str, Any]:
     lowered = {name.lower(): value for name, value in data.items()}
     if len(lowered) < len(data):
         raise FileError(f"{place} gives a name twice, in capitals and in small letters.")
-    return lowered
+    return dict(joined(lowered))
 
 
 def inputs_of(place: Path, values: dict[str, Any]) -> tuple[str, ...]:
@@ -50,7 +52,7 @@ def inputs_of(place: Path, values: dict[str, Any]) -> tuple[str, ...]:
 
 
 def numbers(name: str, value: Any) -> Array:
-    """A list of numbers or of true and false, or of equally long lists of them; null is -∞ in bias and masked."""
+    """A list of numbers or of true and false, or of equal lists of them; null is -∞ in bias, masked and spans[2]."""
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "biuf" and value.dtype not in FLOATS:
             raise FileError(f"{name} holds {value.dtype}: expected numbers.")
@@ -64,7 +66,7 @@ def numbers(name: str, value: Any) -> Array:
         raise FileError(f"{name} is no list of equally long rows of numbers.", f'"{name}": [[1, 0], [0, 1]]')
     if flat and all(isinstance(cell, bool) for cell in flat):
         return cells.astype(bool)
-    if name in ("bias", "masked"):
+    if name in ("bias", "masked", "spans[2]"):
         flat = [-np.inf if cell is None else cell for cell in flat]
     if name == "theirs":
         flat = [np.nan if cell is None else cell for cell in flat]
@@ -107,6 +109,8 @@ def value_of(name: str, value: Any) -> Any:
     if name in (*INPUTS, *LAYER, "bias"):
         array = numbers(name, value)
         return array if array.dtype in FLOATS else array.astype(np.float64)
+    if name == "spans" and isinstance(value, (list, tuple)):
+        return tuple(numbers(f"spans[{place}]", part) for place, part in enumerate(value))
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value.item()
     if isinstance(value, Decimal):

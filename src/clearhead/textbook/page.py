@@ -80,7 +80,11 @@ def _words(language: Language, layers: Sequence[PageLayer]) -> dict[str, Any]:
     """The sentences that the reports use too, and the translations of the few words in formulas."""
     sentences = {name: say(language, name) for name in _SENTENCES}
     for step in layers[0].steps if layers else ():
-        if step.name in ("x", "output"):  # the page chooses the other sentences, since its controls change the rules
+        if step.name in (
+            "x",
+            "biased",
+            "output",
+        ):  # the page chooses the other sentences, since its controls change the rules
             name = "layer output" if step.words.startswith("layer output") else step.name
             sentences[name] = say(language, step.words)
     return {**sentences, "formulas": IN_FORMULAS if language == "zh" else {}}

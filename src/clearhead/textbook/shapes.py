@@ -77,7 +77,7 @@ class Sizes(NamedTuple):
 class Used(NamedTuple):
     """Which rules are used, for the formulas."""
 
-    scale: float | None = None  # None is the default, 1/√d_k
+    scale: float | str | None = None  # None is the default, 1/√d_k; "s_h" where each head has its own
     softcap: float | None = None
     biased: tuple[str, ...] = ()
     masked: tuple[str, ...] = ()
@@ -196,7 +196,8 @@ def attention_steps(sizes: Sizes, used: Used, convention: Convention, itemsize: 
     write = _Writer(sizes, convention, itemsize)
     q, k, v = ("queries", "d_k"), ("keys", "d_k"), ("keys", "d_v")
     a = ("queries", "keys")
-    scaling = ("S' = S/√d_k", "scaled") if used.scale is None else (f"S' = {used.scale:.6g}·S", "scaled by")
+    scale = used.scale if isinstance(used.scale, str | None) else f"{used.scale:.6g}"
+    scaling = ("S' = S/√d_k", "scaled") if used.scale is None else (f"S' = {scale}·S", "scaled by")
     steps = [
         write("q", "Q", "Q", q, (n, d_k), 0),
         write("k", "K", "K", k, (m, d_k), 0, kv=True),
@@ -210,7 +211,8 @@ def attention_steps(sizes: Sizes, used: Used, convention: Convention, itemsize: 
         steps.append(write("capped", "C", f"C = {cap}·tanh({last}/{cap})", a, (n, m), 2 * cells))
         last = "C"
     if used.biased:
-        steps.append(write("biased", "B", f"B = {last} + {' + '.join(used.biased)}", a, (n, m), cells))
+        words = "biased by spans" if used.biased == ("spans",) else "biased"
+        steps.append(write("biased", "B", f"B = {last} + {' + '.join(used.biased)}", a, (n, m), cells, words=words))
         last = "B"
     if used.masked:
         steps.append(write("masked", "M", f"M = {last}, -∞ where forbidden ({', '.join(used.masked)})", a, (n, m), 0))

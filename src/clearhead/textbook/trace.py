@@ -11,7 +11,7 @@ from clearhead.core import reference
 from clearhead.core.arrays import as_array
 from clearhead.core.axes import Array, brief
 from clearhead.core.problem import Described, Problem, describe_whole
-from clearhead.core.rule_values import read_language, read_place, whole_number
+from clearhead.core.rule_values import has_axes, read_language, read_place, whole_number
 from clearhead.core.rules import Rules
 from clearhead.core.statistics import Wanted
 from clearhead.digits import fixed
@@ -136,7 +136,7 @@ class Trace:
         """
         problem = self.problem
         plain = len(problem.prefix) == 1 and "x" not in self._inputs and problem.heads == problem.kv_heads > 1
-        per_head = problem.alibi_slopes is not None or problem.sinks is not None
+        per_head = problem.alibi_slopes is not None or problem.sinks is not None or len(set(problem.scale)) > 1
         return say(read_language(language), "three axes", heads=problem.heads) if plain and not per_head else ""
 
     def __repr__(self) -> str:
@@ -325,10 +325,12 @@ def used_rules(rules: Rules) -> Used:
     )
     softcap, scale = rules.get("softcap"), rules.get("scale")
     return Used(
-        scale=None if scale is None else float(scale),
+        scale="s_h" if has_axes(scale) else None if scale is None else float(scale),
         softcap=None if softcap is None else float(softcap),
         biased=tuple(
-            word for name, word in (("bias", "bias"), ("alibi_slopes", "ALiBi")) if rules.get(name) is not None
+            word
+            for name, word in (("bias", "bias"), ("alibi_slopes", "ALiBi"), ("spans", "spans"))
+            if rules.get(name) is not None
         ),
         masked=active,
         sinks=rules.get("sinks") is not None,

@@ -12,7 +12,7 @@ from clearhead.core.rules import FIELDS, check_supported, take
 
 _BLOCK = 1024
 RULES = frozenset({  # rules that page/src/attention.js supports
-    "scale", "softcap", "bias", "alibi_slopes", "causal", "window", "mask", "kv_lengths", "query_lengths",
+    "scale", "softcap", "bias", "alibi_slopes", "spans", "causal", "window", "mask", "kv_lengths", "query_lengths",
     "query_segments", "kv_segments", "sinks", "query_offset",
 })  # fmt: skip
 
@@ -35,8 +35,8 @@ def packed(problem: Problem, heads: list[int] | None = None) -> tuple[dict[str, 
 
 
 def forbids(problem: Problem) -> bool:
-    """Whether the rules mask any weight of the first batch item. O(queries·keys) if a mask or bias must be read."""
-    each_head = any(x is not None and _once(x).shape[1] > 1 for x in (problem.mask, problem.bias))
+    """Whether the rules mask any weight of the first batch item. O(queries·keys) to read mask, bias and spans."""
+    each_head = any(x is not None and _once(x).shape[1] > 1 for x in (problem.mask, problem.bias, problem.span_table))
     heads = problem.heads if each_head else 1
     blocks = (range(0, size, _BLOCK) for size in (problem.queries, problem.keys))
     return any(

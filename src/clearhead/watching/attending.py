@@ -1,7 +1,7 @@
 """The attention function that Transformers calls: the same meaning as its eager attention, and observed."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,10 +12,12 @@ from transformers import masking_utils as theirs
 
 from clearhead.core.arrays import graphed
 from clearhead.core.axes import WEIGHTS, named
+from clearhead.core.rules import flat
 from clearhead.errors import ClearheadError, DtypeError, RuleError, ShapeError
 from clearhead.ops.attention import attention
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation
+from clearhead.ops.softcaps import by_softcap
 from clearhead.torch import dropped
 from clearhead.watching.compiled import attend_compiled
 from clearhead.watching.masks import RuledMask, from_tensor, keep_rules
@@ -29,8 +31,26 @@ output_hidden_states output_router_logits position_embeddings position_ids retur
 """
 HARMLESS = frozenset(_WORDS.split())  # models pass these to every attention, and no score depends on them
 
+Finish = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """What `ch.change` says of one call: the layer's name, whether its attention was eager before, and the edits.
+
+    start   the position of the first of so many queries, where that is known without the mask (cross-attention)
+    edit    the call after its edits, and what is done with its output
+    """
+
+    name: str
+    was_eager: bool
+    start: Callable[[int], int] | None
+    edit: Callable[[AttentionCall], tuple[AttentionCall, Finish | None]]
+
+
 Watcher = Callable[[nn.Module], tuple[Recording | None, dict[str, Any], bool]]
 watchers: WeakKeyDictionary[nn.Module, Watcher] = WeakKeyDictionary()  # by attention module, while it is watched
+changers: WeakKeyDictionary[nn.Module, Callable[[nn.Module], Change]] = WeakKeyDictionary()  # while it is changed
 
 
 def register() -> None:
@@ -48,7 +68,7 @@ def make_mask(**given: Any) -> Tensor | None:
     if not torch.compiler.is_compiling():
         mask = keep_rules(**given)
         static = isinstance(given["q_offset"], Tensor) or mask.has_room
-        if watchers or not static:
+        if watchers or changers or not static:
             return mask
     return theirs.sdpa_mask(**given) if takes_bool_masks(given["config"].model_type) else theirs.eager_mask(**given)
 
@@ -112,30 +132,44 @@ def _attend(
     causal: bool,
 ) -> Tensor:
     """The output (batch, heads, queries, d_v), outside compilers; observed where the module is watched."""
-    watcher = watchers.get(module)
+    watcher, changer = watchers.get(module), changers.get(module)
     recording, asked, was_eager = watcher(module) if watcher else (None, {}, False)
-    where = type(module).__name__ if recording is None else f"layer {recording.name}"
-    causal = causal and not was_eager  # in eager attention, no mask means that every query sees every key
+    change = changer(module) if changer else None
+    named = recording or change
+    where = type(module).__name__ if named is None else f"layer {named.name}"
+    causal = causal and not (was_eager or (change is not None and change.was_eager))  # in eager attention, no mask
+    finish = None  # means that every query sees every key
     try:
         if is_packed(module, more):
             _check(more, HARMLESS | PACKING)
-            if watcher:
+            if named is not None:
                 raise RuleError(
-                    "continuous batching packs many requests into one row, and a block watches one sequence or batch.",
-                    "watch model.generate(…)",
+                    "continuous batching packs many requests into one row, and a block has one sequence or batch.",
+                    "model.generate(…)",
                 )
             return attend_packed(module, *arrays, scores, more, causal=causal)
         _check(more, HARMLESS)
-        call = _read(*arrays, mask, bias, causal=causal, recording=recording)
+        start = _start(recording, change, arrays[0].shape[2])
+        call = _read(*arrays, mask, bias, causal=causal, start=start)
         call.scores.update(scores)
+        if change is not None:
+            call, finish = change.edit(call)
         if recording is not None:
             recording.check(call)
         output, seen = _answer(call, dropout, asked, observing=recording is not None)
+        output = output if finish is None else finish(output)
     except ClearheadError as error:
         raise type(error)(f"{where}: {error.what.removeprefix(where + ': ')}", error.hint) from error
     if recording is not None and seen is not None:
         recording.add(call, seen)
     return output
+
+
+def _start(recording: Recording | None, change: Change | None, queries: int) -> int | None:
+    """The position of a call's first query in cross-attention; None where its mask says it."""
+    if recording is not None and recording.cross:
+        return recording.length
+    return None if change is None or change.start is None else change.start(queries)
 
 
 def _check(more: dict[str, Any], known: frozenset[str]) -> None:
@@ -164,11 +198,10 @@ def _read(
     bias: Tensor | None,
     *,
     causal: bool,
-    recording: Recording | None,
+    start: int | None,
 ) -> AttentionCall:
     """The call as a record: the positions of its queries and keys in the sequence, and its mask as a pattern."""
     n, m = query.shape[2], key.shape[2]
-    done = recording.length if recording is not None and recording.cross else 0
     _check_mask(mask, (*query.shape[:3], m))
     if isinstance(mask, RuledMask):
         pattern, (row, col) = mask.meaning(), mask.start
@@ -183,8 +216,7 @@ def _read(
     if bias is not None:
         bias = bias[..., : m + pattern.others]
         pattern = replace(pattern, bias=bias if pattern.bias is None else pattern.bias + bias)
-    if recording is not None and recording.cross:
-        row = done
+    row = row if start is None else start
     return AttentionCall(query, key, value, pattern, range(row, row + n), range(col, col + m), {})
 
 
@@ -221,12 +253,21 @@ def _answer(
     """
     rules, value = call.rules(), call.v
     assert value is not None
-    keeps_graph = graphed(call.q, call.k, value, *rules.values())
+    if observing and isinstance(rules.get("softcap"), tuple):
+        raise RuleError(
+            "only some of its heads are tempered, and with its softcap they are no one matrix.",
+            "temper all heads of the layer, or ch.watch(…, layers=[…]) without it.",
+        )
+    keeps_graph = graphed(call.q, call.k, value, *flat(rules).values())
     if observing and not dropout and not keeps_graph:
         seen = AttentionMatrix(call.q, call.k, **rules).observe(value, **asked)
         return seen.output, replace(seen, output=None)
-    output = dropped(call.q, call.k, value, dropout, rules) if dropout else attention(call.q, call.k, value, **rules)
+    output = by_softcap(lambda q, k, v, own: _output(q, k, v, dropout, own), call.q, call.k, value, rules)
     if not observing:
         return output, None
     with torch.no_grad():
         return output, AttentionMatrix(call.q, call.k, **rules).observe(**asked)
+
+
+def _output(q: Tensor, k: Tensor, v: Tensor, dropout: float, rules: dict[str, Any]) -> Tensor:
+    return dropped(q, k, v, dropout, rules) if dropout else attention(q, k, v, **rules)

@@ -48,4 +48,6 @@ class Layer:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_shown, value))})"
     return f"{tuple(value.shape)} {value.dtype}" if hasattr(value, "shape") else repr(value)

@@ -47,24 +47,36 @@ class LayerNames:
     def name(self, path: str) -> str:
         """A layer's number, its stack where there are several, its side; its path where that is taken or has none."""
         if path not in self._names:
-            stack, numbers, cross = ModulePath.of(path)
-            name = numbers[0] if numbers else path
-            if numbers and self._several_stacks and stack:
-                name = f"{stack}.{name}"
-            if numbers and self._has_cross:
-                name += ".cross" if cross else ".self"
+            name = self._usual(path)
             self._names[path] = path if name in self._names.values() else name
         return self._names[path]
 
     def choices(self, path: str) -> set[str]:
         """All that chooses this layer: name, path, number, and the number from its stack's end, "-1" the last."""
+        return {self.name(path), *self._numbers(path)}
+
+    def possible(self, path: str) -> set[str]:
+        """All that may choose the layer of this module once it runs, whatever name it gets."""
+        return {self._usual(path), *self._numbers(path)}
+
+    def _usual(self, path: str) -> str:
+        """The name of a layer unless another one has it."""
+        stack, numbers, cross = ModulePath.of(path)
+        name = numbers[0] if numbers else path
+        if numbers and self._several_stacks and stack:
+            name = f"{stack}.{name}"
+        if numbers and self._has_cross:
+            name += ".cross" if cross else ".self"
+        return name
+
+    def _numbers(self, path: str) -> set[str]:
         numbers = ModulePath.of(path).numbers
         if not numbers:
-            return {self.name(path), path}
+            return {path}
         parts = path.split(".")
         stack = ".".join(parts[: parts.index(numbers[0])])
         layers = sum(child.isdecimal() for child in self._children(stack))
-        return {self.name(path), path, numbers[0], str(int(numbers[0]) - layers)}
+        return {path, numbers[0], str(int(numbers[0]) - layers)}
 
 
 def _is_cross(part: str) -> bool:

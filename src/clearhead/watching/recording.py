@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from clearhead.core.axes import group_size
-from clearhead.core.rules import take
 from clearhead.errors import RuleError, SelectionError
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation, among
+from clearhead.ops.softcaps import for_heads
+from clearhead.ops.span_terms import SpanTerm, combined, joined
 from clearhead.watching.layers import Layer
 from clearhead.watching.masks import Pattern, RuleDict
 
@@ -33,9 +34,12 @@ class AttentionCall:
     queries: range  # positions in the sequence
     keys: range  # those of the sequence
     scores: RuleDict  # scale, softcap, sinks
+    terms: tuple[SpanTerm, ...] = ()  # what `ch.change` adds to logits
+    edits: tuple[Any, ...] = ()  # and all its edits of this call's layer
 
     def rules(self) -> RuleDict:
-        return self.scores | self.pattern.rules(self.queries, self.keys)
+        rules, spans = self.scores | self.pattern.rules(self.queries, self.keys), combined(self.terms)
+        return rules if spans is None else {**rules, "spans": spans}
 
 
 @dataclass(eq=False)
@@ -80,6 +84,12 @@ class Recording:
                 f"layer {self.name}: a second sequence began, or the first was run again without its cache, or its "
                 "cache holds other things than keys one after the other.",
                 AGAIN,
+            )
+        if call.edits != before.edits:
+            raise RuleError(
+                f"layer {self.name}: a block of ch.change began or ended within one sequence, and its matrix has one "
+                "rule for all.",
+                "watch a sequence inside the block, or the block inside ch.watch with whole sequences in it.",
             )
         if self.cross and call.keys != before.keys:
             raise RuleError(f"layer {self.name}: the keys of cross-attention changed.", AGAIN)
@@ -142,6 +152,7 @@ class Recording:
             v=None if v is None else _kept_copy(v),
             pattern=pattern,
             scores=scores,
+            terms=tuple(term.take(slice(None), new).detached() for term in call.terms),
         )
         self.calls.append(kept)
         self.parts.append(seen if self.heads is None else seen.heads(list(self.heads)))
@@ -198,9 +209,10 @@ class Recording:
 
     def _rules(self, pattern: Pattern, queries: range, keys: range) -> RuleDict:
         rules = self.calls[-1].scores | pattern.rules(queries, keys)
-        if self.heads is not None:
-            rules = take(rules, {"heads": list(self.heads)})
-        return rules
+        spans = combined(joined([call.terms for call in self.calls]))
+        if spans is not None:
+            rules["spans"] = spans
+        return rules if self.heads is None else for_heads(rules, self.heads)
 
     def _pattern(self, queries: range, keys: range) -> Pattern:
         """The calls' patterns as one; where any of them stores its mask, one mask is stored for all."""

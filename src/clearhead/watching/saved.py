@@ -12,6 +12,7 @@ from clearhead.core.arrays import as_rule_array as near
 from clearhead.core.axes import Array
 from clearhead.core.files import object_of, write_whole
 from clearhead.core.problem import describe
+from clearhead.core.rules import flat
 from clearhead.core.statistics import STATISTICS, Top, arrays_of
 from clearhead.errors import ClearheadError, FileError
 from clearhead.ops.observation import Observation, joined_arrays, separate_arrays
@@ -53,7 +54,9 @@ def _put(arrays: dict[str, Array], number: str, layer: Layer) -> dict[str, Any]:
     given: dict[str, Any] = {"q": layer.q, "k": layer.k, "v": layer.v, "padding": layer.padding}
     given |= {name: x for name, x in separate_arrays(seen).items() if name != "output"}
     plain: dict[str, Any] = {}
-    for name, value in layer.rules.items():
+    for name, value in flat(layer.rules).items():
+        if name == "spans":
+            continue
         if hasattr(value, "shape"):
             given[f"rule {name}"] = value
         else:
@@ -88,6 +91,8 @@ def _record(arrays: dict[str, Array], words: dict[str, Any]) -> tuple[list[Layer
 def _layer(own: dict[str, Array], words: dict[str, Any]) -> Layer:
     rules: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in words["rules"].items()}
     rules |= {name.removeprefix("rule "): x for name, x in own.items() if name.startswith("rule ")}
+    spans = tuple(rules.pop(f"spans[{place}]") for place in range(3) if f"spans[{place}]" in rules)
+    rules |= {"spans": spans} if spans else {}
     q, k = own.get("q"), own.get("k")
     if (q is None) != (k is None):
         raise ValueError("a layer has only one of q and k")

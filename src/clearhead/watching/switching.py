@@ -6,14 +6,14 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from clearhead.errors import DtypeError, RuleError
-from clearhead.watching.attending import NAME, register, watchers
+from clearhead.watching.attending import NAME, register
 from clearhead.watching.unseen import mixes_tokens
 
 Implementations = list[tuple[PretrainedConfig, Any]]
 
 
 def check(model: Any) -> None:
-    """Raise DtypeError unless this is a model on one device, RuleError where it is being watched already."""
+    """Raise DtypeError unless this is a model on one device."""
     if not isinstance(model, nn.Module) or not models(model):
         inside = {"model": getattr(model, "model", None), **getattr(model, "__dict__", {})}.items()
         held = ((name, x) for name, x in inside if isinstance(x, nn.Module) and models(x))
@@ -30,8 +30,6 @@ def check(model: Any) -> None:
         )
     if devices and not devices[0].startswith(("cpu", "cuda")):
         raise DtypeError(f"the model is on device {devices[0]}: no engine here runs there.", "model.to('cpu')")
-    if any(module in watchers for module in model.modules()):
-        raise RuleError("the model is being watched already.", "one `with ch.watch(…)` for one model at a time.")
 
 
 def switch(model: nn.Module) -> Implementations:

@@ -19,6 +19,23 @@ def _scale(*others: "float | str") -> Variants:
     return variants
 
 
+def _spans(change: str) -> Variants:
+    """The change, where the inputs have spans that show it."""
+
+    def variants(inputs: Inputs) -> Iterable[Change]:
+        p = inputs.problem
+        if p.query_spans is None or p.key_spans is None or p.span_table is None:
+            return []
+        shows = {
+            "missing": True,
+            "transposed": p.span_table.shape[-2] == p.span_table.shape[-1],
+            "wrapped": bool((p.query_spans < 0).any() or (p.key_spans < 0).any()) and p.span_table.size > 0,
+        }
+        return [{"spans": change}] if shows[change] else []
+
+    return variants
+
+
 def _scaled(inputs: Inputs) -> bool:
     return bool((inputs.problem.scale != 1).any())
 
@@ -44,7 +61,7 @@ def _steps(inputs: Inputs) -> Iterable[Change]:
     works = {
         "scaled": _scaled(inputs),
         "capped": p.softcap is not None,
-        "biased": p.bias is not None or p.alibi_slopes is not None,
+        "biased": any(x is not None for x in (p.bias, p.alibi_slopes, p.span_table)),
         "masked": hides(inputs),
         "weights": True,
     }
@@ -194,5 +211,35 @@ SCORES = (
         ("scores = scores - slopes[:, None, None] * abs(i - j)",) * 2,
         ("more than one key", "不止一个键"),
         rule="alibi_slopes",
+    ),
+    Mistake(
+        "spans missing",
+        _spans("missing"),
+        ("the table of spans is not added to the scores", "没有把片段对应的数加到得分上"),
+        ("scores = scores + table[query_spans][:, key_spans]",) * 2,
+        ("spans whose pairs differ in the table", "表中各对片段的数不全相同"),
+        rule="spans",
+    ),
+    Mistake(
+        "spans transposed",
+        _spans("transposed"),
+        (
+            "the table of spans is read with the key's label first: table[key, query]",
+            "查表时把键的标签放在了前面：table[键, 查询]",
+        ),
+        ("scores = scores + table[query_spans][:, key_spans]",) * 2,
+        ("a table that is not symmetric", "不对称的表"),
+        rule="spans",
+    ),
+    Mistake(
+        "spans wrapped",
+        _spans("wrapped"),
+        (
+            "a label below 0 reads the table's last row or column, where it should add nothing",
+            "小于 0 的标签读到了表的最后一行或最后一列，而它本不应加任何数",
+        ),
+        ("scores = scores + where(labelled, table[query_spans][:, key_spans], 0)",) * 2,
+        ("a token whose label is below 0", "有标签小于 0 的词元"),
+        rule="spans",
     ),
 )

@@ -1,15 +1,19 @@
-"""Launches the backward kernels for one problem: dK and dV, then dQ, then the gradient of the bias."""
+"""Launches the backward kernels for one problem: dK and dV, then dQ, then the gradients of the bias and of spans."""
 
 from typing import Any
 
+import numpy as np
 import torch
+from triton import language
 
 from clearhead.core.axes import Array, group_size
 from clearhead.core.problem import Problem
 from clearhead.engines.base import Upstream
-from clearhead.engines.gpu import gradients
+from clearhead.engines.gpu import columns, gradients, labels, span_gradients
 from clearhead.engines.gpu import tensors as gpu
 from clearhead.engines.gpu.gradients import Loss, Places
+
+_BAND = 64  # labels of keys per launch
 
 
 class Derivatives:
@@ -46,7 +50,7 @@ class Derivatives:
         self.rules = gpu.rules(problem, self.device)
 
     def all(self, own: torch.dtype, *, received: bool = False) -> dict[str, Any]:
-        """The gradients of q, k and v in dtype `own`, and of the bias; with `received`, the mass of each key too."""
+        """The gradients of q, k and v in dtype `own`, of bias and of spans; with `received`, the mass of keys too."""
         problem = self.problem
         by_q, by_k, by_v = self.shapes
         shared = self.per_key == self.per_value  # else one gradient per query head, summed below
@@ -62,6 +66,8 @@ class Derivatives:
             found["received"] = torch.zeros(shape, dtype=gpu.statistics(problem), device=self.device)
         if self.upstream.bias is not None:
             found["bias"] = torch.zeros(self.upstream.bias, dtype=gpu.statistics(problem), device=self.device)
+        if self.upstream.spans is not None:
+            found["spans"] = torch.zeros(self.upstream.spans, dtype=gpu.statistics(problem), device=self.device)
         if problem.batch * problem.heads * problem.queries * problem.keys:
             self._launch(found, together)
         if not shared:
@@ -94,3 +100,35 @@ class Derivatives:
                 **arguments, out=found["bias"], batch=problem.batch, own_batch=batch, own_heads=own_heads,
                 over_queries=problem.queries // queries, over_keys=problem.keys // keys, M=wide, N=wide,
             )  # fmt: skip
+        if "spans" in found and found["spans"].numel():
+            self._launch_spans(found["spans"], arguments)
+
+    def _launch_spans(self, found: torch.Tensor, arguments: dict[str, Any]) -> None:
+        """The gradient of the table, in bands of its columns; sums over queries, heads and batch are in float64."""
+        problem, tiles = self.problem, self.tiles
+        own_batch, own_heads, height, width = found.shape
+        assert problem.query_spans is not None
+        assert problem.key_spans is not None
+        by_label = [gpu.to_device(x, np.int32, self.device) for x in labels.ordered(problem.query_spans, height)]
+        grid = -(-problem.queries // tiles.passed) * problem.batch * problem.heads
+        for first in range(0, width, _BAND):
+            count = min(_BAND, width - first)
+            inside = np.flatnonzero(((problem.key_spans >= first) & (problem.key_spans < first + count)).any(axis=0))
+            if not len(inside):
+                continue
+            shape = problem.batch, problem.heads, problem.queries, count
+            sums = torch.zeros(shape, dtype=gpu.statistics(problem), device=self.device)
+            span_gradients.spans[(grid,)](
+                **arguments, out=sums, first=first, count=count, within=(int(inside[0]), int(inside[-1]) + 1),
+                M=tiles.passed, N=tiles.passed, D=gpu.padded(count),
+            )  # fmt: skip
+            if own_heads < problem.heads:
+                sums = sums.sum(1, keepdim=True, dtype=torch.float64)
+            pooled = torch.zeros((problem.batch, own_heads, count, height), dtype=torch.float64, device=self.device)
+            columns.pool[(height * problem.batch * own_heads,)](
+                sums, pooled, *by_label, problem.queries, height, own_heads, count, 0, count,
+                D=gpu.padded(count), FLOAT=language.float64, N=32,
+            )  # fmt: skip
+            if own_batch < problem.batch:
+                pooled = pooled.sum(0, keepdim=True)
+            found[..., first : first + count] = pooled.swapaxes(-1, -2)

@@ -74,7 +74,7 @@ def _look(
     b,
     h,
     start,
-    j,
+    start_j,
     first,
     size,
     columns,
@@ -88,12 +88,13 @@ def _look(
 ):
     """The state after one more block of queries; a fully masked block is skipped."""
     if MASKED and rules.content:
-        if any_seen(rules, b, h, start + tl.arange(0, N)[None, :], j[:, None]):
-            state = _look_at(state, k, q, lse, g, g_strides, labels, rules, b, h, start, j, first, size, columns, only,
-                             to, MASKED, N, D, FLOAT, PRECISION)  # fmt: skip
+        j = start_j + tl.arange(0, k.shape[0])
+        if any_seen(rules, b, h, start + tl.arange(0, N)[None, :], j[:, None], start_j, k.shape[0]):
+            state = _look_at(state, k, q, lse, g, g_strides, labels, rules, b, h, start, start_j, first, size, columns,
+                             only, to, MASKED, N, D, FLOAT, PRECISION)  # fmt: skip
     else:
-        state = _look_at(state, k, q, lse, g, g_strides, labels, rules, b, h, start, j, first, size, columns, only,
-                         to, MASKED, N, D, FLOAT, PRECISION)  # fmt: skip
+        state = _look_at(state, k, q, lse, g, g_strides, labels, rules, b, h, start, start_j, first, size, columns,
+                         only, to, MASKED, N, D, FLOAT, PRECISION)  # fmt: skip
     return state
 
 
@@ -110,7 +111,7 @@ def _look_at(
     b,
     h,
     start,
-    j,
+    start_j,
     first,
     size,
     columns,
@@ -124,7 +125,7 @@ def _look_at(
 ):
     received, peak, total = state
     rows, along, columns_along, d_k = q
-    i = start + tl.arange(0, N)
+    i, j = start + tl.arange(0, N), start_j + tl.arange(0, k.shape[0])
     c = tl.arange(0, k.shape[1])
     here = (c < d_k)[:, None]
     inside = i < rules.queries
@@ -165,12 +166,13 @@ def columns(q, q_strides, k, k_strides, lse, g, g_strides, labels, d_k, rules, t
     """
     tile, head = placed(tl.cdiv(rules.keys, M))
     b, h = head // rules.heads, head % rules.heads
-    j = tile * M + tl.arange(0, M)
+    start_j = tile * M
+    j = start_j + tl.arange(0, M)
     c = tl.arange(0, DK)
     place = k + b.to(tl.int64) * k_strides[0] + (h // per_key).to(tl.int64) * k_strides[1]
     place += j.to(tl.int64)[:, None] * k_strides[2] + c.to(tl.int64)[None, :] * k_strides[3]
     mine = tl.load(place, mask=(j < rules.keys)[:, None] & (c < d_k)[None, :], other=0.0)
-    low, full_low, full_high, high = query_range(rules, b, tile * M, tile * M + M - 1, N, M)
+    low, full_low, full_high, high = query_range(rules, b, start_j, start_j + M - 1, N, M)
     if span is not None:
         low, high = tl.maximum(low, span[0]), tl.minimum(high, span[1])
         full_low = tl.minimum(tl.maximum(full_low, low), tl.maximum(high, low))
@@ -185,14 +187,14 @@ def columns(q, q_strides, k, k_strides, lse, g, g_strides, labels, d_k, rules, t
     state = received, peak, tl.zeros((M, D), FLOAT)
     along = q + b.to(tl.int64) * q_strides[0] + h.to(tl.int64) * q_strides[1], q_strides[2], q_strides[3], d_k
     for start in range(low, full_low, N):
-        state = _look(state, mine, along, lse, g, g_strides, labels, rules, b, h, start, j, first, size, columns, only,
-                      to, True, N, D, FLOAT, PRECISION)  # fmt: skip
+        state = _look(state, mine, along, lse, g, g_strides, labels, rules, b, h, start, start_j, first, size, columns,
+                      only, to, True, N, D, FLOAT, PRECISION)  # fmt: skip
     for start in range(full_low, full_high, N):
-        state = _look(state, mine, along, lse, g, g_strides, labels, rules, b, h, start, j, first, size, columns, only,
-                      to, False, N, D, FLOAT, PRECISION)  # fmt: skip
+        state = _look(state, mine, along, lse, g, g_strides, labels, rules, b, h, start, start_j, first, size, columns,
+                      only, to, False, N, D, FLOAT, PRECISION)  # fmt: skip
     for start in range(full_high, high, N):
-        state = _look(state, mine, along, lse, g, g_strides, labels, rules, b, h, start, j, first, size, columns, only,
-                      to, True, N, D, FLOAT, PRECISION)  # fmt: skip
+        state = _look(state, mine, along, lse, g, g_strides, labels, rules, b, h, start, start_j, first, size, columns,
+                      only, to, True, N, D, FLOAT, PRECISION)  # fmt: skip
     received, peak, total = state
     if to.received is not None:
         tl.store(to.received + line, received, mask=here)

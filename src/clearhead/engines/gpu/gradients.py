@@ -47,7 +47,7 @@ class Places(NamedTuple):
 
 
 @triton.jit
-def _load(base, along, across, d, at, most, D: tl.constexpr):
+def load_rows(base, along, across, d, at, most, D: tl.constexpr):
     """Load rows `at` of a matrix with `most` rows of `d` elements; zeros past its end."""
     c = tl.arange(0, D)
     place = base + at.to(tl.int64)[:, None] * along + c.to(tl.int64)[None, :] * across
@@ -55,7 +55,7 @@ def _load(base, along, across, d, at, most, D: tl.constexpr):
 
 
 @triton.jit
-def _slopes(scores, inner, loss, rules, b, h, i, j, MASKED: tl.constexpr):
+def slopes(scores, inner, loss, rules, b, h, i, j, MASKED: tl.constexpr):
     """The weights, dS and the gradient of q·k for a tile in either orientation; 0 where masked.
 
     `inner` is dO·v; i and j have shapes that broadcast to the tile's.
@@ -78,7 +78,7 @@ def _slopes(scores, inner, loss, rules, b, h, i, j, MASKED: tl.constexpr):
         away = distances(rules, b, i, j).to(scores.dtype)
         slope += tl.load(loss.distance + line, mask=inside, other=0.0) * away
     by_logit = tl.where(p == 0, 0.0, p * slope)
-    by_score = by_logit * logit_grad(scores, rules)
+    by_score = by_logit * logit_grad(scores, rules, h)
     if MASKED:
         visible |= s != s
         p, by_logit = tl.where(visible, p, 0.0), tl.where(visible, by_logit, 0.0)
@@ -97,7 +97,7 @@ def _by_keys(
     b,
     h,
     start,
-    j,
+    start_j,
     d_k,
     d_v,
     to,
@@ -109,31 +109,30 @@ def _by_keys(
 ):
     """The state after one more block of queries; a fully masked block is skipped."""
     if MASKED and rules.content:
-        if any_seen(rules, b, h, start + tl.arange(0, N)[None, :], j[:, None]):
-            state = _add_queries(
-                state, mine, values, heads, loss, rules, b, h, start, j, d_k, d_v, to, MASKED, N, DK, DV, PRECISION
-            )
+        j = start_j + tl.arange(0, mine.shape[0])
+        if any_seen(rules, b, h, start + tl.arange(0, N)[None, :], j[:, None], start_j, mine.shape[0]):
+            state = _add_queries(state, mine, values, heads, loss, rules, b, h, start, start_j, d_k, d_v, to, MASKED,
+                                 N, DK, DV, PRECISION)  # fmt: skip
     else:
-        state = _add_queries(
-            state, mine, values, heads, loss, rules, b, h, start, j, d_k, d_v, to, MASKED, N, DK, DV, PRECISION
-        )
+        state = _add_queries(state, mine, values, heads, loss, rules, b, h, start, start_j, d_k, d_v, to, MASKED,
+                             N, DK, DV, PRECISION)  # fmt: skip
     return state
 
 
 @triton.jit
-def _add_queries(state, mine, values, heads, loss, rules, b, h, start, j, d_k, d_v, to, MASKED: tl.constexpr,
+def _add_queries(state, mine, values, heads, loss, rules, b, h, start, start_j, d_k, d_v, to, MASKED: tl.constexpr,
                  N: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     by_k, by_v, received = state
     q, q_along, q_across, output, o_along, o_across = heads
-    i = start + tl.arange(0, N)
-    block = _load(q, q_along, q_across, d_k, i, rules.queries, DK)
+    i, j = start + tl.arange(0, N), start_j + tl.arange(0, mine.shape[0])
+    block = load_rows(q, q_along, q_across, d_k, i, rules.queries, DK)
     scores = product(mine, tl.trans(block), PRECISION)
     inner = tl.zeros_like(scores)
     given = block
     if loss.output is not None:
-        given = _load(output, o_along, o_across, d_v, i, rules.queries, DV)
+        given = load_rows(output, o_along, o_across, d_v, i, rules.queries, DV)
         inner = product(values, tl.trans(given), PRECISION)
-    p, _, by_score, visible = _slopes(scores, inner, loss, rules, b, h, i[None, :], j[:, None], MASKED)
+    p, _, by_score, visible = slopes(scores, inner, loss, rules, b, h, i[None, :], j[:, None], MASKED)
     by_k = mixed(by_k, by_score, visible, block, MASKED, PRECISION)
     if to.v is not None:
         by_v = mixed(by_v, p, visible, given, MASKED, PRECISION)
@@ -170,14 +169,15 @@ def keys(
     groups = rules.heads // together
     tile, group = placed(tl.cdiv(rules.keys, M))
     b, first = group // groups, group % groups * together
-    j = tile * M + tl.arange(0, M)
+    start_j = tile * M
+    j = start_j + tl.arange(0, M)
     own = k + b.to(tl.int64) * k_strides[0] + (first // per_key).to(tl.int64) * k_strides[1]
-    mine = _load(own, k_strides[2], k_strides[3], d_k, j, rules.keys, DK)
+    mine = load_rows(own, k_strides[2], k_strides[3], d_k, j, rules.keys, DK)
     values = mine
     if loss.output is not None:
         theirs = v + b.to(tl.int64) * v_strides[0] + (first // per_value).to(tl.int64) * v_strides[1]
-        values = _load(theirs, v_strides[2], v_strides[3], d_v, j, rules.keys, DV)
-    low, full_low, full_high, high = query_range(rules, b, tile * M, tile * M + M - 1, N, M)
+        values = load_rows(theirs, v_strides[2], v_strides[3], d_v, j, rules.keys, DV)
+    low, full_low, full_high, high = query_range(rules, b, start_j, start_j + M - 1, N, M)
     by_k, by_v = tl.zeros((M, DK), FLOAT), tl.zeros((M, DV), FLOAT)
     here = j < rules.keys
     for head in range(together):
@@ -190,15 +190,15 @@ def keys(
         state = by_k, by_v, tl.zeros((M,), FLOAT)
         for start in range(low, full_low, N):
             state = _by_keys(
-                state, mine, values, along, loss, rules, b, h, start, j, d_k, d_v, to, True, N, DK, DV, PRECISION
+                state, mine, values, along, loss, rules, b, h, start, start_j, d_k, d_v, to, True, N, DK, DV, PRECISION
             )
         for start in range(full_low, full_high, N):
             state = _by_keys(
-                state, mine, values, along, loss, rules, b, h, start, j, d_k, d_v, to, False, N, DK, DV, PRECISION
+                state, mine, values, along, loss, rules, b, h, start, start_j, d_k, d_v, to, False, N, DK, DV, PRECISION
             )
         for start in range(full_high, high, N):
             state = _by_keys(
-                state, mine, values, along, loss, rules, b, h, start, j, d_k, d_v, to, True, N, DK, DV, PRECISION
+                state, mine, values, along, loss, rules, b, h, start, start_j, d_k, d_v, to, True, N, DK, DV, PRECISION
             )
         by_k, by_v, received = state
         if to.received is not None:
@@ -232,7 +232,7 @@ def _by_queries(
 ):
     """The dQ after one more block of keys; a fully masked block is skipped."""
     if MASKED and rules.content:
-        if any_seen(rules, b, h, i[:, None], start + tl.arange(0, N)[None, :]):
+        if any_seen(rules, b, h, i[:, None], start + tl.arange(0, N)[None, :], start, N):
             by_q = _add_keys(by_q, mine, given, keys, values, loss, rules, b, h, i, start, MASKED, N, DK, DV, PRECISION)
     else:
         by_q = _add_keys(by_q, mine, given, keys, values, loss, rules, b, h, i, start, MASKED, N, DK, DV, PRECISION)
@@ -245,12 +245,12 @@ def _add_keys(by_q, mine, given, keys, values, loss, rules, b, h, i, start, MASK
     k, k_along, k_across, d_k = keys
     v, v_along, v_across, d_v = values
     j = start + tl.arange(0, N)
-    block = _load(k, k_along, k_across, d_k, j, rules.keys, DK)
+    block = load_rows(k, k_along, k_across, d_k, j, rules.keys, DK)
     scores = product(mine, tl.trans(block), PRECISION)
     inner = tl.zeros_like(scores)
     if loss.output is not None:
-        inner = product(given, tl.trans(_load(v, v_along, v_across, d_v, j, rules.keys, DV)), PRECISION)
-    _, _, by_score, visible = _slopes(scores, inner, loss, rules, b, h, i[:, None], j[None, :], MASKED)
+        inner = product(given, tl.trans(load_rows(v, v_along, v_across, d_v, j, rules.keys, DV)), PRECISION)
+    _, _, by_score, visible = slopes(scores, inner, loss, rules, b, h, i[:, None], j[None, :], MASKED)
     return mixed(by_q, by_score, visible, block, MASKED, PRECISION)
 
 
@@ -284,11 +284,11 @@ def queries(
     b, h = head // rules.heads, head % rules.heads
     i = tile * M + tl.arange(0, M)
     own = q + b.to(tl.int64) * q_strides[0] + h.to(tl.int64) * q_strides[1]
-    mine = _load(own, q_strides[2], q_strides[3], d_k, i, rules.queries, DK)
+    mine = load_rows(own, q_strides[2], q_strides[3], d_k, i, rules.queries, DK)
     given, values = mine, k
     if loss.output is not None:
         output = loss.output + b.to(tl.int64) * o_strides[0] + h.to(tl.int64) * o_strides[1]
-        given = _load(output, o_strides[2], o_strides[3], d_v, i, rules.queries, DV)
+        given = load_rows(output, o_strides[2], o_strides[3], d_v, i, rules.queries, DV)
         values = v + b.to(tl.int64) * v_strides[0] + (h // per_value).to(tl.int64) * v_strides[1]
     keys = k + b.to(tl.int64) * k_strides[0] + (h // per_key).to(tl.int64) * k_strides[1]
     low, full_low, full_high, high = key_range(rules, b, tile * M, tile * M + M - 1, N, M)
@@ -356,23 +356,23 @@ def bias(
             for start_i in range(0, over_queries, M):
                 i = tile_i * M + start_i + tl.arange(0, M)
                 head = q + b.to(tl.int64) * q_strides[0] + h.to(tl.int64) * q_strides[1]
-                mine = _load(head, q_strides[2], q_strides[3], d_k, i, rules.queries, DK)
+                mine = load_rows(head, q_strides[2], q_strides[3], d_k, i, rules.queries, DK)
                 given = mine
                 if loss.output is not None:
                     head = loss.output + b.to(tl.int64) * o_strides[0] + h.to(tl.int64) * o_strides[1]
-                    given = _load(head, o_strides[2], o_strides[3], d_v, i, rules.queries, DV)
+                    given = load_rows(head, o_strides[2], o_strides[3], d_v, i, rules.queries, DV)
                 for start_j in range(0, over_keys, N):
                     j = tile_j * N + start_j + tl.arange(0, N)
-                    if any_seen(rules, b, h, i[:, None], j[None, :]):
+                    if any_seen(rules, b, h, i[:, None], j[None, :], tile_j * N + start_j, N):
                         head = k + b.to(tl.int64) * k_strides[0] + (h // per_key).to(tl.int64) * k_strides[1]
-                        block = _load(head, k_strides[2], k_strides[3], d_k, j, rules.keys, DK)
+                        block = load_rows(head, k_strides[2], k_strides[3], d_k, j, rules.keys, DK)
                         scores = product(mine, tl.trans(block), PRECISION)
                         inner = tl.zeros_like(scores)
                         if loss.output is not None:
                             head = v + b.to(tl.int64) * v_strides[0] + (h // per_value).to(tl.int64) * v_strides[1]
-                            block = _load(head, v_strides[2], v_strides[3], d_v, j, rules.keys, DV)
+                            block = load_rows(head, v_strides[2], v_strides[3], d_v, j, rules.keys, DV)
                             inner = product(given, tl.trans(block), PRECISION)
-                        _, by, _, _ = _slopes(scores, inner, loss, rules, b, h, i[:, None], j[None, :], True)
+                        _, by, _, _ = slopes(scores, inner, loss, rules, b, h, i[:, None], j[None, :], True)
                         total += by
     if over_queries > 1:
         total = tl.broadcast_to(tl.sum(total, axis=0)[None, :], (M, N))

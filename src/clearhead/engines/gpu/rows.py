@@ -107,7 +107,7 @@ def _absorb(state, q, rules, b, h, i, start, keys, values, want, MASKED: tl.cons
             DK: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """The state after one more block of keys; a fully masked block is skipped."""
     if MASKED and rules.content:
-        if any_seen(rules, b, h[:, None], i[:, None], start + tl.arange(0, N)[None, :]):
+        if any_seen(rules, b, h[:, None], i[:, None], start + tl.arange(0, N)[None, :], start, N):
             state = _take_in(state, q, rules, b, h, i, start, keys, values, want, MASKED, N, DK, DV, PRECISION)
     else:
         state = _take_in(state, q, rules, b, h, i, start, keys, values, want, MASKED, N, DK, DV, PRECISION)

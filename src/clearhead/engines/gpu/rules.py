@@ -9,9 +9,12 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from clearhead.engines.gpu.labels import BLOCK
+
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+SET_KEYS = tl.constexpr(BLOCK)
 
 
 class Rules(NamedTuple):
@@ -21,8 +24,9 @@ class Rules(NamedTuple):
     queries: Any
     keys: Any
     numbers: Any  # scale, softcap
+    scales: Any  # (heads,) where heads have different scales
     softcap: Any  # whether there is one
-    content: Any  # whether visibility depends on array values: mask, bias, segments
+    content: Any  # whether visibility depends on array values: mask, bias, segments, spans
     rows: Any  # first query and step of the whole matrix's queries
     row_step: Any
     cols: Any
@@ -34,10 +38,20 @@ class Rules(NamedTuple):
     query_lengths: Any  # (batch,)
     query_segments: Any  # (batch, queries)
     kv_segments: Any  # (batch, keys)
-    first_key: Any  # (batch, queries): the first key of the query's segment
-    end_key: Any  # … and the end of its keys
-    first_query: Any  # (batch, keys): the first query of the key's segment, and the end
+    query_spans: Any  # (batch, queries): a row of the table
+    key_spans: Any  # (batch, keys): a column of it
+    key_sets: Any  # (batch, blocks of keys): the set of each block, where the table forbids pairs
+    first_key: Any  # (batch, queries): by segments and spans, the first key that the query may see
+    end_key: Any  # … and the end of these keys
+    first_query: Any  # (batch, keys): the first query that may see the key, and the end
     end_query: Any
+    table: Any  # (batch or 1, heads or 1, query labels, key labels), its columns contiguous
+    table_b: Any
+    table_h: Any
+    table_i: Any
+    sets: Any  # (sets, heads or 1, bytes): which query labels may see some key of a block
+    sets_n: Any
+    sets_h: Any
     slopes: Any  # (heads,)
     sinks: Any  # (heads,)
     bias: Any  # (batch, heads, queries, keys), and its strides: Triton 3.6 loses a 1 in a tuple within a tuple
@@ -112,8 +126,49 @@ def _bias(rules, b, h, i, j, visible):
 
 
 @triton.jit
-def any_seen(rules, b, h, i, j):
-    """Whether any pair of this tile is visible; otherwise the tile can be skipped."""
+def _query_labels(rules, b, i):
+    return tl.load(rules.query_spans + b.to(tl.int64) * rules.queries + i, mask=i < rules.queries, other=0)
+
+
+@triton.jit
+def _spans(rules, b, h, i, j):
+    """What the table of spans adds to the logits of a tile."""
+    mine = _query_labels(rules, b, i).to(tl.int64)
+    theirs = tl.load(rules.key_spans + b.to(tl.int64) * rules.keys + j, mask=j < rules.keys, other=0)
+    return tl.load(rules.table + b.to(tl.int64) * rules.table_b + h.to(tl.int64) * rules.table_h
+                   + mine * rules.table_i + theirs)  # fmt: skip
+
+
+@triton.jit
+def _spans_meet(rules, b, h, i, start_j, KEYS: tl.constexpr):
+    """Whether the table of spans allows any pair of these queries and the KEYS keys from start_j on."""
+    label = _query_labels(rules, b, i)
+    found = label * 0
+    blocks = rules.key_sets + b.to(tl.int64) * tl.cdiv(rules.keys, SET_KEYS)
+    for part in tl.static_range(0, KEYS, SET_KEYS):
+        number = tl.load(blocks + tl.minimum(start_j + part, rules.keys - 1) // SET_KEYS).to(tl.int64)
+        place = rules.sets + number * rules.sets_n + h.to(tl.int64) * rules.sets_h + (label >> 3)
+        found |= (tl.load(place, mask=i < rules.queries, other=0).to(tl.int32) >> (label & 7)) & 1
+    return tl.max(tl.max(found, axis=1), axis=0) > 0
+
+
+@triton.jit
+def any_seen(rules, b, h, i, j, start_j, KEYS: tl.constexpr):
+    """Whether any pair of this tile, whose KEYS keys begin at start_j, is visible; otherwise it can be skipped.
+
+    Spans are judged by the labels of whole blocks, apart from the other rules.
+    """
+    if rules.key_sets is None:
+        found = _any_pair(rules, b, h, i, j)
+    else:
+        found = _spans_meet(rules, b, h, i, start_j, KEYS)
+        if found:
+            found = _any_pair(rules, b, h, i, j)
+    return found
+
+
+@triton.jit
+def _any_pair(rules, b, h, i, j):
     visible = seen(rules, b, h, i, j)
     if rules.bias is not None:
         visible &= _bias(rules, b, h, i, j, visible) != -float("inf")
@@ -121,9 +176,14 @@ def any_seen(rules, b, h, i, j):
 
 
 @triton.jit
+def _scale(rules, h):
+    return tl.load(rules.numbers) if rules.scales is None else tl.load(rules.scales + h)
+
+
+@triton.jit
 def logits(scores, rules, b, h, i, j, MASKED: tl.constexpr):
     """The logits from q·k, in units of ln 2; -inf where masked. Without MASKED, every pair must be visible."""
-    scale = tl.load(rules.numbers)
+    scale = _scale(rules, h)
     if rules.softcap:
         cap = tl.load(rules.numbers + 1)
         found = tanh(scores * (scale / cap)) * (cap * LOG2E)
@@ -132,8 +192,13 @@ def logits(scores, rules, b, h, i, j, MASKED: tl.constexpr):
     if rules.slopes is not None:
         slope = tl.load(rules.slopes + h) * LOG2E
         found -= slope * distances(rules, b, i, j).to(scores.dtype)
+    if rules.table is not None:
+        added = _spans(rules, b, h, i, j)
+        found += added * LOG2E
     if MASKED:
         visible = seen(rules, b, h, i, j)
+        if rules.key_sets is not None:
+            visible &= added != -float("inf")
         if rules.bias is not None:
             bias = _bias(rules, b, h, i, j, visible).to(scores.dtype)
             found += bias * LOG2E
@@ -143,9 +208,9 @@ def logits(scores, rules, b, h, i, j, MASKED: tl.constexpr):
 
 
 @triton.jit
-def logit_grad(scores, rules):
+def logit_grad(scores, rules, h):
     """The derivative of the logit with respect to q·k: scale·(1 - tanh²)."""
-    scale = tl.load(rules.numbers)
+    scale = _scale(rules, h)
     if rules.softcap:
         t = tanh(scores * (scale / tl.load(rules.numbers + 1)))
         return scale * (1.0 - t * t)
@@ -159,7 +224,7 @@ def _sorted(first, last):
 
 @triton.jit
 def _within(low, high, firsts, ends, first, last, MOST: tl.constexpr):
-    """The range low..high, narrowed to the segments of first..last."""
+    """The range low..high, narrowed to what the labels of first..last may see or be seen by."""
     at = first + tl.arange(0, MOST)
     low = tl.maximum(low, tl.min(tl.load(firsts + at, mask=at <= last, other=2147483647), axis=0))
     return tl.minimum(low, high), tl.minimum(high, tl.max(tl.load(ends + at, mask=at <= last, other=0), axis=0))
@@ -193,7 +258,7 @@ def key_range(rules, b, first, last, BLOCK: tl.constexpr, MOST: tl.constexpr):
             length = tl.load(rules.query_lengths + b)
             high = tl.where(near < length, high, 0)
             full_high = tl.where(far < length, full_high, 0)
-    if rules.query_segments is not None:
+    if rules.first_key is not None:
         table = b.to(tl.int64) * rules.queries
         low, high = _within(low, high, rules.first_key + table, rules.end_key + table, first, last, MOST)
     return _in_blocks(rules, low, high, full_low, full_high, BLOCK)
@@ -224,7 +289,7 @@ def query_range(rules, b, first, last, BLOCK: tl.constexpr, MOST: tl.constexpr):
             length = tl.load(rules.kv_lengths + b)
             high = tl.where(near < length, high, 0)
             full_high = tl.where(far < length, full_high, 0)
-    if rules.query_segments is not None:
+    if rules.first_query is not None:
         table = b.to(tl.int64) * rules.keys
         low, high = _within(low, high, rules.first_query + table, rules.end_query + table, first, last, MOST)
     return _in_blocks(rules, low, high, full_low, full_high, BLOCK)
@@ -232,7 +297,7 @@ def query_range(rules, b, first, last, BLOCK: tl.constexpr, MOST: tl.constexpr):
 
 @triton.jit
 def _in_blocks(rules, low, high, full_low, full_high, BLOCK: tl.constexpr):
-    """The ranges in whole blocks, low ≤ full_low ≤ full_high ≤ high; none is full with a mask, bias or segments."""
+    """The ranges in whole blocks, low ≤ full_low ≤ full_high ≤ high; none is full where content decides."""
     low, high = (low // BLOCK * BLOCK).to(tl.int32), (tl.cdiv(high, BLOCK) * BLOCK).to(tl.int32)
     high = tl.maximum(low, high)
     if rules.content:

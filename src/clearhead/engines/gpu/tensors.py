@@ -13,6 +13,7 @@ from clearhead.core.axes import Array
 from clearhead.core.device_array import DeviceArray
 from clearhead.core.problem import Problem
 from clearhead.engines.base import one_scale
+from clearhead.engines.gpu import labels
 from clearhead.engines.gpu.rules import Rules
 
 _FAR = 1 << 29  # positions up to this size are stored in 32 bits
@@ -34,7 +35,7 @@ _TORCH = {
     np.dtype(np.float16): torch.float16,
     np.dtype(np.int64): torch.int64,
 }
-_OF_SEGMENTS = ("query_segments", "kv_segments", "first_key", "end_key", "first_query", "end_query")
+_LABELS = ("query_segments", "kv_segments", "query_spans", "key_spans", "key_sets", *labels.RANGES)
 _described: WeakKeyDictionary[Problem, tuple[tuple[torch.device, int], Rules]] = WeakKeyDictionary()
 
 
@@ -151,19 +152,25 @@ def _stream(device: torch.device) -> int:
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 
+def to_device(x: Array, dtype: Any, device: torch.device) -> torch.Tensor:
+    """An array in the CPU's memory as a contiguous tensor of another dtype on `device`."""
+    return torch.from_numpy(np.ascontiguousarray(x, dtype)).to(device)
+
+
 def _describe(problem: Problem, device: torch.device) -> Rules:
     number = statistics_dtype(problem.dtype)
     near = bool((np.abs(problem.query_offset) <= _FAR).all())
 
     def sent(x: Array | None, dtype: Any) -> torch.Tensor | None:
-        return None if x is None else torch.from_numpy(np.ascontiguousarray(x, dtype)).to(device)
+        return None if x is None else to_device(x, dtype, device)
 
     def reach(side: int | None) -> int | None:
         return min(side, 2 * _FAR) if near and side is not None else side
 
     left, right = visibility.reach(problem)
     bias, mask = (None if x is None else as_tensor(x, device) for x in (problem.bias, problem.mask))
-    segments = _segments(problem.query_segments, problem.kv_segments)
+    segments, spans = labels.segments(problem), labels.spans(problem)
+    table, sets = spans.get("table"), spans.get("sets")
     offset = sent(problem.query_offset, np.int32 if near else np.int64)
     constexpr = language.constexpr
     assert offset is not None
@@ -172,8 +179,9 @@ def _describe(problem: Problem, device: torch.device) -> Rules:
         queries=problem.queries,
         keys=problem.keys,
         numbers=sent(np.array([one_scale(problem), problem.softcap or 1.0]), number),
+        scales=sent(problem.scale, number) if (problem.scale != one_scale(problem)).any() else None,
         softcap=constexpr(problem.softcap is not None),
-        content=constexpr(bias is not None or mask is not None or bool(segments)),
+        content=constexpr(bias is not None or mask is not None or bool(segments) or sets is not None),
         rows=problem.rows.start,
         row_step=constexpr(problem.rows.step),
         cols=problem.cols.start,
@@ -183,7 +191,11 @@ def _describe(problem: Problem, device: torch.device) -> Rules:
         offset=offset,
         kv_lengths=sent(problem.kv_lengths, np.int32),
         query_lengths=sent(problem.query_lengths, np.int32),
-        **{name: sent(segments.get(name), np.int32) for name in _OF_SEGMENTS},
+        **{name: sent(_narrower(name, segments, spans), np.int32) for name in _LABELS},
+        table=sent(table, number),
+        **dict(zip(("table_b", "table_h", "table_i"), _steps_of(table, 3), strict=True)),
+        sets=sent(sets, np.uint8),
+        **dict(zip(("sets_n", "sets_h"), _steps_of(sets, 2), strict=True)),
         slopes=sent(problem.alibi_slopes, number),
         sinks=sent(problem.sinks, number),
         bias=None if bias is None else bias.tensor,
@@ -205,34 +217,17 @@ def _steps(x: StridedTensor | None) -> tuple[int | None, ...]:
     return (None,) * 4 if x is None else x.strides
 
 
-def _segments(queries: Array | None, keys: Array | None) -> dict[str, Array]:
-    """The fields of Rules about segments: each label as a small number, and for each token the range of its segment.
-
-    Computed from runs of equal labels, since packed documents have few of them.
-    """
-    if queries is None or keys is None:
-        return {}
-    sides, runs = (queries, keys), (_runs(queries), _runs(keys))
-    labels = np.concatenate([side.reshape(-1)[starts] for side, (starts, _) in zip(sides, runs, strict=True)])
-    batch = np.concatenate([starts // side.shape[1] for side, (starts, _) in zip(sides, runs, strict=True)])
-    ranks = np.unique(labels, return_inverse=True)[1]
-    numbers = np.unique(ranks + batch * len(ranks), return_inverse=True)[1]
-    by_side = np.split(numbers, [len(runs[0][0])])
-    found: dict[str, Array] = {}
-    for side, other, name, kind in ((0, 1, "query_segments", "query"), (1, 0, "kv_segments", "key")):
-        (starts, lengths), size = runs[side], sides[side].shape[1]
-        first, end = np.full(len(numbers), size), np.zeros(len(numbers), np.int64)
-        np.minimum.at(first, by_side[side], starts % max(1, size))
-        np.maximum.at(end, by_side[side], starts % max(1, size) + lengths)
-        found[name] = np.repeat(by_side[side], lengths)
-        found[f"first_{kind}"] = np.repeat(first[by_side[other]], runs[other][1])
-        found[f"end_{kind}"] = np.repeat(end[by_side[other]], runs[other][1])
-    return found
+def _steps_of(x: Array | None, count: int) -> tuple[int | None, ...]:
+    """The first strides of an array once it is contiguous, in elements; 0 along axes of size 1."""
+    if x is None:
+        return (None,) * count
+    steps = np.ascontiguousarray(x).strides[:count]
+    return tuple(0 if size == 1 else step // x.itemsize for size, step in zip(x.shape, steps, strict=False))
 
 
-def _runs(labels: Array) -> tuple[Array, Array]:
-    """The starts of runs of equal labels in (batch, tokens), as flat indices, and their lengths."""
-    new = np.ones(labels.shape, bool)
-    new[:, 1:] = labels[:, 1:] != labels[:, :-1]
-    starts = np.flatnonzero(new)
-    return starts, np.diff(starts, append=labels.size)
+def _narrower(name: str, *found: labels.Fields) -> Array | None:
+    """The field of that name; where segments and spans both have a range, what lies in both."""
+    arrays = [fields[name].reshape(-1) for fields in found if name in fields]
+    if len(arrays) < 2:
+        return arrays[0] if arrays else None
+    return (np.maximum if name.startswith("first") else np.minimum)(*arrays)

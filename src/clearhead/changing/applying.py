@@ -1,0 +1,254 @@
+"""One call of attention, edited: NumPy arrays and PyTorch tensors alike, through the library's own rules.
+
+Edits of logits become the rules `scale`, `softcap`, `bias`, `alibi_slopes`, `sinks` and one rule `spans`; edits of
+outputs act on what attention returns. So an edited call costs what attention costs, and O(queries + keys) memory.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import log
+from typing import Any
+
+import numpy as np
+
+from clearhead.changing import otherrun
+from clearhead.changing.edits import Boost, Cut, Edit, Like, Off, Scaled, Share, Tempered, ValuesLike
+from clearhead.changing.places import Place, Text, find
+from clearhead.changing.tensors import chosen, float_sum, logaddexp, numbers_like, positive_part, spread, times
+from clearhead.core.axes import Array
+from clearhead.errors import ClearheadError, SelectionError
+from clearhead.ops.attention import attention
+from clearhead.ops.matrix import AttentionMatrix
+from clearhead.ops.softcaps import by_softcap
+from clearhead.ops.span_terms import SpanTerm, combined
+
+Heads = Sequence[int] | None  # None is all
+Rules = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class EditedCall:
+    """A call of attention after edits. `whole_rules()` and q, k make the matrix of its weights."""
+
+    q: Any  # (batch, heads, queries, d_k)
+    k: Any  # (batch, kv_heads, keys, d_k)
+    v: Any  # (batch, kv_heads, keys, d_v)
+    rules: Rules  # without spans; softcap is a tuple of one per head where heads differ
+    terms: tuple[SpanTerm, ...]
+    afterwards: tuple[Callable[[Any], Any], ...] = ()
+    acted: tuple[Edit, ...] = ()  # the edits whose queries and keys this call has
+
+    def whole_rules(self) -> Rules:
+        """The rules, with `spans` where a term adds anything."""
+        spans = combined(self.terms)
+        return self.rules if spans is None else {**self.rules, "spans": spans}
+
+    def finish(self, output: Any) -> Any:
+        """The edits of outputs on what attention returned, (batch, heads, queries, d_v)."""
+        for change in self.afterwards:
+            output = change(output)
+        return output
+
+    def output(self) -> Any:
+        """The edited output, (batch, heads, queries, d_v)."""
+        return self.finish(
+            by_softcap(lambda q, k, v, rules: attention(q, k, v, **rules), self.q, self.k, self.v, self.whole_rules())
+        )
+
+
+def edited(
+    q: Any, k: Any, v: Any, rules: Mapping[str, Any], acting: Sequence[tuple[Edit, Heads]], place: Place
+) -> EditedCall:
+    """One call of attention with edits, in the order given.
+
+    q        (batch, heads, queries, d_k), a NumPy array or a tensor; k and v (batch, kv_heads, keys, d_k or d_v)
+    rules    those of the call, as `ch.attention` takes them; bias and mask with 4 axes
+    acting   the edits of this layer, each with the heads that it changes, as `acting_in` gives them; None is all
+    place    where in the run this call is
+
+    Edits of weights act in the order given, then those of values, then those of outputs. The result's `output()` is the
+    edited output, and `AttentionMatrix(result.q, result.k, **result.whole_rules())` the edited weights. Where q has 3
+    axes, give q[None]: the rules fit both. Raises SelectionError for a head, position or word that there is not,
+    ShapeError where another run's lengths differ, RuleError where its rules do. Time O(queries + keys) and what
+    attention takes; one more pass for each `share`.
+    """
+    given = dict(rules)
+    spans = given.pop("spans", None)
+    call = EditedCall(q, k, v, given, () if spans is None else (SpanTerm.of(spans),))
+    for edit, heads in acting:
+        if heads is not None and max(heads) >= q.shape[1]:
+            what = f"there is no head {max(heads)} in layer {place.layer}, which has {q.shape[1]}."
+            raise SelectionError(f"{edit}: {what}")
+        try:
+            call = _APPLY[type(edit)](call, edit, heads, place)
+        except ClearheadError as error:
+            raise type(error)(f"{edit}: {error.what}", error.hint) from error
+    return call
+
+
+def acting_in(edits: Sequence[Edit], name: str, choices: Collection[str]) -> list[tuple[Edit, Heads]]:
+    """The edits that act in a layer, each with its heads there.
+
+    name      the layer's name, as `seen.layers` of ch.watch has it, such as "3"
+    choices   all that chooses it in `layers=`: its name, its number, its number from the end, such as {"3", "-1"}
+    """
+    return [(edit, edit.heads_in(choices)) for edit in edits if edit.acts_in(name, choices)]
+
+
+def check_layers(edits: Sequence[Edit], layers: Sequence[tuple[Collection[str], int]], model: str, hint: str) -> None:
+    """Raise SelectionError for an edit of a layer or head that the model has not, before it runs.
+
+    layers   for each layer what chooses it, as in `acting_in`, and how many heads it has; 0 where that is not known
+    """
+    for edit in edits:
+        for layer in edit.named_layers():
+            if not any(edit.may_act((layer,), choices) for choices, _ in layers):
+                raise SelectionError(f"{edit}: there is no layer {layer!r} in {model}.", hint)
+        for named, heads in edit.heads_by_layers():
+            most = max((count for choices, count in layers if edit.may_act(named, choices)), default=0)
+            if most and max(heads) >= most:
+                raise SelectionError(f"{edit}: there is no head {max(heads)} in {model}, which has {most}.")
+
+
+def check_places(edit: Edit, queries: Text, keys: Text) -> None:
+    """Raise SelectionError where an edit names a position or a word that these texts have not."""
+    for name, text in (("queries", queries), ("keys", keys)):
+        try:
+            find(name, getattr(edit, name, None), text)
+        except ClearheadError as error:
+            raise type(error)(f"{edit}: {error.what}", error.hint) from error
+
+
+def _members(edit: Any, place: Place) -> tuple[Array, Array]:
+    """Which queries and which keys of this call an edit is about, (batch or 1, queries) and (batch or 1, keys)."""
+    queries = find("queries", edit.queries, place.query_text).members(place.queries)
+    return queries, find("keys", edit.keys, place.key_text).members(place.keys)
+
+
+def _with_term(call: EditedCall, edit: Edit, term: SpanTerm) -> EditedCall:
+    acts = (term.query_labels >= 0).any() and (term.key_labels >= 0).any()
+    return replace(call, terms=(*call.terms, term), acted=(*call.acted, edit) if acts else call.acted)
+
+
+def _added(call: EditedCall, edit: Cut | Boost, heads: Heads, place: Place) -> EditedCall:
+    """A number added to the logits of these queries and keys: -inf cuts."""
+    queries, keys = (np.where(members, 0, -1) for members in _members(edit, place))
+    amount = edit.by if isinstance(edit, Boost) else -np.inf
+    table = _per_head(amount, 0.0, heads, call.q.shape[1]).reshape(1, -1, 1, 1)
+    return _with_term(call, edit, SpanTerm(queries, keys, table))
+
+
+def _shared(call: EditedCall, edit: Share, heads: Heads, place: Place) -> EditedCall:
+    """ln(a/(1 − a)) − ln(p/(1 − p)) added to the span's logits, where that is above 0.
+
+    ln(p/(1 − p)) is the log-sum-exp of the span less that of the rest, each from a pass over its own keys only.
+    """
+    queries, keys = _members(edit, place)
+    if not queries.any() or not keys.any():
+        span = rest = np.zeros(call.q.shape[:3])
+    else:
+        span, rest = (_logsumexp_of(call, queries, keys if side else ~keys, heads) for side in (True, False))
+    sinks = call.rules.get("sinks")
+    if sinks is not None:
+        rest = logaddexp(rest, numbers_like(sinks, rest)[:, None])
+    wanted = log(edit.at_least) - np.log1p(-edit.at_least)
+    table = positive_part(wanted, rest, span)[..., None]
+    inside = queries & np.ones((1, len(place.queries)), bool)
+    rows = np.where(inside, np.arange(len(place.queries)), -1)
+    return _with_term(call, edit, SpanTerm(rows, np.where(keys, 0, -1), table, by_row=True))
+
+
+def _logsumexp_of(call: EditedCall, queries: Array, keys: Array, heads: Heads) -> Any:
+    """The log-sum-exp over these keys alone, without sinks, (batch, heads, queries); -inf for other rows and heads."""
+    only = np.full((call.q.shape[1], 2, 2), -np.inf)
+    only[slice(None) if heads is None else list(heads), 0, 0] = 0.0
+    term = SpanTerm(np.where(queries, 0, 1), np.where(keys, 0, 1), only[None])
+    rules = {name: value for name, value in call.rules.items() if name != "sinks"}
+    rules["spans"] = combined((*call.terms, term))
+    return by_softcap(lambda q, k, _, own: AttentionMatrix(q, k, **own).logsumexp(), call.q, call.k, None, rules)
+
+
+def _tempered(call: EditedCall, edit: Tempered, heads: Heads, _: Place) -> EditedCall:
+    """Every logit, the sink's too, times 1/t: c·tanh(s/c)/t is a softcap of c/t of s/t."""
+    count = call.q.shape[1]
+    factors = _per_head(1 / edit.t, 1.0, heads, count)
+    rules = dict(call.rules)
+    scale = rules.get("scale")
+    base = np.float64(call.q.shape[-1] ** -0.5) if scale is None else scale
+    rules["scale"] = float(base) / edit.t if heads is None and np.ndim(base) == 0 else _numbers(base) * factors
+    if rules.get("softcap") is not None:
+        caps = spread(rules["softcap"], count)
+        made = tuple(float(cap * factor) for cap, factor in zip(caps, spread(factors, count), strict=True))
+        rules["softcap"] = made[0] if len(set(made)) == 1 else made
+    for name, shape in (("bias", (-1, 1, 1)), ("alibi_slopes", (-1,)), ("sinks", (-1,))):
+        if rules.get(name) is not None:
+            rules[name] = times(rules[name], factors.reshape(shape))
+    terms = tuple(term.times(factors) for term in call.terms)
+    return replace(call, rules=rules, terms=terms, acted=(*call.acted, edit))
+
+
+def _off(call: EditedCall, edit: Off, heads: Heads, place: Place) -> EditedCall:
+    number = len(call.afterwards)
+
+    def change(output: Any) -> Any:
+        instead = numbers_like(np.zeros(1), output) if edit.to == "zero" else _mean(output, number, place)
+        return chosen(instead, output, heads)
+
+    return replace(call, afterwards=(*call.afterwards, change), acted=(*call.acted, edit))
+
+
+def _mean(output: Any, number: int, place: Place) -> Any:
+    """The mean over the sequence's real queries so far, (batch, heads, 1, d_v), for one of the edits of outputs."""
+    total, count = float_sum(output, place.real)
+    if number in place.sums:
+        before = place.sums[number]
+        total, count = total + before[0], count + before[1]
+    place.sums[number] = total, count
+    return total / count.clip(1)
+
+
+def _scaled(call: EditedCall, edit: Scaled, heads: Heads, _: Place) -> EditedCall:
+    factors = _per_head(edit.by, 1.0, heads, call.q.shape[1])
+
+    def change(output: Any) -> Any:
+        return chosen(times(output, factors.reshape(-1, 1, 1)), output, heads)
+
+    return replace(call, afterwards=(*call.afterwards, change), acted=(*call.acted, edit))
+
+
+def _like(call: EditedCall, edit: Like, heads: Heads, place: Place) -> EditedCall:
+    run = otherrun.of(edit, heads, place, call.q)
+    q, k, rules, terms = otherrun.weights(run, call.q, call.k, call.rules, call.terms)
+    v = otherrun.for_each_head(call.v, call.q.shape[1]) if k.shape[1] != call.v.shape[1] else call.v
+    return replace(call, q=q, k=k, v=v, rules=rules, terms=terms, acted=(*call.acted, edit))
+
+
+def _values_like(call: EditedCall, edit: ValuesLike, heads: Heads, place: Place) -> EditedCall:
+    v = otherrun.values(otherrun.of(edit, heads, place, call.v), call.v, call.q.shape[1])
+    k = otherrun.for_each_head(call.k, call.q.shape[1]) if v.shape[1] != call.k.shape[1] else call.k
+    return replace(call, k=k, v=v, acted=(*call.acted, edit))
+
+
+_APPLY: dict[type[Edit], Callable[[EditedCall, Any, Heads, Place], EditedCall]] = {
+    Cut: _added,
+    Boost: _added,
+    Share: _shared,
+    Tempered: _tempered,
+    Off: _off,
+    Scaled: _scaled,
+    Like: _like,
+    ValuesLike: _values_like,
+}
+
+
+def _per_head(value: float, rest: float, heads: Heads, count: int) -> Array:
+    """One number for each head, (heads,); (1,) where all have the same."""
+    if heads is None:
+        return np.full(1, value)
+    numbers = np.full(count, rest)
+    numbers[list(heads)] = value
+    return numbers
+
+
+def _numbers(x: Any) -> Array:
+    return np.asarray(x.detach().cpu() if hasattr(x, "detach") else x, np.float64)

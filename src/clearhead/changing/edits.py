@@ -1,0 +1,387 @@
+"""The edits, as plain values that can be printed, compared and saved: what to change, and in which layers and heads."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, cast
+
+import numpy as np
+
+from clearhead.changing.places import Places, read_places
+from clearhead.core.rule_values import is_whole, read_members, read_number, read_path
+from clearhead.errors import DtypeError, RuleError, SelectionError, shown
+from clearhead.watching.seen import LAYERS, Seen
+
+Heads = tuple[int, ...] | dict[int | str, tuple[int, ...]] | None
+_HEADS = (int, np.integer), "a list of whole numbers from 0 up, or a dictionary of layer to such a list", "heads=[0, 1]"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class Edit:
+    """What every edit says: where it acts."""
+
+    KIND: ClassVar[str]
+    layers: tuple[int | str, ...] | None = None
+    heads: Heads = None
+
+    def __repr__(self) -> str:
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        order = sorted(given, key=lambda name: name in ("layers", "heads"))  # what it does first, then where
+        told = [f"{name}={_told(given[name])}" for name in order if given[name] is not None]
+        if order[0] in ("t", "seen") or self.KIND == "scaled":
+            told[0] = told[0].partition("=")[2]
+        return f"{self.KIND}({', '.join(told)})"
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and all(
+            getattr(self, field.name) == getattr(other, field.name) for field in fields(self)
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.KIND, repr([getattr(self, field.name) for field in fields(self) if field.name != "seen"])))
+
+    def named_layers(self) -> tuple[int | str, ...]:
+        """The layers that it names; () where it names none."""
+        return tuple(self.heads) if isinstance(self.heads, dict) else self.layers or ()
+
+    def heads_by_layers(self) -> list[tuple[tuple[int | str, ...], tuple[int, ...]]]:
+        """The heads that it names, each time with the layers that these are of; () is all layers."""
+        if isinstance(self.heads, dict):
+            return [((layer,), heads) for layer, heads in self.heads.items()]
+        return [] if self.heads is None else [(self.layers or (), self.heads)]
+
+    def acts_in(self, name: str, choices: Collection[str]) -> bool:
+        """Does it act in the layer of this name, which all of `choices` choose?"""
+        named = self.named_layers()
+        return not named or any(str(layer) == name or str(layer) in choices for layer in named)
+
+    def may_act(self, layers: Collection[int | str], choices: Collection[str]) -> bool:
+        """May one of these layers, () is all, be one that `choices` choose? "0#2" is a call of layer 0."""
+        return not layers or any(str(layer).partition("#")[0] in choices for layer in layers)
+
+    def heads_in(self, choices: Collection[str]) -> tuple[int, ...] | None:
+        """Its heads in the layer that `choices` choose; None is all."""
+        if not isinstance(self.heads, dict):
+            return self.heads
+        return tuple(sorted({head for layer, heads in self.heads.items() if str(layer) in choices for head in heads}))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class Cut(Edit):
+    """Weights that become 0."""
+
+    KIND = "cut"
+    queries: Places = None
+    keys: Places = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class Boost(Edit):
+    """A number added to the logits of keys."""
+
+    KIND = "boost"
+    keys: Places
+    by: float
+    queries: Places = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class Share(Edit):
+    """Keys that get at least a part of each row."""
+
+    KIND = "share"
+    keys: Places
+    at_least: float
+    queries: Places = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class Tempered(Edit):
+    """Logits divided by a number."""
+
+    KIND = "tempered"
+    t: float
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class Off(Edit):
+    """A head's output as 0, or as its mean."""
+
+    KIND = "off"
+    to: str = "zero"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class Scaled(Edit):
+    """A head's output times a number."""
+
+    KIND = "scaled"
+    by: float
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class OtherRun(Edit):
+    """An edit that takes something from another run; where it names no layers, from all that the run has."""
+
+    seen: Seen | str
+
+    def acts_in(self, name: str, choices: Collection[str]) -> bool:
+        """Does it act in the layer of this name, which all of `choices` choose?"""
+        assert not isinstance(self.seen, str)
+        return super().acts_in(name, choices) and (bool(self.named_layers()) or name in self.seen.parts)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class Like(OtherRun):
+    """The weights of another run."""
+
+    KIND = "like"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class ValuesLike(OtherRun):
+    """The values of another run."""
+
+    KIND = "values_like"
+
+
+def cut(*, queries: Any = None, keys: Any = None, layers: Any = None, heads: Any = None) -> Cut:
+    """These queries no longer see these keys; their weights go to the other keys they see.
+
+    queries   positions in the text, None for all: a whole number (negative ones count from the end), a slice, a word, a
+              list of these, or one True or False for each token. A slice without a stop goes on into what is generated
+    keys      the same for keys; queries or keys must be given. A row without any key left has output 0
+    layers    the layers' numbers or names, as `seen.layers` of ch.watch lists them; negative ones count from the end of
+              their stack; None is all
+    heads     a list of heads, or a dictionary of layer to such a list; None is all
+
+    Words are those of the text that a model is given first, whole and by upper and lower case. One that the text has
+    several times is refused: "sat#2" is the second, "sat#all" all of them. Positions are those that ch.watch shows.
+
+    Returns the edit, for `ch.change`. Raises RuleError where neither queries nor keys are given, DtypeError for a value
+    of another kind, SelectionError for one that chooses nothing.
+
+    >>> import clearhead as ch
+    >>> ch.cut(queries="on", keys="sat", layers=[0], heads=[3])
+    cut(queries='on', keys='sat', layers=[0], heads=[3])
+    """
+    if queries is None and keys is None:
+        raise RuleError("cut has neither queries nor keys: no weight would be left.", "ch.off(heads=[3])")
+    return Cut(**_spans(queries, keys), **_where(layers, heads))
+
+
+def boost(*, keys: Any, by: float, queries: Any = None, layers: Any = None, heads: Any = None) -> Boost:
+    """Add `by` to the logits of these keys: before the softmax divides, their weights are e^by times as large.
+
+    keys, queries, layers, heads   as in `cut`; keys must be given
+    by        any finite number; below 0 the keys get less
+
+    Returns the edit, for `ch.change`. Raises RuleError for keys that are None or another value of `by`, and what `cut`
+    raises. As in PASTA (Zhang et al. 2023), SpotLight and InstABoost, where keys are those of an instruction.
+
+    >>> import clearhead as ch
+    >>> ch.boost(keys=slice(0, 12), by=2)
+    boost(keys=slice(0, 12), by=2.0)
+    """
+    return Boost(**_spans(queries, _needed("boost", keys)), by=_number("by", by), **_where(layers, heads))
+
+
+def share(*, keys: Any, at_least: float, queries: Any = None, layers: Any = None, heads: Any = None) -> Share:
+    """These keys together get at least this part of each row's attention; rows where they have it stay as they are.
+
+    keys, queries, layers, heads   as in `cut`; keys must be given
+    at_least  above 0 and below 1. A row whose share p of these keys is smaller gets ln(at_least/(1 − at_least)) −
+              ln(p/(1 − p)) added to their logits: exactly at_least, with the proportions within the keys and within the
+              rest kept. p is computed from the log-sum-exps of both. A learned sink counts as the rest
+
+    Rows that see none of these keys, or nothing else, stay as they are. Returns the edit, for `ch.change`. Raises
+    RuleError for keys that are None or another value of at_least, and what `cut` raises.
+
+    >>> import clearhead as ch
+    >>> ch.share(keys="KEYWORD", at_least=0.3, layers=[1, 2])
+    share(keys='KEYWORD', at_least=0.3, layers=[1, 2])
+    """
+    part = _number("at_least", at_least)
+    if not 0 < part < 1:
+        raise RuleError(
+            f"at_least is {part}: expected a number above 0 and below 1.",
+            "ch.cut(keys=…) of all other keys makes it 1, of these keys 0.",
+        )
+    return Share(**_spans(queries, _needed("share", keys)), at_least=part, **_where(layers, heads))
+
+
+def tempered(t: float, *, layers: Any = None, heads: Any = None) -> Tempered:
+    """softmax(logits/t): weights flatter above 1, sharper below. A learned sink is a logit as well.
+
+    t               a number above 0
+    layers, heads   as in `cut`
+
+    Returns the edit, for `ch.change`. Raises RuleError for another value of t, and what `cut` raises.
+
+    >>> import clearhead as ch
+    >>> ch.tempered(1.5, heads={0: [3], 1: [0, 2]})
+    tempered(1.5, heads={0: [3], 1: [0, 2]})
+    """
+    number = _number("t", t)
+    if number <= 0:
+        raise RuleError(f"t is {number}: expected a number above 0.", "t=1.5 makes weights flatter, 0.5 sharper.")
+    return Tempered(t=number, **_where(layers, heads))
+
+
+def off(*, layers: Any = None, heads: Any = None, to: str = "zero") -> Off:
+    """A head's output becomes 0, or its mean.
+
+    layers, heads   as in `cut`
+    to              "zero", or "mean": over the queries of the sequence that are not padding. While a model generates,
+                    over all queries so far, the new one included
+
+    Returns the edit, for `ch.change`. Raises RuleError for another value of `to`, and what `cut` raises.
+
+    >>> import clearhead as ch
+    >>> ch.off(layers=[1], heads=[2])
+    off(to='zero', layers=[1], heads=[2])
+    """
+    if not isinstance(to, str) or to not in ("zero", "mean"):
+        raise RuleError(f"to is {shown(to)}: expected 'zero' or 'mean'.", 'to="mean"')
+    return Off(to=to, **_where(layers, heads))
+
+
+def scaled(by: float, *, layers: Any = None, heads: Any = None) -> Scaled:
+    """A head's output times a number.
+
+    by              any finite number
+    layers, heads   as in `cut`
+
+    Returns the edit, for `ch.change`. Raises RuleError for another value of `by`, and what `cut` raises.
+
+    >>> import clearhead as ch
+    >>> ch.scaled(0.5, heads=[2])
+    scaled(0.5, heads=[2])
+    """
+    return Scaled(by=_number("by", by), **_where(layers, heads))
+
+
+def like(seen: Any, *, layers: Any = None, heads: Any = None) -> Like:
+    """The weights of another run, on this run's values.
+
+    seen            what ch.watch gave of that run, or the path of a file that `seen.save` wrote. It must have queries
+                    and keys, the same batch, lengths and padding; a run that generates may have fewer tokens so far
+    layers, heads   as in `cut`; None is all that `seen` has
+
+    The weights come from the other run's q, k and rules: O(tokens) memory. They have no derivative; values have one.
+    Returns the edit, for `ch.change`. Raises DtypeError where `seen` is something else, and what `cut` raises.
+
+    >>> import clearhead as ch
+    >>> ch.like("clean.safetensors", layers=[1])
+    like('clean.safetensors', layers=[1])
+    """
+    return Like(seen=_run(seen), **_where(layers, heads))
+
+
+def values_like(seen: Any, *, layers: Any = None, heads: Any = None) -> ValuesLike:
+    """The weights of this run, on the values of another run.
+
+    seen            as in `like`; it must have values as well: ch.watch(model, values=True)
+    layers, heads   as in `cut`; None is all that `seen` has. Values belong to the queries' heads: where several heads
+                    share their values, those that are not chosen keep theirs
+
+    Returns the edit, for `ch.change`. Raises DtypeError where `seen` is something else, and what `cut` raises.
+
+    >>> import clearhead as ch
+    >>> ch.values_like("clean.safetensors", layers=[1], heads=[0])
+    values_like('clean.safetensors', layers=[1], heads=[0])
+    """
+    return ValuesLike(seen=_run(seen), **_where(layers, heads))
+
+
+def read_edits(value: Any) -> tuple[Edit, ...]:
+    """One edit or several, as a tuple. Raises DtypeError for anything else, RuleError where there is none."""
+    given = (value,) if isinstance(value, Edit) else value
+    if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
+        raise DtypeError(f"edits is {shown(value)}: expected an edit, or a list of edits.", "[ch.cut(keys=3)]")
+    found = tuple(given)
+    for edit in found:
+        if not isinstance(edit, Edit):
+            raise DtypeError(f"edits holds {shown(edit)}: expected edits.", "[ch.cut(keys=3)]")
+    if not found:
+        raise RuleError("edits is empty: nothing would change.", "[ch.cut(keys=3)]")
+    return found
+
+
+def _told(value: Any) -> str:
+    """A field as its function takes it."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_told, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name!r}: {_told(x)}' for name, x in value.items())}}}"
+    if isinstance(value, slice):
+        sides = [value.start, value.stop, *([] if value.step is None else [value.step])]
+        return f"slice({', '.join(map(repr, sides))})"
+    if isinstance(value, Seen):
+        return f"<{' '.join(repr(value).splitlines()[0].split())}>"
+    return repr(value)
+
+
+def _spans(queries: Any, keys: Any) -> dict[str, Any]:
+    return {"queries": read_places("queries", queries), "keys": read_places("keys", keys)}
+
+
+def _needed(kind: str, keys: Any) -> Any:
+    if keys is None:
+        raise RuleError(f"{kind} has no keys: expected those that get more.", f'ch.{kind}(keys="word", …)')
+    return keys
+
+
+def _number(name: str, value: Any) -> float:
+    if value is None:
+        raise RuleError(f"{name} is None: expected a number.")
+    return read_number(name, value, 0.0)
+
+
+def _where(layers: Any, heads: Any) -> dict[str, Any]:
+    """The layers and heads of an edit in their one form."""
+    if isinstance(heads, Mapping):
+        if layers is not None:
+            raise SelectionError("heads is a dictionary of layers, and layers are given as well.", "give one of both.")
+        named = read_members("heads", tuple(heads), *LAYERS)
+        pairs = zip(named, heads.values(), strict=True)
+        by_layer = {_plain(layer): _head_list(f"heads[{layer!r}]", some) for layer, some in pairs}
+        if not by_layer:
+            raise SelectionError("heads is empty: it chooses nothing.", "leave heads out for all.")
+        return {"layers": None, "heads": by_layer}
+    found: dict[str, Any] = {"layers": None, "heads": None if heads is None else _head_list("heads", heads)}
+    if layers is not None:
+        found["layers"] = tuple(_plain(layer) for layer in read_members("layers", layers, *LAYERS))
+        if not found["layers"]:
+            raise SelectionError("layers is empty: it chooses nothing.", "leave layers out for all.")
+    return found
+
+
+def _plain(layer: Any) -> int | str:
+    return int(layer) if is_whole(layer) else str(layer)
+
+
+def _head_list(name: str, given: Any) -> tuple[int, ...]:
+    heads = read_members(name, given, *_HEADS)
+    if not heads:
+        raise SelectionError(f"{name} is empty: it chooses nothing.", "leave heads out for all.")
+    if min(heads) < 0:
+        raise SelectionError(f"{name} holds {min(heads)}: expected {_HEADS[1]}.", _HEADS[2])
+    return tuple(sorted({int(head) for head in heads}))
+
+
+def _run(seen: Any) -> Seen | str:
+    if isinstance(seen, Seen):
+        return seen
+    if isinstance(seen, str) or hasattr(seen, "__fspath__"):
+        return str(read_path(seen))
+    raise DtypeError(
+        f"seen is {shown(seen)}: expected what `with ch.watch(model) as seen` gave, or the path of its file.",
+        'ch.like(seen), or ch.like("run.safetensors")',
+    )
+
+
+def with_run(edit: Edit, loaded: Callable[[str], Seen]) -> Edit:
+    """The same edit, its other run read from its file where it has only the path."""
+    if isinstance(edit, OtherRun) and isinstance(edit.seen, str):
+        return cast("Edit", type(edit)(seen=loaded(edit.seen), layers=edit.layers, heads=edit.heads))
+    return edit

@@ -1,0 +1,111 @@
+"""Edits as JSON, for files and command lines."""
+
+import json
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+from clearhead.changing.edits import (
+    Edit,
+    boost,
+    cut,
+    like,
+    off,
+    read_edits,
+    scaled,
+    share,
+    tempered,
+    values_like,
+)
+from clearhead.errors import DtypeError, FileError, RuleError, shown, unknown
+from clearhead.watching.seen import Seen
+
+_MAKERS: dict[str, Callable[..., Edit]] = {
+    made.__name__: made for made in (cut, boost, share, tempered, off, scaled, like, values_like)
+}
+
+
+def edits_to_json(edits: Any) -> str:
+    """An edit or a list of edits as JSON, which `edits_from_json` reads.
+
+    Raises DtypeError for anything else, RuleError for `like` or `values_like` of a run that is in memory: save it and
+    give the path of its file.
+
+    >>> import clearhead as ch
+    >>> ch.edits_to_json(ch.cut(queries="on", keys=slice(0, 2), layers=[0]))
+    '[{"edit": "cut", "queries": "on", "keys": {"start": 0, "stop": 2}, "layers": [0]}]'
+    """
+    return json.dumps([_words(edit) for edit in read_edits(edits)], ensure_ascii=False)
+
+
+def edits_from_json(text: str) -> list[Edit]:
+    """The list of edits that `edits_to_json` wrote; it checks what each edit's own function checks.
+
+    Raises FileError where the text is not such JSON, UnknownNameError for an edit that there is not, and what the
+    edits' functions raise.
+
+    >>> import clearhead as ch
+    >>> ch.edits_from_json('[{"edit": "off", "layers": [1], "heads": [2]}]')
+    [off(to='zero', layers=[1], heads=[2])]
+    """
+    try:
+        listed = json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise FileError(f"edits are not JSON: {error}.") from None
+    if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
+        raise FileError(f"edits are {shown(listed)}: expected a list of objects.", '[{"edit": "cut", "keys": 3}]')
+    return [_edit(one) for one in listed]
+
+
+def _edit(words: dict[str, Any]) -> Edit:
+    kind, given = words.get("edit"), {name: x for name, x in words.items() if name != "edit"}
+    if not isinstance(kind, str) or kind not in _MAKERS:
+        raise unknown("edit", kind, _MAKERS)
+    for name in ("queries", "keys"):
+        if name in given:
+            given[name] = _place_of(given[name])
+    if isinstance(given.get("heads"), dict):  # names of JSON's objects are text
+        given["heads"] = {int(name) if name.lstrip("-").isdecimal() else name: x for name, x in given["heads"].items()}
+    try:
+        return _MAKERS[kind](**given)
+    except TypeError as error:
+        if isinstance(error, DtypeError):
+            raise
+        raise FileError(f"{shown(words)} is no edit: {error}.") from None
+
+
+def _words(edit: Edit) -> dict[str, Any]:
+    """An edit as an object of JSON."""
+    found: dict[str, Any] = {"edit": edit.KIND}
+    given = {field.name: getattr(edit, field.name) for field in fields(edit)}
+    for name in sorted(given, key=lambda name: (name in ("layers", "heads"), name == "heads")):
+        value = given[name]
+        if value is None:
+            continue
+        if isinstance(value, Seen):
+            raise RuleError(
+                f"{edit.KIND} holds a run that is in memory, and JSON has no room for it.",
+                f'seen.save("run.safetensors"), then ch.{edit.KIND}("run.safetensors")',
+            )
+        found[name] = _place_words(value) if name in ("queries", "keys") else value
+    return found
+
+
+def _place_words(places: Any) -> Any:
+    if isinstance(places, tuple):
+        return [_place_words(place) for place in places]
+    if not isinstance(places, slice):
+        return places
+    sides = {"start": places.start, "stop": places.stop, "step": places.step}
+    return {name: side for name, side in sides.items() if side is not None}
+
+
+def _place_of(words: Any) -> Any:
+    if isinstance(words, list):
+        return [_place_of(one) for one in words]
+    if isinstance(words, dict):
+        wrong = [name for name in words if name not in ("start", "stop", "step")]
+        if wrong:
+            raise unknown("part of a slice", wrong[0], ("start", "stop", "step"))
+        return slice(words.get("start"), words.get("stop"), words.get("step"))
+    return words

@@ -1,0 +1,249 @@
+"""Queries and keys of an edit: positions, slices, bool vectors, or words of the text."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from itertools import accumulate
+from typing import Any
+from unicodedata import east_asian_width
+
+import numpy as np
+
+from clearhead.core.axes import Array
+from clearhead.core.rule_values import is_whole
+from clearhead.errors import DtypeError, SelectionError, shown
+
+One = int | str | slice
+Places = One | tuple[One, ...] | tuple[bool, ...] | None
+
+WANTED = "a position, a slice, a word, a list of these, or one True or False for each token"
+_OPEN = 2**62  # a slice without a stop goes on into what the model generates
+_UNREADABLE = "\ufffd"  # what decoders write for a part of a character
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """The text that positions and words refer to: what a model is given first, before it generates anything.
+
+    pieces   (batch, length): each token's own text, which follow one another; None where they are not known
+    why      why they are not known
+    """
+
+    length: int
+    pieces: Sequence[Sequence[str]] | None = None
+    why: str = "there is no tokenizer"
+    found: dict[int, tuple[Any, "Found"]] = field(default_factory=dict, repr=False)  # by the id of what was looked for
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Where in a model's run a call of attention is.
+
+    layer             the layer's name, as other runs have it
+    queries, keys     the positions of the call's queries and keys in their sequences
+    query_text, key_text   what positions and words of edits refer to
+    real              (batch or 1, queries), False where a query is padding; None where none is
+    continues         may the run go on after this call? Another run may have more tokens then
+    sums              what this layer remembers between the calls of one sequence: an empty dictionary at its beginning
+    """
+
+    layer: str
+    queries: range
+    keys: range
+    query_text: Text
+    key_text: Text
+    real: Any = None
+    continues: bool = False
+    sums: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """The positions that an edit's queries or keys stand for; a row for each sequence of the batch, or one for all."""
+
+    points: tuple[Array, ...]
+    slices: tuple[range, ...]
+
+    def members(self, positions: range) -> Array:
+        """(batch or 1, positions), True where chosen."""
+        index = np.arange(positions.start, positions.stop)
+        inside = np.zeros(len(index), bool)
+        for part in self.slices:
+            inside |= (index >= part.start) & (index < part.stop) & ((index - part.start) % part.step == 0)
+        return np.stack([inside | np.isin(index, points) for points in self.points])
+
+
+def read_places(name: str, value: Any) -> Places:
+    """The queries or keys of an edit in their one form: lists and vectors become tuples.
+
+    Raises DtypeError for a value of another kind, SelectionError where it is empty.
+    """
+    if value is None:
+        return None
+    one = _read_place(name, value)
+    if one is not None:
+        return one
+    if getattr(value, "ndim", 1) != 1 or isinstance(value, (dict, bytes)):
+        raise DtypeError(f"{name} is {shown(value)}: expected {WANTED}.", f"{name}=[3, 4]")
+    try:
+        members = value.tolist() if hasattr(value, "tolist") else list(value)
+    except TypeError:
+        raise DtypeError(f"{name} is {shown(value)}: expected {WANTED}.", f"{name}=[3, 4]") from None
+    flags = [isinstance(x, (bool, np.bool_)) for x in members]
+    if members and all(flags):
+        if not any(members):
+            raise SelectionError(f"{name} is all False: it chooses nothing.")
+        return tuple(map(bool, members))
+    places = tuple(_read_place(name, x) for x in members)
+    wrong = next((x for x, place in zip(members, places, strict=True) if place is None), None)
+    if any(place is None for place in places):
+        raise DtypeError(f"{name} holds {shown(wrong)}: expected {WANTED}.", f"{name}=[3, 4]")
+    if not places:
+        raise SelectionError(f"{name} is empty: it chooses nothing.", f"leave {name} out for all.")
+    return tuple(place for place in places if place is not None)
+
+
+def _read_place(name: str, value: Any) -> One | None:
+    """One position, word or slice; None for anything else."""
+    if is_whole(value):
+        return int(value)
+    if isinstance(value, str):
+        if not value.strip():
+            raise SelectionError(f"{name} is {value!r}: expected a word of the text.")
+        return str(value)
+    if not isinstance(value, slice):
+        return None
+    sides = value.start, value.stop, value.step
+    if not all(side is None or is_whole(side) for side in sides) or (value.step is not None and value.step < 1):
+        raise DtypeError(f"{name} is {shown(value)}: expected a slice of whole numbers that goes forward.")
+    start, stop = value.start or 0, value.stop
+    if stop is not None and (start >= 0) == (stop >= 0) and start >= stop:
+        raise SelectionError(f"{name} is {shown(value)}: it chooses nothing.")
+    return slice(*(None if side is None else int(side) for side in sides))
+
+
+def find(name: str, places: Places, text: Text) -> Found:
+    """The positions of an edit's queries or keys in this text, as `search` finds them; a search is remembered."""
+    if id(places) not in text.found:
+        text.found[id(places)] = places, search(name, places, text)
+    return text.found[id(places)][1]
+
+
+def search(name: str, places: Places, text: Text) -> Found:
+    """The positions of an edit's queries or keys in this text.
+
+    A position is one of the text's, and a negative one counts from its end; a slice without a stop, or with one behind
+    the text, goes on into what is generated. Raises SelectionError for a position or word that the text has not, for a
+    word that it has several times, and for a bool vector of another length.
+    """
+    if places is None:
+        return Found((np.empty(0, np.int64),), (range(_OPEN),))
+    listed: tuple[Any, ...] = places if isinstance(places, tuple) else (places,)
+    if isinstance(listed[0], bool):
+        if len(listed) != text.length:
+            raise SelectionError(f"{name} has {len(listed)} entries, and the text has {text.length} tokens.")
+        return Found((np.flatnonzero(listed),), ())
+    slices = tuple(_range(place, text.length) for place in listed if isinstance(place, slice))
+    shared = [_position(name, place, text.length) for place in listed if isinstance(place, int)]
+    words = [place for place in listed if isinstance(place, str)]
+    if not words:
+        return Found((np.array(shared, np.int64),), slices)
+    if text.pieces is None:
+        raise SelectionError(f"{name} is the word {words[0]!r}, and {text.why}.", "give positions, or tokenizer=…")
+    rows = []
+    for number, pieces in enumerate(text.pieces):
+        which = f" of sequence {number}" if len(text.pieces) > 1 else ""
+        found = [place for word in words for place in _find_word(name, word, pieces, which)]
+        rows.append(np.array(shared + found, np.int64))
+    return Found(tuple(rows), slices)
+
+
+def _position(name: str, place: int, length: int) -> int:
+    if not -length <= place < length:
+        raise SelectionError(
+            f"{name} has position {place}, and the text has {length} tokens.",
+            f"{name}=slice({place}, {place + 1}) waits until the model has generated it." if place >= 0 else "",
+        )
+    return place % length
+
+
+def _range(place: slice, length: int) -> range:
+    start, stop = place.start or 0, place.stop
+    start = max(0, start + length) if start < 0 else start
+    stop = _OPEN if stop is None else max(0, stop + length) if stop < 0 else stop
+    return range(start, stop, place.step or 1)
+
+
+def _find_word(name: str, word: str, pieces: Sequence[str], which: str) -> list[int]:
+    """The tokens that a word of the text is made of."""
+    text, ends = "".join(pieces), list(accumulate(map(len, pieces)))
+    starts = list(_whole_words(text, word))
+    numbered = re.fullmatch(r"(.+)#(\d+|all)", word, re.DOTALL)
+    chosen = ""
+    if not starts and numbered:
+        word, chosen = numbered.groups()
+        starts = list(_whole_words(text, word))
+    if not starts:
+        near = get_close_matches(word, Counter(re.findall(r"\w+", text)), n=1)
+        guess = f"did you mean {near[0]!r}? " if near and near[0] != word else ""
+        raise SelectionError(
+            f"{name} is the word {word!r}, and the text{which} has no such word.",
+            f"{guess}Words are found whole, and by upper and lower case.",
+        )
+    if chosen == "all":
+        return [token for start in starts for token in _tokens(pieces, ends, start, start + len(word))]
+    if not chosen and len(starts) > 1:
+        raise SelectionError(
+            f"{name} is the word {word!r}, and the text{which} has it {len(starts)} times.",
+            f"{word + '#1'!r} is the first, {word + '#all'!r} all of them.",
+        )
+    number = int(chosen or 1)
+    if not 1 <= number <= len(starts):
+        times = f"{len(starts)} times" if len(starts) > 1 else "once"
+        raise SelectionError(f"{name} is {word + '#' + chosen!r}, and the text{which} has {word!r} {times}.")
+    start = starts[number - 1]
+    return _tokens(pieces, ends, start, start + len(word))
+
+
+def _whole_words(text: str, word: str) -> Iterator[int]:
+    """Where the text has this word, not as a part of a longer one."""
+    start = text.find(word)
+    while start >= 0:
+        stop = start + len(word)
+        if not _joined(text[start - 1 : start], word[0]) and not _joined(word[-1], text[stop : stop + 1]):
+            yield start
+        start = text.find(word, start + 1)
+
+
+def _joined(a: str, b: str) -> bool:
+    """Do these neighbours belong to one word? Chinese, Japanese and Korean do not separate words by spaces."""
+    letters = bool(a and b) and all(x.isalnum() or x == "_" for x in (a, b))
+    return letters and not any(east_asian_width(x) in "WF" for x in (a, b))
+
+
+def _tokens(pieces: Sequence[str], ends: list[int], start: int, stop: int) -> list[int]:
+    """The tokens that have a part of text[start:stop], with those before that hold a part of its first character."""
+    first = int(np.searchsorted(ends, start, side="right"))
+    last = int(np.searchsorted(ends, stop, side="left"))
+    while first and not pieces[first - 1]:
+        first -= 1
+    return list(range(first, last + 1))
+
+
+def pieces_of(ids: Sequence[int], decode: Callable[[list[int]], str]) -> list[str]:
+    """Each token's own text, so that together they are the text: with the spaces that decoding a token alone drops.
+
+    A token that holds a part of a character has "", and the last one of these has the character. O(tokens).
+    """
+    found: list[str] = []
+    start = read = 0  # the text of ids[start:read] is known, and what follows is decoded behind it
+    for stop in range(1, len(ids) + 1):
+        before, now = decode(list(ids[start:read])), decode(list(ids[start:stop]))
+        if now.endswith(_UNREADABLE) and stop < len(ids) and stop - read < 4:
+            found.append("")
+            continue
+        found.append(now[len(before) :])
+        start, read = read, stop
+    return found

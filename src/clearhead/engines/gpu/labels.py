@@ -1,0 +1,118 @@
+"""What the labels of segments and of spans tell the kernels, computed once per problem on the CPU.
+
+The fields of `Rules` (rules.py) made here let a kernel skip a block of keys before it reads one: for each token the
+range of the other side's tokens that its label may see or be seen by, and for each block of keys the set of the query
+labels that may see some of it. They take O(queries + keys) memory and the size of the table, never queries × keys.
+"""
+
+import numpy as np
+
+from clearhead.core.arrays import statistics_dtype
+from clearhead.core.axes import Array
+from clearhead.core.problem import Problem
+
+BLOCK = 32  # keys that share a set; every tile's keys are whole blocks
+RANGES = ("first_key", "end_key", "first_query", "end_query")
+Fields = dict[str, Array]
+
+
+def segments(problem: Problem) -> Fields:
+    """The fields of Rules about segments: each label as a small number, and for each token the range of its segment.
+
+    Computed from runs of equal labels, since packed documents have few of them.
+    """
+    queries, keys = problem.query_segments, problem.kv_segments
+    if queries is None or keys is None:
+        return {}
+    sides, runs = (queries, keys), (_runs(queries), _runs(keys))
+    labels = np.concatenate([side.reshape(-1)[starts] for side, (starts, _) in zip(sides, runs, strict=True)])
+    batch = np.concatenate([starts // side.shape[1] for side, (starts, _) in zip(sides, runs, strict=True)])
+    ranks = np.unique(labels, return_inverse=True)[1]
+    numbers = np.unique(ranks + batch * len(ranks), return_inverse=True)[1]
+    by_side = np.split(numbers, [len(runs[0][0])])
+    found: Fields = {}
+    for side, other, name, kind in ((0, 1, "query_segments", "query"), (1, 0, "kv_segments", "key")):
+        (starts, lengths), size = runs[side], sides[side].shape[1]
+        first, end = np.full(len(numbers), size), np.zeros(len(numbers), np.int64)
+        np.minimum.at(first, by_side[side], starts % max(1, size))
+        np.maximum.at(end, by_side[side], starts % max(1, size) + lengths)
+        found[name] = np.repeat(by_side[side], lengths)
+        found[f"first_{kind}"] = np.repeat(first[by_side[other]], runs[other][1])
+        found[f"end_{kind}"] = np.repeat(end[by_side[other]], runs[other][1])
+    return found
+
+
+def _runs(labels: Array) -> tuple[Array, Array]:
+    """The starts of runs of equal labels in (batch, tokens), as flat indices, and their lengths."""
+    new = np.ones(labels.shape, bool)
+    new[:, 1:] = labels[:, 1:] != labels[:, :-1]
+    starts = np.flatnonzero(new)
+    return starts, np.diff(starts, append=labels.size)
+
+
+def spans(problem: Problem) -> Fields:
+    """The fields of Rules about spans, with a last row and column of zeros in the table for tokens without a label.
+
+    `table` has size 1 along batch and heads where they share it. The ranges and sets are there where it forbids pairs.
+    """
+    queries, keys, given = problem.query_spans, problem.key_spans, problem.span_table
+    if queries is None or keys is None or given is None:
+        return {}
+    own = given[tuple(slice(0, 1) if step == 0 else slice(None) for step in given.strides[:2])]
+    most = np.finfo(statistics_dtype(problem.dtype)).max / 2  # so that a finite number stays finite in units of ln 2
+    table = np.pad(np.where(np.isneginf(own), own, np.clip(own, -most, most)), ((0, 0), (0, 0), (0, 1), (0, 1)))
+    queries, keys = np.where(queries < 0, own.shape[2], queries), np.where(keys < 0, own.shape[3], keys)
+    found = {"query_spans": queries, "key_spans": keys, "table": table}
+    allowed = np.isfinite(table)
+    if queries.size and keys.size and not allowed.all():
+        found |= dict(zip(RANGES, _ranges(queries, keys, np.any(allowed, axis=1)), strict=True))
+        found["key_sets"], found["sets"] = _sets(keys, allowed)
+    return found
+
+
+def _ranges(queries: Array, keys: Array, allowed: Array) -> list[Array]:
+    """RANGES: for each query the first key and the end of the keys that its label may see, and so for each key."""
+    found: list[list[Array]] = [[], [], [], []]
+    for batch, (mine, theirs) in enumerate(zip(queries, keys, strict=True)):
+        pairs = allowed[batch % len(allowed)]
+        for at, side, other, table in ((0, mine, theirs, pairs), (2, theirs, mine, pairs.T)):
+            first, end = np.full(table.shape[1], len(other)), np.zeros(table.shape[1], np.int64)
+            np.minimum.at(first, other, np.arange(len(other)))
+            np.maximum.at(end, other, np.arange(len(other)) + 1)
+            found[at].append(_best(table, first, np.argsort(first), len(other))[side])
+            found[at + 1].append(_best(table, end, np.argsort(-end), 0)[side])
+    return [np.stack(rows) for rows in found]
+
+
+def _best(allowed: Array, values: Array, order: Array, none: int) -> Array:
+    """For each row of `allowed`, the value of the allowed column that comes first in this order."""
+    columns = order[allowed[:, order].argmax(axis=1)]
+    return np.where(allowed.any(axis=1), values[columns], none)
+
+
+def _sets(keys: Array, allowed: Array) -> tuple[Array, Array]:
+    """For each block of keys, (batch, blocks), the number of its set; and the sets, (sets, heads or 1, bytes).
+
+    Bit g of a set says whether query label g may see some key of the block. Blocks with the same labels share a set.
+    """
+    batch, blocks = len(keys), -(-keys.shape[1] // BLOCK)
+    whole = np.pad(keys, ((0, 0), (0, blocks * BLOCK - keys.shape[1])), mode="edge")
+    labels = np.sort(whole.reshape(-1, BLOCK), axis=1)
+    labels[:, 1:] = np.where(labels[:, 1:] == labels[:, :-1], labels[:, -1:], labels[:, 1:])
+    labels.sort(axis=1)  # each label once, then copies of the last
+    item = np.arange(batch * blocks) // blocks % len(allowed)
+    rows, numbers = np.unique(np.column_stack([item, labels]), axis=0, return_inverse=True)
+    item, labels = rows[:, 0], rows[:, 1:]
+    seen_by = np.packbits(np.moveaxis(allowed, 3, 1), axis=-1, bitorder="little")  # (batch, key labels, heads, bytes)
+    sets = seen_by[item, labels[:, -1]]
+    for column in labels[:, : (labels != labels[:, -1:]).sum(axis=1).max()].T:
+        sets |= seen_by[item, column]
+    return numbers.reshape(batch, blocks), sets
+
+
+def ordered(labels: Array, count: int) -> tuple[Array, Array]:
+    """The tokens in order of their labels, (batch, tokens); where each of `count` labels starts, and the end."""
+    order = np.argsort(labels, axis=-1, kind="stable")
+    ranks = np.take_along_axis(labels, order, axis=-1)
+    starts = np.array([np.searchsorted(row, np.arange(count + 1)) for row in ranks]).reshape(len(ranks), -1)
+    return order, starts

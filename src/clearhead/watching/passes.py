@@ -1,0 +1,173 @@
+"""A model's forward passes, followed by hooks: the tokens of each, and which call of which layer an attention is."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from inspect import signature
+from typing import Any, NamedTuple
+
+import torch
+
+from clearhead.watching import switching
+from clearhead.watching.naming import LayerNames, ModulePath
+from clearhead.watching.unseen import mixes_tokens, unseen
+
+Ids = torch.Tensor | None
+
+
+class LayerCall(NamedTuple):
+    """Which layer a call of an attention module is, and which call of that module in this pass, from 1 up."""
+
+    module: Any
+    number: int
+    path: str
+    name: str
+    choices: frozenset[str]  # all that chooses this layer: its name, path, numbers
+
+    @property
+    def cross(self) -> bool:
+        return ModulePath.of(self.path).cross
+
+
+class Passes:
+    """The forward passes of a model inside a block.
+
+    take_tokens   is called with the ids (batch, length) of each pass's sequences and of its encoder's, or None
+    begin_pass    is called with the keywords of each outermost forward pass
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        take_tokens: Callable[[Ids, Ids], None],
+        begin_pass: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> None:
+        self.model, self.take_tokens, self.begin_pass = model, take_tokens, begin_pass
+        self.paths = {module: path.replace("_orig_mod.", "") for path, module in model.named_modules()}
+        self.by_path = {path: module for module, path in self.paths.items()}
+        self.root = _root(self.paths)
+        self.names = LayerNames(map(self.inner, self.paths.values()), self._children)
+        self.implementations: dict[int, Any] = {}  # what each config's attention was before, by id(config)
+        self.entered = False
+        self.running: list[Any] = []  # the models that are in their forward pass, outermost first
+        self.ran: set[Any] = set()  # attention modules, whether they went through the interface or not
+        self.went_through: set[Any] = set()
+        self._reads_tokens = True  # until a module of this forward pass has had them
+        self._calls: Counter[Any] = Counter()  # how often each module attended in this pass
+        self._places: dict[tuple[Any, int], LayerCall] = {}
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """Inside, every attention of the model is ours, and its passes are followed; then the model is as before."""
+        before = switching.switch(self.model)
+        self.implementations = {id(config): implementation for config, implementation in before}
+        with ExitStack() as after:
+            after.callback(switching.restore, before)
+            after.enter_context(torch.compiler.set_stance("force_eager"))
+            for hook in self._hooks(switching.models(self.model)):
+                after.callback(hook.remove)
+            yield
+
+    def was_eager(self, module: Any) -> bool:
+        """Was this module's attention eager before the block?"""
+        return bool(self.implementations.get(id(getattr(module, "config", None))) == "eager")
+
+    def in_backward(self, module: Any) -> bool:
+        """Is this call of a module within a backward pass, where checkpointing computes a layer again?"""
+        self.went_through.add(module)
+        return torch._C._current_graph_task_id() != -1
+
+    def call_of(self, module: Any) -> LayerCall:
+        """Count and name a call of this attention module."""
+        self.went_through.add(module)
+        if not self.running:
+            self._calls.clear()
+        self._calls[module] += 1
+        return self.place(module, self._calls[module])
+
+    def place(self, module: Any, number: int = 1) -> LayerCall:
+        """The layer of this module's call."""
+        place = module, number
+        if place not in self._places:
+            path = self.paths[module]
+            inner = self.inner(path)
+            first = self.names.name(inner)
+            name = first if number == 1 else f"{first}#{number}"
+            choices = frozenset({name, path} | self.names.choices(inner))
+            self._places[place] = LayerCall(module, number, path, name, choices)
+        return self._places[place]
+
+    def inner(self, path: str) -> str:
+        """A module's path inside the Transformers model."""
+        return path.removeprefix(self.root)
+
+    def unseen(self) -> tuple[tuple[str, str], ...]:
+        """(path, class) of the attention that ran without Transformers' interface."""
+        return unseen(self.paths, self.ran, self.went_through)
+
+    def _hooks(self, models: Iterable[Any]) -> Iterator[Any]:
+        """Hooks that say when a forward pass begins and ends, and which attention modules run in it."""
+        for module in dict.fromkeys((self.model, *models)):
+            yield module.register_forward_pre_hook(self._enter, with_kwargs=True)
+            yield module.register_forward_hook(self._leave, always_call=True)
+        for module in self.paths:
+            if mixes_tokens(module):
+                yield module.register_forward_pre_hook(lambda module, _: self.ran.add(module))
+
+    def _enter(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        self.entered = True
+        if not self.running:
+            self._calls.clear()
+            self._reads_tokens = True
+            if self.begin_pass is not None:
+                self.begin_pass(named)
+        if self._reads_tokens and (given := _inputs(module, args, named)) is not None:
+            self._reads_tokens = False
+            self._read_tokens(module, given)
+        self.running.append(module)
+
+    def _leave(self, module: Any, *_: Any) -> None:
+        while self.running and self.running.pop() is not module:
+            pass
+
+    def _children(self, path: str) -> list[str]:
+        stack = self.by_path.get(self.root + path, self.by_path.get(path))
+        return [] if stack is None else [name for name, _ in stack.named_children()]
+
+    def _read_tokens(self, module: Any, named: Mapping[str, Any]) -> None:
+        """Hand on the ids that an outermost forward pass is called with, if any."""
+        ids = _ids(named.get("input_ids"))
+        if "decoder_input_ids" in signature(module.forward).parameters:
+            self.take_tokens(_ids(named.get("decoder_input_ids")), ids)
+        elif ModulePath.of(self.inner(self.paths[module])).stack == "encoder":
+            self.take_tokens(None, ids)
+        else:
+            self.take_tokens(ids, None)
+
+
+def _ids(x: Any) -> Ids:
+    """Token ids (batch, length), or None for anything else."""
+    return x if isinstance(x, torch.Tensor) and x.ndim == 2 and not x.is_floating_point() else None
+
+
+def _inputs(module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Mapping[str, Any] | None:
+    """What a Transformers model is called with, or a wrapper that takes a text's ids in a dictionary; else None.
+
+    A wrapper may call its model's `forward` itself, and then no hook of the model runs.
+    """
+    from transformers import PreTrainedModel
+
+    first = args[0] if args else None
+    if isinstance(module, PreTrainedModel):
+        return {"input_ids": first, **named}
+    both = any(isinstance(x, PreTrainedModel) and x.config.is_encoder_decoder for x in module.modules())
+    return first if isinstance(first, Mapping) and "input_ids" in first and not both else None
+
+
+def _root(paths: dict[Any, str]) -> str:
+    """What the paths of one Transformers model inside a wrapper begin with; "" where several are side by side."""
+    from transformers import PreTrainedModel
+
+    found = [path for module, path in paths.items() if isinstance(module, PreTrainedModel)]
+    first = f"{found[0]}." if found and found[0] else ""
+    return first if all(path.startswith(first) for path in found[1:]) else ""

@@ -1,0 +1,164 @@
+"""Edits made by hand: an attention function of its own that stores all logits, for Transformers' AttentionInterface."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import eager_mask
+
+Scores = tuple[Tensor, Tensor]  # logits (batch, heads, queries, keys) and sinks (heads,), which may be -inf
+NAME = "by_hand"
+
+
+@dataclass
+class ByHand:
+    """What is done in each attention call; `layer` chooses layers by their module's path."""
+
+    logits: Sequence[Callable[[Scores], Scores]] = ()
+    outputs: Sequence[Callable[[Tensor], Tensor]] = ()  # of (batch, heads, queries, d_v)
+    layer: Callable[[str], bool] = lambda path: True
+    weights: dict[str, Tensor] = field(default_factory=dict)  # of another run, by path
+    values: dict[str, Tensor] = field(default_factory=dict)
+    heads: Sequence[int] | None = None  # of weights and values
+    kept: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # this run's weights and values
+    paths: dict[Any, str] = field(default_factory=dict)
+
+
+_now = ByHand()
+
+
+@contextmanager
+def by_hand(model: Any, hand: ByHand) -> Iterator[ByHand]:
+    """Inside, the model's attention is `attend` with these edits."""
+    global _now
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, eager_mask)
+    before, _now = model.config._attn_implementation, hand
+    hand.paths = {module: path for path, module in model.named_modules()}
+    model.set_attn_implementation(NAME)
+    try:
+        yield hand
+    finally:
+        model.set_attn_implementation(before)
+
+
+def attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    position_bias: Tensor | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    heads = query.shape[1]
+    key, value = (x.repeat_interleave(heads // x.shape[1], 1) for x in (key, value))
+    logits = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    if softcap is not None:
+        logits = torch.tanh(logits / softcap) * softcap
+    if position_bias is not None:
+        logits = logits + position_bias
+    if attention_mask is not None:
+        mask = attention_mask[..., : key.shape[2]]
+        logits = torch.where(mask <= torch.finfo(mask.dtype).min, -torch.inf, logits + mask)
+    sinks = torch.full((heads,), -torch.inf) if s_aux is None else s_aux
+    path = _now.paths[module]
+    acts = _now.layer(path)
+    for change in _now.logits if acts else ():
+        logits, sinks = change((logits, sinks))
+    column = sinks[None, :, None, None].expand(*logits.shape[:3], 1)
+    weights = torch.softmax(torch.cat([logits, column], -1).double(), -1)[..., :-1].nan_to_num(0.0).to(query.dtype)
+    chosen = slice(None) if _now.heads is None else list(_now.heads)
+    if acts and path in _now.weights:
+        weights = weights.clone()
+        weights[:, chosen] = _now.weights[path][:, chosen]
+    if acts and path in _now.values:
+        value = value.clone()
+        value[:, chosen] = _now.values[path][:, chosen]
+    _now.kept[path] = weights, value
+    output = weights @ value
+    for change in _now.outputs if acts else ():
+        output = change(output)
+    return output.to(query.dtype).transpose(1, 2).contiguous(), None
+
+
+def at(size: int, chosen: Sequence[int] | None) -> list[bool]:
+    """True at these places."""
+    return [chosen is None or place in chosen for place in range(size)]
+
+
+def added(number: float, queries: Any, keys: Any, heads: Any = None) -> Callable[[Scores], Scores]:
+    """The number added to the logits of these queries, keys and heads; None is all. -inf cuts."""
+
+    def change(scores: Scores) -> Scores:
+        logits, sinks = scores
+        head, row, column = (
+            torch.tensor(at(n, c)) for n, c in zip(logits.shape[1:], (heads, queries, keys), strict=True)
+        )
+        where = head[:, None, None] & row[:, None] & column
+        return torch.where(where, logits + number, logits), sinks
+
+    return change
+
+
+def shared(part: float, queries: Any, keys: Any, heads: Any = None) -> Callable[[Scores], Scores]:
+    """At least this part of each row's weight for these keys: weights scaled within the keys and within the rest."""
+
+    def change(scores: Scores) -> Scores:
+        logits, sinks = scores
+        head, row, column = (
+            torch.tensor(at(n, c)) for n, c in zip(logits.shape[1:], (heads, queries, keys), strict=True)
+        )
+        whole = torch.cat([logits, sinks[None, :, None, None].expand(*logits.shape[:3], 1)], -1).double()
+        weights = torch.softmax(whole, -1).nan_to_num(0.0)[..., :-1]
+        inside = torch.where(column, weights, 0.0).sum(-1, keepdim=True)
+        rest = torch.where(column, -torch.inf, whole[..., :-1])
+        rest = torch.cat([rest, whole[..., -1:]], -1)
+        usable = (inside > 0) & (inside < part) & torch.isfinite(rest).any(-1, keepdim=True)
+        usable = usable & head[:, None, None] & row[:, None]
+        gain = torch.log(part * (1 - inside) / ((1 - part) * inside.clamp(min=1e-300)))
+        gain = torch.where(usable, gain, 0.0)
+        return torch.where(column, logits + gain.to(logits.dtype), logits), sinks
+
+    return change
+
+
+def divided(t: float, heads: Any = None) -> Callable[[Scores], Scores]:
+    """All logits of these heads, their sink's too, divided by t."""
+
+    def change(scores: Scores) -> Scores:
+        logits, sinks = scores
+        factor = torch.where(torch.tensor(at(logits.shape[1], heads)), 1 / t, 1.0)
+        return logits * factor[:, None, None], sinks * factor
+
+    return change
+
+
+def times(number: float, heads: Any = None) -> Callable[[Tensor], Tensor]:
+    """These heads' outputs times a number."""
+    return lambda output: output * torch.where(torch.tensor(at(output.shape[1], heads)), number, 1.0)[:, None, None]
+
+
+def mean(heads: Any = None, real: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+    """These heads' outputs replaced by their mean over the real queries (batch, queries)."""
+
+    def change(output: Tensor) -> Tensor:
+        rows = torch.ones(output.shape[0], output.shape[2]) if real is None else real.to(output.dtype)
+        means = (output * rows[:, None, :, None]).sum(2, keepdim=True) / rows.sum(-1)[:, None, None, None]
+        return torch.where(torch.tensor(at(output.shape[1], heads))[:, None, None], means, output)
+
+    return change
+
+
+class Letters:
+    """A tokenizer of one word for each id, " w7"; a text of several words is their concatenation."""
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(f" w{i}" for i in ids)

@@ -1,0 +1,110 @@
+"""ch.change on many architectures: each edit equals the same edit made by hand on stored logits."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+
+import clearhead as ch
+from changed import ByHand, added, by_hand, divided, mean, shared, times
+from small_models import small, taken
+from watched import FAMILIES, build, inputs, logits
+
+CUT = -torch.inf
+EDITS = [
+    ch.share(keys=[1, 2], at_least=0.4),
+    ch.tempered(1.5, heads=[0, 3]),
+    ch.cut(queries=slice(4, None), keys=[0, 3], heads=[0, 1]),
+    ch.boost(keys=[2, 4], by=2, heads=[1, 2]),
+    ch.share(keys=[4, 5], at_least=0.5, queries=slice(3, 9)),
+    ch.off(to="mean", heads=[0]),
+    ch.scaled(1.5, heads=[3]),
+]
+HAND = ByHand(
+    [
+        shared(0.4, None, [1, 2]),
+        divided(1.5, [0, 3]),
+        added(CUT, range(4, 99), [0, 3], [0, 1]),
+        added(2.0, None, [2, 4], [1, 2]),
+        shared(0.5, range(3, 9), [4, 5]),
+    ],
+    [mean([0]), times(1.5, [3])],
+)
+FAMILY = {family.name: family for family in FAMILIES}
+QUICK = ["gpt2", "gemma2", "bert", "t5", "vit"]
+OTHERS = [
+    "AlbertModel", "BartModel", "BioGptModel", "Cohere2Model", "Data2VecTextModel", "DeiTModel", "Dinov2Model",
+    "ElectraModel", "GPTNeoXModel", "Glm4Model", "GraniteModel", "MBartModel", "MarianModel", "MixtralModel",
+    "ModernBertModel", "OPTModel", "Olmo2Model", "PhiModel", "Qwen2Model", "SiglipModel", "Starcoder2Model",
+    "Wav2Vec2Model",
+]  # fmt: skip
+slow = [pytest.param(name, marks=pytest.mark.slow) for name in [*FAMILY, *OTHERS] if name not in QUICK]
+
+
+@pytest.mark.filterwarnings("ignore:.*was not changed:UserWarning")
+@pytest.mark.parametrize("name", [*QUICK, *slow])
+def test_edits_equal_those_made_by_hand(name: str):
+    if name in FAMILY:
+        model, given = build(FAMILY[name]), inputs(FAMILY[name])
+    else:
+        model = small(getattr(hf, name))
+        given = {key: x for key, x in taken(model).items() if key != "attention_mask"}
+    assert_edited(model, given, EDITS, HAND)
+
+
+def assert_edited(model: Any, given: dict[str, torch.Tensor], edits: Any, hand: ByHand) -> None:
+    def run() -> torch.Tensor:
+        torch.manual_seed(3)
+        return logits(model(**given))
+
+    with torch.no_grad():
+        before = run()
+        with by_hand(model, hand):
+            expected = run()
+        with ch.change(model, edits):
+            found = run()
+        assert torch.equal(before, run()), "the model is not as it was"
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+    assert float((found - before).abs().max()) > 1e-3 * float(before.abs().max()), "the edits changed nothing"
+
+
+def cross(path: str, layer: int) -> bool:
+    """Is this the module of cross-attention in this layer of the decoder?"""
+    numbers = [part for part in path.split(".") if part.isdecimal()]
+    return ("EncDec" in path or "encoder_attn" in path) and numbers[0] == str(layer)
+
+
+@pytest.mark.parametrize("name", ["t5", pytest.param("whisper", marks=pytest.mark.slow)])
+def test_cross_attention_has_the_decoders_queries_and_the_encoders_keys(name: str):
+    model, given = build(FAMILY[name]), inputs(FAMILY[name])
+    cut = ch.cut(queries=[2, -1], keys=10, layers=["decoder.0.cross"])
+    assert_edited(model, given, cut, ByHand([added(CUT, [2, 6], [10])], layer=lambda path: cross(path, 0)))
+    boost = ch.boost(keys=9, by=2, heads={"decoder.1.cross": [1]})
+    assert_edited(model, given, boost, ByHand([added(2.0, None, [9], [1])], layer=lambda path: cross(path, 1)))
+
+
+@pytest.mark.parametrize("name", ["t5", pytest.param("whisper", marks=pytest.mark.slow)])
+def test_an_encoder_decoder_generates_what_full_passes_by_hand_do(name: str):
+    model, given = build(FAMILY[name]), inputs(FAMILY[name])
+    given.pop("decoder_input_ids")
+    edits = [
+        ch.boost(keys=slice(2, 6), by=2, layers=["decoder.1.cross"]),
+        ch.cut(queries=slice(2, None), keys=[1, 3], layers=["decoder.1.cross"]),
+        ch.scaled(1.5, heads={"decoder.1.cross": [2]}),
+    ]
+    hand = ByHand(
+        [added(2.0, None, [2, 3, 4, 5]), added(CUT, range(2, 99), [1, 3])],
+        [times(1.5, [2])],
+        layer=lambda path: cross(path, 1),
+    )
+    with ch.change(model, edits), ch.watch(model) as seen:
+        found = model.generate(**given, max_new_tokens=6, min_new_tokens=6, do_sample=False, num_beams=1)
+    ids = torch.full((2, 1), model.config.decoder_start_token_id)
+    with by_hand(model, hand), torch.no_grad():
+        for _ in range(6):
+            out = model(**given, decoder_input_ids=ids, use_cache=False)
+            ids = torch.cat([ids, out.logits[:, -1:].argmax(-1)], 1)
+    torch.testing.assert_close(found[:, -6:], ids[:, -6:])
+    kept = next(pair[0] for path, pair in hand.kept.items() if cross(path, 1))
+    torch.testing.assert_close(seen.matrix("decoder.1.cross")[...], kept, rtol=0, atol=1e-5)

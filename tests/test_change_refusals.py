@@ -1,0 +1,165 @@
+"""What ch.change refuses, and when: before the block, before the first layer, or when the block ends."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import clearhead as ch
+from changed import Letters
+from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError
+from clearhead.watching.seen import Seen
+from watched import FAMILIES, build, inputs
+
+FAMILY = {family.name: family for family in FAMILIES}
+
+
+def test_after_an_exception_the_model_is_as_it_was():
+    model, given = build(FAMILY["llama"]), inputs(FAMILY["llama"])
+    config, hooks = model.config.to_dict(), [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
+    with torch.no_grad():
+        before = model(**given).logits
+        with pytest.raises(ZeroDivisionError), ch.change(model, ch.cut(keys=1)):
+            raise ZeroDivisionError(model(**given))
+        with pytest.raises(SelectionError), ch.change(model, ch.cut(keys=99)):
+            model(**given)
+        with pytest.raises(SelectionError), ch.change(model, ch.cut(keys=1, layers=[9])):
+            raise AssertionError("the block was entered")
+        assert torch.equal(before, model(**given).logits)
+    assert model.config.to_dict() == config
+    assert hooks == [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
+
+
+REFUSED: list[tuple[Any, type[Exception], str]] = [
+    (
+        ch.cut(keys=1, layers=[2]),
+        SelectionError,
+        r"cut\(keys=1, layers=\[2\]\): there is no layer 2 in LlamaForCausalLM",
+    ),
+    (ch.cut(keys=1, layers=[-3]), SelectionError, "there is no layer -3"),
+    (ch.cut(keys=1, layers=["decoder.0"]), SelectionError, "there is no layer 'decoder.0'"),
+    (
+        ch.off(heads=[4]),
+        SelectionError,
+        r"off\(to='zero', heads=\[4\]\): there is no head 4 in LlamaForCausalLM, which has 4",
+    ),
+    (ch.off(heads={1: [0], -1: [7]}), SelectionError, "there is no head 7"),
+    (ch.off(heads={5: [0]}), SelectionError, "there is no layer 5"),
+    ("cut", DtypeError, "edits is 'cut'"),
+    ([ch.cut(keys=1), 3], DtypeError, "edits holds 3"),
+    ([], RuleError, "edits is empty"),
+    (ch.like(Seen()), RuleError, "the other run saw no attention"),
+]
+
+
+@pytest.mark.parametrize(("edits", "kind", "words"), REFUSED, ids=[words for *_, words in REFUSED])
+def test_what_cannot_act_is_refused_before_the_model_runs(edits: Any, kind: type[Exception], words: str):
+    model = build(FAMILY["llama"])
+    with pytest.raises(kind, match=words), ch.change(model, edits):
+        raise AssertionError("the block was entered")
+
+
+RUNNING: list[tuple[Any, type[Exception], str]] = [
+    (ch.cut(keys=11), SelectionError, r"layer 0: cut\(keys=11\): keys has position 11, and the text has 11 tokens"),
+    (ch.cut(queries=-12, layers=[1]), SelectionError, "layer 0: .*queries has position -12"),
+    (ch.cut(keys=[True] * 10), SelectionError, "keys has 10 entries, and the text has 11 tokens"),
+    (ch.cut(keys="w2"), SelectionError, "keys is the word 'w2', and there is no tokenizer"),
+]
+
+
+@pytest.mark.parametrize(("edits", "kind", "words"), RUNNING, ids=[words for *_, words in RUNNING])
+def test_what_the_text_has_not_is_refused_before_the_first_layer(edits: Any, kind: type[Exception], words: str):
+    model, given = build(FAMILY["llama"]), inputs(FAMILY["llama"])
+    with pytest.raises(kind, match=words), ch.change(model, edits):
+        model(**given)
+
+
+def test_words_that_are_not_there_or_several_times_are_refused_by_sequence():
+    model, given = build(FAMILY["llama"]), inputs(FAMILY["llama"])
+    given["input_ids"] = torch.tensor([[20, 21, 22, 21], [20, 21, 22, 23]])
+    for word, words in (
+        ("w23", "of sequence 0 has no such word"),
+        ("w21", r"(?s)of sequence 0 has it 2 times.*'w21#1' is the first, 'w21#all' all of them"),
+        ("w21#2", "of sequence 1 has 'w21' once"),
+    ):
+        with pytest.raises(SelectionError, match=words), ch.change(model, ch.cut(keys=word), tokenizer=Letters()):
+            model(**given)
+    with ch.change(model, [ch.cut(keys="w22"), ch.cut(keys="w21#all")], tokenizer=Letters()):
+        model(**given)
+
+
+def test_an_edit_that_never_acted_is_named_when_the_block_ends():
+    model, given = build(FAMILY["llama"]), inputs(FAMILY["llama"])
+    edits = [ch.cut(keys=1), ch.boost(keys=2, queries=slice(11, None), by=1)]
+    with (
+        pytest.raises(RuleError, match=r"^boost\(keys=2, by=1.0, queries=slice\(11, None\)\) never acted: none of its"),
+        ch.change(model, edits),
+    ):
+        model(**given)
+    with pytest.raises(RuleError, match="never acted: LlamaForCausalLM did not run inside"), ch.change(model, edits):
+        pass
+    with pytest.raises(RuleError, match="never acted"), ch.change(model, ch.off(layers=["0#2"])):
+        model(**given)
+    with ch.change(model, edits):
+        model.generate(**given, max_new_tokens=2)
+
+
+def test_a_model_is_changed_once_at_a_time():
+    model = build(FAMILY["llama"])
+    with (
+        pytest.raises(RuleError, match="being changed already"),
+        ch.change(model, ch.off()),
+        ch.change(model, ch.off()),
+    ):
+        pass
+    with pytest.raises(DtypeError, match="model is a int: expected a Transformers model"), ch.change(3, ch.off()):
+        pass
+    with pytest.raises(DtypeError, match="tokenizer is a int"), ch.change(model, ch.off(), tokenizer=3):
+        pass
+
+
+def test_other_runs_that_differ_are_refused_by_name():
+    model, given = build(FAMILY["llama"]), inputs(FAMILY["llama"], "left")
+
+    def watched(given: dict[str, torch.Tensor], **options: Any) -> Any:
+        with torch.no_grad(), ch.watch(model, **options) as seen:
+            model(**given)
+        return seen
+
+    short = {name: x[:, :9] for name, x in given.items()}
+    other_padding = {**given, "attention_mask": given["attention_mask"].flip(0)}
+    whole = watched(given)
+    for edit, kind, words in (
+        (
+            ch.like(watched(short)),
+            ShapeError,
+            r"\(queries 11, keys 11\) in this run and \(queries 9, keys 9\) in the other",
+        ),
+        (ch.like(watched({name: x[:1] for name, x in given.items()})), ShapeError, "the other run's q is .batch 1"),
+        (ch.like(watched(other_padding)), RuleError, "the other run has another padding or mask in layer 0"),
+        (
+            ch.like(watched(given, heads=[1, 2]), heads=[2, 3]),
+            SelectionError,
+            "kept no head 3 of layer 0: kept are 1, 2",
+        ),
+        (ch.like(watched(given, layers=[1]), layers=[0]), SelectionError, "the other run has no layer 0"),
+        (ch.like(watched(given, keep=False)), RuleError, "the other run kept no queries and keys"),
+        (ch.values_like(whole), RuleError, r"(?s)kept no values.*values=True"),
+    ):
+        with pytest.raises(kind, match=words), torch.no_grad(), ch.change(model, edit):
+            model(**given)
+    with torch.no_grad(), ch.change(model, ch.like(watched(given, heads=[1, 2]), heads=[2])):
+        model(**given)
+    with pytest.raises(RuleError, match="holds a run that is in memory"):
+        ch.edits_to_json(ch.like(whole))
+    half = build(FAMILY["llama"]).double()
+    words = "the other run's q is torch.float32, and this run's torch.float64"
+    with pytest.raises(DtypeError, match=words), ch.change(half, ch.like(whole)):
+        half(**given)
+
+
+def test_a_softcap_with_some_heads_tempered_is_no_one_matrix():
+    model, given = build(FAMILY["gemma2"]), inputs(FAMILY["gemma2"])
+    some = ch.change(model, ch.tempered(2, heads=[1]))
+    with pytest.raises(RuleError, match="only some of its heads are tempered"), some, ch.watch(model):
+        model(**given)

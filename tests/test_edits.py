@@ -1,0 +1,211 @@
+"""Edits as values, the words of a text, and one edited call on NumPy arrays and tensors alike."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead.changing.applying import edited
+from clearhead.changing.edits import Edit
+from clearhead.changing.places import Place, Text, find, pieces_of, read_places
+from clearhead.errors import ClearheadError, DtypeError, FileError, RuleError, SelectionError, UnknownNameError
+from clearhead.explaining import gpt2
+from seeds import fresh
+
+EDITS = [
+    ch.cut(queries="on", keys="sat", layers=[0]),
+    ch.cut(keys=[True, False, True], heads={0: [3, 1], "decoder.1.cross": [2]}),
+    ch.cut(queries=np.array([3, -1]), keys=torch.tensor([True, False])),
+    ch.cut(queries=["on", 4, slice(-3, None, 2)]),
+    ch.boost(keys=slice(0, 12), by=2, queries=slice(None, -4), layers=[-1, "encoder.0"]),
+    ch.share(keys="sat#2", at_least=0.3, heads=(0, 0, 2)),
+    ch.tempered(0.5, layers=[1]),
+    ch.off(heads=[2]),
+    ch.off(layers=range(2), to="mean"),
+    ch.scaled(-1.5),
+    ch.like("run.safetensors", layers=[0]),
+    ch.values_like("run.safetensors", heads={2: [0]}),
+]
+
+
+def test_an_edit_prints_as_the_call_that_makes_it():
+    for edit in EDITS:
+        assert eval(f"ch.{edit!r}", {"ch": ch}) == edit
+    assert repr(EDITS[0]) == "cut(queries='on', keys='sat', layers=[0])"
+    assert repr(EDITS[2]) == "cut(queries=[3, -1], keys=[True, False])"
+    assert repr(EDITS[5]) == "share(keys='sat#2', at_least=0.3, heads=[0, 2])"
+
+
+def test_edits_are_equal_and_hash_by_what_they_say():
+    assert len(set(EDITS + list(EDITS))) == len(EDITS)
+    assert ch.cut(keys=[1, 2]) == ch.cut(keys=(1, 2)) != ch.cut(queries=[1, 2])
+    assert ch.boost(keys=1, by=2) != ch.boost(keys=1, by=3)
+    assert ch.cut(keys=3) != "cut(keys=3)"
+
+
+def test_edits_survive_json():
+    text = ch.edits_to_json(EDITS)
+    assert ch.edits_from_json(text) == EDITS
+    assert ch.edits_to_json(ch.edits_from_json(text)) == text
+    assert ch.edits_from_json(ch.edits_to_json(EDITS[4])) == [EDITS[4]]
+
+
+WRONG: list[tuple[Any, type[ClearheadError], str]] = [
+    (lambda: ch.cut(), RuleError, "cut has neither queries nor keys"),
+    (lambda: ch.cut(keys=[]), SelectionError, "keys is empty"),
+    (lambda: ch.cut(keys=[False, False]), SelectionError, "keys is all False"),
+    (lambda: ch.cut(keys=" "), SelectionError, "keys is ' ': expected a word"),
+    (lambda: ch.cut(keys=slice(5, 5)), SelectionError, r"keys is slice\(5, 5, None\): it chooses nothing"),
+    (lambda: ch.cut(keys=slice(None, None, -1)), DtypeError, "goes forward"),
+    (lambda: ch.cut(keys=2.5), DtypeError, "keys is 2.5: expected a position, a slice, a word"),
+    (lambda: ch.cut(keys=[1, 2.5]), DtypeError, "keys holds 2.5"),
+    (lambda: ch.cut(keys=[1, True]), DtypeError, "keys holds True"),
+    (lambda: ch.cut(keys=np.ones((2, 2))), DtypeError, r"keys is a ndarray of shape \(2, 2\)"),
+    (lambda: ch.cut(keys={"a": 1}), DtypeError, "keys is {'a': 1}"),
+    (lambda: ch.cut(keys=1, layers=0), SelectionError, r"layers is 0: expected a list of layers"),
+    (lambda: ch.cut(keys=1, layers=[]), SelectionError, "layers is empty"),
+    (lambda: ch.cut(keys=1, heads=[]), SelectionError, "heads is empty"),
+    (lambda: ch.cut(keys=1, heads={}), SelectionError, "heads is empty"),
+    (lambda: ch.cut(keys=1, heads=[-1]), SelectionError, "heads holds -1"),
+    (lambda: ch.cut(keys=1, heads={0: 3}), SelectionError, r"heads\[0\] is 3"),
+    (lambda: ch.cut(keys=1, layers=[0], heads={0: [1]}), SelectionError, "layers are given as well"),
+    (lambda: ch.boost(keys=None, by=1), RuleError, "boost has no keys"),
+    (lambda: ch.boost(keys=1, by=np.inf), RuleError, "by is inf: expected a finite number"),
+    (lambda: ch.boost(keys=1, by=None), RuleError, "by is None"),
+    (lambda: ch.share(keys=None, at_least=0.5), RuleError, "share has no keys"),
+    (lambda: ch.share(keys=1, at_least=1), RuleError, "at_least is 1.0: expected a number above 0 and below 1"),
+    (lambda: ch.tempered(0), RuleError, "t is 0.0: expected a number above 0"),
+    (lambda: ch.off(to="median"), RuleError, "to is 'median': expected 'zero' or 'mean'"),
+    (lambda: ch.like(3), DtypeError, "seen is 3: expected what `with ch.watch"),
+    (lambda: ch.edits_to_json("cut"), DtypeError, "edits is 'cut'"),
+    (lambda: ch.edits_to_json([1]), DtypeError, "edits holds 1"),
+    (lambda: ch.edits_to_json([]), RuleError, "edits is empty"),
+    (lambda: ch.edits_from_json("["), FileError, "edits are not JSON"),
+    (lambda: ch.edits_from_json("{}"), FileError, "edits are {}: expected a list of objects"),
+    (lambda: ch.edits_from_json('[{"edit": "cu"}]'), UnknownNameError, "unknown edit `cu`"),
+    (lambda: ch.edits_from_json('[{"edit": "cut", "what": 1}]'), FileError, "is no edit"),
+    (lambda: ch.edits_from_json('[{"edit": "cut", "keys": {"end": 1}}]'), UnknownNameError, "unknown part of a slice"),
+    (lambda: ch.edits_from_json('[{"edit": "cut", "keys": []}]'), SelectionError, "keys is empty"),
+]
+
+
+@pytest.mark.parametrize(("make", "kind", "words"), WRONG, ids=[words for *_, words in WRONG])
+def test_what_makes_no_sense_is_refused_by_name(make: Any, kind: type[ClearheadError], words: str):
+    with pytest.raises(kind, match=words):
+        make()
+
+
+RHYME = ["hum", "pty", " d", "umpty", " sat", " on", " a", " wall", ",", " h", "umpty", " d", "umpty", " sat", " down"]
+
+
+def positions(places: Any, pieces: list[str] | None = None) -> list[int]:
+    pieces = RHYME if pieces is None else pieces
+    found = find("keys", read_places("keys", places), Text(len(pieces), [pieces]))
+    return np.flatnonzero(found.members(range(len(pieces) + 5))[0]).tolist()
+
+
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [
+        ("wall", [7]), ("on a wall", [5, 6, 7]), ("humpty#2", [9, 10]), ("humpty", None), ("humpty#all", [0, 1, 9, 10]),
+        ("dumpty#1", [2, 3]), ("dumpty#3", None), ("all", None), ("Wall", None), ("wall,", [7, 8]),
+        (["on", "wall"], [5, 7]), (-1, [14]), (15, None), (-16, None), ([True] * 14, None),
+        (slice(13, None), [13, 14, 15, 16, 17, 18, 19]), (slice(-2, None, 2), [13, 15, 17, 19]),
+        (slice(15, 17), [15, 16]), (slice(None, -13), [0, 1]), ([0, "down", slice(3, 5)], [0, 3, 4, 14]),
+    ],
+)  # fmt: skip
+def test_places_of_a_text(places: Any, expected: list[int] | None):
+    if expected is None:
+        with pytest.raises(SelectionError, match="keys"):
+            positions(places)
+    else:
+        assert positions(places) == expected
+
+
+def test_words_of_texts_without_spaces_and_of_split_characters():
+    assert positions("关注", ["我们", "关", "注", "它"]) == [1, 2]
+    assert positions("é", ["a ", "", "", "é", " b"]) == [1, 2, 3]
+    assert positions("a#1", ["a", " a", "#1"]) == [1, 2], "the word as it stands comes first"
+
+
+def test_pieces_keep_the_spaces_that_decoding_alone_drops():
+    words = ["▁hum", "pty", "▁sat", "▁é", "x"]
+
+    def decode(ids: list[int]) -> str:  # as SentencePiece: the first space is dropped
+        return "".join(words[i] for i in ids).replace("▁", " ").removeprefix(" ")
+
+    assert pieces_of(range(5), decode) == ["hum", "pty", " sat", " é", "x"]
+    raw = [b"a", *(bytes([byte]) for byte in "é€".encode()), b"b", b"\xff"]
+    assert (
+        "".join(pieces_of(range(len(raw)), lambda ids: b"".join(raw[i] for i in ids).decode(errors="replace")))
+        == "aé€b\ufffd"
+    )
+    shipped = gpt2.load().tokenizer
+    text = "humpty dumpty sat on a wall, naïve 漢字 😀"
+    ids = shipped.encode(text).ids
+    assert "".join(pieces_of(ids, lambda some: shipped.decode(some, skip_special_tokens=False))) == shipped.decode(ids)
+
+
+CALL = [
+    ch.cut(queries=slice(3, None), keys=[0, 2], heads=[0, 3]),
+    ch.share(keys=[1, 4], at_least=0.4),
+    ch.tempered(1.7, heads=[1]),
+    ch.boost(keys=slice(2, 5), by=-1, heads=[1, 2]),
+    ch.share(keys=[5], at_least=0.25, heads=[2]),
+    ch.off(to="mean", heads=[2]),
+    ch.scaled(3, heads=[0]),
+]
+
+
+def place(n: int, m: int) -> Place:
+    return Place("0", range(n), range(m), Text(n), Text(m))
+
+
+def acting(edits: list[Edit]) -> list[tuple[Edit, Any]]:
+    return [(edit, edit.heads_in(())) for edit in edits]
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_one_call_gives_the_same_on_arrays_and_tensors(dtype: Any):
+    rng = fresh()
+    q, k, v = (rng.standard_normal((2, h, 9, 8)).astype(dtype) for h in (4, 2, 2))
+    rules = {"causal": True, "softcap": 3.0, "sinks": rng.standard_normal(4), "alibi_slopes": np.arange(4.0) / 8}
+    bias = rng.standard_normal((1, 1, 9, 9)).astype(dtype)
+    ours = edited(q, k, v, {**rules, "bias": bias}, acting(CALL), place(9, 9))
+    tensors = (torch.from_numpy(x) for x in (q, k, v))
+    theirs = edited(*tensors, {**rules, "bias": torch.from_numpy(bias)}, acting(CALL), place(9, 9))
+    np.testing.assert_allclose(ours.output(), theirs.output().numpy(), rtol=0, atol=1e-5)
+    assert ours.acted == tuple(CALL)
+
+
+def test_the_rules_fit_a_call_without_a_batch_axis():
+    rng = fresh()
+    q, k, v = rng.standard_normal((3, 4, 9, 8)).astype(np.float32)
+    call = edited(q[None], k[None], v[None], {"causal": True}, acting(CALL[:5]), place(9, 9))
+    np.testing.assert_allclose(call.output()[0], ch.attention(q, k, v, **call.whole_rules()), atol=1e-6)
+
+
+@pytest.mark.parametrize("gap", [1.0, 30.0, 69.0, 300.0])
+@pytest.mark.parametrize("at_least", [1e-6, 0.3, 0.999999])
+def test_a_share_is_met_from_any_share(gap: float, at_least: float):
+    """From e^-gap upwards; rows that have the share, and rows without the span or without a rest, stay as they are."""
+    rng = fresh()
+    keys = np.zeros((1, 1, 8, 1))
+    keys[0, 0, :3, 0] = -gap
+    q = np.ones((1, 1, 6, 1))
+    bias = rng.standard_normal((1, 1, 6, 8))
+    bias[..., 4, :3], bias[..., 5, 3:] = -np.inf, -np.inf
+    rules = {"scale": 1.0, "bias": bias}
+    before = ch.AttentionMatrix(q, keys, **rules)[0, 0]
+    call = edited(
+        q, keys, keys, rules, acting([ch.share(keys=slice(0, 3), at_least=at_least, queries=slice(1, 6))]), place(6, 8)
+    )
+    after = ch.AttentionMatrix(call.q, call.k, **call.whole_rules())[0, 0]
+    had = before[:, :3].sum(-1)
+    raised = (had < at_least) & np.isin(np.arange(6), [1, 2, 3])
+    np.testing.assert_allclose(after[raised, :3].sum(-1), at_least, rtol=1e-9)
+    np.testing.assert_allclose(after[~raised], before[~raised], rtol=1e-11)
+    within = after[raised, :3] / after[raised, :3].sum(-1, keepdims=True)
+    np.testing.assert_allclose(within, before[raised, :3] / had[raised, None], rtol=1e-9)

@@ -1,0 +1,185 @@
+"""The rule `spans`: the same as a dense bias made by indexing, its table's derivative, and blocks that it forbids."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import clearhead as ch
+from clearhead import nn
+from clearhead.engines import portable
+from clearhead.errors import RuleError
+from seeds import fresh
+
+BATCH, HEADS, QUERIES, KEYS, ROWS, COLUMNS = 2, 4, 7, 9, 3, 5
+TABLES = [(), (HEADS,), (BATCH, HEADS), (1, HEADS), (BATCH, 1)]
+F64 = torch.float64
+
+
+def drawn(lead: tuple[int, ...] = ()) -> tuple[list[Tensor], tuple[Tensor, Tensor, Tensor]]:
+    """q, k, v and spans; some tokens have no label, some pairs are forbidden."""
+    rng = fresh()
+    sizes = ((HEADS, QUERIES), (2, KEYS), (2, KEYS))
+    arrays = [torch.from_numpy(rng.standard_normal((BATCH, heads, length, 6))) for heads, length in sizes]
+    mine, theirs = rng.integers(-1, ROWS, (BATCH, QUERIES)), rng.integers(-1, COLUMNS, KEYS)
+    table = rng.standard_normal((*lead, ROWS, COLUMNS))
+    table[..., 0, 1] = -np.inf
+    return arrays, (torch.from_numpy(mine), torch.from_numpy(theirs), torch.from_numpy(table))
+
+
+def dense(spans: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """The same rule as a bias (batch, heads, queries, keys), by PyTorch's indexing."""
+    mine, theirs, table = spans
+    padded = torch.nn.functional.pad(table, (0, 1, 0, 1)).expand(BATCH, HEADS, ROWS + 1, COLUMNS + 1)  # -1 is the last
+    return torch.stack([padded[b][:, mine[b]][:, :, theirs] for b in range(BATCH)])
+
+
+def by_pytorch(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    k, v = (x.repeat_interleave(2, 1) for x in (k, v))
+    return (q @ k.mT / q.shape[-1] ** 0.5 + bias).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("lead", TABLES)
+def test_the_table_has_the_derivative_that_autograd_finds_through_a_dense_bias(lead: tuple[int, ...]):
+    arrays, (mine, theirs, table) = drawn(lead)
+    weight = torch.from_numpy(fresh().standard_normal((BATCH, HEADS, QUERIES, 6)))
+    found = []
+    for ours in (True, False):
+        leaves = [x.clone().requires_grad_() for x in (*arrays, table)]
+        spans = mine, theirs, leaves[3]
+        output = ch.attention(*leaves[:3], spans=spans) if ours else by_pytorch(*leaves[:3], dense(spans))
+        (output.nan_to_num() * weight).sum().backward()
+        found.append([output, *(x.grad for x in leaves)])
+    for mine_, theirs_ in zip(*found, strict=True):
+        torch.testing.assert_close(mine_, theirs_.nan_to_num(), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+@pytest.mark.parametrize("shape", [(QUERIES, 6), (HEADS, QUERIES, 6)])
+def test_fewer_axes(shape: tuple[int, ...], dtype: Any):
+    rng = fresh()
+    q, k, v = (rng.standard_normal((*shape[:-2], n, 6)).astype(dtype) for n in (QUERIES, KEYS, KEYS))
+    mine, theirs = rng.integers(-1, ROWS, QUERIES), rng.integers(-1, COLUMNS, KEYS)
+    table = rng.standard_normal((*shape[:-2], ROWS, COLUMNS)).astype(dtype)
+    padded = np.pad(table, [*[(0, 0)] * (len(shape) - 2), (0, 1), (0, 1)])
+    bias = np.take(np.take(padded, mine, axis=-2), theirs, axis=-1)
+    expected = ch.attention(q, k, v, bias=bias, engine="portable")
+    found = ch.attention(q, k, v, spans=(mine, theirs, table), engine="portable")
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(ch.attention(q, k, v, spans=(mine, theirs.tolist(), table), engine="portable"), found)
+
+
+def test_derivatives_are_summed_in_float64():
+    """One number for 40,000 pairs, of derivatives near 1 and their differences near 1e-4."""
+    q, k = (torch.zeros(1, 1, n, 1) for n in (200, 200))
+    v = torch.from_numpy(fresh().standard_normal((1, 1, 200, 1)).astype(np.float32))
+    labels = torch.arange(200) % 2
+    table = torch.zeros(2, 2, requires_grad=True)
+    ch.attention(q, k, v, spans=(labels, labels, table)).sum().backward()
+    shares = v.double().reshape(100, 2).sum(0) / 200
+    by_key = 100 * (shares - v.double().mean() / 2)
+    assert table.grad is not None
+    torch.testing.assert_close(table.grad.double(), by_key.expand(2, 2), rtol=1e-5, atol=2e-6)
+
+
+def test_forbidden_blocks_cost_no_arithmetic(monkeypatch: pytest.MonkeyPatch):
+    """Two documents of 512 tokens, in blocks of 64 queries and 512 keys: half of the blocks are never multiplied."""
+    products = []
+    whole = portable.product
+    monkeypatch.setattr(portable, "product", lambda *given: products.append(1) or whole(*given))
+    q = fresh().standard_normal((1024, 4))
+    documents = np.repeat([0, 1], 512)
+    table = np.where(np.eye(2, dtype=bool), 0.0, -np.inf)
+    matrix = ch.AttentionMatrix(q, q, spans=(documents, documents, table), engine="portable")
+    matrix.logsumexp()
+    assert len(products) == 1024 // 64
+    matrix.received()
+    assert len(products) == 2 * (1024 // 64)
+
+
+def compiled(q: Tensor, k: Tensor, v: Tensor, mine: Tensor, theirs: Tensor, table: Tensor, scale: Tensor) -> Tensor:
+    matrix = ch.AttentionMatrix(q, k, spans=(mine, theirs, table), scale=scale)
+    return (
+        matrix.observe(v, received=True).received.square().sum()
+        + ch.attention(q, k, v, spans=(mine, theirs, table), scale=scale).square().sum()
+    )
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_forward_and_backward(*, dynamic: bool):
+    function = torch.compile(compiled, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    arrays, (mine, theirs, table) = drawn((HEADS,))
+    scale = torch.from_numpy(fresh().standard_normal(HEADS))
+    results = []
+    for run in (compiled, function):
+        leaves = [x.clone().requires_grad_() for x in (*arrays, table)]
+        loss = run(*leaves[:3], mine, theirs, leaves[3], scale)
+        loss.backward()
+        results.append([loss, *(x.grad for x in leaves)])
+    for eager, traced in zip(*results, strict=True):
+        torch.testing.assert_close(eager, traced, rtol=0, atol=0)
+
+
+def test_mapped_tables():
+    arrays, (mine, theirs, table) = drawn((3, HEADS))
+    one = lambda table: ch.attention(*arrays, spans=(mine, theirs, table))  # noqa: E731
+    slopes = torch.func.grad(lambda table: one(table).sum())
+    torch.testing.assert_close(torch.func.vmap(one)(table), torch.stack([one(part) for part in table]))
+    torch.testing.assert_close(torch.func.vmap(slopes)(table), torch.stack([slopes(part) for part in table]))
+
+
+@pytest.mark.parametrize("chunks", [(4, 1, 1, 1), (1,) * 7, (7,)])
+def test_decoding_with_labels_for_all_cached_keys_equals_the_full_pass(chunks: tuple[int, ...]):
+    layer = nn.MultiHeadAttention(8, 4, num_kv_heads=2, dtype=F64, causal=True)
+    x = torch.from_numpy(fresh().standard_normal((BATCH, QUERIES, 8)))
+    labels = torch.from_numpy(fresh().integers(-1, ROWS, (BATCH, QUERIES)))
+    table = torch.from_numpy(fresh().standard_normal((4, ROWS, ROWS)))
+    table[:, 0, 1] = -torch.inf
+    whole, weights = layer(x, spans=(labels, labels, table), need_weights=True, average_weights=False)
+    cache, parts, start = nn.KVCache(BATCH, 2, 2, 2, dtype=F64), [], 0
+    for count in chunks:
+        stop = start + count
+        here = labels[:, start:stop], labels[:, :stop], table
+        output, own = layer(x[:, start:stop], cache=cache, spans=here, need_weights=True, average_weights=False)
+        torch.testing.assert_close(own, weights[:, :, start:stop, :stop])
+        parts.append(output)
+        start = stop
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-10, atol=1e-12)
+
+
+def test_dropout_keeps_the_forbidden_pairs_forbidden():
+    layer = nn.MultiHeadAttention(8, 2, dtype=F64, dropout=0.5).train()
+    x = torch.from_numpy(fresh().standard_normal((1, 6, 8)))
+    x[:, 3:] = torch.nan
+    labels = torch.tensor([0, 0, 0, 1, 1, 1])
+    table = torch.tensor([[0.0, -torch.inf], [0.0, 0.0]])
+    assert layer(x, spans=(labels, labels, table))[:, :3].isfinite().all()
+
+
+def test_an_extra_key_has_no_label():
+    layer = nn.MultiHeadAttention(8, 2, extra_key=True)
+    labels = torch.zeros(3, dtype=torch.int64)
+    with pytest.raises(RuleError, match=r"^spans with an extra key has no meaning here"):
+        layer(torch.ones(1, 3, 8), spans=(labels, labels, torch.zeros(1, 1)))
+
+
+def test_a_scale_for_each_head_is_data_without_a_derivative():
+    (q, k, v), _ = drawn()
+    scale = torch.from_numpy(fresh().standard_normal(HEADS))
+    expected = ch.attention(q * scale[:, None, None], k, v, scale=1.0)
+    q.requires_grad_()
+    found = ch.attention(q, k, v, scale=scale)
+    torch.testing.assert_close(found.detach(), expected, rtol=1e-11, atol=1e-12)
+    with pytest.raises(RuleError, match=r"^scale requires grad, and has no derivative here") as error:
+        ch.attention(q, k, v, scale=scale.requires_grad_())
+    assert "q * scale[:, None, None]" in str(error.value)
+    with pytest.raises(RuleError, match=r"^scale requires grad"):
+        torch.func.grad(lambda scale: ch.attention(q, k, v, scale=scale).sum())(scale.detach())
+
+
+def test_the_reasons_where_heads_differ_in_scale():
+    q = fresh().standard_normal((2, 3, 4))
+    assert "one `scale`" in " ".join(ch.plan(q, q, scale=[0.1, 0.2]).reasons.get("native", ["one `scale`"]))
+    np.testing.assert_array_equal(ch.attention(q, q, q, scale=[0.3, 0.3]), ch.attention(q, q, q, scale=0.3))
