@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+import torch
 
 import clearhead as ch
+from calls import alone
 from error_texts import Wrong, assert_words
 
 A = ch.AttentionMatrix(np.ones((2, 4, 6, 8)), np.ones((2, 2, 5, 8)))
@@ -139,3 +141,12 @@ WORDS: dict[str, Wrong] = {
 @pytest.mark.parametrize("name", WORDS)
 def test_each_error_has_its_exact_text(name: str, monkeypatch: pytest.MonkeyPatch):
     assert_words(*WORDS[name], monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["cut", "boost", "tempered"])
+def test_a_sharded_matrix_says_what_to_give_instead(name: str):
+    matrix = alone(ch.distributed.ShardedAttentionMatrix, {"q": torch.ones(3, 4), "k": torch.ones(3, 4)})
+    with pytest.raises(AttributeError, match=f"ShardedAttentionMatrix has no '{name}': give s"):
+        getattr(matrix, name)
+    with pytest.raises(AttributeError, match=r"has no 'cuts'\.$"):
+        getattr(matrix, "cuts")  # noqa: B009
