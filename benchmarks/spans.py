@@ -82,7 +82,7 @@ def _calls(n: int, d: int, threads: int, *, causal: bool) -> dict[str, Call]:
         return calls
     torch.set_num_threads(threads)
     tensors = [torch.from_numpy(x) for x in (q, k, v)]
-    fused = torch.nn.functional.scaled_dot_product_attention
+    fused: Any = torch.nn.functional.scaled_dot_product_attention
     for name, (rows, cols, numbers) in spans.items():
         mask = torch.from_numpy(np.asarray(numbers, np.float32)[rows[:, None], cols])
         if causal:

@@ -24,6 +24,7 @@ from clearhead.ops.span_terms import SpanTerm, combined
 
 Heads = Sequence[int] | None  # None is all
 Rules = dict[str, Any]
+_MOST_MADE = 64  # terms that a text remembers
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,11 +132,17 @@ def _with_term(call: EditedCall, edit: Edit, term: SpanTerm) -> EditedCall:
 
 
 def _added(call: EditedCall, edit: Cut | Boost, heads: Heads, place: Place) -> EditedCall:
-    """A number added to the logits of these queries and keys: -inf cuts."""
-    queries, keys = (np.where(members, 0, -1) for members in _members(edit, place))
-    amount = edit.by if isinstance(edit, Boost) else -np.inf
-    table = _per_head(amount, 0.0, heads, call.q.shape[1]).reshape(1, -1, 1, 1)
-    return _with_term(call, edit, SpanTerm(queries, keys, table))
+    """A number added to the logits of these queries and keys: -inf cuts. A pass's layers share their labels."""
+    made, count = place.query_text.made, call.q.shape[1]
+    key = id(edit), id(place.key_text), place.queries, place.keys, count, None if heads is None else tuple(heads)
+    if key not in made:
+        if len(made) >= _MOST_MADE:
+            made.clear()
+        queries, keys = (np.where(members, 0, -1) for members in _members(edit, place))
+        amount = edit.by if isinstance(edit, Boost) else -np.inf
+        table = _per_head(amount, 0.0, heads, count).reshape(1, -1, 1, 1)
+        made[key] = SpanTerm(queries, keys, table), (edit, place.key_text)  # kept, so that their ids stay theirs
+    return _with_term(call, edit, made[key][0])
 
 
 def _shared(call: EditedCall, edit: Share, heads: Heads, place: Place) -> EditedCall:
