@@ -9,8 +9,8 @@ from clearhead.errors import ClearheadError, RuleError, shown
 
 _WHERE = re.compile(r"(\d*)(?:\.(\d+))?")
 _HINT = {
-    "cut": '--cut "on>sat" or "on>sat@0.3": queries, keys, and where layer 0, head 3 is meant, that.',
-    "boost": '--boost "sat=2" or "on>sat=2@0.3": keys (or queries and keys), what is added, and the layer and head.',
+    "cut": '--cut "on>sat": the query on does not see the key sat; "on>sat@0.3" in head 3 of layer 0.',
+    "boost": '--boost "sat=2" adds 2 to the logits of the key sat; "on>sat=2@0.3" for the query on in head 3 of layer 0.',
     "off": "--off 0.3 is head 3 of layer 0; 0.3,1.2 two heads; 0 a whole layer; .3 head 3 of every layer.",
 }
 _SIGNS = {"cut": "QUERIES>KEYS", "boost": "KEYS=NUMBER", "off": "LAYER.HEAD"}
@@ -37,7 +37,7 @@ def _edit(kind: str, text: str, layer: int | None, head: int | None) -> Edit:
         if kind == "off":
             where = _where(kind, text) if text.strip() else own
             if where == {"layers": None, "heads": None}:
-                raise RuleError("it names no layer and no head: every head would be off.", _HINT[kind])
+                raise RuleError("it names no layer and no head: every head would be off.")
             return off(**where)
         what, at, place = text.rpartition("@")
         where = _where(kind, place) if at else own
@@ -52,11 +52,11 @@ def _edit(kind: str, text: str, layer: int | None, head: int | None) -> Edit:
             raise _form(kind)
         return cut(queries=_places(queries), keys=_places(keys), **where)
     except ClearheadError as error:
-        raise type(error)(f"--{kind} {shown(text)}: {error.what}", error.hint) from None
+        raise type(error)(f"--{kind} {shown(text)}: {error.what}", _HINT[kind]) from None
 
 
 def _form(kind: str) -> RuleError:
-    return RuleError(f"expected {_SIGNS[kind]}.", _HINT[kind])
+    return RuleError(f"expected {_SIGNS[kind]}.")
 
 
 def _number(text: str) -> float:
@@ -84,7 +84,7 @@ def _where(kind: str, text: str) -> dict[str, Any]:
     pairs = [found.groups() for found in matches if found is not None and found[0]]
     layered, headed = ([pair[side] not in (None, "") for pair in pairs] for side in (0, 1))
     if len(pairs) < len(matches) or len(set(layered)) > 1 or len(set(headed)) > 1 or len(text) > 200:
-        raise _form(kind) if kind == "off" else RuleError("behind @ expected LAYER.HEAD.", _HINT[kind])
+        raise _form(kind) if kind == "off" else RuleError("expected LAYER.HEAD after @.")
     layers = list(dict.fromkeys(int(layer) for layer, _ in pairs if layer))
     heads = list(dict.fromkeys(int(head) for _, head in pairs if head))
     if not all(layered) or not all(headed) or len(layers) == 1:

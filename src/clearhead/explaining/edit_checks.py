@@ -1,4 +1,4 @@
-"""Edits for `explain`, checked against the model and the text: layers, heads, words, and whether they change anything."""
+"""Edits for `explain`, checked against the model and the text: layers, heads, words, whether they change anything."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -39,7 +39,11 @@ def found_in(edits: Sequence[Edit], tokens: list[Token], text: str) -> tuple[Edi
     whole = Text(len(tokens), [_pieces(tokens, text)])
     found: list[Edit] = []
     for edit in edits:
-        check_places(edit, whole, whole)
+        try:
+            check_places(edit, whole, whole)
+        except SelectionError as error:  # of a position it would say how to wait for a generated token
+            hint = f"positions are 0 to {len(tokens) - 1}." if "position" in error.what else error.hint
+            raise SelectionError(error.what, hint) from None
         own = {name: getattr(edit, name) for name in ("queries", "keys") if getattr(edit, name, None) is not None}
         places = {name: find(name, value, whole).members(range(len(tokens)))[0] for name, value in own.items()}
         empty = next((name for name, members in places.items() if not members.any()), None)
