@@ -10,7 +10,7 @@ from clearhead.errors import ClearheadError, RuleError, shown
 _WHERE = re.compile(r"(\d*)(?:\.(\d+))?")
 _HINT = {
     "cut": '--cut "on>sat": the query on does not see the key sat; "on>sat@0.3" in head 3 of layer 0.',
-    "boost": '--boost "sat=2" adds 2 to the logits of the key sat; "on>sat=2@0.3" for the query on in head 3 of layer 0.',
+    "boost": '--boost "sat=2" adds 2 to the logits of the key sat; "on>sat=2@0.3" for one query in head 3 of layer 0.',
     "off": "--off 0.3 is head 3 of layer 0; 0.3,1.2 two heads; 0 a whole layer; .3 head 3 of every layer.",
 }
 _SIGNS = {"cut": "QUERIES>KEYS", "boost": "KEYS=NUMBER", "off": "LAYER.HEAD"}

@@ -148,19 +148,21 @@ def document(seen: Explanation, language: Language = "en") -> Document:
         ),
         "illustration": seen.model.name == SHIPPED,
         "text": seen.text,
-    } | _run_facts(first)
+    } | _run_facts(first, seen.moved)
     scene = Scene(seen.text, language, tokens=parts_of(seen.tokens, seen.text).names, chosen=chosen, facts=facts)
     weights = _projections(seen.model, seen.layer)
     layers, after = ([_page_layer(each, number, weights) for number in range(config.layers)] for each in (first, seen))
     if seen.before is None:
         return story(layers, scene)
-    return story(layers, scene, Edited([repr(edit) for edit in seen.edits], after, _run_facts(seen)))
+    return story(layers, scene, Edited([repr(edit) for edit in seen.edits], after, _run_facts(seen, seen.moved)))
 
 
-def _run_facts(seen: Explanation) -> dict[str, Any]:
-    """The facts that differ from run to run: next tokens, entropy, the check."""
+def _run_facts(seen: Explanation, moved: Moved | None) -> dict[str, Any]:
+    """The facts that differ from run to run: next tokens, also with the other run's probability, entropy, the check."""
+    pairs = {token.id: (token.before, token.after) for token in moved.next} if moved else {}
+    other = {i: pair[0] if seen.edits else pair[1] for i, pair in pairs.items()}
     return {
-        "next": [[choice.text, choice.probability] for choice in seen.next] or None,
+        "next": [[c.text, c.probability, *([other[c.id]] if moved else [])] for c in seen.next] or None,
         "entropy": listed(seen.entropy),
         "check": both("check", engine=seen.trace.check.engine, difference=seen.trace.check.largest_difference),
     }
