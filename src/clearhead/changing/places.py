@@ -71,10 +71,11 @@ class Found:
         """(batch or 1, positions), 0 where chosen and -1 elsewhere; not to be written to."""
         if positions not in self.latest:
             self.latest.clear()
-            self.latest[positions] = self._members(positions).astype(np.int64) - 1
+            self.latest[positions] = self.members(positions).astype(np.int64) - 1
         return self.latest[positions]
 
-    def _members(self, positions: range) -> Array:
+    def members(self, positions: range) -> Array:
+        """(batch or 1, positions), True where chosen."""
         index = np.arange(positions.start, positions.stop)
         inside = np.zeros(len(index), bool)
         for part in self.slices:
