@@ -5,20 +5,18 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from benchmarks import model, peers, run, watching
+from benchmarks import peers, run
 from benchmarks.cases import Case, cases
+from benchmarks.groups import GROUPS
 from benchmarks.limits import Limits, limits, machine
 from clearhead.core.files import make_folder, write_whole
 from clearhead.digits import fixed, significant
-from clearhead.errors import unknown
+from clearhead.errors import MissingExtraError, unknown
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-T = TypeVar("T")
-MODEL, WATCH = "model", "watch"  # groups that measure whole models instead of cases
 
 
 def bench(*, quick: bool, chosen: str | None, only: str | None, save: str | None, threads: int) -> None:
@@ -32,25 +30,28 @@ def bench(*, quick: bool, chosen: str | None, only: str | None, save: str | None
             raise unknown("peer", name, installed)
     every = cases(quick=quick)
     groups = list(dict.fromkeys(case.group for case in every))
-    wanted = [*groups, *([] if quick else [MODEL, WATCH])] if only is None else only.split(",")
-    for group in wanted:
-        if group not in (*groups, MODEL, WATCH):
-            raise unknown("group", group, (*groups, MODEL, WATCH))
+    installed_too = [name for name, group in GROUPS.items() if find_spec(group.needs)]
+    wanted = [*groups, *([] if quick else installed_too)] if only is None else only.split(",")
+    for name in wanted:
+        if name not in (*groups, *GROUPS):
+            raise unknown("group", name, (*groups, *GROUPS))
+        if name in GROUPS and name not in installed_too:
+            raise MissingExtraError(f"the group {name} needs {GROUPS[name].needs}.", 'pip install "clearhead[hf]"')
     folder = None if save is None else make_folder(save)
     found = machine(threads)
     limit = limits(threads)
     rows = _measured([case for case in every if case.group in wanted], names, limit, threads, quick=quick)
-    inside = _status("attention inside a model …", model.shares, threads, quick=quick) if MODEL in wanted else []
-    watched = WATCH in wanted and find_spec("transformers")
-    costs = _status("watching a model …", watching.costs, threads, quick=quick) if watched else []
-    report = run.Report(rows, inside, costs, found, limit)
+    costs = {
+        name: _status(group.title, group.costs, threads, quick) for name, group in GROUPS.items() if name in wanted
+    }
+    report = run.Report(rows, costs, found, limit)
     show(console(), report)
     if folder is not None:
         _save(folder, report)
 
 
 def show(console: "Console", report: run.Report) -> None:
-    """Print milliseconds, share of the limit and ratio to each peer for all cases; then the cost of watching."""
+    """Print milliseconds, share of the limit and ratio to each peer for all cases; then the tables of other groups."""
     from rich.text import Text
 
     from clearhead.report.console import put
@@ -61,12 +62,9 @@ def show(console: "Console", report: run.Report) -> None:
         for line in run.summary(report.rows):
             mean, worst = fixed(line["mean"], 2, 6), fixed(line["worst"], 2, 6)
             console.print(f"  {line['group']:<26} {line['peer']:<13} {mean:>6} / {worst}")
-    if report.model:
-        console.print("\nattention inside a model of 6 blocks")
-        _columns(console, model.lines(report.model))
-    if report.watching:
-        console.print("\nwatching a model of 12 layers, 12 heads, width 768")
-        _columns(console, watching.lines(report.watching))
+    for name, costs in report.costs.items():
+        console.print(f"\n{GROUPS[name].title}")
+        _columns(console, GROUPS[name].lines(costs))
     peak, read = report.limits.multiply_adds / 1e9, report.limits.bytes_read / 1e9
     console.print(f"\nlimits: {peak:.0f} G multiply-adds/s (float32), {read:.0f} GB/s read")
     put(console, Text("; ".join(f"{name} {value}" for name, value in report.machine.items())))
@@ -95,10 +93,10 @@ def _table(rows: list[run.Row]) -> str:
     return "\n".join(lines)
 
 
-def _status(words: str, work: Callable[..., list[T]], threads: int, *, quick: bool) -> list[T]:
+def _status(words: str, work: Callable[..., list[Any]], threads: int, quick: bool) -> list[Any]:
     from rich.console import Console
 
-    with Console(stderr=True).status(words) if sys.stderr.isatty() else nullcontext():
+    with Console(stderr=True).status(f"{words} …") if sys.stderr.isatty() else nullcontext():
         return work(threads, quick=quick)
 
 

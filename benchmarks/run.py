@@ -10,11 +10,8 @@ from typing import Any
 
 from benchmarks import peers
 from benchmarks.cases import Case
+from benchmarks.groups import GROUPS
 from benchmarks.limits import Limits
-from benchmarks.model import Share
-from benchmarks.model import lines as model_lines
-from benchmarks.watching import Cost
-from benchmarks.watching import lines as watching_lines
 from clearhead.bench.measure import Timing, interleaved, ratio
 from clearhead.errors import MissingExtraError
 
@@ -41,8 +38,7 @@ class Report:
     """All figures of one benchmark run."""
 
     rows: list[Row]
-    model: list[Share]
-    watching: list[Cost]
+    costs: dict[str, list[Any]]  # by group of benchmarks/groups.py
     machine: dict[str, str | int]
     limits: Limits
 
@@ -95,14 +91,14 @@ def summary(rows: list[Row]) -> list[dict[str, Any]]:
 
 def as_json(report: Report) -> str:
     """Everything measured, as JSON."""
-    data = {
+    data: dict[str, Any] = {
         "machine": report.machine,
         "limits": report.limits._asdict(),
         "rows": [asdict(row) for row in report.rows],
         "summary": summary(report.rows),
-        "model": [share._asdict() for share in report.model],
-        "watching": [cost._asdict() for cost in report.watching],
     }
+    for name, group in GROUPS.items():
+        data[group.key] = [cost._asdict() for cost in report.costs.get(name, [])]
     return json.dumps(data, indent=1) + "\n"
 
 
@@ -127,12 +123,10 @@ def as_markdown(report: Report) -> str:
     ]
     if report.rows:
         lines += ["", *_tables(report.rows)]
-    if report.model:
-        head, *rest = model_lines(report.model)
-        lines += ["", _line(head), "| --- | ---: | ---: | ---: | ---: |", *map(_line, rest)]
-    if report.watching:
-        head, *rest = watching_lines(report.watching)
-        lines += ["", _line(head), "| ---: | --- | ---: | ---: | ---: |", *map(_line, rest)]
+    for name, costs in report.costs.items():
+        head, *rest = GROUPS[name].lines(costs)
+        words = [any(cell[0].isalpha() for cell in column) for column in zip(*rest, strict=True)]
+        lines += ["", _line(head), _line("---" if left else "---:" for left in words), *map(_line, rest)]
     return "\n".join(lines) + "\n"
 
 

@@ -6,14 +6,11 @@ statistics; `eager` returns all weights (output_attentions=True). Times are inte
 of its own for each.
 """
 
-import json
-import resource
-import subprocess
 import sys
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from benchmarks.memory import apart, measured
 from clearhead.bench.measure import Call, interleaved, ratio
 from clearhead.digits import fixed
 
@@ -38,10 +35,12 @@ def costs(threads: int, *, quick: bool) -> list[Cost]:
     timings = interleaved(_calls(tokens, threads), rounds=5, slice_seconds=0.0)
     found = []
     for way in WAYS:
-        _, _, peak = _apart(way, tokens, threads)
+        peak = apart("benchmarks.watching", way, tokens, threads).peak_bytes
         found.append(Cost(tokens, way, median(timings[way].seconds), ratio(timings[way], timings["sdpa"]), peak))
-    if not quick:
-        found += [Cost(LONG, way, *_apart(way, LONG, threads)) for way in WAYS if way != "eager"]
+    for way in () if quick else WAYS:
+        if way != "eager":
+            single = apart("benchmarks.watching", way, LONG, threads)
+            found.append(Cost(LONG, way, single.seconds, None, single.peak_bytes))
     return found
 
 
@@ -84,34 +83,5 @@ def _calls(tokens: int, threads: int) -> dict[str, Call]:
     return {way: lambda way=way: run(way) for way in WAYS}  # type: ignore[misc]
 
 
-def _apart(way: str, tokens: int, threads: int) -> tuple[float, None, int]:
-    """(seconds, None, peak bytes) of a single pass in a separate process; a single pass has no ratio."""
-    command = [sys.executable, "-m", "benchmarks.watching", way, str(tokens), str(threads)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    seconds, peak = json.loads(done.stdout)
-    return float(seconds), None, int(peak)
-
-
-def _peak() -> int:
-    """This process's peak memory so far, in bytes; on Linux not by getrusage, which counts the parent's peak too."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        return int(status.read_text().split("VmHWM:")[1].split()[0]) * 1024
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024
-
-
-def _main(way: str, tokens: int, threads: int) -> None:
-    import time
-
-    calls = _calls(tokens, threads)
-    before = _peak()
-    start = time.perf_counter()
-    kept = calls[way]()
-    seconds = time.perf_counter() - start
-    print(json.dumps([seconds, _peak() - before]))
-    del kept
-
-
 if __name__ == "__main__":
-    _main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    print(measured(_calls(int(sys.argv[2]), int(sys.argv[3]))[sys.argv[1]]))

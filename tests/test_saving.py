@@ -344,7 +344,7 @@ def test_bench_creates_its_folder_before_measuring(tmp_path: Path, monkeypatch: 
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(FileError, match=r"cannot be written: (Not a directory|File exists)"):
         command.bench(quick=True, chosen=None, only=None, save=str(tmp_path / "file"), threads=1)
-    report = run.Report([], [], [], {}, Limits(*(1.0 for _ in Limits._fields)))
+    report = run.Report([], {}, {}, Limits(*(1.0 for _ in Limits._fields)))
     folder = files.make_folder(tmp_path / "some" / "where")
     (folder / "bench.md").write_text("old")
     (folder / "bench.md").chmod(0o600)

@@ -51,17 +51,15 @@ def combined(terms: Sequence[SpanTerm]) -> tuple[Array, Array, Any] | None:
     terms = [term for term in terms if (term.query_labels >= 0).any() and (term.key_labels >= 0).any()]
     if not terms:
         return None
+    if len(terms) == 1:
+        return _plain(terms[0].query_labels), _plain(terms[0].key_labels), _plain_table(terms[0].table)
     queries, rows = _refined([term.query_labels for term in terms])
     keys, columns = _refined([term.key_labels for term in terms])
     tables = _of_one_kind([term.table for term in terms])
     table: Any = 0
     for own, row, column in zip(tables, rows, columns, strict=True):
         table = table + _with_zeros(own)[:, :, row[:, None], column]
-    if table.shape[0] == 1:
-        table = table[0]
-    if table.ndim == 3 and table.shape[0] == 1:
-        table = table[0]
-    return _plain(queries), _plain(keys), table
+    return _plain(queries), _plain(keys), _plain_table(table)
 
 
 def joined(steps: Sequence[Sequence[SpanTerm]]) -> list[SpanTerm]:
@@ -101,7 +99,7 @@ def _refined(sides: Sequence[Array]) -> tuple[Array, list[Array]]:
     used = np.zeros(prod(sizes), bool)
     used[codes] = True
     own = np.unravel_index(np.flatnonzero(used), sizes)
-    return (np.cumsum(used) - 1)[codes], [labels - 1 for labels in own]
+    return (np.cumsum(used, dtype=np.int64) - 1)[codes], [labels - 1 for labels in own]
 
 
 def _with_zeros(table: Any) -> Any:
@@ -109,7 +107,10 @@ def _with_zeros(table: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(table, torch.Tensor):
         return torch.nn.functional.pad(table, (0, 1, 0, 1))
-    return np.pad(table, ((0, 0), (0, 0), (0, 1), (0, 1)))
+    batch, heads, rows, columns = table.shape
+    padded = np.zeros((batch, heads, rows + 1, columns + 1), table.dtype)
+    padded[:, :, :-1, :-1] = table
+    return padded
 
 
 def _cat(labels: Sequence[Array]) -> Array:
@@ -130,6 +131,13 @@ def _of_one_kind(tables: Sequence[Any]) -> list[Any]:
 
 def _plain(labels: Array) -> Array:
     return labels[0] if labels.shape[0] == 1 else labels
+
+
+def _plain_table(table: Any) -> Any:
+    """The table without leading axes of length 1."""
+    while table.ndim > 2 and table.shape[0] == 1:
+        table = table[0]
+    return table
 
 
 def _host(x: Any) -> Array:
