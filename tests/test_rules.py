@@ -39,7 +39,7 @@ KNOWING = {  # everything that declares its supported rules, except PyTorch's ke
     "diagnose": recipe,
 }
 
-NOT_YET = {name: {"spans"} for name in ("native", "triton", "ranks", "page", "diagnose")}
+NOT_YET = {name: {"spans"} for name in ("native", "ranks", "page", "diagnose")}
 
 
 def arrays() -> tuple[Array, Array, Array]:
