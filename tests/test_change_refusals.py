@@ -186,3 +186,12 @@ def test_attention_outside_the_interface_is_named():
     warned = pytest.warns(UserWarning, match="was not changed: Qwen3NextGatedDeltaNet")
     with warned, torch.no_grad(), ch.change(model, ch.off()):
         model(**given)
+
+
+def test_a_watched_sequence_is_changed_as_a_whole():
+    model, given = build(FAMILY["llama"]), inputs(FAMILY["llama"])
+    words = "layer 0: a block of ch.change began or ended within one sequence"
+    with torch.no_grad(), ch.watch(model):
+        first = model(**given, use_cache=True)
+        with pytest.raises(RuleError, match=words), ch.change(model, ch.cut(keys=1)):
+            model(given["input_ids"][:, :1], past_key_values=first.past_key_values)
