@@ -42,7 +42,9 @@ class Written:
         sizes = {"word": len(self.words), "position": positions} | dict.fromkeys(parts, len(self.words))
         width = heads * max(-(-sum(sizes.values()) // heads), max(sizes.values()) + 1)  # each head can read a part
         stops = accumulate(sizes.values())
-        self.parts = {name: torch.eye(width)[stop - sizes[name] : stop].T for name, stop in zip(sizes, stops, strict=True)}
+        self.parts = {
+            name: torch.eye(width)[stop - sizes[name] : stop].T for name, stop in zip(sizes, stops, strict=True)
+        }
         config = GPT2Config(
             n_layer=layers, n_head=heads, n_embd=width, n_inner=16, n_positions=positions, vocab_size=len(self.words),
             activation_function="relu", tie_word_embeddings=False, bos_token_id=None, eos_token_id=None,
@@ -147,5 +149,5 @@ def language() -> tuple[GPT2LMHeadModel, Words]:
     asked, everything = made.at("word", "french"), made["word"].sum(1, keepdim=True)
     reads = torch.cat([asked, everything - asked], 1)
     writes = torch.cat([made.at("answer", "oui"), made.at("answer", "yes")], 1)
-    made.head(0, 0, query=made.at("word", "?"), key=2 * asked, reads=reads, writes=12 * writes)
+    made.head(0, 0, query=made.at("word", "?"), key=3 * asked, reads=reads, writes=12 * writes)
     return made.model, made.words

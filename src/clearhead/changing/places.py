@@ -35,9 +35,7 @@ class Text:
     pieces: Sequence[Sequence[str]] | None = None
     why: str = "there is no tokenizer"
     found: dict[int, tuple[Any, "Found"]] = field(default_factory=dict, repr=False)  # by the id of what was looked for
-    made: dict[Any, Any] = field(
-        default_factory=dict, repr=False
-    )  # of edits in one layer, for the next
+    made: dict[Any, Any] = field(default_factory=dict, repr=False)  # of edits in one layer, for the next
 
 
 @dataclass(frozen=True, eq=False)
