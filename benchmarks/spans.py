@@ -87,5 +87,5 @@ def _calls(n: int, d: int, threads: int, *, causal: bool) -> dict[str, Call]:
         mask = torch.from_numpy(np.asarray(numbers, np.float32)[rows[:, None], cols])
         if causal:
             mask = mask.masked_fill(~torch.ones(n, n, dtype=torch.bool).tril(), -torch.inf)
-        calls[f"torch {name}"] = lambda mask=mask: fused(*tensors, attn_mask=mask)  # type: ignore[misc]
+        calls[f"torch {name}"] = lambda mask=mask: fused(tensors[0], tensors[1], tensors[2], attn_mask=mask)  # type: ignore[misc]
     return calls

@@ -169,6 +169,7 @@ def public() -> dict[str, Call]:
                 "top": {"k": 2}, "image": {"height": 2, "width": 2}, "part": {"batch": 0},
                 "groups": {"query_groups": GROUPS[0], "key_groups": GROUPS[1]}, "save": PATH,
                 "__getitem__": {"key": 0}, "__matmul__": {"v": V},
+                "cut": {"keys": 0}, "boost": {"keys": 0, "by": 1.0}, "tempered": {"t": 2.0},
             },
             **LOOKS, observe=askable(),
         ),

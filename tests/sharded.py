@@ -467,6 +467,7 @@ def differently(rank: int, world: int, _seed: int) -> None:
     last = rank == world - 1
     q, n = torch.zeros(1, 2, 4, 8), 4 * world
     rows, bias = {"mask": np.ones((4, n), bool)}, {"bias": np.zeros((4, n), np.float32)}
+    spans = [0] * 4, [1] * 4, np.zeros((1, 2))
     # q and k of the last rank, the rules of all ranks, the rules of the last rank, its error
     calls: list[tuple[Any, Any, dict[str, Any], dict[str, Any], str]] = [
         (q, torch.zeros(1, 2, 4, 6), {}, {}, "was refused: q has d_k 8 but k has d_k 6"),
@@ -476,6 +477,11 @@ def differently(rank: int, world: int, _seed: int) -> None:
         (q, q, {"scale": 0.5}, {"scale": 0.25}, "has scale 0.25, but rank 0 has 0.5"),
         (q, q, {"sinks": torch.zeros(2)}, {"sinks": torch.ones(2)}, "has sinks [1.0, 1.0], but rank 0 has [0.0, 0.0]"),
         (q, q, {}, {"causual": True}, "was refused: unknown rule `causual`"),
+        (q, q, {}, {"scale": torch.ones(2, requires_grad=True)}, "was refused: scale requires grad, and has no deriva"),
+        (q, q, {"scale": [0.5, 0.2]}, {"scale": [0.5, 0.1]}, "has scale [0.5, 0.1], but rank 0 has [0.5, 0.2]"),
+        (q, q, {}, {"spans": spans}, "has spans given, but rank 0 has not given"),
+        (q, q, {"spans": spans}, {"spans": (*spans[:2], np.ones((1, 2)))}, "has span_table [1.0, 1.0"),
+        (q, q, {"spans": spans}, {"spans": ([5] * 4, *spans[1:])}, "was refused: spans[0], the query labels, goes up"),
         (q.numpy(), q.numpy(), {}, {}, "was refused: q is a ndarray: expected a PyTorch tensor"),
         (q, q, {}, {"timeout": -1.0}, "was refused: timeout is -1: expected seconds"),
         (q, q, {}, {"layout": "zigzag"}, "has layout zigzag, but rank 0 has contiguous"),

@@ -142,7 +142,6 @@ def test_other_runs_that_differ_are_refused_by_name():
             SelectionError,
             "kept no head 3 of layer 0: kept are 1, 2",
         ),
-        (ch.like(watched(given, layers=[1]), layers=[0]), SelectionError, "the other run has no layer 0"),
         (ch.like(watched(given, keep=False)), RuleError, "the other run kept no queries and keys"),
         (ch.values_like(whole), RuleError, r"(?s)kept no values.*values=True"),
     ):
@@ -150,6 +149,14 @@ def test_other_runs_that_differ_are_refused_by_name():
             model(**given)
     with torch.no_grad(), ch.change(model, ch.like(watched(given, heads=[1, 2]), heads=[2])):
         model(**given)
+    second = watched(given, layers=[1], heads=[1, 2])
+    for edit, words in (
+        (ch.like(second, layers=[0]), "the other run has no layer 0"),
+        (ch.like(second, layers=[-2]), "the other run has no layer -2"),
+        (ch.like(second, heads={-1: [2, 3]}), "the other run kept no head 3 of layer 1"),
+    ):
+        with pytest.raises(SelectionError, match=words), ch.change(model, edit):
+            raise AssertionError("the block was entered")
     with pytest.raises(RuleError, match="holds a run that is in memory"):
         ch.edits_to_json(ch.like(whole))
     half = build(FAMILY["llama"]).double()

@@ -1,5 +1,6 @@
 """Edits as values, the words of a text, and one edited call on NumPy arrays and tensors alike."""
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ def test_an_edit_prints_as_the_call_that_makes_it():
 def test_edits_are_equal_and_hash_by_what_they_say():
     assert len(set(EDITS + list(EDITS))) == len(EDITS)
     assert ch.cut(keys=[1, 2]) == ch.cut(keys=(1, 2)) != ch.cut(queries=[1, 2])
+    assert ch.off(layers=["-1"], heads=[2]) == ch.off(layers=[-1], heads=(2,)) != ch.off(heads={-1: [2]})
     assert ch.boost(keys=1, by=2) != ch.boost(keys=1, by=3)
     assert ch.cut(keys=3) != "cut(keys=3)"
 
@@ -209,3 +211,15 @@ def test_a_share_is_met_from_any_share(gap: float, at_least: float):
     np.testing.assert_allclose(after[~raised], before[~raised], rtol=1e-11)
     within = after[raised, :3] / after[raised, :3].sum(-1, keepdims=True)
     np.testing.assert_allclose(within, before[raised, :3] / had[raised, None], rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_an_edited_call_takes_memory_for_queries_and_keys_only():
+    n, rng = 4096, fresh()
+    q, k, v = rng.standard_normal((3, 1, 4, n, 8)).astype(np.float32)
+    edited(q[:, :, :9], k[:, :, :9], v[:, :, :9], {"causal": True}, acting(CALL), place(9, 9)).output()
+    tracemalloc.start()
+    edited(q, k, v, {"causal": True}, acting(CALL), place(n, n)).output()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 * n * 1024, "one byte for each weight would be 64 MiB"

@@ -123,6 +123,7 @@ MISTAKES: dict[
     "without `sinks`": ({"sinks": [0.0, 1.0, 2.0]}, {}, 1.0),
     "without `alibi_slopes`": ({"alibi_slopes": [0.5, 0.2, 0.1]}, {}, 1.0),
     "without `query_segments`": ({"query_segments": [0] * 9 + [1] * 11, "kv_segments": [0] * 9 + [1] * 18}, {}, 1.0),
+    "without `spans`": ({"spans": ([0, 1] * 10, [0, 1, -1] * 9, [[0.5, -np.inf], [2.0, 1.0]])}, {}, 1.0),
     "of the largest logit alone": ({}, {}, 0.0),
 }
 
@@ -140,6 +141,13 @@ def test_each_mistake_is_named(words: str, kind: str):
         ch.AttentionMatrix(*taken[:2], logsumexp=taken[2], **right)
     assert f"It is as it would be {words}." in str(error.value) or f"{words}, or" in str(error.value), error.value
     ch.AttentionMatrix(*taken[:2], logsumexp=lse(q, k, **right), **right)
+
+
+def test_one_scale_for_heads_that_have_their_own_is_named():
+    q, k = normal(2, 3, 20, 16), normal(2, 3, 27, 16)
+    with pytest.raises(RuleError, match=r"with scale=1\.0, without 1/√d_k\.\n\nhint: .* the scale of each head"):
+        ch.AttentionMatrix(q, k, scale=[0.3, 0.5, 1.0], logsumexp=lse(q, k, scale=1.0))
+    ch.AttentionMatrix(q, k, scale=[0.3, 0.5, 1.0], logsumexp=lse(q, k, scale=[0.3, 0.5, 1.0]))
 
 
 def test_a_mask_left_out_or_inverted_is_named():

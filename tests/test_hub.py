@@ -17,7 +17,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 import clearhead as ch
 from clearhead.cli import main
 from clearhead.explaining import gpt2, hub
-from clearhead.explaining.explain import explain, explain_windows, windows
+from clearhead.explaining.explain import explain, explain_windows
+from clearhead.explaining.windows import windows
 from watched import FAMILIES, SMALL, Family, build
 
 FAMILY = {family.name: family for family in FAMILIES}

@@ -39,8 +39,6 @@ KNOWING = {  # everything that declares its supported rules, except PyTorch's ke
     "diagnose": recipe,
 }
 
-NOT_YET = {name: {"spans"} for name in ("triton",)}
-
 
 def arrays() -> tuple[Array, Array, Array]:
     rng = np.random.default_rng(0)
@@ -87,8 +85,8 @@ def test_rules_are_in_use_when_they_are_given():
 
 @pytest.mark.parametrize("name", KNOWING)
 def test_each_declared_set_of_rules_equals_the_table(name: str):
-    """A new rule is refused until it is declared; NOT_YET says where one still is."""
-    assert RULES.keys() - NOT_YET.get(name, set()) == KNOWING[name].RULES
+    """Each of these supports every rule today; a new rule is refused until it is declared."""
+    assert RULES.keys() == KNOWING[name].RULES
     assert RULES.keys() > library.RULES
 
 

@@ -40,7 +40,7 @@ RULES: dict[str, dict[str, Any]] = {
     "nothing": {"query_segments": np.zeros(N, int), "kv_segments": np.ones(M, int)},
     "spans": {"spans": (np.arange(N) // 20, np.arange(M) // 24, FORBIDDEN), "scale": np.array([0.3, -0.2])},
     "spans in turns": {"spans": (np.arange(N) // 16 % 4, np.arange(M) // 32 * 5 % 6, FORBIDDEN[0])},
-    "no label": {"spans": (np.arange(N) // 50 - 1, np.arange(M) // 50 - 1, FORBIDDEN[:, :1, :2] - np.inf)},
+    "no label": {"spans": (np.arange(N) // 50 - 1, np.arange(M) // 50, np.full((1, 3), -np.inf))},
     "packed and causal": {**DOCUMENTS, "causal": True, "query_offset": 40, "alibi_slopes": np.ones(2)},
 }
 

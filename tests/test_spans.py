@@ -1,5 +1,7 @@
 """The rule `spans`: the same as a dense bias made by indexing, its table's derivative, and blocks that it forbids."""
 
+from contextlib import suppress
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -7,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+import calls
 import clearhead as ch
 from clearhead import nn
 from clearhead.engines import portable
-from clearhead.errors import RuleError
+from clearhead.errors import ClearheadError, RuleError
 from seeds import fresh
 
 BATCH, HEADS, QUERIES, KEYS, ROWS, COLUMNS = 2, 4, 7, 9, 3, 5
@@ -107,7 +110,7 @@ def compiled(q: Tensor, k: Tensor, v: Tensor, mine: Tensor, theirs: Tensor, tabl
     )
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_compiled_forward_and_backward(*, dynamic: bool):
     function = torch.compile(compiled, fullgraph=True, dynamic=dynamic, backend="aot_eager")
     arrays, (mine, theirs, table) = drawn((HEADS,))
@@ -183,3 +186,13 @@ def test_the_reasons_where_heads_differ_in_scale():
     q = fresh().standard_normal((2, 3, 4))
     assert "one `scale`" in " ".join(ch.plan(q, q, scale=[0.1, 0.2]).reasons.get("native", ["one `scale`"]))
     np.testing.assert_array_equal(ch.attention(q, q, q, scale=[0.3, 0.3]), ch.attention(q, q, q, scale=0.3))
+
+
+@pytest.mark.parametrize("kind", ["arrays", "tensors", "a graph"])
+def test_wrong_parts_and_scales_are_taken_or_refused_by_name(kind: str):
+    q: Any = calls.FLAT if kind == "arrays" else torch.from_numpy(calls.FLAT.copy()).requires_grad_(kind == "a graph")
+    for place, make in product(range(4), calls.WRONG.values()):
+        parts: list[Any] = [[0, 0, 0], [0, 0, 0], [[0.0]], 1.0]
+        parts[place] = make()
+        with suppress(ClearheadError):
+            ch.attention(q, q, q, spans=tuple(parts[:3]), scale=parts[3])

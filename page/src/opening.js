@@ -9,7 +9,8 @@ import { dimension } from "./matrixframe.js";
 
 /** @param {Story} s */
 export function opening(s) {
-  const { facts, title } = s.page.header;
+  const { facts } = s;
+  const { title, edited } = s.page.header;
   const explained = facts.text !== undefined;
   return h(
     "section.opening",
@@ -18,6 +19,12 @@ export function opening(s) {
     explained ? h("p.quoted", h("bdi", spelled(title, 200))) : null,
     facts.model
       ? h("p.model", facts.model[s.shell.language()], facts.illustration ? ` — ${s.words("illustration")}` : null)
+      : null,
+    edited
+      ? h(
+          "ul.edits",
+          edited.edits.map((/** @type {string} */ edit) => h("li", h("code", edit))),
+        )
       : null,
     explained ? tokens(s) : null,
     facts.next ? next(s, facts.next) : null,
@@ -48,12 +55,20 @@ function tokens(s) {
   );
 }
 
-/** @param {Story} s @param {[string, number][]} choices */
+/** @param {Story} s @param {[string, number, number?][]} choices      a token, its probability, and that in the other run */
 function next(s, choices) {
-  const row = (/** @type {[string, number]} */ [token, share]) => {
+  const row = (/** @type {[string, number, number?]} */ [token, share, other]) => {
     const bar = h("span.share");
     bar.style.width = `${Math.max(0.5, share * 100)}%`;
-    return h("li", h("bdi", spelled(token)), h("span.track", bar), h("span.figures", percent(share)));
+    return h(
+      "li",
+      h("bdi", spelled(token)),
+      h("span.track", bar),
+      h("span.figures", percent(share)),
+      other === undefined
+        ? null
+        : h("small", s.t(s.state.edited ? "without edits" : "with edits", { x: percent(other) })),
+    );
   };
   return h("div.block", h("h2", s.t("next")), h("ol.next", choices.map(row)));
 }
@@ -156,8 +171,7 @@ function way(s) {
 
 /** The cost of every step, and how far the page's numbers differ from the run's. @param {Story} s */
 export function closing(s) {
-  const { t } = s;
-  const { facts } = s.page.header;
+  const { t, facts } = s;
   const lines = [];
   if (facts.check) lines.push(facts.check[s.shell.language()]);
   /** The largest difference between the page's numbers and the run's. @param {string} words @param {string} name @param {number} from @param {number} size @param {(at: number) => number} at */

@@ -93,7 +93,9 @@ export function openShell(header, draw) {
       redraw();
       byId(id)?.focus();
     };
-    const signs = ["arrows", "heads", "search", "point"].map((name) => h("li", t(`keys ${name}`)));
+    const signs = ["arrows", "heads", "search", "point", ...(header.edited ? ["edits"] : [])].map((name) =>
+      h("li", t(`keys ${name}`)),
+    );
     return [
       h("span.brand", "clearhead"),
       h("span.space"),

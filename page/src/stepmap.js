@@ -53,13 +53,24 @@ export function stepMap(s, sections, to) {
       ),
     );
   };
-  const { layers } = page.header;
+  const { layers, edited } = page.header;
+  const turn = () => {
+    s.commit({ edited: !state.edited });
+    byId("pick-edited")?.focus();
+  };
   return h(
     "nav.map",
     { "aria-label": t("steps") },
     h("ol", links),
     h(
       "div.picks",
+      edited
+        ? h(
+            "label",
+            h("input", { type: "checkbox", role: "switch", id: "pick-edited", checked: state.edited, onchange: turn }),
+            t("edited"),
+          )
+        : null,
       pick("layer", layers.length, state.layer, (i) => String(layers[i].number ?? i)),
       pick("batch", s.layer.batch, state.batch, String),
       pick("head", s.layer.heads, state.head, String),
@@ -119,4 +130,9 @@ export function bindKeys(s) {
   shortcut("{", "layer", -1, layers.length);
   shortcut("}", "layer", 1, layers.length);
   shell.key("/", () => byId("pick-query")?.focus());
+  if (page.header.edited)
+    shell.key("e", () => {
+      s.commit({ edited: !state.edited });
+      shell.say(t(state.edited ? "edited" : "not edited"));
+    });
 }

@@ -80,7 +80,7 @@ export function openStory(page) {
     function commit(change) {
       const differs = (/** @type {(keyof State)[]} */ ...names) =>
         names.some((name) => name in change && change[name] !== state[name]);
-      if (differs("layer", "batch")) {
+      if (differs("layer", "batch", "edited")) {
         Object.assign(state, change);
         return shell.redraw();
       }

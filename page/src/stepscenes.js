@@ -193,7 +193,7 @@ export const outputScenes = (s) => [
 /** H: the outputs of all heads side by side. @param {Story} s */
 function joined(s) {
   const { dv } = s.head;
-  const at = (/** @type {number} */ i, /** @type {number} */ c) => s.headAt(Math.floor(c / dv)).output(i, c % dv);
+  const at = (/** @type {number} */ i, /** @type {number} */ c) => s.headAt(Math.floor(c / dv)).passed(i, c % dv);
   return matrix("H", "value", [s.head.n, "n"], [s.layer.heads * dv, "h·d_v"], at, { rowName: s.queryName, split: dv });
 }
 
@@ -217,7 +217,10 @@ export function concatScenes(s) {
           " = ",
           sym("o", s.at(row, c), "value"),
           ` (${s.t("head")} ${from}) = `,
-          h("b", fmt(s.headAt(from).output(row, c), 5)),
+          s.headAt(from).factor === 1
+            ? null
+            : `${fmt(s.headAt(from).factor)}·${fmt(s.headAt(from).output(row, c), 5)} = `,
+          h("b", fmt(s.headAt(from).passed(row, c), 5)),
         ];
       },
       pin: ({ row, col }) => s.commit({ query: row, feature: col % dv, head: Math.floor(col / dv) }),

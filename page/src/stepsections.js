@@ -94,7 +94,9 @@ export function sectionsOf(s) {
       says: () => s.words(s.head.rules.sink === -Infinity ? "weights" : "weights with sink"),
       formulas: softmax,
     }),
-    plain(last, "O", () => outputScenes(s)),
+    plain(last, "O", () => outputScenes(s), {
+      says: () => s.words(last) + (s.head.factor === 1 ? "" : t("times", { x: s.head.factor })),
+    }),
   );
   if (whole) {
     sections.push(plain("concat", "H", () => concatScenes(s)));

@@ -7,7 +7,7 @@ import { transposed } from "./matrix.js";
 
 /** @typedef {import("./matrix.js").Matrix} Matrix */
 /** @typedef {ReturnType<typeof makeStory>} Story */
-/** @typedef {{layer: number, batch: number, head: number, query: number, key: number, feature: number, what: import("./head.js").WhatIf}} State */
+/** @typedef {{edited: boolean, layer: number, batch: number, head: number, query: number, key: number, feature: number, what: import("./head.js").WhatIf}} State */
 
 /** @param {import("./container.js").Page} page @returns {State} */
 export function begin(page) {
@@ -19,6 +19,7 @@ export function begin(page) {
   );
   const { queries } = layers[place];
   return {
+    edited: Boolean(page.header.edited),
     layer: place,
     batch: 0,
     head,
@@ -39,7 +40,8 @@ export function begin(page) {
  */
 export function makeStory(page, shell, state, room, whenSeen, commit) {
   const { header } = page;
-  const layer = header.layers[state.layer];
+  const run = state.edited ? header.edited : header; // the run with edits or the one without
+  const layer = run.layers[state.layer];
   const { t } = shell;
   /** @type {Map<number, Float64Array>} */
   const scores = new Map();
@@ -69,7 +71,7 @@ export function makeStory(page, shell, state, room, whenSeen, commit) {
     const made = new Float64Array(n * wide);
     for (let i = 0; i < n; i++) {
       for (let x = 0; x < w.shape[0]; x++) {
-        const value = headAt(Math.floor(x / dv)).output(i, x % dv);
+        const value = headAt(Math.floor(x / dv)).passed(i, x % dv);
         for (let c = 0; c < wide; c++) made[i * wide + c] += value * w.data[x * wide + c];
       }
       if (bias) for (let c = 0; c < wide; c++) made[i * wide + c] += bias.data[c];
@@ -101,6 +103,7 @@ export function makeStory(page, shell, state, room, whenSeen, commit) {
       commit,
       whenSeen,
       layer,
+      facts: { ...header.facts, ...run.facts },
       headAt,
       named,
       sizes,

@@ -17,6 +17,8 @@ clearhead COMMAND --help shows a command's options and examples
 _EXPLAIN_EXAMPLES = """examples:
   clearhead explain "humpty dumpty sat on"
   clearhead explain "twinkle twinkle little star" --layer 0 --token little
+  clearhead explain "humpty dumpty sat on" --cut "on>sat" --layer 0 --head 3
+  clearhead explain "humpty dumpty sat on" --cut "on>sat@0.3" --off 1.2,1.5
   clearhead explain "jack and jill" --lang zh
   clearhead explain "humpty dumpty sat on" --html page.html
   clearhead explain "Attention is all" --model ./gpt2 --json attention.json
@@ -25,6 +27,18 @@ _EXPLAIN_EXAMPLES = """examples:
   clearhead explain --file book.txt --html book.html --windows
   clearhead explain --file book.txt --html book.html \\
       --exact 3.5,7.0 --dtype bfloat16
+
+edits: the text is run without and with them, several of each together
+  --cut "on>sat"       the query on no longer sees the key sat, in every layer
+                       and head, or in those of --layer and --head
+  --cut "on>sat@0.3"   in head 3 of layer 0; @0 all of layer 0, @.3 head 3 of
+                       every layer, @0.3,1.5 two heads
+  --cut ">0:2"         no query sees the first two tokens; --cut "3>0,sat" names
+                       tokens by position and by word
+  --boost "sat=2"      every query sees sat e^2 times as much (before the softmax
+                       divides); also "on>sat=2@0.3"; a number below 0 is less
+  --off 0.3            the output of head 3 of layer 0 becomes 0; 0 is a layer
+words are those of the text, whole; sat#2 is the second, sat#all all of them
 
 models other than GPT-2 directories need PyTorch and Transformers:
   pip install "clearhead[hf]"
@@ -165,8 +179,21 @@ def _explain(commands: Any) -> None:
     explain.add_argument(
         "--token", type=_name, metavar="N|WORD", help="whose output: a position or a word; default: the last token"
     )
+    _edit(explain, "cut", "Q>K[@L.H]", "run the text also with queries Q not seeing keys K, and compare (see below)")
+    _edit(explain, "boost", "K=X[@L.H]", "run it also with X added to the logits of keys K, and compare")
+    off = "run it also with these heads' outputs 0, and compare; without a value: those of --layer and --head"
+    _edit(explain, "off", "L.H,…", off, nargs="?", const=("off", ""))
     _files(explain, html=True)
     _languages(explain, argparse.SUPPRESS)
+
+
+def _edit(explain: argparse.ArgumentParser, name: str, form: str, about: str, **more: Any) -> None:
+    """An option that adds its name and value to `edits`, so that edits keep their order."""
+
+    def named(text: str) -> tuple[str, str]:
+        return name, text
+
+    explain.add_argument(f"--{name}", dest="edits", action="append", type=named, metavar=form, help=about, **more)
 
 
 def _trace(commands: Any) -> None:

@@ -75,6 +75,7 @@ def _check_targets(given: argparse.Namespace) -> None:
 
 
 def _explain(given: argparse.Namespace) -> int:
+    from clearhead.changing.edits_text import edits_from_options
     from clearhead.explaining.explain import explain, explain_windows
     from clearhead.explaining.hub import find
     from clearhead.explaining.texts import check_unicode
@@ -83,6 +84,12 @@ def _explain(given: argparse.Namespace) -> int:
     check_unicode("TEXT", given.text or "")
     if (given.text is None) == (given.file is None):
         raise FileError("expected TEXT or --file, one of them.", 'clearhead explain "humpty dumpty sat on"')
+    edits = edits_from_options(given.edits or (), given.layer, given.head) or None
+    if edits and (given.windows or (given.file is not None and given.html is not None)):
+        raise FileError(
+            "--cut, --boost and --off are for one run of a text, not for windows or the page of a file's every head.",
+            'clearhead explain TEXT --cut "on>sat" --html PAGE',
+        )
     if given.windows and given.file is None:
         raise FileError("--windows is for the text of a file.", "clearhead explain --file FILE --windows")
     if given.file is not None:
@@ -100,15 +107,18 @@ def _explain(given: argparse.Namespace) -> int:
         every = explain_windows(model, given.text, **chosen, each=each)
         data: dict[str, Any] = {"windows": [seen.to_json() for seen in every]}
     else:
-        every = [explain(given.text, model, **chosen, each=each)]
+        every = [explain(given.text, model, **chosen, edits=edits, each=each)]
         data = every[0].to_json()
     if given.json is not None:
         _write_json(given.json, data)
     if given.html is not None:
         every[0].save(given.html, given.lang)
     if console is not None:
-        from clearhead.report import explained
+        from clearhead.report import changed, explained
 
+        if edits:
+            changed.show(console, every[0], given.lang)
+            return 0
         for seen in every:
             if seen is not every[0]:
                 console.print()

@@ -121,6 +121,35 @@ _WORDS: dict[str, tuple[str, str]] = {
         "step by step against the {engine} engine: largest difference {difference:.1g}",
         "逐步计算与 {engine} 引擎相比：最大差值 {difference:.1g}",
     ),
+    # explain with edits
+    "edits": ("edits", "改动"),
+    "moved next": ("next tokens, those that moved most first", "下一个词元，变化最大的在前"),
+    "moved heads": (
+        "heads whose output for token {token} moved most (|o| is its length)",
+        "对词元 {token} 的输出变化最大的头（|o| 是输出的长度）",
+    ),
+    "moved head": ("layer {layer}, head {head}", "第 {layer} 层第 {head} 个头"),
+    "no head moved": ("no head's output for token {token} moved", "所有头对词元 {token} 的输出都没有变化"),
+    "before": ("before", "改动前"),
+    "after": ("after", "改动后"),
+    "change": ("change", "变化"),
+    "points": ("change in points", "变化（百分点）"),
+    "moved by": ("moved by", "变化量"),
+    "matrices": ("head {head} of layer {layer}: A before and after", "第 {layer} 层第 {head} 个头：改动前后的 A"),
+    "moved furthest": (
+        "chosen since, of the edited heads, its output for token {token} moved furthest",
+        "自动选择：在改动涉及的头中，它对词元 {token} 的输出变化最大",
+    ),
+    "row": ("token {token}'s row of A, the keys that changed most first", "词元 {token} 在 A 中的行，变化最大的键在前"),
+    "times": (
+        "the edits multiply this head's output by {factor:.4g} after A·V",
+        "算出 A·V 之后，改动把这个头的输出乘以 {factor:.4g}",
+    ),
+    "unchanged": (
+        "the edits do not change these weights",
+        "改动没有改变这些权重",
+    ),
+    "masked weight": ("masked", "被遮蔽"),
     # trace
     "three axes": (
         "three axes are read as (heads {heads}, tokens, width), each head attending on its own; a batch of {heads} "

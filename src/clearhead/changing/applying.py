@@ -7,7 +7,7 @@ outputs act on what attention returns. So an edited call costs what attention co
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -16,8 +16,10 @@ from clearhead.changing.edits import Boost, Cut, Edit, Like, Off, Scaled, Share,
 from clearhead.changing.places import Place, Text, find
 from clearhead.changing.tensors import chosen, float_sum, logaddexp, numbers_like, positive_part, spread, times
 from clearhead.core.axes import Array
+from clearhead.core.rules import Rules as RuleNames
 from clearhead.errors import ClearheadError, SelectionError
 from clearhead.ops.attention import attention
+from clearhead.ops.edited import divided
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.softcaps import by_softcap
 from clearhead.ops.span_terms import SpanTerm, combined
@@ -176,21 +178,17 @@ def _logsumexp_of(call: EditedCall, queries: Array, keys: Array, heads: Heads) -
 
 
 def _tempered(call: EditedCall, edit: Tempered, heads: Heads, _: Place) -> EditedCall:
-    """Every logit, the sink's too, times 1/t: c·tanh(s/c)/t is a softcap of c/t of s/t."""
+    """Every logit, the sink's too, over t; the heads that are not tempered keep a softcap of their own."""
     count = call.q.shape[1]
-    factors = _per_head(1 / edit.t, 1.0, heads, count)
-    rules = dict(call.rules)
-    scale = rules.get("scale")
-    base = np.float64(call.q.shape[-1] ** -0.5) if scale is None else scale
-    rules["scale"] = float(base) / edit.t if heads is None and np.ndim(base) == 0 else _numbers(base) * factors
-    if rules.get("softcap") is not None:
-        caps = spread(rules["softcap"], count)
-        made = tuple(float(cap * factor) for cap, factor in zip(caps, spread(factors, count), strict=True))
+    t = np.ones(count)
+    t[slice(None) if heads is None else list(heads)] = edit.t
+    others = {name: value for name, value in call.rules.items() if name != "softcap"}
+    rules: Rules = dict(divided(cast("RuleNames", others), t, call.q))
+    if call.rules.get("softcap") is not None:
+        caps = spread(call.rules["softcap"], count)
+        made = tuple(float(cap) / float(own) for cap, own in zip(caps, t, strict=True))
         rules["softcap"] = made[0] if len(set(made)) == 1 else made
-    for name, shape in (("bias", (-1, 1, 1)), ("alibi_slopes", (-1,)), ("sinks", (-1,))):
-        if rules.get(name) is not None:
-            rules[name] = times(rules[name], factors.reshape(shape))
-    terms = tuple(term.times(factors) for term in call.terms)
+    terms = tuple(term.times(1 / t) for term in call.terms)
     return replace(call, rules=rules, terms=terms, acted=(*call.acted, edit))
 
 
@@ -255,7 +253,3 @@ def _per_head(value: float, rest: float, heads: Heads, count: int) -> Array:
     numbers = np.full(count, rest)
     numbers[list(heads)] = value
     return numbers
-
-
-def _numbers(x: Any) -> Array:
-    return np.asarray(x.detach().cpu() if hasattr(x, "detach") else x, np.float64)

@@ -107,7 +107,7 @@ class _Changing:
         check_layers(self.edits, layers, self.name, hint)
         for edit in self.edits:
             if isinstance(edit, OtherRun):
-                otherrun.check_kept(edit)
+                otherrun.check_kept(edit, self.modules.values())
 
     def _attention_modules(self) -> dict[Any, set[str]]:
         """The modules that may attend, each with all that may choose its layer."""
@@ -210,12 +210,20 @@ class _Changing:
 
 
 def _real(layer: "LayerCall", call: "AttentionCall") -> Any:
-    """(batch, queries), False where a query is padding; None where none is, or it is not known."""
-    padding = call.pattern.padding
-    if padding is None or layer.cross:
+    """(batch, queries), False where a query is padding; None where none is, or it is not known.
+
+    In a mask that is stored, a query that may not see its own key is padding.
+    """
+    padding, dense, own = call.pattern.padding, call.pattern.dense, call.queries
+    if layer.cross or (padding is None and dense is None):
         return None
-    real = padding[:, call.queries.start : call.queries.stop].bool().cpu().numpy()
-    return real if real.shape[1] == len(call.queries) and not real.all() else None
+    if dense is None:
+        assert padding is not None
+        real = padding[:, own.start : own.stop].bool()
+    else:
+        mask = dense[..., own.start - call.keys.start : own.stop - call.keys.start]
+        real = (mask[:, :, 0] if mask.shape[2] == 1 else mask.diagonal(dim1=2, dim2=3)).any(1)
+    return real.cpu().numpy() if real.shape[1] == len(own) and not real.all() else None
 
 
 def _head_count(module: Any) -> int:

@@ -1,5 +1,6 @@
 """The edits, as plain values that can be printed, compared and saved: what to change, and in which layers and heads."""
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, cast
@@ -357,7 +358,8 @@ def _where(layers: Any, heads: Any) -> dict[str, Any]:
 
 
 def _plain(layer: Any) -> int | str:
-    return int(layer) if is_whole(layer) else str(layer)
+    """A layer's number or name; the name "3" is the number 3."""
+    return int(layer) if is_whole(layer) or re.fullmatch(r"-?[0-9]+", layer) else str(layer)
 
 
 def _head_list(name: str, given: Any) -> tuple[int, ...]:

@@ -64,8 +64,6 @@ def _edit(words: dict[str, Any]) -> Edit:
     for name in ("queries", "keys"):
         if name in given:
             given[name] = _place_of(given[name])
-    if isinstance(given.get("heads"), dict):  # names of JSON's objects are text
-        given["heads"] = {int(name) if name.lstrip("-").isdecimal() else name: x for name, x in given["heads"].items()}
     try:
         return _MAKERS[kind](**given)
     except TypeError as error:

@@ -1,6 +1,6 @@
 """Another run's queries and keys, or values, in one call of attention: for `like` and `values_like`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,18 +49,18 @@ def of(edit: OtherRun, heads: Sequence[int] | None, place: Place, x: Any) -> Par
         raise RuleError(f"layer {place.layer} is merged attention, whose last keys are an encoder's.")
     count = _head_total(edit, x, layer)
     wanted = list(range(count)) if heads is None else list(heads)
-    missing = [head for head in wanted if head not in layer.heads]
-    if missing:
-        kept = ", ".join(map(str, layer.heads))
-        raise SelectionError(f"the other run kept no head {missing[0]} of layer {place.layer}: kept are {kept}.")
+    _check_heads(layer, wanted)
     start = _start(layer, place.queries, place.keys, continues=place.continues)
     rows, columns = slice(start, start + len(place.queries)), slice(place.keys.start, place.keys.stop)
     index = [layer.heads.index(head) for head in wanted]
     return Part(layer, wanted, index, len(wanted) == count, rows, columns, place)
 
 
-def check_kept(edit: OtherRun) -> None:
-    """Raise RuleError unless the other run saw something and has the arrays that an edit needs."""
+def check_kept(edit: OtherRun, layers: Collection[Collection[str]]) -> None:
+    """Raise unless the other run has the layers, heads and arrays that an edit needs: SelectionError or RuleError.
+
+    layers   what chooses each layer of the model that is changed, as in `applying.check_layers`
+    """
     assert not isinstance(edit.seen, str)
     if not edit.seen.parts:
         raise RuleError(
@@ -69,6 +69,21 @@ def check_kept(edit: OtherRun) -> None:
     side, words, how = {"like": ("q", "queries and keys", "keep=True")}.get(edit.KIND, ("v", "values", "values=True"))
     if all(getattr(edit.seen.layer(layer), side) is None for layer in edit.seen.layers):
         raise RuleError(f"{edit}: the other run kept no {words}.", f"ch.watch(model, {how})")
+    known = {name: edit.seen.layer(name) for name in edit.seen.layers}
+    for asked in edit.named_layers():
+        alike = [choices for choices in layers if edit.may_act((asked,), choices)]
+        own = [x for name, x in known.items() if any(name == str(asked) or {name, x.path} & set(c) for c in alike)]
+        if not own:
+            raise SelectionError(f"{edit}: the other run has no layer {asked!r}.", f"it has {', '.join(known)}.")
+        for layer in own:
+            _check_heads(layer, edit.heads_in({str(asked)}) or (), f"{edit}: ")
+
+
+def _check_heads(layer: Layer, wanted: Sequence[int], who: str = "") -> None:
+    for head in wanted:
+        if head not in layer.heads:
+            kept = ", ".join(map(str, layer.heads))
+            raise SelectionError(f"{who}the other run kept no head {head} of layer {layer.name}: kept are {kept}.")
 
 
 def check_lengths(edit: OtherRun, kind: ModulePath, queries: range, keys: range, *, continues: bool) -> None:

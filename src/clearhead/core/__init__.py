@@ -4,6 +4,7 @@ axes           the names of axes, and shapes as errors print them
 arrays         arrays of any kind in, the same kind out; device_array: those in a GPU's memory
 rule_values    reads and checks the value of each rule; rules: the table of all rules and of the axes of their values
 problem        shapes and rules of one call, validated once; visibility: which query may attend to which key
+selections     which queries or keys an argument means
 statistics     the table of what can be observed; observations: reads and checks what a caller asks for
 merging        how two partial answers become one
 operands       reads and checks the right-hand side of A·v and Aᵀ·g

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -96,6 +96,14 @@ class Problem:
     def active_rules(self) -> list[str]:
         """The names of the rules in use."""
         return [name for name in RULES if self.uses(name)]
+
+    def keywords(self) -> Rules:
+        """The rules in use as the keywords that give them, for arrays with 4 axes."""
+        found: Any = {}
+        for name in self.active_rules():
+            values = [getattr(self, field) for field in RULES[name].fields]
+            found[name] = tuple(values) if len(values) > 1 else values[0]
+        return cast("Rules", found)
 
     def take(
         self,

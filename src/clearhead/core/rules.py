@@ -77,6 +77,7 @@ class Rule:
     read      validates the value and returns it as its fields hold it; a tuple where there are several fields
     fields    the fields of a Problem that hold it, with the axes of each; () for what is no array
     unused    what its fields hold where the rule is not in use
+    logits    do its numbers grow with the logits? Then logits/t are those of a rule with its numbers over t
     forbids   can it forbid a query to attend to a key?
     always    it has a value in every problem, so None is read too and gives the default
     """
@@ -84,6 +85,7 @@ class Rule:
     read: Read
     fields: Mapping[str, Axes]
     unused: Any = None
+    logits: bool = False
     forbids: bool = False
     always: bool = False
 
@@ -118,13 +120,14 @@ def _offset(_: str, value: Any, sizes: Sizes, before: Mapping[str, Any]) -> Any:
 
 
 RULES: dict[str, Rule] = {  # in the order of `Rules`
-    "scale": Rule(_scale, {"scale": ("heads",)}, always=True),
-    "softcap": Rule(lambda _, value, *__: read_softcap(value), {"softcap": ()}),
-    "bias": Rule(_matrix, {"bias": WEIGHTS}, forbids=True),  # where it is -inf
-    "alibi_slopes": Rule(_heads, {"alibi_slopes": ("heads",)}),
+    "scale": Rule(_scale, {"scale": ("heads",)}, logits=True, always=True),
+    "softcap": Rule(lambda _, value, *__: read_softcap(value), {"softcap": ()}, logits=True),
+    "bias": Rule(_matrix, {"bias": WEIGHTS}, logits=True, forbids=True),  # where it is -inf
+    "alibi_slopes": Rule(_heads, {"alibi_slopes": ("heads",)}, logits=True),
     "spans": Rule(
         _spans,
         {"query_spans": ("batch", "queries"), "key_spans": ("batch", "keys"), "span_table": TABLE},
+        logits=True,
         forbids=True,  # where the table is -inf
     ),
     "causal": Rule(lambda name, value, *_: read_flag(name, value), {"causal": ()}, unused=False, forbids=True),
@@ -134,7 +137,7 @@ RULES: dict[str, Rule] = {  # in the order of `Rules`
     "query_lengths": Rule(_lengths("queries"), {"query_lengths": ("batch",)}, forbids=True),
     "query_segments": Rule(_segments("queries"), {"query_segments": ("batch", "queries")}, forbids=True),
     "kv_segments": Rule(_segments("keys"), {"kv_segments": ("batch", "keys")}, forbids=True),
-    "sinks": Rule(_heads, {"sinks": ("heads",)}),
+    "sinks": Rule(_heads, {"sinks": ("heads",)}, logits=True),
     "query_offset": Rule(_offset, {"query_offset": ("batch",)}, always=True),
 }
 FIELDS: dict[str, Axes] = {field: axes for rule in RULES.values() for field, axes in rule.fields.items()}

@@ -74,15 +74,15 @@ def _read_table(value: Any, prefix: tuple[int, ...]) -> Array:
         raise ShapeError(f"{who} has shape {array.shape}: expected (query_spans, key_spans), or one per head.", _HINT)
     shape = (*prefix, *array.shape[-2:])
     check_room("spans[2] in float64", array_bytes(array.shape, 8), "fewer labels make a smaller table.")
+    numbers = array.astype(np.float64)
+    if not (numbers < np.inf).all():
+        raise RuleError(f"{who} holds NaN or +inf: expected finite numbers, or -inf, which forbids.")
     try:
-        table = spread(array.astype(np.float64), shape)
+        return spread(numbers, shape)
     except ValueError:
         raise ShapeError(
             f"{who} has shape {array.shape}, which does not broadcast to {named(shape, TABLE)}.", _HINT
         ) from None
-    if np.isnan(table).any() or np.isposinf(table).any():
-        raise RuleError(f"{who} holds NaN or +inf: expected finite numbers, or -inf, which forbids.")
-    return table
 
 
 def added(query_spans: Array, key_spans: Array, table: Array) -> Array:

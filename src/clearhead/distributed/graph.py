@@ -21,7 +21,6 @@ from clearhead.distributed import methods
 from clearhead.distributed.exchange import total
 from clearhead.distributed.pooled import Pooled
 from clearhead.distributed.shards import Names, Shards, array_of
-from clearhead.errors import RuleError
 from clearhead.ops.torch_autograd import once, refuse_forward
 
 _ROWS = listed(derivative="row")
@@ -40,16 +39,10 @@ class Leaves(NamedTuple):
 
     @staticmethod
     def of(q: Tensor, k: Tensor, v: Tensor | None, rules: Rules) -> "Leaves":
-        """Those among a call's arguments; a bias, sinks or a table that are no tensor get no gradient.
-
-        Raises RuleError where another rule requires grad, since its derivative would be missing.
-        """
+        """Those among a call's arguments; a bias, sinks or a table that are no tensor get no gradient."""
         values = flat(rules)
         leaves = {"bias": values.get("bias"), "sinks": values.get("sinks"), "spans": values.get("spans[2]")}
         given: Any = {name: x for name, x in leaves.items() if isinstance(x, Tensor)}
-        for name, x in values.items():
-            if isinstance(x, Tensor) and x.requires_grad and not any(x is leaf for leaf in given.values()):
-                raise RuleError(f"{name} requires grad, and has no derivative here.", f"{name}.detach()")
         return Leaves(q, k, **given).with_values(v)
 
     def with_values(self, v: Any) -> "Leaves":

@@ -1,7 +1,7 @@
 """The attention matrix of a sharded sequence as an object."""
 
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any, NoReturn, Unpack
 
 import numpy as np
 from torch import Tensor
@@ -38,6 +38,13 @@ from clearhead.errors import EngineError, SelectionError, shown
 from clearhead.ops.indexing import check_weights, expand
 from clearhead.ops.observation import Observation, observation
 from clearhead.ops.transposed import TransposedMatrix
+
+# One machine's matrix has edits; ranks have labels of their own positions and one table for all.
+_INSTEAD = {
+    "cut": "spans=(query_spans, key_spans, table) with -inf",
+    "boost": "spans=(query_spans, key_spans, table)",
+    "tempered": "scale=…/t",
+}
 
 
 class ShardedAttentionMatrix(Observable):
@@ -113,6 +120,11 @@ class ShardedAttentionMatrix(Observable):
         return ShardedTransposedMatrix(self, self._weights, self._transposed)
 
     mT = T  # noqa: N815
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Raise AttributeError, which says what to give instead of an edit that only `AttentionMatrix` has."""
+        hint = f": give {_INSTEAD[name]} to ShardedAttentionMatrix" if name in _INSTEAD else ""
+        raise AttributeError(f"ShardedAttentionMatrix has no {name!r}{hint}.")
 
     def __len__(self) -> int:
         return self.shape[0]

@@ -21,7 +21,7 @@ from clearhead.core.axes import Array
 from clearhead.core.device_array import DeviceArray
 from clearhead.core.problem import Described, Problem, describe
 from clearhead.core.room import array_bytes, check_room
-from clearhead.core.rules import FIELDS, Rules, check_names, check_supported, given, take
+from clearhead.core.rules import FIELDS, Rules, check_names, check_supported, flat, given, take
 from clearhead.core.rules import RULES as TABLE
 from clearhead.core.statistics import Wanted
 from clearhead.distributed.exchange import Kind
@@ -29,7 +29,7 @@ from clearhead.distributed.layouts import LAYOUTS, Layout, Pieces, pieces
 from clearhead.distributed.ranks import OWN, Ranks, must_equal
 from clearhead.engines.base import Engine
 from clearhead.engines.remote import Remote
-from clearhead.errors import ClearheadError, DistributedError, shown, unknown
+from clearhead.errors import ClearheadError, DistributedError, RuleError, shown, unknown
 
 METHODS = ("gather", "ring", "ulysses", "merge", "auto")
 Found = TypeVar("Found")
@@ -151,6 +151,7 @@ def read(
     def own() -> tuple[Described, dict[str, Any]]:
         check_names(rules)
         check_supported("clearhead.distributed", RULES, given(rules))
+        _check_gradients(rules)
         check_tensor(q, "q")
         check_tensor(k, "k")
         if output and v is None:
@@ -195,6 +196,14 @@ def read(
         key_pieces=key_pieces,
         engine=Remote(chosen, local[0].q) if isinstance(local[0].q, DeviceArray) else chosen,
     )
+
+
+def _check_gradients(rules: Rules) -> None:
+    """Raise RuleError for a rule that requires a gradient and has none."""
+    for name, x in flat(rules).items():
+        asks = isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled()
+        if asks and name not in ("bias", "sinks", "spans[2]"):
+            raise RuleError(f"{name} requires grad, and has no derivative here.", f"{name}.detach()")
 
 
 def agreed(

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from clearhead.explaining.explain import forward_pass, windows
 from clearhead.explaining.gpt2 import Model, Token
+from clearhead.explaining.running import forward_pass
+from clearhead.explaining.windows import windows
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.view.long import ShownLayer, ShownRun
 from clearhead.view.parts import one_sequence

@@ -3,27 +3,33 @@
 Everything here is data, taken from the run; `report` prints it.
 """
 
+import json
 import os
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
+from clearhead.changing.edits import Edit
+from clearhead.changing.edits_json import edits_to_json
 from clearhead.core.axes import Array, brief, group_size
 from clearhead.core.problem import describe
 from clearhead.core.rule_values import is_whole, whole_number
-from clearhead.core.rules import FIELDS, Rules, take
-from clearhead.errors import DtypeError, FileError, RuleError, SelectionError, shown
+from clearhead.core.rules import Rules
+from clearhead.errors import DtypeError, RuleError, SelectionError, shown
+from clearhead.explaining import edit_checks
 from clearhead.explaining.gpt2 import SHIPPED, ForwardPass, LayerRun, Model, Token
+from clearhead.explaining.moving import Moved, moved, probabilities
+from clearhead.explaining.running import entropy_of, forward_pass, rules_of_head, steps_of
 from clearhead.explaining.texts import check_unicode, find_token, parts_of
+from clearhead.explaining.windows import Window, token_in, windows
 from clearhead.ops.matrix import AttentionMatrix
-from clearhead.textbook.page import PageLayer, Scene, both, story
-from clearhead.textbook.shapes import Sizes, Steps, layer_steps
-from clearhead.textbook.trace import TokenTrace, Trace, listed, trace, used_rules
+from clearhead.textbook.page import Edited, PageLayer, Scene, both, story
+from clearhead.textbook.shapes import Steps
+from clearhead.textbook.trace import TokenTrace, Trace, listed, trace
 from clearhead.view import notebook, page, picture
 from clearhead.view.container import Document, narrowed
 from clearhead.words import Language
@@ -32,16 +38,6 @@ if TYPE_CHECKING:
     from clearhead.explaining.hub import HubModel
 
 _MOST_WEIGHTS = 16 * 2**20  # bytes of W^Q … W^O that go into a page
-
-
-class Window(NamedTuple):
-    """The part of a longer text that was run: window `number`, from 1, tokens `first` to `stop` - 1, from 0."""
-
-    number: int
-    windows: int  # in all
-    first: int
-    stop: int
-    tokens: int  # of the whole text
 
 
 class Choice(NamedTuple):
@@ -71,6 +67,9 @@ class Explanation:
     row: TokenTrace  # the chosen token, computed alone
     entropy: Array  # (layers, heads): of the chosen token's row, in nats
     window: Window | None = None  # None: the whole text
+    edits: tuple[Edit, ...] = ()  # of the attention in this run
+    before: "Explanation | None" = None  # with edits: the run without them
+    moved: Moved | None = None  # and what they moved
 
     def __repr__(self) -> str:
         return brief(
@@ -97,54 +96,79 @@ class Explanation:
         """All of it as plain numbers, lists and words; -∞ becomes None."""
         config = self.model.config
         part = {} if self.window is None else {"window": self.window._asdict()}
-        return part | {
-            "model": {"name": self.model.name, **config._asdict()},
-            "text": self.text,
-            "tokens": [token._asdict() for token in self.tokens],
-            "next": [choice._asdict() for choice in self.next],
-            "layer": self.layer,
-            "head": self.head,
-            "token": self.token,
-            "entropy": listed(self.entropy),
-            "layer_steps": [
-                {"name": s.name, "symbol": s.symbol, "formula": s.formula, "axes": s.axes, "shape": s.shape}
-                | {"multiply_adds": s.multiply_adds, "bytes": s.bytes}
-                for s in self.steps
-            ],
-            "head_steps": {"x": listed(self.run.x), **{s.name: listed(s.array) for s in self.trace.steps}},
-            "logsumexp": listed(self.trace.logsumexp),
-            "layer_output": listed(self.run.output),
-            "token_arithmetic": {
-                "scores": listed(self.row.scores),
-                "masked": listed(self.row.masked),
-                "weights": listed(self.row.weights),
-                "contributions": listed(self.row.contributions),
-                "output": listed(self.row.output),
-                "difference_from_the_matrix": self.row.difference,
-            },
-            "check": self.trace.check._asdict(),
-        }
+        return (
+            part
+            | {
+                "model": {"name": self.model.name, **config._asdict()},
+                "text": self.text,
+                "tokens": [token._asdict() for token in self.tokens],
+                "next": [choice._asdict() for choice in self.next],
+                "layer": self.layer,
+                "head": self.head,
+                "token": self.token,
+                "entropy": listed(self.entropy),
+                "layer_steps": [
+                    {"name": s.name, "symbol": s.symbol, "formula": s.formula, "axes": s.axes, "shape": s.shape}
+                    | {"multiply_adds": s.multiply_adds, "bytes": s.bytes}
+                    for s in self.steps
+                ],
+                "head_steps": {"x": listed(self.run.x), **{s.name: listed(s.array) for s in self.trace.steps}},
+                "logsumexp": listed(self.trace.logsumexp),
+                "layer_output": listed(self.run.output),
+                "token_arithmetic": {
+                    "scores": listed(self.row.scores),
+                    "masked": listed(self.row.masked),
+                    "weights": listed(self.row.weights),
+                    "contributions": listed(self.row.contributions),
+                    "output": listed(self.row.output),
+                    "difference_from_the_matrix": self.row.difference,
+                },
+                "check": self.trace.check._asdict(),
+            }
+            | self._edits_to_json()
+        )
+
+    def _edits_to_json(self) -> dict[str, Any]:
+        """What edits add: them, what they moved, what heads' outputs are multiplied by, and the run without them."""
+        if self.before is None or self.moved is None:
+            return {}
+        factors = [None if run.factors is None else listed(run.factors) for run in self.runs]
+        own = {"edits": json.loads(edits_to_json(self.edits)), "moved": self.moved.to_json(), "head_factors": factors}
+        return own | {"before": self.before.to_json()}
 
 
 def document(seen: Explanation, language: Language = "en") -> Document:
     """The page's document: every head of every layer, and the projections' weights of the chosen layer."""
+    first = seen.before or seen
     config = seen.model.config
     chosen = {"layer": seen.layer, "head": seen.head, "query": seen.token}
-    facts = {
+    facts: dict[str, Any] = {
         "model": both(
             "model", name=_called(seen.model), layers=config.layers, heads=config.heads, d_model=config.d_model
         ),
         "illustration": seen.model.name == SHIPPED,
         "text": seen.text,
-        "next": [[choice.text, choice.probability] for choice in seen.next] or None,
+    } | _run_facts(first, seen.moved)
+    scene = Scene(seen.text, language, tokens=parts_of(seen.tokens, seen.text).names, chosen=chosen, facts=facts)
+    weights = _projections(seen.model, seen.layer)
+    layers, after = ([_page_layer(each, number, weights) for number in range(config.layers)] for each in (first, seen))
+    if seen.before is None:
+        return story(layers, scene)
+    return story(layers, scene, Edited([repr(edit) for edit in seen.edits], after, _run_facts(seen, seen.moved)))
+
+
+def _run_facts(seen: Explanation, moved: Moved | None) -> dict[str, Any]:
+    """The facts that differ from run to run: next tokens, also with the other run's probability, entropy, the check."""
+    pairs = {token.id: (token.before, token.after) for token in moved.next} if moved else {}
+    other = {i: pair[0] if seen.edits else pair[1] for i, pair in pairs.items()}
+    return {
+        "next": [[c.text, c.probability, *([other[c.id]] if moved else [])] for c in seen.next] or None,
         "entropy": listed(seen.entropy),
         "check": both("check", engine=seen.trace.check.engine, difference=seen.trace.check.largest_difference),
     }
-    scene = Scene(seen.text, language, tokens=parts_of(seen.tokens, seen.text).names, chosen=chosen, facts=facts)
-    return story([_page_layer(seen, number) for number in range(config.layers)], scene)
 
 
-def _page_layer(seen: Explanation, number: int) -> PageLayer:
+def _page_layer(seen: Explanation, number: int, weights: Mapping[str, Array]) -> PageLayer:
     run = seen.runs[number]
     given = describe(run.q, run.k, run.v, cast("Rules", run.rules))
     logsumexp = np.asarray(AttentionMatrix(run.q, run.k, **run.rules).logsumexp())
@@ -152,8 +176,9 @@ def _page_layer(seen: Explanation, number: int) -> PageLayer:
     arrays = {"x": run.x[None], "q": given.q, "k": given.k, "v": given.v, "logsumexp": logsumexp[None]}
     arrays["output"] = run.output[None]
     if number == seen.layer:
-        arrays |= _projections(seen.model, number)
-    return PageLayer(given.problem, seen.steps if number == seen.layer else _layer_steps(run), arrays, number)
+        arrays |= weights
+    steps = seen.steps if number == seen.layer else steps_of(run)
+    return PageLayer(given.problem, steps, arrays, number, None if run.factors is None else run.factors.tolist())
 
 
 def _projections(model: "Model | HubModel", number: int) -> dict[str, Array]:
@@ -170,24 +195,30 @@ def explain(
     head: int | None = None,
     token: int | str | None = None,
     count: int = 5,
+    edits: Any = None,
     each: Callable[[range], Iterable[int]] = iter,
 ) -> Explanation:
     """Run `text` through a model and show one token's attention step by step: `clearhead explain` as an object.
 
     model         a directory in GPT-2 layout, a name that Transformers loads (extra `hf`), or a loaded model; None is
                   the small one that ships with clearhead, trained on nursery rhymes, for illustration
-    layer, head   from 0; None takes the one whose row for the token has the least entropy
+    layer, head   from 0; None takes the one whose row for the token has the least entropy; with edits the one of theirs
+                  whose output for the token moved furthest
     token         a position (negative counts from the end) or a word of the text; None is the last
     count         how many next tokens to list
+    edits         an edit or a list of edits, such as ch.cut(queries="on", keys="sat", layers=[0], heads=[3]): the text
+                  is run with and without them. Any but like, values_like and off(to="mean")
     each          iterates over the model's layers, such as a progress bar
 
     Returns an Explanation: tokens, next, steps (each intermediate's shape and formula), trace (the chosen head with its
     numbers in float64, (queries, keys) and (queries, d_v)), row (the chosen token alone), entropy (layers, heads) in
-    nats; `save`, `to_html`, `to_json`. In a notebook it is shown as its page.
-    Raises DtypeError for a text or model of another type, SelectionError for an unknown layer, head or token,
-    ShapeError for an empty text or one that is too long, RuleError for a count that is not a whole number, FileError
-    for a model that cannot be read, MissingExtraError where it needs Transformers. The forward pass takes
-    O(tokens²·d_model + tokens·d_model²) for each layer; the chosen head's numbers take O(tokens²) memory.
+    nats; `save`, `to_html`, `to_json`. In a notebook it is shown as its page. With edits all this is of the run with
+    them, `before` is the Explanation without, and `moved` has next tokens and heads by how far they moved.
+    Raises DtypeError for a text or model of another type, SelectionError for an unknown layer, head or token and for an
+    edit of what there is not or that changes nothing, RuleError for an edit that it does not show and for a count that
+    is not a whole number, ShapeError for an empty text or one that is too long, FileError for a model that cannot be
+    read, MissingExtraError where it needs Transformers. The forward pass takes O(tokens²·d_model + tokens·d_model²) for
+    each layer; the chosen head's numbers take O(tokens²) memory.
 
     >>> import clearhead as ch
     >>> seen = ch.explain("humpty dumpty sat on")
@@ -202,9 +233,14 @@ def explain(
 
     check_unicode("text", text)
     loaded, count = find(model), whole_number("count", count, 0)
+    given = edit_checks.checked(edits, loaded.config.layers, loaded.config.heads, loaded.name)
     tokens = loaded.tokens(text)
     at = find_token(tokens, text, token)
-    return _explained(loaded, (text, tokens, None), (layer, head, at), count, each)
+    found = edit_checks.found_in(given, tokens, text)
+    part, chosen = (text, tokens, None), (layer, head, at)
+    if given:
+        return _changed(loaded, part, chosen, count, each, (given, found))
+    return _explained(loaded, part, chosen, count, each)
 
 
 def explain_windows(
@@ -224,7 +260,7 @@ def explain_windows(
     Raises as `explain`.
     """
     found = windows(model, text)
-    wanted = [_token_in(part, token) for part in found]
+    wanted = [token_in(part, token) for part in found]
     if all(at is None for at in wanted):
         raise SelectionError(
             f"token {token!r} is neither a position 0..{found[0].window.tokens - 1} nor a word of the text."
@@ -233,77 +269,72 @@ def explain_windows(
     return [_explained(model, part, (layer, head, at), count, each) for part, at in pairs if at is not None]
 
 
-class TextWindow(NamedTuple):
-    """A window of a text: its own text, its tokens with their positions in that, and which window it is."""
-
-    text: str
-    tokens: list[Token]
-    window: Window
-
-
-def windows(model: "Model | HubModel", text: str) -> list[TextWindow]:
-    """A text cut into windows that do not overlap; special tokens, which each window has, are not counted."""
-    cut = model.windows(text)
-    sizes = [sum(token.stop > token.start for token in tokens) for tokens in cut]
-    found, first = [], 0
-    for number, (tokens, size) in enumerate(zip(cut, sizes, strict=True), start=1):
-        start = min((token.start for token in tokens if token.stop > token.start), default=0)
-        stop = max((token.stop for token in tokens), default=0)
-        moved = [token._replace(start=max(0, token.start - start), stop=max(0, token.stop - start)) for token in tokens]
-        found.append(TextWindow(text[start:stop], moved, Window(number, len(cut), first, first + size, sum(sizes))))
-        first += size
-    return found
-
-
-def _token_in(part: TextWindow, token: str | None) -> int | None:
-    """The index in a window of a token that is given for the whole text; None where the window does not hold it."""
-    if token is None:
-        return len(part.tokens) - 1
-    own = [place for place, each in enumerate(part.tokens) if each.stop > each.start]
-    with suppress(ValueError):
-        number = int(token)
-        if -part.window.tokens <= number < part.window.tokens:
-            place = number % part.window.tokens - part.window.first
-            return own[place] if 0 <= place < len(own) else None
-    with suppress(SelectionError):
-        return find_token(part.tokens, part.text, token)
-    return None
+Part = tuple[str, list[Token], Window | None]
+Chosen = tuple[int | None, int | None, int]
 
 
 def _explained(
+    model: "Model | HubModel", part: Part, chosen: Chosen, count: int, each: Callable[[range], Iterable[int]]
+) -> Explanation:
+    """One run, and its sharpest head where layer and head are not chosen."""
+    _check_chosen(model, chosen)
+    run = forward_pass(model, part[1], each)
+    entropy = entropy_of(run, chosen[2])
+    return _of_run(model, part, chosen, run, entropy, _least(entropy, *chosen[:2]), count)
+
+
+def _changed(
     model: "Model | HubModel",
-    part: "TextWindow | tuple[str, list[Token], None]",
-    chosen: tuple[int | None, int | None, int],
+    part: Part,
+    chosen: Chosen,
     count: int,
     each: Callable[[range], Iterable[int]],
+    edits: tuple[Sequence[Edit], Sequence[Edit]],
 ) -> Explanation:
-    text, tokens, window = part
-    layer, head, at = chosen
-    _check_index("layer", layer, model.config.layers)
-    _check_index("head", head, model.config.heads)
-    run = forward_pass(model, tokens, each)
-    entropy = np.stack([_row_entropy(part, at) for part in run.layers])
-    picked_layer, picked_head = _sharpest(entropy, layer, head)
-    ran = run.layers[picked_layer]
-    shared = picked_head // group_size(len(ran.q), len(ran.k))
-    q, k, v = ran.q[picked_head], ran.k[shared], ran.v[shared]
-    steps = trace(q, k, v, **_of_head(ran.rules, picked_head))
+    """A run with edits, as they were given and by position, one without, and the edited head that moved furthest."""
+    _check_chosen(model, chosen)
+    given, found = edits
+    after = forward_pass(model, part[1], each, found)
+    edit_checks.check_acts(given, found, after.layers)
+    before = forward_pass(model, part[1], each)
+    what = moved(model, before, after, chosen[2], count)
+    acts = edit_checks.heads_of(found, *what.distance.shape)
+    place = _least(np.where(acts, -1 - what.distance, 1 / (1 + what.distance)), *chosen[:2])
+    first, second = (
+        _of_run(model, part, chosen, run, entropy_of(run, chosen[2]), place, count) for run in (before, after)
+    )
+    return replace(second, edits=tuple(given), before=first, moved=what)
+
+
+def _of_run(
+    model: "Model | HubModel",
+    part: Part,
+    chosen: Chosen,
+    run: ForwardPass,
+    entropy: Array,
+    place: tuple[int, int],
+    count: int,
+) -> Explanation:
+    layer, head = place
+    ran = run.layers[layer]
+    shared = head // group_size(len(ran.q), len(ran.k))
+    steps = trace(ran.q[head], ran.k[shared], ran.v[shared], **rules_of_head(ran.rules, head))
     return Explanation(
         model=model,
-        text=text,
-        tokens=tokens,
+        text=part[0],
+        tokens=part[1],
         next=[] if run.logits is None else _next(model, run.logits[-1], count),
-        layer=picked_layer,
-        head=picked_head,
-        chosen=(layer is None, head is None),
-        token=at,
+        layer=layer,
+        head=head,
+        chosen=(chosen[0] is None, chosen[1] is None),
+        token=chosen[2],
         run=ran,
         runs=run.layers,
-        steps=_layer_steps(ran),
+        steps=steps_of(ran),
         trace=steps,
-        row=steps.token(at),
+        row=steps.token(chosen[2]),
         entropy=entropy,
-        window=window,
+        window=part[2],
     )
 
 
@@ -313,57 +344,25 @@ def _called(model: "Model | HubModel") -> str:
     return place.resolve().name if place.is_dir() else model.name
 
 
-def forward_pass(model: "Model | HubModel", tokens: list[Token], each: Callable[[range], Iterable[int]]) -> ForwardPass:
-    """The forward pass. Raises FileError where it gives NaN or infinity."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        run = model.run([t.id for t in tokens], each)
-    for number, layer in enumerate(run.layers):
-        if not all(np.isfinite(array).all() for array in (layer.x, layer.q, layer.k, layer.v, layer.output)):
-            raise FileError(
-                f"{model.name}: layer {number} gives NaN or infinity: its weights are damaged, or too large."
-            )
-    if run.logits is not None and not np.isfinite(run.logits).all():
-        raise FileError(f"{model.name}: its logits are NaN or infinite: its weights are damaged, or too large.")
-    return run
-
-
-def _row_entropy(run: LayerRun, token: int) -> Array:
-    seen = AttentionMatrix(run.q, run.k, **run.rules).observe(entropy=True, queries=slice(token, token + 1))
-    return np.asarray(seen.entropy, dtype=np.float64)[:, 0]
-
-
-def _of_head(rules: dict[str, Any], head: int) -> dict[str, Any]:
-    """The rules of one head of the first text, without an axis for either: for 2-D arrays."""
-    arrays = {name: np.asarray(x) for name, x in rules.items() if np.ndim(x) and FIELDS[name]}
-    own_rules = take(arrays, {"batch": [0], "heads": [head]})
-    lead = {name: sum(axis in ("batch", "heads") for axis in FIELDS[name]) for name in own_rules}
-    return rules | {name: x.reshape(x.shape[lead[name] :]) for name, x in own_rules.items()}
-
-
-def _sharpest(entropy: Array, layer: int | None, head: int | None) -> tuple[int, int]:
-    allowed = np.full(entropy.shape, np.inf)
+def _least(numbers: Array, layer: int | None, head: int | None) -> tuple[int, int]:
+    """The place of the least of (layers, heads) numbers, in this layer and of this head where they are given."""
+    allowed = np.full(numbers.shape, np.inf)
     rows = slice(None) if layer is None else layer
     cols = slice(None) if head is None else head
-    allowed[rows, cols] = entropy[rows, cols]
-    place = np.unravel_index(int(allowed.argmin()), entropy.shape)
+    allowed[rows, cols] = numbers[rows, cols]
+    place = np.unravel_index(int(allowed.argmin()), numbers.shape)
     return int(place[0]), int(place[1])
 
 
 def _next(model: "Model | HubModel", logits: Array, count: int) -> list[Choice]:
-    exact = logits.astype(np.float64)
-    probabilities = np.exp(exact - exact.max())
-    probabilities /= probabilities.sum()
-    order = np.argsort(-probabilities, kind="stable")[:count]
-    return [Choice(int(i), model.text(int(i)), float(probabilities[i])) for i in order]
+    shares = probabilities(logits)
+    order = np.argsort(-shares, kind="stable")[:count]
+    return [Choice(int(i), model.text(int(i)), float(shares[i])) for i in order]
 
 
-def _layer_steps(run: LayerRun) -> Steps:
-    (n, width), (heads, _, d_k), (kv_heads, m, d_v) = run.x.shape, run.q.shape, run.v.shape
-    sizes = Sizes((), heads, kv_heads, n, m, d_k, d_v)
-    used = used_rules(cast("Rules", run.rules))._replace(through=run.through)
-    out = (heads * d_v, run.output.shape[-1])
-    own, said = (n, width), run.normalised
-    return layer_steps(sizes, own, own, out, used, run.biases, "rows", run.x.itemsize, cross=False, normalised=said)
+def _check_chosen(model: "Model | HubModel", chosen: Chosen) -> None:
+    _check_index("layer", chosen[0], model.config.layers)
+    _check_index("head", chosen[1], model.config.heads)
 
 
 def _check_index(name: str, value: int | None, size: int) -> None:

@@ -6,7 +6,7 @@ al. 2019 as Hugging Face stores it: linear weights are (d_in, d_out).
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from clearhead.changing.edits import Edit
 from clearhead.core.array_files import safetensors
 from clearhead.core.axes import Array
 from clearhead.core.files import json_of, read_bytes
 from clearhead.core.room import check_room_for_file
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import FileError, ShapeError
-from clearhead.ops.attention import attention
+from clearhead.explaining import editing
 
 SHIPPED = "rhymes"
 _MOST_TOKENIZER = 2**28  # bytes; the largest vocabularies take some 40 million
@@ -73,6 +74,7 @@ class LayerRun:
     biases: frozenset[str] = frozenset(("b_q", "b_k", "b_v", "b_o"))
     through: str = "{}"  # what is applied to queries and keys after their projections, for the formulas
     normalised: bool = False  # is x the output of a layer norm?
+    factors: Array | None = None  # (heads,): what edits multiplied each head's output by
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -134,10 +136,12 @@ class Model:
         names |= {"w_o": f"h.{layer}.attn.c_proj.weight", "b_o": f"h.{layer}.attn.c_proj.bias"}
         return {name: self.weights[key] for name, key in names.items()}
 
-    def run(self, ids: list[int], each: Callable[[range], Iterable[int]] = iter) -> ForwardPass:
+    def run(
+        self, ids: list[int], each: Callable[[range], Iterable[int]] = iter, edits: Sequence[Edit] = ()
+    ) -> ForwardPass:
         """The forward pass in float32: (tokens, vocabulary) logits, and each attention layer's inputs and outputs.
 
-        `each` iterates over the layers, such as a progress bar.
+        `each` iterates over the layers, such as a progress bar; `edits` of attention have positions, no words.
         """
         w, config = self.weights, self.config
         hidden = w["wte.weight"][ids] + w["wpe.weight"][: len(ids)]
@@ -148,11 +152,13 @@ class Model:
             q, k, v = (
                 _split(x @ w[name + f"attn.w_{p}"] + w[name + f"attn.b_{p}"], config.heads) for p in ("q", "k", "v")
             )
-            rules: dict[str, Any] = {"causal": True, **_scaled(config, layer)}
-            heads = attention(q, k, v, **rules)
+            own = editing.acting(edits, layer, config.layers)
+            call = editing.call(q, k, v, {"causal": True, **_scaled(config, layer)}, own, layer)
+            heads = call.output()[0]
             joined = heads.swapaxes(0, 1).reshape(len(ids), -1)
             output = joined @ w[name + "attn.c_proj.weight"] + w[name + "attn.c_proj.bias"]
-            runs.append(LayerRun(x, q, k, v, heads, output, rules, normalised=True))
+            rules, factors = call.whole_rules(), editing.factors(own, config.heads)
+            runs.append(LayerRun(x, q, k, v, heads, output, rules, normalised=True, factors=factors))
             hidden = hidden + output
             y = _normalise(hidden, w[name + "ln_2.weight"], w[name + "ln_2.bias"], config.epsilon)
             inner = _ACTIVATIONS[config.activation](y @ w[name + "mlp.c_fc.weight"] + w[name + "mlp.c_fc.bias"])

@@ -4,8 +4,8 @@ Weights load from safetensors only, never from a pickle, and run in float32.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from clearhead.changing.change import change
+from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array
 from clearhead.core.files import json_of
 from clearhead.core.rule_values import read_path
 from clearhead.errors import DtypeError, FileError, MissingExtraError, ShapeError, shown
-from clearhead.explaining import checkpoint, gpt2
+from clearhead.explaining import checkpoint, editing, gpt2
 from clearhead.explaining.gpt2 import ForwardPass, LayerRun, Model, Token
 from clearhead.watching.watch import watch
 
@@ -89,8 +91,13 @@ class HubModel:
         """Empty: the model may rotate or normalise queries and keys between the projections and the scores."""
         return {}
 
-    def run(self, ids: list[int], each: Callable[[range], Iterable[int]] = iter) -> ForwardPass:
-        """The forward pass: (tokens, vocabulary) logits, or None where the model has none, and each attention layer."""
+    def run(
+        self, ids: list[int], each: Callable[[range], Iterable[int]] = iter, edits: Sequence[Edit] = ()
+    ) -> ForwardPass:
+        """The forward pass: (tokens, vocabulary) logits, or None where the model has none, and each attention layer.
+
+        `edits` of attention have positions, no words.
+        """
         import torch
 
         paths = dict(self.inner.named_modules())
@@ -98,9 +105,10 @@ class HubModel:
         options = {"use_cache": False} if self.inner.can_generate() else {}
         progress = iter(each(range(self.config.layers)))
         catching = _attention_caught(paths, caught, progress)
-        with torch.inference_mode(), catching, watch(self.inner, values=True) as seen:
+        changing = change(self.inner, edits) if edits else nullcontext()
+        with torch.inference_mode(), catching, changing, watch(self.inner, values=True) as seen:
             out = self.inner(torch.tensor([ids]), **options)
-        layers = []
+        layers: list[LayerRun] = []
         for name in seen.layers:
             layer = seen.layer(name)
             if len(caught[layer.path]) < layer.call:
@@ -111,8 +119,13 @@ class HubModel:
             x, output = caught[layer.path][layer.call - 1]
             q, k, v = (part[0].numpy() for part in (layer.q, layer.k, layer.v))
             rules = {key: value for key, value in layer.rules.items() if key != "query_offset"}
+            if rules.get("spans") is not None:
+                rules["spans"] = tuple(map(np.asarray, rules["spans"]))
+            factors = editing.factors(editing.acting(edits, len(layers), self.config.layers), len(q))
             attended = np.asarray((layer.matrix() @ layer.v)[0])
-            layers.append(LayerRun(x, q, k, v, attended, output, rules, *_words(paths, layer.path)))
+            attended = attended if factors is None else attended * factors[:, None, None].astype(attended.dtype)
+            words = _words(paths, layer.path)
+            layers.append(LayerRun(x, q, k, v, attended, output, rules, *words, factors=factors))
         logits = getattr(out, "logits", None)
         return ForwardPass(layers, None if logits is None else logits[0].float().numpy())
 

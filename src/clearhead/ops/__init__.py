@@ -2,6 +2,7 @@
 
 attention          attention() and plan()
 matrix             AttentionMatrix; factors: its arrays and rules; indexing: its indices; transposed: its transpose
+edited             A.cut, A.boost and A.tempered; span_terms: several rules `spans` as one; softcaps: one for each head
 given_logsumexp    a log-sum-exp that another kernel computed, checked
 numpy_functions    what NumPy's functions and Python's operators do with a matrix; reductions: its sums and extremes
 observation        the result of AttentionMatrix.observe, and how partial results are merged

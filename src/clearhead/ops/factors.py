@@ -3,13 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
 from clearhead import engines
 from clearhead.core.arrays import Restore, as_array, autocast, broadcast, empty, statistics_dtype, to_device_of
 from clearhead.core.axes import WEIGHTS, Array, as_places, as_slice
+from clearhead.core.device_array import DeviceArray
 from clearhead.core.observations import check_room, wanted
 from clearhead.core.operands import check_transposed, operand
 from clearhead.core.problem import Problem, describe
@@ -107,6 +108,12 @@ class Factors:
     def dtype(self) -> np.dtype[Any]:
         """The dtype of the weights."""
         return statistics_dtype(self.problem.dtype)
+
+    def given(self) -> tuple[Any, Any, Rules, str | None, int | None]:
+        """What `read` takes: q and k with 4 axes, the rules, the engine and the threads."""
+        rules: Any = self.problem.keywords()
+        rules |= {name: self.restore(cast("Array", x)) for name, x in rules.items() if isinstance(x, DeviceArray)}
+        return self.restore(self.q), self.restore(self.k), rules, self.asked_engine, self.problem.num_threads
 
     def changed(self, problem: Problem, q: Array, k: Array) -> "Factors":
         """A copy with another problem, q and k; the engine stays, the log-sum-exp is no longer known."""

@@ -3,7 +3,7 @@
 With q, k and each row's log-sum-exp L, every weight is available: a_ij = exp(logit_ij - L_i).
 """
 
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from clearhead.core.rules import Rules, flat
 from clearhead.core.statistics import Asked, Observable, Top, askable, explained
 from clearhead.deprecated import deprecated
 from clearhead.errors import RuleError, SelectionError, shown
+from clearhead.ops.edited import Edit, Editable
 from clearhead.ops.factors import Answers, Factors
 from clearhead.ops.indexing import expand
 from clearhead.ops.numpy_functions import NumpyFunctions
@@ -26,7 +27,7 @@ from clearhead.view.parts import one_head, one_sequence
 from clearhead.view.pictured import Pictured
 
 
-class AttentionMatrix(NumpyFunctions, Pictured, Observable):
+class AttentionMatrix(NumpyFunctions, Pictured, Editable, Observable):
     """The weights softmax(scale·q·kᵀ + …) as an array-like object, (…, heads, queries, keys), that is never stored.
 
     q (…, heads, queries, d_k) and k (…, kv_heads, keys, d_k); 2-D is one head. Rules as in `attention`. Its elements
@@ -68,6 +69,7 @@ class AttentionMatrix(NumpyFunctions, Pictured, Observable):
         **rules: Unpack[Rules],
     ) -> None:
         self._given: Any = q, k, rules, engine, num_threads
+        self._edits: tuple[str, ...] = ()
         self._graph = self._graph_with() if logsumexp is None else self._graph_with(logsumexp)
         if logsumexp is not None and self._graph is not None:
             raise RuleError(
@@ -77,10 +79,16 @@ class AttentionMatrix(NumpyFunctions, Pictured, Observable):
         self._factors = Factors.read(*self._given, logsumexp) if self._graph is None else None
 
     @classmethod
-    def _of(cls, factors: Factors) -> "AttentionMatrix":
-        """A matrix of validated factors, such as a part of another matrix."""
+    def _of(cls, factors: Factors, edits: tuple[str, ...]) -> "AttentionMatrix":
+        """A matrix of validated factors, such as a part of another matrix after these edits."""
         made = cls.__new__(cls)
-        made._given, made._graph, made._factors = None, None, factors
+        made._given, made._graph, made._factors, made._edits = None, None, factors, edits
+        return made
+
+    def _edited(self, words: str, edit: Edit) -> Self:
+        q, k, rules, engine, num_threads = self._given or self.factors.given()
+        made = type(self)(q, k, engine=engine, num_threads=num_threads, **edit(q, rules))
+        made._edits = (*self._edits, words)
         return made
 
     @property
@@ -117,20 +125,21 @@ class AttentionMatrix(NumpyFunctions, Pictured, Observable):
 
     def __getstate__(self) -> dict[str, Any]:
         if self._given is None:
-            return {"factors": self._factors}
+            return {"factors": self._factors, "edits": self._edits}
         q, k, rules, *_ = self._given
         for name, x in {"q": q, "k": k, **flat(rules)}.items():
             if getattr(x, "grad_fn", None) is not None:
                 raise RuleError(f"{name} hangs on PyTorch's graph, which is not copied.", f"{name}.detach()")
         known = None if self._factors is None else self._factors.known_logsumexp
-        return {"given": self._given, "logsumexp": known, "dtype": self._q_dtype()}
+        return {"given": self._given, "logsumexp": known, "dtype": self._q_dtype(), "edits": self._edits}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "factors" in state:
-            self.__dict__ = AttentionMatrix._of(state["factors"]).__dict__
+            self.__dict__ = AttentionMatrix._of(state["factors"], state["edits"]).__dict__
             return
         q, k, rules, engine, num_threads = state["given"]
         AttentionMatrix.__init__(self, q, k, engine=engine, num_threads=num_threads, **rules)
+        self._edits = state["edits"]
         if self._factors is not None and state["logsumexp"] is not None and state["dtype"] == self._q_dtype():
             self._factors.logsumexp = state["logsumexp"]
 
@@ -156,7 +165,8 @@ class AttentionMatrix(NumpyFunctions, Pictured, Observable):
     mT = T  # noqa: N815
 
     def __repr__(self) -> str:
-        return f"AttentionMatrix{named(self.shape, WEIGHTS)} {self.dtype}, never stored"
+        after = f", after {', '.join(self._edits)}" if self._edits else ""
+        return f"AttentionMatrix{named(self.shape, WEIGHTS)} {self.dtype}, never stored{after}"
 
     def __getitem__(self, key: Any) -> Any:
         """Exact weights by integers, slices with steps and Ellipsis; only the weights asked for are computed.
@@ -265,9 +275,9 @@ class AttentionMatrix(NumpyFunctions, Pictured, Observable):
         factors = self.factors
         batches = np.array([read_place("batch", batch, factors.problem.batch)])
         if head is None:
-            return AttentionMatrix._of(factors.take_batches(batches))
+            return AttentionMatrix._of(factors.take_batches(batches), self._edits)
         head = read_place("head", head, factors.problem.heads)
-        return AttentionMatrix._of(factors.take_heads(batches, range(head, head + 1)))
+        return AttentionMatrix._of(factors.take_heads(batches, range(head, head + 1)), self._edits)
 
     @deprecated("exp(L of AttentionMatrix(q, k, window=(left, 0)) - L) is the same weight")
     def near(self, left: int) -> Any:

@@ -99,7 +99,7 @@ def _refined(sides: Sequence[Array]) -> tuple[Array, list[Array]]:
     used = np.zeros(prod(sizes), bool)
     used[codes] = True
     own = np.unravel_index(np.flatnonzero(used), sizes)
-    return (np.cumsum(used) - 1)[codes], [labels - 1 for labels in own]
+    return (np.cumsum(used, dtype=np.int64) - 1)[codes], [labels - 1 for labels in own]
 
 
 def _with_zeros(table: Any) -> Any:

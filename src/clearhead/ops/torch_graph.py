@@ -13,6 +13,7 @@ from torch import Tensor
 from clearhead.core.arrays import as_rule_array, autocast, check_tensor, to_torch
 from clearhead.core.observations import check_asked
 from clearhead.core.problem import check_shapes
+from clearhead.core.room import array_bytes, check_room
 from clearhead.core.rule_values import has_axes, read_flag, read_number, read_threads, read_window
 from clearhead.core.rules import Rules, check_names, check_supported, given
 from clearhead.core.spans import parts_of
@@ -105,9 +106,17 @@ def _tensor(x: Any, name: str, q: Tensor) -> Tensor:
 
 
 def _read(x: Any, name: str) -> Tensor:
-    """An array, list or number as a tensor, with the dtypes that arrays.as_rule_array gives."""
+    """An array, list or number as a tensor, with the dtypes that arrays.as_rule_array gives.
+
+    Raises DtypeError for a dtype that PyTorch does not have, SizeError for an array that memory cannot hold.
+    """
     if not torch.compiler.is_compiling():
-        return cast("Tensor", to_torch(torch, np.require(as_rule_array(x, name), requirements=("C", "W"))))
+        array = as_rule_array(x, name)
+        check_room(name, array_bytes(array.shape, array.itemsize), "give fewer tokens.")
+        try:
+            return cast("Tensor", to_torch(torch, np.require(array, requirements=("C", "W"))))
+        except (TypeError, ValueError):
+            raise DtypeError(f"{name} is {array.dtype}, which PyTorch does not have: expected numbers.") from None
     found = torch.as_tensor(x)
     return found.double() if isinstance(x, float) else found
 

@@ -72,7 +72,8 @@ def matrix_lines(
         yield Text(say(language, "pooled", **ratio), style="dim")
 
 
-def _opening(console: Console, seen: Explanation, language: Language) -> Iterator[Text]:
+def opening(console: Console, seen: Explanation, language: Language) -> Iterator[Text]:
+    """The model, and the text as its tokens."""
     if seen.window is not None:
         last = seen.window.stop - 1
         yield title(say(language, "window", **seen.window._asdict(), last=last))
@@ -86,14 +87,18 @@ def _opening(console: Console, seen: Explanation, language: Language) -> Iterato
     yield Text()
     lead = say(language, "tokens") + "  "
     names, split = parts_of(seen.tokens, seen.text)
-    yield from wrapped(console, lead, [f"{i} {_spelled(name)}   " for i, name in enumerate(names)])
+    yield from wrapped(console, lead, [f"{i} {spelled(name)}   " for i, name in enumerate(names)])
     if split:
         safe = split._replace(first=printable(split.first), character=printable(split.character))
         yield Text(say(language, "split", **safe._asdict()), style="dim")
+
+
+def _opening(console: Console, seen: Explanation, language: Language) -> Iterator[Text]:
+    yield from opening(console, seen, language)
     lead = say(language, "next") + "  "
     for place, choice in enumerate(seen.next):
         text = Text(lead if place == 0 else " " * cell_len(lead))
-        text.append(f"{label(_spelled(choice.text), 12)} {percent(choice.probability):>7}")
+        text.append(f"{label(spelled(choice.text), 12)} {percent(choice.probability):>7}")
         if drawn := bar(choice.probability, 24):
             text.append(f"  {drawn}")
         yield text
@@ -103,7 +108,7 @@ def _layer(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:
     yield title(say(language, "layer", layer=seen.layer, heads=seen.model.config.heads))
     for step in seen.steps:
         shape = named(step.shape, step.axes)
-        yield Text(f"  {_fill(formula(language, step.formula), 38)}{shape}")
+        yield Text(f"  {fill(formula(language, step.formula), 38)}{shape}")
         yield Text(f"      {say(language, step.words)}", style="dim")
 
 
@@ -133,7 +138,7 @@ def _sums(seen: Explanation, language: Language) -> str:
 
 def _arithmetic(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:
     row, names = seen.row, parts_of(seen.tokens, seen.text).names
-    name = f"{seen.token} {_spelled(names[seen.token])}"
+    name = f"{seen.token} {spelled(names[seen.token])}"
     yield title(say(language, "how", token=name))
     width = row.contributions.shape[-1]
     count = min(_SHOWN_VALUES, width)
@@ -142,21 +147,21 @@ def _arithmetic(_: Console, seen: Explanation, language: Language) -> Iterator[T
     default = bool((abs(seen.trace.problem.scale * d_k**0.5 - 1) < 1e-12).all())
     scale = shown(f"q·k/√{d_k}" if default else "scale·q·k") if plain else "logit"
     head = say(language, "contribution", count=count, width=width)
-    columns = _fill(say(language, "key"), 12), _fill(say(language, "weight"), 10, right=True)
+    columns = fill(say(language, "key"), 12), fill(say(language, "weight"), 10, right=True)
     yield Text(f"  {columns[0]}{'q·k':>9}{scale if len(scale) < 10 else 'scaled':>10}{columns[1]}  {head}")
     visible = np.flatnonzero(~np.isneginf(row.masked))
     order = visible[np.argsort(-row.weights[visible], kind="stable")]
     for j in order[:_SHOWN_KEYS]:
-        lead = label(f"{j} {_spelled(names[j])}", 12)
-        figures = _figure(row.scores[j], 3, 9) + _figure(row.masked[j], 4, 10) + _figure(row.weights[j], 4, 10)
+        lead = label(f"{j} {spelled(names[j])}", 12)
+        figures = figure(row.scores[j], 3, 9) + figure(row.masked[j], 4, 10) + figure(row.weights[j], 4, 10)
         yield Text(f"  {lead}{figures}  {_values(row.contributions[j], count)}")
     rest = order[_SHOWN_KEYS:]
     if len(rest):
-        more = _fill("  " + say(language, "more", count=len(rest)), 33)
+        more = fill("  " + say(language, "more", count=len(rest)), 33)
         together = _values(row.contributions[rest].sum(axis=0), count)
-        yield Text(f"{more}{_figure(row.weights[rest].sum(), 4, 10)}  {together}")
-    total = _fill("  Σ = o", 33)
-    yield Text(f"{total}{_figure(row.weights.sum(), 4, 10)}  {_values(row.output, count)}", style="bold")
+        yield Text(f"{more}{figure(row.weights[rest].sum(), 4, 10)}  {together}")
+    total = fill("  Σ = o", 33)
+    yield Text(f"{total}{figure(row.weights.sum(), 4, 10)}  {_values(row.output, count)}", style="bold")
     yield Text(say(language, "agree", difference=row.difference), style="dim")
     engine, difference = seen.trace.check
     yield Text(say(language, "check", engine=engine, difference=difference), style="dim")
@@ -166,17 +171,18 @@ def _values(row: Array, count: int) -> str:
     return " ".join(fixed(float(value), 4, 8).rjust(8) for value in row[:count])
 
 
-def _figure(number: float, decimals: int, width: int) -> str:
+def figure(number: float, decimals: int, width: int) -> str:
     """A number, right-aligned in its column, with a space before it."""
     return fixed(float(number), decimals, width - 1).rjust(width)
 
 
-def _spelled(text: str) -> str:
+def spelled(text: str) -> str:
     """A token's text with its leading space shown."""
     return "␣" + printable(text[1:]) if text.startswith(" ") else printable(text)
 
 
-def _fill(text: str, width: int, *, right: bool = False) -> str:
+def fill(text: str, width: int, *, right: bool = False) -> str:
+    """Text as a column of this width."""
     text = shown(text)
     space = " " * max(0, width - cell_len(text))
     return space + text if right else text + space

@@ -46,8 +46,13 @@ def cell_width(console: Console, columns: int) -> int:
     return next((width for width in widths if _LEAST_LEAD + 1 + width * columns <= console.width), 0)
 
 
-def numbers(console: Console, cells: Array, masked: Array, rows: Sequence[str], cols: Sequence[str]) -> list[Text]:
-    """A table with a number in every cell, coloured by the square root of the weight; masked cells marked."""
+def numbers(
+    console: Console, cells: Array, masked: Array, rows: Sequence[str], cols: Sequence[str], high: float | None = None
+) -> list[Text]:
+    """A table with a number in every cell, coloured by the square root of the weight; masked cells marked.
+
+    `high` is the weight of the last colour; None is the largest.
+    """
     width = cell_width(console, len(cols))
     longest = max((cell_len(printable(row.strip())) for row in rows), default=_LEAST_LEAD)
     lead = max(_LEAST_LEAD, min(12, console.width - width * len(cols) - 1, longest))
@@ -55,7 +60,7 @@ def numbers(console: Console, cells: Array, masked: Array, rows: Sequence[str], 
     lines = [
         Text(" " * (lead + 1) + "".join(" " * (width - 1 - cell_len(name)) + name + " " for name in heads).rstrip())
     ]
-    shades = shade(cells)
+    shades = shade(cells, high)
     for i, row in enumerate(rows):
         line = Text(label(row, lead) + " ")
         for j in range(len(cols)):
@@ -69,15 +74,16 @@ def numbers(console: Console, cells: Array, masked: Array, rows: Sequence[str], 
 
 
 def pixels(
-    console: Console, cells: Array, masked: Array, rows: Sequence[str], cols: Sequence[str]
+    console: Console, cells: Array, masked: Array, rows: Sequence[str], cols: Sequence[str], high: float | None = None
 ) -> tuple[list[Text], Array]:
     """The matrix as pixels, and the cells they show.
 
     Two characters to a cell and every row named where there is room; else two rows to a line, pooled to the width.
+    `high` is the weight of the last colour; None is the largest shown.
     """
     room = console.width - _LEAD - 1
     if 2 * len(cols) <= room and len(rows) <= room:
-        shades = shade(cells)
+        shades = shade(cells, high)
         lines = [Text(" " * (_LEAD + 1) + _ticks(cols, len(cols), 2, room))]
         for i, row in enumerate(rows):
             line = Text(label(row, _LEAD) + " ")
@@ -89,7 +95,7 @@ def pixels(
     height = min(len(rows), max(2, round(len(rows) * width / max(1, len(cols)))), 80)
     pooled, hidden = pool(cells, height, width), pool(masked.astype(np.float64), height, width) > 1 - 1e-9
     lines = [Text(" " * (_LEAD + 1) + _ticks(cols, width, 1, room))]
-    shades = shade(pooled)
+    shades = shade(pooled, high)
     step = 2 if colourful(console) else 1
     for top in range(0, height, step):
         line = Text(label(rows[int(top * len(rows) / height)], _LEAD) + " ")
@@ -111,9 +117,9 @@ def pool(cells: Array, height: int, width: int) -> Array:
     return np.where(tall @ odd.astype(np.float64) @ broad.T > 0, np.nan, pooled) if odd.any() else pooled
 
 
-def shade(cells: Array) -> Array:
+def shade(cells: Array, high: float | None = None) -> Array:
     """0 to 1 by the square root of the weight: attention is heavy-tailed, and a linear scale shows one cell."""
-    high = float(cells.max(initial=0.0, where=np.isfinite(cells)))
+    high = float(cells.max(initial=0.0, where=np.isfinite(cells))) if high is None else high
     return np.sqrt(np.clip(cells, 0.0, None) / (high or 1.0))  # NaN stays NaN
 
 

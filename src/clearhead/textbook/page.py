@@ -29,6 +29,7 @@ class PageLayer:
     steps: Steps
     arrays: Mapping[str, Array]  # q, k, v (batch, heads, tokens, width), logsumexp; where known x, w_q, …, output
     number: int | None = None
+    factors: Sequence[float] | None = None  # what each head's output is multiplied by, (heads,)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -49,10 +50,24 @@ class Scene:
         read_language(self.language)
 
 
-def story(layers: Sequence[PageLayer], scene: Scene) -> Document:
+@dataclass(frozen=True, eq=False, slots=True)
+class Edited:
+    """The same layers in a run with edits of its attention, which the page can show instead."""
+
+    edits: Sequence[str]
+    layers: Sequence[PageLayer]
+    facts: Mapping[str, Any]  # those that differ
+
+
+def story(layers: Sequence[PageLayer], scene: Scene, edited: Edited | None = None) -> Document:
     """The document of kind "trace"; docs/page-format.md says what is in it."""
     arrays: dict[str, Array] = {}
-    described = [_layer(layer, index, arrays) for index, layer in enumerate(layers)]
+    described = [_layer(layer, str(index), arrays) for index, layer in enumerate(layers)]
+    every, other = list(layers), None
+    if edited is not None:
+        again = [_layer(layer, f"edited.{index}", arrays) for index, layer in enumerate(edited.layers)]
+        every += edited.layers
+        other = {"edits": list(edited.edits), "layers": again, "facts": dict(edited.facts)}
     arrays |= {f"claimed.{name}": array for name, array in scene.claimed.items()}
     header = {
         "kind": "trace",
@@ -62,11 +77,14 @@ def story(layers: Sequence[PageLayer], scene: Scene) -> Document:
         "convention": scene.convention,
         "tokens": None if scene.tokens is None else list(scene.tokens),
         "sources": None if scene.sources is None else list(scene.sources),
-        "words": {language: _words(language, layers) for language in ("en", "zh")},
+        "words": {
+            language: _words(language, (*layers, *(edited.layers if edited else ()))) for language in ("en", "zh")
+        },
         "layers": described,
         "chosen": {"layer": 0, "head": 0, "query": -1} | dict(scene.chosen),
         "facts": dict(scene.facts),
         "claims": list(scene.claims),
+        "edited": other,
     }
     return Document(header, arrays)
 
@@ -79,7 +97,7 @@ def both(key: str, **values: object) -> Translations:
 def _words(language: Language, layers: Sequence[PageLayer]) -> dict[str, Any]:
     """The sentences that the reports use too, and the translations of the few words in formulas."""
     sentences = {name: say(language, name) for name in _SENTENCES}
-    for step in layers[0].steps if layers else ():
+    for step in (step for layer in layers for step in layer.steps):
         if step.name in (
             "x",
             "biased",
@@ -90,11 +108,15 @@ def _words(language: Language, layers: Sequence[PageLayer]) -> dict[str, Any]:
     return {**sentences, "formulas": IN_FORMULAS if language == "zh" else {}}
 
 
-def _layer(layer: PageLayer, place: int, arrays: dict[str, Array]) -> dict[str, Any]:
+def _layer(layer: PageLayer, place: str, arrays: dict[str, Array]) -> dict[str, Any]:
+    """A layer's entry in the header; its arrays are added to `arrays`, those that are there already only once."""
     problem = layer.problem
     rules, rule_arrays = packed(problem)
-    named = {**layer.arrays, **rule_arrays}
-    arrays |= {f"{place}.{name}": array for name, array in named.items()}
+    named = {name: f"{place}.{name}" for name in (*layer.arrays, *rule_arrays)}
+    known = {id(array): name for name, array in arrays.items()}
+    for name, array in {**layer.arrays, **rule_arrays}.items():
+        named[name] = known.get(id(array), named[name])
+        arrays[named[name]] = array
     return {
         "number": layer.number,
         "batch": problem.batch,
@@ -108,5 +130,6 @@ def _layer(layer: PageLayer, place: int, arrays: dict[str, Array]) -> dict[str, 
             | {"multiply_adds": s.multiply_adds, "bytes": s.bytes}
             for s in layer.steps
         ],
-        "arrays": {name: f"{place}.{name}" for name in named},
+        "arrays": named,
+        "factors": None if layer.factors is None else list(layer.factors),
     }

@@ -194,11 +194,12 @@ def logits(scores, rules, b, h, i, j, MASKED: tl.constexpr):
         found -= slope * distances(rules, b, i, j).to(scores.dtype)
     if rules.table is not None:
         added = _spans(rules, b, h, i, j)
-        found += added * LOG2E
+        if rules.key_sets is None:
+            found += added * LOG2E
+        else:  # what the table forbids may have a score of NaN or infinity
+            found = tl.where(added > -float("inf"), found + added * LOG2E, -float("inf"))
     if MASKED:
         visible = seen(rules, b, h, i, j)
-        if rules.key_sets is not None:
-            visible &= added != -float("inf")
         if rules.bias is not None:
             bias = _bias(rules, b, h, i, j, visible).to(scores.dtype)
             found += bias * LOG2E

@@ -125,7 +125,10 @@ def tiles(problem: Problem, width: int, what: str) -> Tiles:
     if knobs.runtime.interpret:
         return Tiles(32, 32, 4, 1, number, precision)
     halves, wide = problem.dtype.itemsize == 2, min(256, max(64, padded(max(width, problem.d_k))))
-    return Tiles(*_SIZES[what, halves][wide], number, precision)
+    found = Tiles(*_SIZES[what, halves][wide], number, precision)
+    if problem.span_table is not None:  # reading a table takes many registers
+        found = found._replace(owned=min(found.owned, 64))
+    return found
 
 
 def _tf32() -> bool:

@@ -1,0 +1,93 @@
+"""Edits as a command line writes them: on>sat@0.3 is a cut of the query `on` and the key `sat` in layer 0, head 3."""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from clearhead.changing.edits import Edit, boost, cut, off
+from clearhead.errors import ClearheadError, RuleError, shown
+
+_WHERE = re.compile(r"(\d*)(?:\.(\d+))?")
+_HINT = {
+    "cut": '--cut "on>sat": the query on does not see the key sat; "on>sat@0.3" in head 3 of layer 0.',
+    "boost": '--boost "sat=2" adds 2 to the logits of the key sat; "on>sat=2@0.3" for one query in head 3 of layer 0.',
+    "off": "--off 0.3 is head 3 of layer 0; 0.3,1.2 two heads; 0 a whole layer; .3 head 3 of every layer.",
+}
+_SIGNS = {"cut": "QUERIES>KEYS", "boost": "KEYS=NUMBER", "off": "LAYER.HEAD"}
+
+
+def edits_from_options(options: Iterable[tuple[str, str]], layer: int | None, head: int | None) -> list[Edit]:
+    """Edits from pairs of a name and its text: ("cut", "on>sat@0.3"), ("boost", "sat=2"), ("off", "0.3").
+
+    layer, head   where an edit acts that does not say it; None is every layer, or every head
+    Raises RuleError where a text does not have the form, and what ch.cut, ch.boost and ch.off raise.
+
+    >>> edits_from_options([("cut", "on>sat@0.3"), ("boost", "sat,0:2=2"), ("off", "0.3,1.2")], None, None)
+    ... # doctest: +NORMALIZE_WHITESPACE
+    [cut(queries='on', keys='sat', layers=[0], heads=[3]),
+     boost(keys=['sat', slice(0, 2)], by=2.0),
+     off(to='zero', heads={0: [3], 1: [2]})]
+    """
+    return [_edit(kind, text, layer, head) for kind, text in options]
+
+
+def _edit(kind: str, text: str, layer: int | None, head: int | None) -> Edit:
+    own = {"layers": None if layer is None else [layer], "heads": None if head is None else [head]}
+    try:
+        if kind == "off":
+            where = _where(kind, text) if text.strip() else own
+            if where == {"layers": None, "heads": None}:
+                raise RuleError("it names no layer and no head: every head would be off.")
+            return off(**where)
+        what, at, place = text.rpartition("@")
+        where = _where(kind, place) if at else own
+        what = what if at else text
+        if kind == "boost":
+            what, _, number = what.rpartition("=")
+            by = _number(number)
+            queries, _, keys = what.rpartition(">")
+            return boost(queries=_places(queries), keys=_places(keys), by=by, **where)
+        queries, sign, keys = what.partition(">")
+        if not sign:
+            raise _form(kind)
+        return cut(queries=_places(queries), keys=_places(keys), **where)
+    except ClearheadError as error:
+        raise type(error)(f"--{kind} {shown(text)}: {error.what}", _HINT[kind]) from None
+
+
+def _form(kind: str) -> RuleError:
+    return RuleError(f"expected {_SIGNS[kind]}.")
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise _form("boost") from None
+
+
+def _places(text: str) -> Any:
+    """Positions, ranges such as 0:3, and words, with commas between them; None for an empty text."""
+    found: list[Any] = []
+    for part in (part.strip() for part in text.split(",")):
+        sides = re.fullmatch(r"(-?\d{1,9})?:(-?\d{1,9})?", part)
+        if sides:
+            found.append(slice(*(None if side is None else int(side) for side in sides.groups())))
+        elif part:
+            found.append(int(part) if re.fullmatch(r"-?\d{1,9}", part) else part)
+    return None if not found else found[0] if len(found) == 1 else found
+
+
+def _where(kind: str, text: str) -> dict[str, Any]:
+    """Layers and heads from 0 (a layer), 0.3 (a head of it) or .3 (a head of every layer), with commas between them."""
+    matches = [_WHERE.fullmatch(part.strip()) for part in text.split(",")]
+    pairs = [found.groups() for found in matches if found is not None and found[0]]
+    layered, headed = ([pair[side] not in (None, "") for pair in pairs] for side in (0, 1))
+    if len(pairs) < len(matches) or len(set(layered)) > 1 or len(set(headed)) > 1 or len(text) > 200:
+        raise _form(kind) if kind == "off" else RuleError("expected LAYER.HEAD after @.")
+    layers = list(dict.fromkeys(int(layer) for layer, _ in pairs if layer))
+    heads = list(dict.fromkeys(int(head) for _, head in pairs if head))
+    if not all(layered) or not all(headed) or len(layers) == 1:
+        return {"layers": layers or None, "heads": heads or None}
+    by_layer = {layer: [int(head) for own, head in pairs if int(own) == layer] for layer in layers}
+    return {"layers": None, "heads": by_layer}

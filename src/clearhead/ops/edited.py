@@ -1,0 +1,257 @@
+"""The matrix's own algebra: A.cut, A.boost and A.tempered, which give matrices of the same arrays under other rules.
+
+An edit changes the rules only: what is added for some queries and keys is one more term of the rule `spans`, and
+logits/t are those of rules whose numbers are divided by t. So q and k are shared, and nothing is computed.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import numpy as np
+
+from clearhead.core.arrays import as_rule_array, graphed, library_of, ungraphed
+from clearhead.core.axes import Array
+from clearhead.core.room import array_bytes, check_room
+from clearhead.core.rule_values import has_axes, one_per_head, read_number
+from clearhead.core.rules import RULES, Rules, Sizes
+from clearhead.core.selections import members, told
+from clearhead.core.spans import parts_of, read_spans
+from clearhead.errors import RuleError, shown
+from clearhead.ops.span_terms import SpanTerm, combined
+
+LARGEST = float(np.finfo(np.float32).max)  # of what `boost` adds: sums of these stay finite in float64
+SMALLEST_T = 1e-30  # a float32 number, and so is 1/t
+_T = "t=1.5 makes weights flatter, t=0.5 sharper."
+Edit = Callable[[Any, Rules], Rules]  # of q and the rules
+
+
+class Editable:
+    """The edits of an attention matrix; each subclass has `shape` and `_edited`."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def shape(self) -> tuple[int, ...]: ...
+
+        def _edited(self, words: str, edit: Edit) -> Self:
+            """The matrix of the same arrays under edited rules, whose repr has these words."""
+
+    def cut(self, queries: Any = None, keys: Any = None) -> Self:
+        """These queries no longer see these keys: logit_ij = -∞, and what is left of each row is normalised anew.
+
+        queries   None for all; a position, or several in a list or an array of one axis, negative ones counted from the
+                  end; a slice; bool (queries,), or bool (…, queries) with a row for each batch
+        keys      the same of the keys; queries or keys must be given
+
+        Returns a matrix of the same q, k, engine and threads; its log-sum-exp is its own, also where A's was given. A
+        row with nothing left is an empty one: output 0, log-sum-exp -∞. What is added to a logit is a label for each
+        query and key and a table for pairs of labels (the rule `spans`); edits after each other are combined in one.
+        Raises SelectionError for positions outside, other values and those that choose nothing, RuleError where neither
+        is given, EngineError where the engine named has no rule `spans`. O(queries + keys) time and memory.
+
+        >>> import numpy as np, clearhead as ch
+        >>> A = ch.AttentionMatrix(np.eye(3), np.eye(3)).cut(queries=[1, 2], keys=slice(0, 2))
+        >>> A[...].round(3)
+        array([[0.471, 0.264, 0.264],
+               [0.   , 0.   , 1.   ],
+               [0.   , 0.   , 1.   ]])
+        >>> A
+        AttentionMatrix(queries 3, keys 3) float64, never stored, after cut(queries=[1, 2], keys=0:2)
+        """
+        if queries is None and keys is None:
+            raise RuleError("cut has neither queries nor keys: no weight would be left.", "A.cut(keys=0)")
+        return self._added("cut", queries, keys, -np.inf)
+
+    def boost(self, keys: Any, *, by: float, queries: Any = None) -> Self:
+        """Add `by` to the logits of these keys: before the softmax divides, their weights are e^by times as large.
+
+        keys      as in `cut`
+        by        a number, at most 3.4e38; below 0 the keys get less
+        queries   as in `cut`; the rows in which that happens
+
+        Returns a matrix as `cut` does. Raises RuleError for another value of `by`, and what `cut` raises.
+        O(queries + keys) time and memory.
+
+        >>> import numpy as np, clearhead as ch
+        >>> A = ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((3, 4))).boost(0, by=np.log(2), queries=1)
+        >>> A[...].round(3)
+        array([[0.333, 0.333, 0.333],
+               [0.5  , 0.25 , 0.25 ]])
+        """
+        amount = _read_by(by)
+        return self._added("boost", queries, keys, amount, by=amount)
+
+    def tempered(self, t: Any) -> Self:
+        """softmax(logits/t): weights flatter above 1, sharper below. A learned sink is a logit as well.
+
+        t   a number above 0 (1e-30 to 1e30), or one for each head, (heads,)
+
+        Returns a matrix as `cut` does. Everything that makes a logit is divided: scale, softcap, bias, alibi_slopes,
+        spans and sinks, those of earlier edits too; later ones add to logits/t. Where A has a bias, bias/t is computed
+        and stored: as large as the bias given, once for each head where t differs. A finite number stays one, the
+        largest of its dtype if need be.
+
+        Raises RuleError for another value of t, one that scale or softcap cannot be divided by, or one per head where A
+        has a softcap; ShapeError or DtypeError for an array of something else, SizeError where bias/t does not fit in
+        memory. O(1) time and memory beyond the rules' own.
+
+        >>> import numpy as np, clearhead as ch
+        >>> A = ch.AttentionMatrix(np.eye(2), np.eye(2), scale=1.0).tempered(0.5)
+        >>> A[0].round(3), A
+        (array([0.881, 0.119]), AttentionMatrix(queries 2, keys 2) float64, never stored, after tempered(0.5))
+        """
+        prefix = self.shape[:-2]
+        numbers = _read_t(t, prefix)
+        words = shown(numbers.tolist()) if has_axes(t) else float(t)
+        return self._edited(f"tempered({words})", lambda q, rules: divided(rules, numbers, q))
+
+    def _added(self, name: str, queries: Any, keys: Any, amount: float, **more: Any) -> Self:
+        *prefix, rows, columns = self.shape
+        lead = tuple(prefix[:-1])
+        sides = {"queries": (queries, rows), "keys": (keys, columns)}
+        chosen = {side: members(side, value, size, lead) for side, (value, size) in sides.items()}
+        said = [f"{side}={told(value, chosen[side])}" for side, (value, _) in sides.items() if value is not None]
+        words = f"{name}({', '.join(said + [f'{one}={value}' for one, value in more.items()])})"
+        labels = {side: np.where(yes, 0, -1) for side, yes in chosen.items()}
+        term = SpanTerm(labels["queries"], labels["keys"], np.full((1, 1, 1, 1), amount))
+        return self._edited(words, lambda q, rules: with_term(rules, term, q, (rows, columns)))
+
+
+def with_term(rules: Rules, term: SpanTerm, q: Any, sizes: tuple[int, int]) -> Rules:
+    """The rules with one more term of `spans`."""
+    prefix = tuple(q.shape[:-2])
+    before = [] if rules.get("spans") is None else [_term_of(rules["spans"], prefix, sizes)]
+    made = combined([*before, term])
+    if made is None:
+        return rules
+    lead = prefix[:-1]
+    labels = [side.reshape(*lead, side.shape[-1]) if side.ndim > 1 else side for side in made[:2]]
+    table = made[2].reshape(*lead, *made[2].shape[1:]) if made[2].ndim > 3 else made[2]
+    return cast("Rules", {**rules, "spans": tuple(_like(x, q) for x in (*labels, table))})
+
+
+def divided(rules: Rules, t: Array, q: Any) -> Rules:
+    """The rules whose logits are those of `rules` over t, (heads,)."""
+    if (t == 1).all():
+        return rules
+    by = t[:1] if (t == t[0]).all() else t
+    found: Any = dict(rules)
+    for name, rule in RULES.items():
+        if rule.logits and (rules.get(name) is not None or rule.always):
+            found[name] = _OVER.get(name, _over)(name, rules.get(name), by, q)
+    return cast("Rules", found)
+
+
+def _scale_over(name: str, value: Any, t: Array, q: Any) -> Any:
+    prefix = tuple(q.shape[:-2])
+    sizes = Sizes(prefix, prefix[-1] if prefix else 1, q.shape[-2], 0, q.shape[-1], "cpu")
+    with ungraphed(), np.errstate(over="ignore"):
+        numbers = RULES[name].read(name, value, sizes, {}) / t
+    if not np.isfinite(numbers).all():
+        raise RuleError(f"t is {shown(t.tolist())}: scale/t would be larger than any float64.", _T)
+    return float(numbers[0]) if (numbers == numbers[0]).all() else _like(numbers, q)
+
+
+def _softcap_over(_: str, value: Any, t: Array, __: Any) -> float:
+    if len(t) > 1:
+        raise RuleError(
+            f"t is {shown(t.tolist())}, and a softcap is one number for all heads: c·tanh(s/c)/t has a softcap of c/t.",
+            "A.part(batch, head).tempered(t) is one head's matrix.",
+        )
+    cap = float(value) / float(t[0])
+    if not 0 < cap < np.inf:
+        raise RuleError(f"t is {t[0]}: softcap/t would be {cap}.", _T)
+    return cap
+
+
+def _spans_over(name: str, value: Any, t: Array, q: Any) -> tuple[Any, Any, Any]:
+    queries, keys, table = parts_of(value)
+    return queries, keys, _over(name, table, t, q)
+
+
+_OVER: dict[str, Callable[[str, Any, Array, Any], Any]] = {
+    "scale": _scale_over,
+    "softcap": _softcap_over,
+    "spans": _spans_over,
+}
+
+
+def _over(name: str, value: Any, t: Array, q: Any) -> Any:
+    """A rule's array over t, with at least the statistics' precision; a tensor keeps its graph."""
+    axes = list(RULES[name].fields.values())[-1]
+    by = t.reshape(-1, *(1,) * (len(axes) - 1 - axes.index("heads"))) if len(t) > 1 else t[0]
+    whole = "queries" in axes  # a bias, which may be large; it broadcasts again
+    wide = np.float32 if whole and not str(q.dtype).endswith("float64") else np.float64
+    torch = sys.modules["torch"] if library_of(value) == "torch" else None
+    x: Any = as_rule_array(value, name) if torch is None else value
+    x = _once(x, x.ndim) if whole else x
+    check_room(f"{name}/t", array_bytes(np.broadcast_shapes(x.shape, by.shape), 8), "A.part(batch, head) has less.")
+    if torch is None:
+        x = x.astype(np.promote_types(x.dtype, wide), copy=False)
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = np.asarray(x / by.astype(x.dtype))
+        largest = np.finfo(found.dtype).max
+        np.copyto(found, np.clip(found, -largest, largest), where=~np.isinf(x))
+        return found
+    x = x.to(torch.promote_types(x.dtype, getattr(torch, np.dtype(wide).name)))
+    largest = torch.finfo(x.dtype).max
+    found = (x / torch.as_tensor(by, dtype=x.dtype, device=x.device)).clamp(-largest, largest)
+    return torch.where(torch.isinf(x), x, found)
+
+
+def _term_of(spans: Any, prefix: tuple[int, ...], sizes: tuple[int, int]) -> SpanTerm:
+    """A rule's value as a term: labels (batch, …), and a table with 1 where all batches or heads share it."""
+    table = parts_of(spans)[2]
+    with ungraphed():
+        queries, keys, numbers = read_spans(spans, prefix, sizes)
+    numbers = _once(numbers, 2)  # those of batch and heads
+    if not graphed(table):
+        return SpanTerm(queries, keys, numbers)
+    own, lead = table.double(), prefix[:-1]
+    own = own.reshape((1,) * (len(prefix) + 2 - own.ndim) + tuple(own.shape))
+    if len(numbers) != 1:
+        own = own.expand(*lead, *own.shape[len(lead) :])
+    return SpanTerm(queries, keys, own.reshape(numbers.shape))
+
+
+def _once(x: Any, axes: int) -> Any:
+    """The same array with size 1 along those of its first axes along which it is broadcast."""
+    steps = x.strides if isinstance(x, np.ndarray) else x.stride()
+    return x[tuple(slice(1) if step == 0 else slice(None) for step in steps[:axes])]
+
+
+def _like(x: Any, q: Any) -> Any:
+    """A NumPy array as a tensor on q's device where that is a GPU; anything else as it is."""
+    if library_of(q) != "torch" or q.device.type == "cpu" or not isinstance(x, np.ndarray):
+        return x
+    return sys.modules["torch"].from_numpy(np.require(x, requirements=("C", "W"))).to(q.device)
+
+
+def _read_by(value: Any) -> float:
+    hint = "A.cut(queries, keys) takes keys away altogether."
+    number = _number("by", value, hint)
+    if abs(number) > LARGEST:
+        raise RuleError(f"by is {number}: expected a number from -3.4e38 to 3.4e38.", hint)
+    return number
+
+
+def _read_t(value: Any, prefix: tuple[int, ...]) -> Array:
+    """The number for each head, (heads,)."""
+    heads = prefix[-1] if prefix else 1
+    with ungraphed():
+        several = one_per_head("t", value, heads, len(prefix) + 2) if has_axes(value) else None
+    numbers = np.full(heads, _number("t", value, _T)) if several is None else several
+    if not ((numbers >= SMALLEST_T) & (numbers <= 1 / SMALLEST_T)).all():
+        given = numbers[0] if several is None else shown(numbers.tolist())
+        raise RuleError(f"t is {given}: expected a number above 0, from 1e-30 to 1e30.", _T)
+    return numbers
+
+
+def _number(name: str, value: Any, hint: str) -> float:
+    if value is None:
+        raise RuleError(f"{name} is None: expected a number.", hint)
+    try:
+        return read_number(name, value, 0.0)
+    except RuleError as error:
+        raise RuleError(error.what, hint) from None
