@@ -149,5 +149,5 @@ def language() -> tuple[GPT2LMHeadModel, Words]:
     asked, everything = made.at("word", "french"), made["word"].sum(1, keepdim=True)
     reads = torch.cat([asked, everything - asked], 1)
     writes = torch.cat([made.at("answer", "oui"), made.at("answer", "yes")], 1)
-    made.head(0, 0, query=made.at("word", "?"), key=2 * asked, reads=reads, writes=12 * writes)
+    made.head(0, 0, query=made.at("word", "?"), key=3 * asked, reads=reads, writes=12 * writes)
     return made.model, made.words

@@ -1,15 +1,24 @@
 """Small runs of benchmarks/: a few on the CPU, and those of the GPU in Triton's interpreter."""
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 import benchmarks
-from benchmarks import floors, gpu
+from benchmarks import change, command, floors, gpu, run
 from benchmarks.__main__ import main
 from benchmarks.cases import Case
+from benchmarks.change import ChangeCost
+from benchmarks.groups import GROUPS
+from benchmarks.limits import Limits
+from benchmarks.model import Share
+from benchmarks.spans import SpanCost
+from benchmarks.watching import Cost
+from clearhead.errors import MissingExtraError
 
 
 def test_without_a_gpu_the_gpu_benchmarks_say_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
@@ -54,6 +63,45 @@ def test_a_few_cpu_benchmarks_run_from_setup_to_table(tmp_path: Path, capsys: py
     for words in ("[tiny]", "numpy", "torch", "of limit", "times as fast: geometric mean / worst"):
         assert words in table
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bench.csv", "bench.json", "bench.md", "bench.svg"]
+
+
+FOUND = {
+    "model": [Share("forward", 1, 128, 768, 12, 0.001, 1.5)],
+    "spans": [SpanCost("n 64 d 8", "half cut", 0.001, 0.5, None)],
+    "watch": [Cost(4096, "watch", 5.4, 0.85, 10**9), Cost(16384, "sdpa", 52.4, None, 10**9)],
+    "change": [ChangeCost(4096, "cut", 5.4, 1.02, 10**8)],
+}
+
+
+def test_each_group_has_its_table_and_its_figures(capsys: pytest.CaptureFixture[str]):
+    assert list(FOUND) == list(GROUPS)
+    report = run.Report([], FOUND, {}, Limits(*(1.0 for _ in Limits._fields)))
+    data, page = json.loads(run.as_json(report)), run.as_markdown(report)
+    command.show(Console(width=80), report)
+    told = capsys.readouterr().out
+    assert data["watching"][1] == {"tokens": 16384, "way": "sdpa", "seconds": 52.4, "ratio": None, "peak_bytes": 10**9}
+    for name, group in GROUPS.items():
+        assert data[group.key] == [cost._asdict() for cost in FOUND[name]]
+        head, *rows = group.lines(FOUND[name])
+        assert f"| {' | '.join(head)} |" in page
+        for words in (head, *rows):
+            assert any(line.split() == " ".join(words).split() for line in told.splitlines()), words
+    assert "| ---: | --- | ---: | ---: | ---: |\n| 4,096 | watch | 5.40 | 0.85 | 1.00 |" in page
+
+
+def test_a_group_whose_package_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(GROUPS, "watch", GROUPS["watch"]._replace(needs="no_such_package"))
+    with pytest.raises(MissingExtraError, match="the group watch needs no_such_package"):
+        command.bench(quick=True, chosen="", only="watch", save=None, threads=1)
+
+
+@pytest.mark.slow
+def test_cutting_a_model_is_compared_with_eager_attention(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(change, "QUICK", change.FEW)
+    found = change.costs(1, quick=True)
+    assert [cost.way for cost in found] == ["unchanged", "cut", "eager"]
+    assert found[0].ratio == 1
+    assert all(cost.peak_bytes > 0 for cost in found)
 
 
 @pytest.mark.slow
