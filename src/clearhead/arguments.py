@@ -17,7 +17,7 @@ clearhead COMMAND --help shows a command's options and examples
 _EXPLAIN_EXAMPLES = """examples:
   clearhead explain "humpty dumpty sat on"
   clearhead explain "twinkle twinkle little star" --layer 0 --token little
-  clearhead explain "humpty dumpty sat on" --cut "on>sat" --layer 0 --head 3
+  clearhead explain "mary had a little" --cut "little>mary" --layer 0
   clearhead explain "humpty dumpty sat on" --cut "on>sat@0.3" --off 1.2,1.5
   clearhead explain "jack and jill" --lang zh
   clearhead explain "humpty dumpty sat on" --html page.html
@@ -38,7 +38,8 @@ edits: the text is run without and with them, several of each together
   --boost "sat=2"      every query sees sat e^2 times as much (before the softmax
                        divides); also "on>sat=2@0.3"; a number below 0 is less
   --off 0.3            the output of head 3 of layer 0 becomes 0; 0 is a layer
-words are those of the text, whole; sat#2 is the second, sat#all all of them
+words are those of the text, whole; sat#2 is the second, sat#all all of them;
+negative positions count from the end: --cut="-1>0"
 
 models other than GPT-2 directories need PyTorch and Transformers:
   pip install "clearhead[hf]"
