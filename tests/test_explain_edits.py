@@ -1,4 +1,4 @@
-"""`explain` with edits: every number against the same edit made by hand with a dense mask, in NumPy and in Transformers."""
+"""`explain` with edits, against the same edits made by hand with dense masks, in NumPy and in Transformers."""
 
 import json
 import re
@@ -14,36 +14,13 @@ from rich.cells import cell_len
 import clearhead as ch
 from browser import browser, opened
 from clearhead.changing.edits_text import edits_from_options
-from clearhead.errors import ClearheadError, DtypeError, RuleError, SelectionError
+from clearhead.errors import DtypeError, RuleError, SelectionError
 from clearhead.explaining import gpt2
 from clearhead.explaining.explain import explain
 from seeds import fresh
 from terminal import call
 
-WORDS = [
-    "humpty",
-    "dumpty",
-    "sat",
-    "on",
-    "a",
-    "wall",
-    "and",
-    "had",
-    "great",
-    "fall",
-    "the",
-    "king",
-    "horses",
-    "men",
-    "jack",
-    "jill",
-    "went",
-    "up",
-    "hill",
-    "little",
-    "lamb",
-    "mary",
-]
+WORDS = "humpty dumpty sat on a wall and had great fall the king horses men jack jill went up hill little lamb mary"
 TEXT = "mary had a little"
 shipped = cache(gpt2.load)
 
@@ -86,14 +63,11 @@ def by_hand(model, ids, added, factors):
 
 def drawn(rng):
     """A text of words, arguments of the command line, and what they add and multiply by hand."""
-    words = [str(word) for word in rng.choice(WORDS, rng.integers(4, 9), replace=False)]
+    words = [str(word) for word in rng.choice(WORDS.split(), rng.integers(4, 9), replace=False)]
     text = " ".join(words)
     model = shipped()
     tokens = model.tokens(text)
     n, (layers, heads) = len(tokens), (model.config.layers, model.config.heads)
-    places = [
-        [i for i, t in enumerate(tokens) if text[t.start : t.stop].strip() in word and word in text] for word in words
-    ]
     starts = np.cumsum([0, *(len(word) + 1 for word in words)])
     places = [
         [i for i, t in enumerate(tokens) if start < t.stop <= start + len(word)]
@@ -104,11 +78,10 @@ def drawn(rng):
         layer, head, kind = (
             int(rng.integers(layers)),
             int(rng.integers(heads)),
-            str(rng.choice(["cut", "boost", "off"])),
+            ("cut", "boost", "off")[rng.integers(3)],
         )
-        chosen, where = [(((layer,), (head,)), f"{layer}.{head}"), (((layer,), range(heads)), f"{layer}")][
-            rng.integers(2)
-        ]
+        one = bool(rng.integers(2))  # one head, or the whole layer
+        chosen, where = ((layer,), (head,) if one else range(heads)), f"{layer}.{head}" if one else f"{layer}"
         grid = np.ix_(*chosen)
         if kind == "off":
             factors[grid] = 0
@@ -119,9 +92,8 @@ def drawn(rng):
         number = float(np.round(rng.normal(0, 2), 2))
         amount = -np.inf if kind == "cut" else number
         added[np.ix_(*chosen, places[query], places[key])] += amount
-        pair = (
-            f"{words[query]}>{words[key]}" if rng.integers(2) else f"{words[query]}>{','.join(map(str, places[key]))}"
-        )
+        keys = words[key] if rng.integers(2) else ",".join(map(str, places[key]))
+        pair = f"{words[query]}>{keys}"
         options += [f"--{kind}", f"{pair}@{where}" if kind == "cut" else f"{pair}={number}@{where}"]
     return text, [t.id for t in tokens], options, added, factors
 
@@ -159,9 +131,8 @@ def test_terminal_and_json_have_the_numbers_of_edits_made_by_hand(tmp_path):
 def assert_printed(text, seen):
     """The terminal has the numbers of the JSON."""
     lines = text.splitlines()
-    for token in sorted(seen["moved"]["next"], key=lambda t: -abs(t["after"] - t["before"]))[:3]:
-        name = token["text"].replace(" ", "␣", 1).strip()
-        (line,) = [line for line in lines if line.startswith(f"  {name[:11]} ") and line.count("%") == 2] or [""]
+    start = next(i for i, line in enumerate(lines) if line.startswith("next tokens")) + 2
+    for line, token in zip(lines[start : start + 8], seen["moved"]["next"], strict=False):
         before, after = (float(x[:-1]) / 100 for x in line.split()[-3:-1])
         assert before == pytest.approx(token["before"], rel=0.06, abs=6e-5)
         assert after == pytest.approx(token["after"], rel=0.06, abs=6e-5)
@@ -180,14 +151,17 @@ def test_transformers_gives_the_same_and_its_eager_attention_with_a_dense_mask_t
 
     place = Path(gpt2.__file__).parents[1] / "models" / gpt2.SHIPPED
     other = hub.load(str(place))
-    eager = hf.AutoModelForCausalLM.from_pretrained(place, attn_implementation="eager").eval()
-    for _ in range(3):
+    eager = hf.AutoModelForCausalLM.from_pretrained(place, attn_implementation="eager", dtype=torch.float32)
+    for _ in range(2):
         text, ids, options, added, factors = drawn(fresh())
+        while np.isneginf(added + np.where(np.tri(len(ids)), 0, -np.inf)).all(-1).any():  # eager has no empty rows
+            text, ids, options, added, factors = drawn(fresh())
         edits = edits_from_options(zip([o[2:] for o in options[::2]], options[1::2], strict=True), None, None)
         one, two = (explain(text, model, edits=edits) for model in (shipped(), other))
-        assert (one.layer, one.head) == (two.layer, two.head) or np.ptp(np.sort(one.moved.distance, None)[-2:]) < 1e-4
         np.testing.assert_allclose(one.moved.distance, two.moved.distance, atol=2e-4)
-        assert [t.after for t in one.moved.next[:4]] == pytest.approx([t.after for t in two.moved.next[:4]], abs=2e-5)
+        theirs = {token.id: token.after for token in two.moved.next}
+        both = [(token.after, theirs[token.id]) for token in one.moved.next if token.id in theirs]
+        np.testing.assert_allclose(*zip(*both, strict=True), atol=2e-5)
         for layer in range(2):
             mine, theirs = one.runs[layer], two.runs[layer]
             np.testing.assert_allclose(mine.heads, theirs.heads, atol=1e-4)
@@ -204,9 +178,8 @@ def test_transformers_gives_the_same_and_its_eager_attention_with_a_dense_mask_t
             shares = eager(torch.tensor([ids])).logits[0, -1].double().softmax(-1)
         for hook in hooks:
             hook.remove()
-        assert [t.after for t in one.moved.next] == pytest.approx(
-            [float(shares[t.id]) for t in one.moved.next], abs=2e-5
-        )
+        truth = [float(shares[token.id]) for token in one.moved.next]
+        assert [token.after for token in one.moved.next] == pytest.approx(truth, abs=2e-5)
 
 
 def _masked(own):
@@ -343,9 +316,8 @@ def test_edits_that_explain_does_not_show_are_refused(edits, error, what):
 
 
 def test_share_and_tempered_are_shown_too():
-    seen = explain(
-        TEXT, shipped(), layer=0, head=4, edits=[ch.share(keys="had", at_least=0.7, layers=[0]), ch.tempered(2)]
-    )
+    edits = [ch.share(keys="had", at_least=0.7, layers=[0]), ch.tempered(2)]
+    seen = explain(TEXT, shipped(), layer=0, head=4, edits=edits)
     truth = explain(TEXT, shipped(), layer=0, head=4).trace
     given = np.where(np.isneginf(truth.masked), -np.inf, truth.masked)
     for i, row in enumerate(given):
@@ -366,7 +338,7 @@ LONG = "there was an old woman who lived in a shoe she had so many children she 
 def test_every_line_fits_eighty_columns(language, text, colour, monkeypatch):
     import terminal
 
-    options = ["--cut", "-1>0".replace("-1", str(len(shipped().tokens(text)) - 1)), "--boost", "0=1.5", "--off", "1.2"]
+    options = ["--cut=-1>0", "--boost", "0=1.5", "--off", "1.2"]
     monkeypatch.setattr(terminal.pytest.MonkeyPatch, "delenv", lambda *_, **__: None)
     for name, value in colour.items():
         monkeypatch.setenv(name, value)
@@ -427,7 +399,11 @@ def test_the_page_holds_both_runs_and_a_switch_shows_either(running, edited):
         assert "multiplies" not in page.locator("#step-heads").text_content()
         page.keyboard.press("e")
         assert page.locator("#pick-edited").is_checked()
+        page.locator("#pick-edited").focus()
+        page.keyboard.press("e")
         page.keyboard.press("Space")
+        assert page.locator("#pick-edited").is_checked()
+        page.keyboard.press("e")
         assert not page.locator("#pick-edited").is_checked()
         page.locator("#language").click()
         assert page.get_by_role("switch", name="应用改动").count() == 1
@@ -481,4 +457,3 @@ def test_arrays_that_both_runs_share_are_stored_once(edited):
     assert first["w_q"] == second["w_q"]
     assert first["output"] != second["output"]
     assert sum(name.endswith("w_o") for name in arrays) == 1
-    assert all(isinstance(error, type) for error in (ClearheadError,))
