@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 import clearhead as ch
 from changed import ByHand, added, by_hand, times
 from clearhead.cli import main
-from clearhead.errors import SelectionError
+from clearhead.errors import RuleError, SelectionError
 from clearhead.explaining import gpt2, hub
 from clearhead.explaining.explain import explain, explain_windows
 from clearhead.explaining.windows import windows
@@ -145,6 +145,8 @@ def test_a_layer_that_runs_several_times_is_explained_each_time(tmp_path: Path):
             np.testing.assert_allclose(seen.run.v, values, atol=1e-5)
             joined = torch.from_numpy(np.array(seen.run.heads)).transpose(0, 1).reshape(len(seen.tokens), -1)
             np.testing.assert_allclose(seen.run.output, attention.dense(joined), atol=1e-5)
+    with pytest.raises(RuleError, match="explain edits layers that each run once"):
+        explain(TEXT, hub.find(place), edits=ch.off(layers=[0], heads=[1]))
 
 
 def test_w_o_beside_the_attention_module_is_found(tmp_path: Path):

@@ -35,11 +35,13 @@ edits: the text is run without and with them, several of each together
                        every layer, @0.3,1.5 two heads
   --cut ">0:2"         no query sees the first two tokens; --cut "3>0,sat" names
                        tokens by position and by word
-  --boost "sat=2"      every query sees sat e^2 times as much (before the softmax
-                       divides); also "on>sat=2@0.3"; a number below 0 is less
+  --boost "sat=2"      2 is added to the logits of the key sat, for every query;
+                       also "on>sat=2@0.3"; below 0 it gets less
   --off 0.3            the output of head 3 of layer 0 becomes 0; 0 is a layer
 words are those of the text, whole; sat#2 is the second, sat#all all of them;
 negative positions count from the end: --cut="-1>0"
+--layer and --head also choose the head to show; default: the edited one whose
+output moved furthest
 
 models other than GPT-2 directories need PyTorch and Transformers:
   pip install "clearhead[hf]"
