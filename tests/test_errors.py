@@ -10,6 +10,7 @@ import torch
 import clearhead as ch
 from clearhead import engines
 from clearhead.errors import EngineError, RuleError, unknown
+from clearhead.ops import repeated
 from error_texts import Wrong, assert_words
 
 Q, K, V = np.ones((2, 4, 6, 8)), np.ones((2, 2, 5, 8)), np.ones((2, 2, 5, 3))
@@ -357,6 +358,7 @@ def test_the_environment_variable_chooses_the_engine(monkeypatch: pytest.MonkeyP
 def test_an_engine_that_refuses_gives_all_its_reasons(monkeypatch: pytest.MonkeyPatch):
     for engine in engines.NAMES:
         monkeypatch.setattr(engines.get(engine), "reasons_not", lambda problem: ["No bias.", "No sinks."])
+    monkeypatch.setattr(repeated, "_calls", {})  # another test may have made such a call
     for name in (None, *engines.NAMES):
         with pytest.raises(EngineError) as error:
             ch.attention(FLAT, FLAT, FLAT, engine=name)
