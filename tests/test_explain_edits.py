@@ -74,12 +74,8 @@ def drawn(rng):
         for start, word in zip(starts, words, strict=False)
     ]
     added, factors, options = np.zeros((layers, heads, n, n)), np.ones((layers, heads)), []
-    for _ in range(rng.integers(1, 4)):
-        layer, head, kind = (
-            int(rng.integers(layers)),
-            int(rng.integers(heads)),
-            ("cut", "boost", "off")[rng.integers(3)],
-        )
+    for kind in rng.permutation(["cut", "boost", "off", "cut"]):
+        layer, head = int(rng.integers(layers)), int(rng.integers(heads))
         one = bool(rng.integers(2))  # one head, or the whole layer
         chosen, where = ((layer,), (head,) if one else range(heads)), f"{layer}.{head}" if one else f"{layer}"
         grid = np.ix_(*chosen)
