@@ -12,7 +12,6 @@ import pytest
 from rich.cells import cell_len
 
 import clearhead as ch
-from browser import browser, opened
 from clearhead.changing.edits_text import edits_from_options
 from clearhead.errors import DtypeError, RuleError, SelectionError
 from clearhead.explaining import gpt2
@@ -74,12 +73,8 @@ def drawn(rng):
         for start, word in zip(starts, words, strict=False)
     ]
     added, factors, options = np.zeros((layers, heads, n, n)), np.ones((layers, heads)), []
-    for _ in range(rng.integers(1, 4)):
-        layer, head, kind = (
-            int(rng.integers(layers)),
-            int(rng.integers(heads)),
-            ("cut", "boost", "off")[rng.integers(3)],
-        )
+    for kind in rng.permutation(["cut", "boost", "off", "cut"]):
+        layer, head = int(rng.integers(layers)), int(rng.integers(heads))
         one = bool(rng.integers(2))  # one head, or the whole layer
         chosen, where = ((layer,), (head,) if one else range(heads)), f"{layer}.{head}" if one else f"{layer}"
         grid = np.ix_(*chosen)
@@ -333,7 +328,7 @@ LONG = "there was an old woman who lived in a shoe she had so many children she 
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
-@pytest.mark.parametrize("text", ["humpty dumpty sat on", LONG, f"{LONG} {LONG.replace('there', 'here')}", "猫 sat"])
+@pytest.mark.parametrize("text", ["猫 sat on", pytest.param(LONG, marks=pytest.mark.slow), f"{LONG} {LONG}"])
 @pytest.mark.parametrize("colour", [{}, {"FORCE_COLOR": "1", "COLORTERM": "truecolor", "TERM": "xterm-256color"}])
 def test_every_line_fits_eighty_columns(language, text, colour, monkeypatch):
     import terminal
@@ -365,95 +360,3 @@ def test_the_shipped_model_is_edited_without_pytorch(tmp_path):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "lamb" in done.stdout
-
-
-# the page
-
-
-@pytest.fixture(scope="module")
-def running():
-    with browser() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def edited(tmp_path_factory):
-    edits = [ch.cut(queries="little", keys="mary", layers=[0]), ch.off(layers=[0], heads=[3])]
-    seen = explain(TEXT, shipped(), edits=edits, layer=0, head=3)
-    place = tmp_path_factory.mktemp("page") / "edited.html"
-    seen.save(place)
-    return seen, place
-
-
-def test_the_page_holds_both_runs_and_a_switch_shows_either(running, edited):
-    seen, place = edited
-    with opened(running, place) as (page, unwanted):
-        switch = page.get_by_role("switch", name="with the edits")
-        assert switch.is_checked()
-        assert_page(page, seen, seen)
-        assert "multiplies this head's output by 0" in page.locator("#step-heads").text_content()
-        switch.click()
-        assert not page.locator("#pick-edited").is_checked()
-        assert page.evaluate("document.activeElement.id") == "pick-edited"
-        assert_page(page, seen.before, seen)
-        assert "multiplies" not in page.locator("#step-heads").text_content()
-        page.keyboard.press("e")
-        assert page.locator("#pick-edited").is_checked()
-        page.locator("#pick-edited").focus()
-        page.keyboard.press("e")
-        page.keyboard.press("Space")
-        assert page.locator("#pick-edited").is_checked()
-        page.keyboard.press("e")
-        assert not page.locator("#pick-edited").is_checked()
-        page.locator("#language").click()
-        assert page.get_by_role("switch", name="应用改动").count() == 1
-        assert unwanted == []
-
-
-def assert_page(page, run, seen):
-    """The page shows this run's weights, next token, layer output and statistics."""
-    page.evaluate("document.querySelector('.map a[data-step=checked]').click()")
-    page.locator("#step-checked .checks li").first.wait_for()
-    table = page.locator("#step-weights details.numbers")
-    table.locator("summary").click()
-    table.locator("tbody td").first.wait_for()
-    for i, row in enumerate(table.locator("tbody tr").all()):
-        for j, text in enumerate(row.locator("td").all_text_contents()):
-            hidden = np.isneginf(run.trace.masked[i, j])
-            assert text == "masked" if hidden else abs(float(text) - run.trace.weights[i, j]) < 1e-4
-    first = page.locator(".next li").first.text_content()
-    assert run.next[0].text.strip() in first
-    assert ("without the edits" if run is seen else "with the edits") in first
-    for line in page.locator("#step-checked .checks li").all_text_contents()[1:]:
-        number = float(re.sub(r"[^\d.e-]+$", "", line.split()[-1].replace("−", "-")))
-        assert number < 1e-4, line
-
-
-def test_a_page_without_edits_has_no_switch(running, tmp_path):
-    explain(TEXT, shipped()).save(tmp_path / "page.html")
-    with opened(running, tmp_path / "page.html") as (page, unwanted):
-        assert page.locator("#pick-edited").count() == 0
-        page.keyboard.press("e")
-        assert unwanted == []
-
-
-@pytest.mark.parametrize("width", [390, pytest.param(1280, marks=pytest.mark.slow)])
-def test_the_switch_is_accessible_and_nothing_is_cut_off(running, edited, width):
-    axe = Path(__file__).parents[1] / "page/node_modules/axe-core/axe.min.js"
-    if not axe.exists():
-        pytest.skip("axe-core is not installed: npm ci in page/")
-    with opened(running, edited[1], width, bypass_csp=True) as (page, _):
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        page.evaluate(axe.read_text(encoding="utf-8"))
-        found = page.evaluate("axe.run().then(r => r.violations.map(v => v.id + ': ' + v.nodes[0].html.slice(0, 200)))")
-        assert found == []
-
-
-def test_arrays_that_both_runs_share_are_stored_once(edited):
-    from clearhead.explaining.explain import document
-
-    header, arrays = document(edited[0]).header, document(edited[0]).arrays
-    first, second = header["layers"][0]["arrays"], header["edited"]["layers"][0]["arrays"]
-    assert first["w_q"] == second["w_q"]
-    assert first["output"] != second["output"]
-    assert sum(name.endswith("w_o") for name in arrays) == 1

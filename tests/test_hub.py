@@ -92,7 +92,7 @@ def test_the_values_and_outputs_shown_are_those_of_the_model(tmp_path: Path):
     assert formulas["v"] == "V = X·W^V"
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt-oss", "bert"])
+@pytest.mark.parametrize("name", ["llama", "bert", pytest.param("gpt-oss", marks=pytest.mark.slow)])
 def test_an_edited_run_is_that_of_edits_made_by_hand(tmp_path: Path, name: str):
     place, model = saved(tmp_path, FAMILY[name])
     cut, boost, off = (
