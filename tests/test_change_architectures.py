@@ -98,14 +98,20 @@ def test_an_encoder_decoder_generates_what_full_passes_by_hand_do(name: str):
         [times(1.5, [2])],
         layer=lambda path: cross(path, 1),
     )
+    options: dict[str, Any] = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "num_beams": 1}
     with ch.change(model, edits), ch.watch(model) as seen:
-        found = model.generate(**given, max_new_tokens=6, min_new_tokens=6, do_sample=False, num_beams=1)
+        found = model.generate(**given, **options, output_logits=True, return_dict_in_generate=True)
+    with ch.change(model, edits):
+        alone = model.generate(**given, **options, output_logits=True, return_dict_in_generate=True)
     ids = torch.full((2, 1), model.config.decoder_start_token_id)
     with by_hand(model, hand), torch.no_grad():
         for _ in range(6):
             out = model(**given, decoder_input_ids=ids, use_cache=False)
             ids = torch.cat([ids, out.logits[:, -1:].argmax(-1)], 1)
-    torch.testing.assert_close(found[:, -6:], ids[:, -6:])
+    for run in (found, alone):
+        torch.testing.assert_close(run.sequences[:, -6:], ids[:, -6:])
+        close = {"rtol": 0, "atol": 1e-5 * float(out.logits.abs().max())}
+        torch.testing.assert_close(run.logits[-1], out.logits[:, -1], **close)
     kept = next(pair[0] for path, pair in hand.kept.items() if cross(path, 1))
     torch.testing.assert_close(seen.matrix("decoder.1.cross")[...], kept, rtol=0, atol=1e-5)
 

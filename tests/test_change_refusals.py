@@ -4,11 +4,13 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 
 import clearhead as ch
 from changed import Letters
 from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError
 from clearhead.watching.seen import Seen
+from small_models import small, taken
 from watched import FAMILIES, build, inputs
 
 FAMILY = {family.name: family for family in FAMILIES}
@@ -170,3 +172,26 @@ def test_a_softcap_with_some_heads_tempered_is_no_one_matrix():
     some = ch.change(model, ch.tempered(2, heads=[1]))
     with pytest.raises(RuleError, match="only some of its heads are tempered"), some, ch.watch(model):
         model(**given)
+
+
+def test_attention_outside_the_interface_is_named():
+    model = small(hf.BloomModel)
+    with pytest.raises(RuleError, match=r"BloomAttention.* does not go through"), ch.change(model, ch.cut(keys=1)):
+        raise AssertionError("the block was entered")
+    model = small(hf.Qwen3NextModel)
+    given = {"input_ids": taken(model)["input_ids"]}
+    words = "never acted: none of its layers went through the attention interface, Qwen3NextGatedDeltaNet did not"
+    with pytest.raises(RuleError, match=words), torch.no_grad(), ch.change(model, ch.off(layers=[0])):
+        model(**given)
+    warned = pytest.warns(UserWarning, match="was not changed: Qwen3NextGatedDeltaNet")
+    with warned, torch.no_grad(), ch.change(model, ch.off()):
+        model(**given)
+
+
+def test_a_watched_sequence_is_changed_as_a_whole():
+    model, given = build(FAMILY["llama"]), inputs(FAMILY["llama"])
+    words = "layer 0: a block of ch.change began or ended within one sequence"
+    with torch.no_grad(), ch.watch(model):
+        first = model(**given, use_cache=True)
+        with pytest.raises(RuleError, match=words), ch.change(model, ch.cut(keys=1)):
+            model(given["input_ids"][:, :1], past_key_values=first.past_key_values)

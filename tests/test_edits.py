@@ -105,7 +105,7 @@ RHYME = ["hum", "pty", " d", "umpty", " sat", " on", " a", " wall", ",", " h", "
 def positions(places: Any, pieces: list[str] | None = None) -> list[int]:
     pieces = RHYME if pieces is None else pieces
     found = find("keys", read_places("keys", places), Text(len(pieces), [pieces]))
-    return np.flatnonzero(found.members(range(len(pieces) + 5))[0]).tolist()
+    return np.flatnonzero(found.labels(range(len(pieces) + 5))[0] == 0).tolist()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,9 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import clearhead as ch
+from changed import ByHand, added, by_hand, times
 from clearhead.cli import main
+from clearhead.errors import RuleError, SelectionError
 from clearhead.explaining import gpt2, hub
 from clearhead.explaining.explain import explain, explain_windows
 from clearhead.explaining.windows import windows
@@ -90,6 +92,45 @@ def test_the_values_and_outputs_shown_are_those_of_the_model(tmp_path: Path):
     assert formulas["v"] == "V = X·W^V"
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt-oss", "bert"])
+def test_an_edited_run_is_that_of_edits_made_by_hand(tmp_path: Path, name: str):
+    place, model = saved(tmp_path, FAMILY[name])
+    cut, boost, off = (
+        ch.cut(queries="great", keys="wall", layers=[1], heads=[2]),
+        ch.boost(keys=[0, 1], by=1.5, layers=[0]),
+        ch.off(layers=[0], heads=[1]),
+    )
+    seen = explain(TEXT, hub.find(place), edits=[cut, boost, off])
+    assert (seen.layer, seen.head) in [(1, 2), *((0, head) for head in range(4))]
+    words, first = TEXT.split(), []
+
+    def of_first(path: str) -> bool:
+        first[:] = [".0." in path]
+        return True
+
+    def logits(scores: Any) -> Any:
+        change = (
+            added(1.5, None, [0, 1]) if first[0] else added(-np.inf, [words.index("great")], [words.index("wall")], [2])
+        )
+        return change(scores)
+
+    hand = ByHand([logits], [lambda output: times(0, [1])(output) if first[0] else output], of_first)
+    ids = torch.tensor([[token.id for token in seen.tokens]])
+    with torch.no_grad(), by_hand(model.eval(), hand):
+        out = model(ids)
+    for layer, (weights, _) in enumerate(hand.kept.values()):
+        if layer == seen.layer:
+            np.testing.assert_allclose(seen.trace.weights, weights[0, seen.head], atol=2e-5)
+    assert [None if run.factors is None else run.factors.tolist() for run in seen.runs] == [[1, 0, 1, 1], None]
+    if hasattr(out, "logits"):
+        shares = out.logits[0, -1].double().softmax(-1)
+        assert [token.after for token in seen.moved.next] == pytest.approx(
+            [float(shares[token.id]) for token in seen.moved.next], abs=1e-5
+        )
+    with pytest.raises(SelectionError, match="there is no layer 2"):
+        explain(TEXT, hub.find(place), edits=ch.off(layers=[2]))
+
+
 def test_a_layer_that_runs_several_times_is_explained_each_time(tmp_path: Path):
     shared = Family("albert", hf.AlbertModel, hf.AlbertConfig, "encoder", {**SMALL, "embedding_size": 16})
     place, model = saved(tmp_path, shared)
@@ -104,6 +145,8 @@ def test_a_layer_that_runs_several_times_is_explained_each_time(tmp_path: Path):
             np.testing.assert_allclose(seen.run.v, values, atol=1e-5)
             joined = torch.from_numpy(np.array(seen.run.heads)).transpose(0, 1).reshape(len(seen.tokens), -1)
             np.testing.assert_allclose(seen.run.output, attention.dense(joined), atol=1e-5)
+    with pytest.raises(RuleError, match="explain edits layers that each run once"):
+        explain(TEXT, hub.find(place), edits=ch.off(layers=[0], heads=[1]))
 
 
 def test_w_o_beside_the_attention_module_is_found(tmp_path: Path):

@@ -137,11 +137,16 @@ def test_fully_masked_blocks_are_not_computed(rules: str, done: Counter[str]):
         assert (done["products"], done["exponentials"]) == (products * count, exponentials * count), name
 
 
-def test_fully_masked_blocks_are_not_computed_with_few_queries(done: Counter[str], monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("rule", ["mask", "spans"])
+def test_fully_masked_blocks_are_not_computed_with_few_queries(
+    rule: str, done: Counter[str], monkeypatch: pytest.MonkeyPatch
+):
     for name, size in (("_LONG", 64), ("_SPLIT", 64), ("_SPLITS", 4)):
         monkeypatch.setattr(triton, name, size)
     case = drawn("keys", queries=3)
-    case = Case(case.q, case.k[:, :1], case.v[:, :1], case.rules, 0)  # both heads in one tile
+    by_head = np.where(np.arange(5) % 2 > np.array([[[0]], [[1]]]), 0.0, -np.inf)  # the second head sees nothing
+    rules = {"spans": (np.zeros(3, int), np.arange(M) // 32, by_head)} if rule == "spans" else case.rules
+    case = Case(case.q, case.k[:, :1], case.v[:, :1], rules, 0)  # both heads in one tile
     assert triton._split(case.problem, 2) == 64
     passes(case)["rows"][0]()
     assert done["products"] == 2 * blocks(case, together=2) == 2 * 2

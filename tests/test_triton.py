@@ -88,10 +88,12 @@ def check_rows(case: Case) -> None:
 def test_keys_are_split_when_queries_are_few(dtype: np.dtype[Any], queries: int, monkeypatch: pytest.MonkeyPatch):
     for name, size in (("_LONG", 64), ("_SPLIT", 64), ("_SPLITS", 4)):
         monkeypatch.setattr(triton, name, size)
+    table = np.where(np.arange(32).reshape(4, 1, 8) % 3 > 1, -np.inf, np.arange(8))
+    spans = np.zeros(queries, int), np.arange(300) // 40, table
     for rules in (
         {},
         {"causal": True, "query_offset": 150, "window": (90, None)},
-        {"sinks": np.ones(4), "mask": odd()},
+        {"sinks": np.ones(4), "mask": odd(), "scale": np.arange(4) / 9, "spans": spans},
     ):
         case = drawn(dtype, queries, 300, 16, 8, **rules)
         assert triton._split(case.problem, 2) == 128

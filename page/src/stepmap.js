@@ -132,7 +132,9 @@ export function bindKeys(s) {
   shell.key("/", () => byId("pick-query")?.focus());
   if (page.header.edited)
     shell.key("e", () => {
+      const focused = document.activeElement?.id ?? "";
       s.commit({ edited: !state.edited });
+      byId(focused)?.focus();
       shell.say(t(state.edited ? "edited" : "not edited"));
     });
 }

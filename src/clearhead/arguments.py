@@ -17,7 +17,7 @@ clearhead COMMAND --help shows a command's options and examples
 _EXPLAIN_EXAMPLES = """examples:
   clearhead explain "humpty dumpty sat on"
   clearhead explain "twinkle twinkle little star" --layer 0 --token little
-  clearhead explain "humpty dumpty sat on" --cut "on>sat" --layer 0 --head 3
+  clearhead explain "mary had a little" --cut "little>mary" --layer 0
   clearhead explain "humpty dumpty sat on" --cut "on>sat@0.3" --off 1.2,1.5
   clearhead explain "jack and jill" --lang zh
   clearhead explain "humpty dumpty sat on" --html page.html
@@ -35,10 +35,13 @@ edits: the text is run without and with them, several of each together
                        every layer, @0.3,1.5 two heads
   --cut ">0:2"         no query sees the first two tokens; --cut "3>0,sat" names
                        tokens by position and by word
-  --boost "sat=2"      every query sees sat e^2 times as much (before the softmax
-                       divides); also "on>sat=2@0.3"; a number below 0 is less
+  --boost "sat=2"      2 is added to the logits of the key sat, for every query;
+                       also "on>sat=2@0.3"; below 0 it gets less
   --off 0.3            the output of head 3 of layer 0 becomes 0; 0 is a layer
-words are those of the text, whole; sat#2 is the second, sat#all all of them
+words are those of the text, whole; sat#2 is the second, sat#all all of them;
+negative positions count from the end: --cut="-1>0"
+--layer and --head also choose the head to show; default: the edited one whose
+output moved furthest
 
 models other than GPT-2 directories need PyTorch and Transformers:
   pip install "clearhead[hf]"

@@ -26,7 +26,6 @@ from clearhead.ops.span_terms import SpanTerm, combined
 
 Heads = Sequence[int] | None  # None is all
 Rules = dict[str, Any]
-_MOST_MADE = 64  # terms that a text remembers
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,10 +121,10 @@ def check_places(edit: Edit, queries: Text, keys: Text) -> None:
             raise type(error)(f"{edit}: {error.what}", error.hint) from error
 
 
-def _members(edit: Any, place: Place) -> tuple[Array, Array]:
-    """Which queries and which keys of this call an edit is about, (batch or 1, queries) and (batch or 1, keys)."""
-    queries = find("queries", edit.queries, place.query_text).members(place.queries)
-    return queries, find("keys", edit.keys, place.key_text).members(place.keys)
+def _labels(edit: Any, place: Place) -> tuple[Array, Array]:
+    """The queries and the keys of this call that an edit is about, 0, others -1: (batch or 1, queries or keys)."""
+    queries = find("queries", edit.queries, place.query_text).labels(place.queries)
+    return queries, find("keys", edit.keys, place.key_text).labels(place.keys)
 
 
 def _with_term(call: EditedCall, edit: Edit, term: SpanTerm) -> EditedCall:
@@ -134,17 +133,11 @@ def _with_term(call: EditedCall, edit: Edit, term: SpanTerm) -> EditedCall:
 
 
 def _added(call: EditedCall, edit: Cut | Boost, heads: Heads, place: Place) -> EditedCall:
-    """A number added to the logits of these queries and keys: -inf cuts. A pass's layers share their labels."""
-    made, count = place.query_text.made, call.q.shape[1]
-    key = id(edit), id(place.key_text), place.queries, place.keys, count, None if heads is None else tuple(heads)
-    if key not in made:
-        if len(made) >= _MOST_MADE:
-            made.clear()
-        queries, keys = (np.where(members, 0, -1) for members in _members(edit, place))
-        amount = edit.by if isinstance(edit, Boost) else -np.inf
-        table = _per_head(amount, 0.0, heads, count).reshape(1, -1, 1, 1)
-        made[key] = SpanTerm(queries, keys, table), (edit, place.key_text)  # kept, so that their ids stay theirs
-    return _with_term(call, edit, made[key][0])
+    """A number added to the logits of these queries and keys: -inf cuts."""
+    queries, keys = _labels(edit, place)
+    amount = edit.by if isinstance(edit, Boost) else -np.inf
+    table = _per_head(amount, 0.0, heads, call.q.shape[1]).reshape(1, -1, 1, 1)
+    return _with_term(call, edit, SpanTerm(queries, keys, table))
 
 
 def _shared(call: EditedCall, edit: Share, heads: Heads, place: Place) -> EditedCall:
@@ -152,7 +145,7 @@ def _shared(call: EditedCall, edit: Share, heads: Heads, place: Place) -> Edited
 
     ln(p/(1 − p)) is the log-sum-exp of the span less that of the rest, each from a pass over its own keys only.
     """
-    queries, keys = _members(edit, place)
+    queries, keys = (labels >= 0 for labels in _labels(edit, place))
     if not queries.any() or not keys.any():
         span = rest = np.zeros(call.q.shape[:3])
     else:
@@ -162,8 +155,7 @@ def _shared(call: EditedCall, edit: Share, heads: Heads, place: Place) -> Edited
         rest = logaddexp(rest, numbers_like(sinks, rest)[:, None])
     wanted = log(edit.at_least) - np.log1p(-edit.at_least)
     table = positive_part(wanted, rest, span)[..., None]
-    inside = queries & np.ones((1, len(place.queries)), bool)
-    rows = np.where(inside, np.arange(len(place.queries)), -1)
+    rows = np.where(queries, np.arange(len(place.queries)), -1)
     return _with_term(call, edit, SpanTerm(rows, np.where(keys, 0, -1), table, by_row=True))
 
 

@@ -35,7 +35,6 @@ class Text:
     pieces: Sequence[Sequence[str]] | None = None
     why: str = "there is no tokenizer"
     found: dict[int, tuple[Any, "Found"]] = field(default_factory=dict, repr=False)  # by the id of what was looked for
-    made: dict[Any, Any] = field(default_factory=dict, repr=False)  # of edits in one layer, for the next
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +65,14 @@ class Found:
 
     points: tuple[Array, ...]
     slices: tuple[range, ...]
+    latest: dict[range, Array] = field(default_factory=dict, repr=False)  # all layers of a pass ask the same
+
+    def labels(self, positions: range) -> Array:
+        """(batch or 1, positions), 0 where chosen and -1 elsewhere; not to be written to."""
+        if positions not in self.latest:
+            self.latest.clear()
+            self.latest[positions] = self.members(positions).astype(np.int64) - 1
+        return self.latest[positions]
 
     def members(self, positions: range) -> Array:
         """(batch or 1, positions), True where chosen."""
@@ -73,7 +80,7 @@ class Found:
         inside = np.zeros(len(index), bool)
         for part in self.slices:
             inside |= (index >= part.start) & (index < part.stop) & ((index - part.start) % part.step == 0)
-        return np.stack([inside | np.isin(index, points) for points in self.points])
+        return np.stack([inside | np.isin(index, points) if len(points) else inside for points in self.points])
 
 
 def read_places(name: str, value: Any) -> Places:

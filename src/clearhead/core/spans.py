@@ -87,32 +87,28 @@ def _read_table(value: Any, prefix: tuple[int, ...]) -> Array:
 
 def added(query_spans: Array, key_spans: Array, table: Array) -> Array:
     """What the rule adds to each logit, (queries, keys), for labels (queries,), (keys,) and one head's table."""
-    return _looked_up(query_spans, key_spans, table, 0.0)
+    if not table.size:
+        return np.zeros((len(query_spans), len(key_spans)))
+    found: Array = table[np.maximum(query_spans, 0)[:, None], np.maximum(key_spans, 0)]
+    found[query_spans < 0] = 0.0
+    found[:, key_spans < 0] = 0.0
+    return found
 
 
 def allowed(query_spans: Array, key_spans: Array, table: Array) -> Array | bool:
     """Which pairs the rule does not forbid, bool (queries, keys); True or False where all have one answer."""
-    seen = ~np.isneginf(table)
-    if seen.all():
-        return True
-    present = _looked_up(np.unique(query_spans), np.unique(key_spans), seen, True)
+    present = ~np.isneginf(added(np.unique(query_spans), np.unique(key_spans), table))
     if present.all() or not present.any():
         return bool(present.all())
-    return _looked_up(query_spans, key_spans, seen, True)
+    seen: Array = ~np.isneginf(added(query_spans, key_spans, table))
+    return seen
 
 
-def sums(query_spans: Array, key_spans: Array, values: Array, counts: tuple[int, int]) -> Array:
-    """The sum of values (queries, keys) over each pair of labels, (query_spans, key_spans), in float64."""
-    height, width = (count + 1 for count in counts)  # the last row and column are for labels of -1
-    flat = (query_spans % height)[:, None] * width + key_spans % width
-    found = np.bincount(flat.reshape(-1), values.reshape(-1), height * width)
-    total: Array = found.reshape(height, width)[:-1, :-1]
-    return total
-
-
-def _looked_up(query_spans: Array, key_spans: Array, table: Array, none: Any) -> Array:
-    """table[query_spans, key_spans], (queries, keys), and `none` where a label is -1."""
-    padded = np.full((table.shape[0] + 1, table.shape[1] + 1), none, table.dtype)
-    padded[:-1, :-1] = table
-    found: Array = padded[query_spans[:, None], key_spans]
-    return found
+def add_sums(total: Array, query_spans: Array, key_spans: Array, values: Array) -> None:
+    """Add values (queries, keys), summed over each pair of labels, to `total` (query_spans, key_spans), float64."""
+    rows, at_rows = np.unique(query_spans, return_inverse=True)
+    cols, at_cols = np.unique(key_spans, return_inverse=True)
+    flat = at_rows[:, None] * len(cols) + at_cols
+    found = np.bincount(flat.reshape(-1), values.reshape(-1), len(rows) * len(cols)).reshape(len(rows), len(cols))
+    labelled = rows >= 0, cols >= 0
+    total[np.ix_(rows[labelled[0]], cols[labelled[1]])] += found[np.ix_(*labelled)]

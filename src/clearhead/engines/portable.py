@@ -146,7 +146,7 @@ def gradients(
             if upstream.spans is not None:
                 row_labels, col_labels, _ = visibility.spans_of(problem, *at, rows, cols)
                 total = found["spans"][tuple(i if n > 1 else 0 for i, n in zip(at, upstream.spans, strict=False))]
-                total += spans.sums(row_labels, col_labels, by_logit[:height, :width], upstream.spans[2:])
+                spans.add_sums(total, row_labels, col_labels, by_logit[:height, :width])
             queries = _padded(q[at][rows], QUERY_BLOCK)
             scale = problem.scale[head.index]
             by_score = np.where(visible, scale * _softcap_grad(problem, head, block, queries) * by_logit, 0.0)

@@ -224,6 +224,9 @@ def explain(
     >>> seen = ch.explain("humpty dumpty sat on")
     >>> seen.next[0].text, seen.trace.weights.shape
     (' a', (4, 4))
+    >>> seen = ch.explain("mary had a little", edits=ch.cut(queries="little", keys="mary", layers=[0]))
+    >>> seen.before.next[0].text, seen.next[0].text, seen.moved.heads(1)[0][:2]
+    (' lamb', ' nut', (0, 3))
     """
     if not isinstance(text, str):
         raise DtypeError(f"text is {shown(text)}: expected a string.", 'explain("humpty dumpty sat on")')

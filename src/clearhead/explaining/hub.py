@@ -18,7 +18,7 @@ from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array
 from clearhead.core.files import json_of
 from clearhead.core.rule_values import read_path
-from clearhead.errors import DtypeError, FileError, MissingExtraError, ShapeError, shown
+from clearhead.errors import DtypeError, FileError, MissingExtraError, RuleError, ShapeError, shown
 from clearhead.explaining import checkpoint, editing, gpt2
 from clearhead.explaining.gpt2 import ForwardPass, LayerRun, Model, Token
 from clearhead.watching.watch import watch
@@ -108,6 +108,11 @@ class HubModel:
         changing = change(self.inner, edits) if edits else nullcontext()
         with torch.inference_mode(), catching, changing, watch(self.inner, values=True) as seen:
             out = self.inner(torch.tensor([ids]), **options)
+        if edits and list(seen.layers) != [str(number) for number in range(len(seen.layers))]:
+            raise RuleError(
+                f"{self.name} attends in {', '.join(seen.layers[:3])} …, and explain edits layers that each run once.",
+                "ch.change edits such models.",
+            )
         layers: list[LayerRun] = []
         for name in seen.layers:
             layer = seen.layer(name)

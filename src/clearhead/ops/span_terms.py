@@ -41,9 +41,14 @@ class SpanTerm:
         """The term for some queries and keys; labels keep their meaning."""
         return replace(self, query_labels=self.query_labels[:, queries], key_labels=self.key_labels[:, keys])
 
-    def detached(self) -> "SpanTerm":
-        """The term outside PyTorch's graph."""
-        return replace(self, table=self.table.detach()) if hasattr(self.table, "detach") else self
+    def kept(self, keys: slice, before: "SpanTerm | None") -> "SpanTerm":
+        """The term as a recording keeps it, with the labels of these keys only and without PyTorch's graph.
+
+        before   the same edit's term of an earlier step, whose table it shares where rows have none of their own
+        """
+        table = self.table.detach() if hasattr(self.table, "detach") else self.table
+        table = table if before is None or self.by_row else before.table
+        return SpanTerm(self.query_labels.copy(), self.key_labels[:, keys].copy(), table, self.by_row)
 
 
 def combined(terms: Sequence[SpanTerm]) -> tuple[Array, Array, Any] | None:

@@ -70,7 +70,7 @@ def _heads(_: Console, __: Explanation, seen: Explanation, language: Language) -
 def _matrices(console: Console, before: Explanation, seen: Explanation, language: Language) -> Iterator[Text]:
     shape = named(seen.trace.weights.shape, ("queries", "keys"))
     yield title(f"{say(language, 'matrices', head=seen.head, layer=seen.layer)}  {shape}")
-    if all(seen.chosen):
+    if seen.chosen[1]:
         yield Text(say(language, "moved furthest", token=seen.token), style="dim")
     names = parts_of(seen.tokens, seen.text).names
     sides = [(each.trace.weights, np.isneginf(each.trace.masked)) for each in (before, seen)]

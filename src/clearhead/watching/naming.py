@@ -6,6 +6,7 @@ model.decoder.layers.5.encoder_attn      decoder.5.cross
 """
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 STACKS = frozenset(
@@ -22,6 +23,7 @@ class ModulePath(NamedTuple):
     cross: bool  # do its queries attend to another sequence?
 
     @staticmethod
+    @lru_cache(maxsize=4096)
     def of(path: str) -> "ModulePath":
         parts = path.split(".")
         stack = next((part for part in parts if part in STACKS), "")

@@ -142,6 +142,7 @@ class Recording:
         elif self.heads is not None:
             self.shared = [head // group_size(q.shape[1], k.shape[1]) for head in self.heads]
             q, k, v = q[:, list(self.heads)], k[:, self.shared], None if v is None else v[:, self.shared]
+        before = self.calls[0].terms if self.calls else [None] * len(call.terms)
         scores = {name: x.detach() if isinstance(x, Tensor) else x for name, x in call.scores.items()}
         bias = None if call.pattern.bias is None else call.pattern.bias.detach()
         pattern = replace(call.pattern, bias=bias)
@@ -152,7 +153,7 @@ class Recording:
             v=None if v is None else _kept_copy(v),
             pattern=pattern,
             scores=scores,
-            terms=tuple(term.take(slice(None), new).detached() for term in call.terms),
+            terms=tuple(term.kept(new, old) for term, old in zip(call.terms, before, strict=True)),
         )
         self.calls.append(kept)
         self.parts.append(seen if self.heads is None else seen.heads(list(self.heads)))

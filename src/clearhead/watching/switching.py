@@ -43,8 +43,8 @@ def switch(model: nn.Module) -> Implementations:
         for part in models(model):
             if part.config._attn_implementation != NAME:
                 raise RuleError(
-                    f"{type(part).__name__} cannot be watched: its attention ({_attentions(part)}) does not go through "
-                    "Transformers' AttentionInterface.",
+                    f"{type(part).__name__} cannot be watched or changed: its attention ({_attentions(part)}) does not "
+                    "go through Transformers' AttentionInterface.",
                     "ch.AttentionMatrix(q, k, …) observes q and k that you take from the model yourself.",
                 )
     except BaseException:
