@@ -71,11 +71,17 @@ template <class T> struct Scale {
     T scale;
     T logit;  // logit = score · logit
     T log2;   // logit · log₂e = score · log2
+    T score;  // score = logit · score
 
     static Scale of(const Problem& p, double scale) {
         const double size = scale < 0 ? -scale : scale;
         const bool stays = scale != 0 && p.softcap == 0 && !p.bias.data && !p.alibi_slopes && !p.large_spans;
-        return {stays, stays && scale < 0, T(scale), stays ? T(size) : T(1), stays ? T(size * kLog2e) : T(kLog2e)};
+        return {stays,
+                stays && scale < 0,
+                T(scale),
+                stays ? T(size) : T(1),
+                stays ? T(size * kLog2e) : T(kLog2e),
+                stays ? T(1 / size) : T(1)};
     }
 };
 
@@ -152,7 +158,7 @@ template <class T> struct Rules {
             const Scale<T> scale = scale_of(rows[r].head);
             T* x = scores + r * kPitch<T>;
             if (!scale.stays) scale_and_add(rows[r], r, scale.scale, j0, first, last, x, softcap_grad);
-            if (p.query_spans) spans.add(rows[r], first, last, T(1) / scale.logit, x);
+            if (p.query_spans) spans.add(rows[r], first, last, scale.score, x);
         }
     }
 
