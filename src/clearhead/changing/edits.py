@@ -297,7 +297,8 @@ def values_like(seen: Any, *, layers: Any = None, heads: Any = None) -> ValuesLi
 def read_edits(value: Any) -> tuple[Edit, ...]:
     """One edit or several, as a tuple. Raises DtypeError for anything else, RuleError where there is none."""
     given = (value,) if isinstance(value, Edit) else value
-    if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
+    is_array = hasattr(given, "ndim")  # one without axes says that it is iterable, and is not
+    if isinstance(given, (str, bytes, Mapping)) or is_array or not isinstance(given, Iterable):
         raise DtypeError(f"edits is {shown(value)}: expected an edit, or a list of edits.", "[ch.cut(keys=3)]")
     found = tuple(given)
     for edit in found:
