@@ -11,7 +11,7 @@ namespace {
 
 constexpr double kLog2e = 1.4426950408889634074;
 constexpr double kLn2 = 0.69314718055994530942;
-template <class T> constexpr T kFar = T(sizeof(T) == 4 ? 0x1p22 : 0x1p51);  // numbers above are rounded by ½ and more
+template <class T> constexpr T kFar = T(sizeof(T) == 4 ? 0x1p22 : 0x1p51);  // neighbours above lie ½ apart and more
 
 CLEARHEAD_INLINE Vec<float> power_of_fraction(Vec<float> r) {  // degree 6: 2.0e-9
     Vec<float> y = broadcast<float>(0.0001535336191172096f);

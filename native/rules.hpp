@@ -209,7 +209,7 @@ template <class T> struct Rules {
 template <class T> struct Normalizer {
     Vec<T> log2_scale, high, low;
     bool is_nan;  // the row saw NaN: its weights are NaN, except 0 for keys that it may not see
-    bool is_far;  // the log-sum-exp is so far from 0 that its own rounding is larger than 1: no weight exceeds 1
+    bool is_far;  // the log-sum-exp is so far from 0 that its rounding shows in the weights: none exceeds 1
 
     Normalizer(T logsumexp, T log2) : log2_scale(broadcast<T>(log2)) {
         const double exact = logsumexp == -kInfinity<T> ? 0 : double(logsumexp) * kLog2e;
