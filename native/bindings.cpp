@@ -129,8 +129,11 @@ Described describe(int type, int64_t batch, int64_t heads, int64_t kv_heads, int
         check(span_table->ndim() == 4, "span_table");
         p.span_queries = int64_t(span_table->shape(2));
         p.span_keys = int64_t(span_table->shape(3));
+        const int64_t batches = span_table->shape(0) == 1 ? 1 : p.batch, heads = span_table->shape(1) == 1 ? 1 : p.heads;
         p.span_table =
-            view(*span_table, p.type == Type::f64 ? 8 : 4, p.batch, p.heads, p.span_queries, p.span_keys, "span_table");
+            view(*span_table, p.type == Type::f64 ? 8 : 4, batches, heads, p.span_queries, p.span_keys, "span_table");
+        if (batches == 1) p.span_table.batch = 0;  // one for all
+        if (heads == 1) p.span_table.head = 0;
         check(p.span_table.column == 1 || p.span_keys <= 1 || p.batch * p.heads == 0, "span_table");
         check(p.span_keys < int64_t{1} << 31, "span_table");
         if (p.batch * p.heads) p.type == Type::f64 ? read_table<double>(d) : read_table<float>(d);

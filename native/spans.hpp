@@ -31,13 +31,13 @@ template <class T> struct Spans {
     int64_t batch;
     int32_t* labels;  // (kBlock,): of the present block's keys; -1 adds nothing
     T* line;          // (kBlock,): what a row of the table adds to the block's keys
-    struct Line {     // which numbers `line` has
+    struct Line {     // numbers of the table for columns of a block
         const T* row = nullptr;
         int64_t start = -1;
         int first = 0, last = 0;
         T factor = 0;
         bool operator==(const Line&) const = default;
-    } looked_up;
+    } in_line, added_last;  // what `line` has, and what the last row that did not use it was given
     int64_t start = -1;       // its first key
     uint64_t present = 0;     // bits of its labels
     bool unlabelled = false;  // some of its keys have no label
@@ -67,33 +67,56 @@ template <class T> struct Spans {
     bool adds_none(const LabelSets& sets) const { return !(present & sets.added); }
 
     // x[j] += table · factor for columns first … last of the block; -infinity where the table says so, whatever the
-    // score is. What is looked up is kept for the next row, which often has the same label.
+    // score is. Numbers that a second row asks for are kept for the rows after it, which often have the same label.
     template <class Row> void add(const Row& row, int first, int last, T factor, T* x) {
         if (adds_none(row.labels)) return;
         const T* numbers = span_row<T>(p, batch, row.head, query_label(p, batch, row.query));
         const Line wanted = {numbers, start, first, last, factor};
-        if (!(wanted == looked_up)) look_up(numbers, first, last, factor);
-        looked_up = wanted;
-        const Vec<T> hidden = broadcast<T>(-kInfinity<T>);
-        if (present & row.labels.hidden)
-            for (int j = first; j < last; j += kLanes<T>) {
-                const Vec<T> more = load(line + j);
-                store(x + j, more == hidden ? more : load(x + j) + more);
-            }
-        else
-            for (int j = first; j < last; j += kLanes<T>) store(x + j, load(x + j) + load(line + j));
+        const bool hides = present & row.labels.hidden;
+        if (wanted == in_line) return add_line(first, last, hides, x);
+        if (in_registers() && !(wanted == added_last)) {
+            added_last = wanted;
+            return look_up(numbers, first, last, factor, [=](int j, Vec<T> more) { add_numbers(x + j, more, hides); });
+        }
+        look_up(numbers, first, last, factor, [this](int j, Vec<T> more) { store(line + j, more); });
+        in_line = wanted;
+        add_line(first, last, hides, x);
     }
 
-    void look_up(const T* row, int first, int last, T factor) {
+    CLEARHEAD_INLINE_MEMBER void add_line(int first, int last, bool hides, T* x) const {
+        for (int j = first; j < last; j += kLanes<T>) add_numbers(x + j, load(line + j), hides);
+    }
+
+    CLEARHEAD_INLINE_MEMBER static void add_numbers(T* x, Vec<T> more, bool hides) {
+        const Vec<T> sum = load(x) + more;
+        store(x, hides ? (more == broadcast<T>(-kInfinity<T>) ? more : sum) : sum);
+    }
+
+#if defined(__AVX512F__)
+    bool in_registers() const { return sizeof(T) == 4 && p.span_keys <= kInRegisters; }
+#else
+    static bool in_registers() { return false; }
+#endif
+
+    // Calls use(j, numbers of the keys from j on) for the vectors of columns first … last.
+    template <class Use> void look_up(const T* row, int first, int last, T factor, Use use) {
 #if defined(__AVX512F__)
         if constexpr (sizeof(T) == 4)
-            if (p.span_keys <= kInRegisters) return look_up_in_registers(row, first, last, factor);
+            if (in_registers()) return look_up_in_registers(row, first, last, factor, use);
 #endif
-        for (int j = first; j < last; ++j) line[j] = labels[j] < 0 ? T(0) : row[labels[j]] * factor;
+        for (int j = first; j < last; j += kLanes<T>) {
+            Vec<T> numbers;
+            for (int lane = 0; lane < kLanes<T>; ++lane) {
+                const int32_t label = labels[j + lane];
+                numbers[lane] = label < 0 ? T(0) : row[label] * factor;
+            }
+            use(j, numbers);
+        }
     }
 
 #if defined(__AVX512F__)
-    void look_up_in_registers(const float* row, int first, int last, float factor) {
+    template <class Use>
+    void look_up_in_registers(const float* row, int first, int last, float factor, Use use) {
         __m512 table[4];
         for (int i = 0; i < 4; ++i) {
             const int64_t left = max_of(0, min_of(16, p.span_keys - 16 * i));
@@ -102,12 +125,12 @@ template <class T> struct Spans {
         }
         for (int j = first; j < last; j += 16) {
             const __m512i label = _mm512_load_si512(labels + j);
-            const __mmask16 labelled = _mm512_cmpge_epi32_mask(label, _mm512_setzero_si512());
-            __m512 more = _mm512_maskz_permutex2var_ps(labelled, table[0], label, table[1]);
+            __m512 more = _mm512_permutex2var_ps(table[0], label, table[1]);
             if (p.span_keys > 32)
-                more = _mm512_mask_mov_ps(more, _mm512_mask_test_epi32_mask(labelled, label, _mm512_set1_epi32(32)),
+                more = _mm512_mask_mov_ps(more, _mm512_test_epi32_mask(label, _mm512_set1_epi32(32)),
                                           _mm512_permutex2var_ps(table[2], label, table[3]));
-            _mm512_store_ps(line + j, more);
+            more = _mm512_maskz_mov_ps(_mm512_cmpge_epi32_mask(label, _mm512_setzero_si512()), more);
+            use(j, (Vec<float>)more);
         }
     }
 #endif

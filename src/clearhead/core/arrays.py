@@ -138,6 +138,8 @@ def on_cpu(x: Array) -> Array:
 
 def broadcast(x: Array, shape: tuple[int, ...]) -> Array:
     """Broadcast x to this shape, as a view. Raises ValueError where it does not broadcast to it."""
+    if x.shape == shape:
+        return x
     if isinstance(x, DeviceArray):
         if np.broadcast_shapes(x.shape, shape) != shape:
             raise ValueError(f"{x.shape} does not broadcast to {shape}")

@@ -16,8 +16,10 @@ import numpy as np
 from clearhead.core.arrays import FLOATS, Restore, as_array, autocast, device_of, library_of
 from clearhead.core.axes import KEY, QUERY, VALUE, Array, as_slice, group_size, heads_first, named
 from clearhead.core.rule_values import Window, read_threads
-from clearhead.core.rules import FIELDS, RULES, Rules, Sizes, check_names, read, take
+from clearhead.core.rules import FIELDS, RULES, Rules, Sizes, check_names, check_segments, read, read_one, take
 from clearhead.errors import DtypeError, ShapeError
+
+_ARRAYS = frozenset(name for name, rule in RULES.items() if any(rule.fields.values()))  # rules whose value may be one
 
 
 class Origin(NamedTuple):
@@ -165,11 +167,7 @@ def describe(q: Any, k: Any, v: Any, rules: Rules, num_threads: int | None = Non
         v = as_array(autocast(v), "v", device)[0]
         shapes.append(v.shape)
         dtypes.append(v.dtype)
-    plain_rules = _without_arrays(rules)
-    if plain_rules is None:
-        problem = _checked(tuple(shapes), tuple(dtypes), origin, rules)
-    else:
-        problem = _known(tuple(shapes), tuple(dtypes), origin, *plain_rules)
+    problem = _problem(tuple(shapes), tuple(dtypes), origin, rules)
     return Described(problem, heads_first(q), heads_first(k), None if v is None else heads_first(v), restore)
 
 
@@ -182,15 +180,32 @@ def describe_whole(q: Any, k: Any, v: Any, rules: Rules, num_threads: int | None
     return given, given.v
 
 
-def _without_arrays(rules: Rules) -> list[Any] | None:
-    """The rules as a flat list name, value, … if no value is an array, so that they can be a cache's key; else None."""
-    found: list[Any] = []
-    for name, value in rules.items():
-        whole = type(value) is tuple and all(type(side) in (int, NoneType) for side in value)
-        if not whole and type(value) not in (int, float, bool, NoneType):
-            return None
-        found += name, value
-    return found
+def _problem(
+    shapes: tuple[tuple[int, ...], ...], dtypes: tuple[np.dtype[Any], ...], origin: Origin, rules: Rules
+) -> Problem:
+    """The problem of a call. What does not depend on arrays is checked once per shape and kept."""
+    arrays = {name: value for name, value in rules.items() if name in _ARRAYS and not _is_plain(value)}
+    rest = {**rules, **dict.fromkeys(arrays, None)} if arrays else rules
+    if "query_offset" in arrays:
+        rest["query_offset"] = 0
+    if not all(map(_is_plain, rest.values())):
+        return _checked(shapes, dtypes, origin, rules)
+    problem = _known(shapes, dtypes, origin, tuple(rest), *rest.values())
+    if not arrays:
+        return problem
+    check_segments(rules)
+    sizes, before = _sizes(shapes, origin), {"causal": problem.causal, "window": problem.window}
+    fields: dict[str, Any] = {}
+    for name, value in arrays.items():
+        fields |= read_one(name, value, sizes, before)
+    return replace(problem, **fields)
+
+
+def _is_plain(value: Any) -> bool:
+    """Can the value be part of a cache's key? Then it is no array, nor anything whose content may change."""
+    if type(value) is tuple:
+        return all(type(side) in (int, NoneType) for side in value)
+    return type(value) in (int, float, bool, NoneType)
 
 
 def _checked(
@@ -198,15 +213,36 @@ def _checked(
 ) -> Problem:
     check_shapes(shapes[0], shapes[1], shapes[2] if len(shapes) > 2 else None)
     _check_dtypes(dtypes)
-    return _apply_rules(shapes[0], shapes[1], dtypes[0], origin, rules)
+    sizes = _sizes(shapes, origin)
+    return Problem(
+        prefix=sizes.prefix,
+        batch=prod(sizes.lead),
+        heads=sizes.heads,
+        kv_heads=shapes[1][-3] if len(shapes[1]) > 2 else 1,
+        d_k=sizes.d_k,
+        dtype=dtypes[0],
+        **origin._asdict(),
+        rows=range(sizes.queries),
+        cols=range(sizes.keys),
+        **read(rules, sizes),
+    )
 
 
-@lru_cache(maxsize=512, typed=True)  # validation would dominate a short call; typed: True and 1 differ here
+@lru_cache(maxsize=512, typed=True)  # validation would dominate a short call
 def _known(
-    shapes: tuple[tuple[int, ...], ...], dtypes: tuple[np.dtype[Any], ...], origin: Origin, *plain_rules: Any
+    shapes: tuple[tuple[int, ...], ...],
+    dtypes: tuple[np.dtype[Any], ...],
+    origin: Origin,
+    names: tuple[str, ...],
+    *values: Any,  # one by one: so typed, which tells True from 1, sees them
 ) -> Problem:
-    rules: Any = dict(zip(plain_rules[::2], plain_rules[1::2], strict=True))
-    return _checked(shapes, dtypes, origin, rules)
+    return _checked(shapes, dtypes, origin, cast("Rules", dict(zip(names, values, strict=True))))
+
+
+def _sizes(shapes: Sequence[Sequence[int]], origin: Origin) -> Sizes:
+    q, k = shapes[0], shapes[1]
+    prefix = tuple(q[:-2])
+    return Sizes(prefix, q[-3] if len(q) > 2 else 1, q[-2], k[-2], q[-1], origin.device)
 
 
 def check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int] | None) -> None:
@@ -258,23 +294,6 @@ def _check_dtypes(dtypes: Sequence[np.dtype[Any]]) -> None:
             )
         if dtype != dtypes[0]:
             raise DtypeError(f"{name} is {dtype} but q is {dtypes[0]}: q, k and v must have one dtype.")
-
-
-def _apply_rules(q: Sequence[int], k: Sequence[int], dtype: np.dtype[Any], origin: Origin, rules: Rules) -> Problem:
-    prefix = tuple(q[:-2])
-    heads, kv_heads = (q[-3], k[-3]) if len(q) > 2 else (1, 1)
-    return Problem(
-        prefix=prefix,
-        batch=prod(q[:-3]),
-        heads=heads,
-        kv_heads=kv_heads,
-        d_k=q[-1],
-        dtype=dtype,
-        **origin._asdict(),
-        rows=range(q[-2]),
-        cols=range(k[-2]),
-        **read(rules, Sizes(prefix, heads, q[-2], k[-2], q[-1], origin.device)),
-    )
 
 
 def _differs(value: Any, unused: Any) -> bool:

@@ -203,6 +203,8 @@ def spread(array: Array, shape: tuple[int, ...]) -> Array:
 
     Raises ValueError, or PyTorch's RuntimeError, where the array does not broadcast to `shape`.
     """
+    if len(shape) == 4:
+        return broadcast(array, shape)
     broadcast(array, shape)
     own = array.reshape((1,) * (len(shape) - array.ndim) + array.shape)
     lead = shape[:-3]  # joining the batch axes may copy, so it comes before the other axes are broadcast

@@ -152,19 +152,26 @@ def check_names(rules: Rules) -> None:
 
 def read(rules: Rules, sizes: Sizes) -> dict[str, Any]:
     """The fields of a Problem that hold the rules' values, validated. Raises RuleError, ShapeError or DtypeError."""
-    _check_segments(rules)
+    check_segments(rules)
     found: dict[str, Any] = {}
     for name, rule in RULES.items():
         value = rules.get(name)
         if value is None and not rule.always:
             found.update(dict.fromkeys(rule.fields, rule.unused))
-            continue
-        values = rule.read(name, value, sizes, found)
-        found.update(zip(rule.fields, values if len(rule.fields) > 1 else (values,), strict=True))
+        else:
+            found.update(read_one(name, value, sizes, found))
     return found
 
 
-def _check_segments(rules: Rules) -> None:
+def read_one(name: str, value: Any, sizes: Sizes, before: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that hold one rule's value. `before` has at least those of causal and window where they are in use."""
+    rule = RULES[name]
+    values = rule.read(name, value, sizes, before)
+    return dict(zip(rule.fields, values if len(rule.fields) > 1 else (values,), strict=True))
+
+
+def check_segments(rules: Rules) -> None:
+    """Raise RuleError where only one side has segments."""
     given, other = "query_segments", "kv_segments"
     if (rules.get(given) is None) != (rules.get(other) is None):
         given, other = (given, other) if rules.get(given) is not None else (other, given)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.core.arrays import FLOATS, as_rule_array
+from clearhead.core.arrays import FLOATS, as_rule_array, broadcast
 from clearhead.core.axes import Array, named
 from clearhead.core.room import array_bytes, check_room
 from clearhead.core.rule_values import as_int64, spread
@@ -61,7 +61,8 @@ def _read_labels(place: int, value: Any, shape: tuple[int, ...], most: int) -> A
             f"{who} goes up to {labels.max()}: the table has {TABLE[place + 2]} {most}, so each must be below {most}.",
             "a label below 0 adds nothing.",
         )
-    return np.broadcast_to(np.maximum(labels, -1), shape).reshape(prod(shape[:-1]), shape[-1])
+    own = np.maximum(labels, -1).reshape(prod(array.shape[:-1]), shape[-1])
+    return broadcast(own, (prod(shape[:-1]), shape[-1]))
 
 
 def _read_table(value: Any, prefix: tuple[int, ...]) -> Array:

@@ -94,10 +94,14 @@ def one_scale(problem: Problem) -> float:
     return float(problem.scale[0]) if problem.heads else 1.0
 
 
-def scales_differ(who: str, problem: Problem) -> list[str]:
+def scales_differ(problem: Problem) -> bool:
+    """Do some heads have another scale than the first?"""
+    return problem.heads > 1 and bool((problem.scale != problem.scale[0]).any())
+
+
+def needs_one_scale(who: str, problem: Problem) -> list[str]:
     """Why `who`, which takes one scale for all heads, cannot compute this problem; empty where it can."""
-    differ = problem.heads > 1 and bool((problem.scale != problem.scale[0]).any())
-    return [f"{who} takes one `scale` for all heads."] if differ else []
+    return [f"{who} takes one `scale` for all heads."] if scales_differ(problem) else []
 
 
 def elsewhere(problem: Problem) -> str:

@@ -27,6 +27,7 @@ from clearhead.engines.base import (
     one_scale,
     room_for_columns,
     room_for_rows,
+    scales_differ,
     unsupported,
     widened,
 )
@@ -263,8 +264,7 @@ def _describe(problem: Problem) -> Any:
     left, right = visibility.reach(problem)
     arrays = {field: _readable(getattr(problem, field), axes) for field, axes in _arrays(RULES - {"scale", "spans"})}
     arrays |= _spans(problem)
-    differ = problem.heads > 1 and bool((problem.scale != problem.scale[0]).any())
-    arrays["scales"] = np.ascontiguousarray(problem.scale) if differ else None
+    arrays["scales"] = np.ascontiguousarray(problem.scale) if scales_differ(problem) else None
     return _native.describe(
         type=_TYPES[problem.dtype],
         batch=problem.batch,
@@ -289,14 +289,16 @@ def _describe(problem: Problem) -> Any:
 
 
 def _spans(problem: Problem) -> dict[str, Array | None]:
-    """The labels, and the table in the numbers that the kernel computes with, each row contiguous."""
+    """The labels, and the table in the numbers that the kernel computes with, each row contiguous, not broadcast."""
     table = problem.span_table
     if table is None or problem.query_spans is None or problem.key_spans is None:
         return dict.fromkeys(("query_spans", "key_spans", "span_table"))
     own = tuple(slice(None, 1) if step == 0 else slice(None) for step in table.strides[:2])
-    narrow = np.ascontiguousarray(table[own], statistics_dtype(problem.dtype))
-    labels = {name: np.ascontiguousarray(getattr(problem, name), np.int64) for name in ("query_spans", "key_spans")}
-    return {**labels, "span_table": np.broadcast_to(narrow, table.shape)}
+    return {
+        "query_spans": np.ascontiguousarray(problem.query_spans),
+        "key_spans": np.ascontiguousarray(problem.key_spans),
+        "span_table": np.ascontiguousarray(table[own], statistics_dtype(problem.dtype)),
+    }
 
 
 @cache
