@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "binding.hpp"
+#include "given_spans.hpp"
 #include "repeated.hpp"
 #include "threads.hpp"
 
@@ -57,30 +58,6 @@ class Named {
 
     std::vector<Item> items;
 };
-
-// The sets of labels for every row of the table of spans, and whether its numbers are large.
-template <class T> void read_table(Described& d) {
-    Problem& p = d.p;
-    const View& table = p.span_table;
-    const int64_t batches = table.batch ? p.batch : 1, heads = table.head ? p.heads : 1;
-    p.span_sets_head = table.head ? p.span_queries : 0;
-    p.span_sets_batch = table.batch ? heads * p.span_queries : 0;
-    for (int64_t i = 0; i < batches * heads * p.span_queries; ++i) {
-        const int64_t label = i % p.span_queries, head = i / p.span_queries % heads, batch = i / p.span_queries / heads;
-        const T* row = static_cast<const T*>(table.data) + batch * table.batch + head * table.head + label * table.row;
-        LabelSets sets;
-        uint64_t visible = 0;
-        for (int64_t g = 0; g < p.span_keys; ++g) {
-            const uint64_t bit = uint64_t{1} << (g % 64);
-            const bool forbidden = row[g] == -std::numeric_limits<T>::infinity();
-            (forbidden ? sets.hidden : visible) |= bit;
-            if (row[g] != 0) sets.added |= bit;
-            p.large_spans |= !forbidden && std::abs(row[g]) > T(1e30);
-        }
-        sets.forbidden = ~visible;
-        d.span_sets.push_back(sets);
-    }
-}
 
 // Named one by one in `m.def`: what Python forgets, or knows and this side does not, is a TypeError there.
 Described describe(int type, int64_t batch, int64_t heads, int64_t kv_heads, int64_t queries, int64_t keys, int64_t d_k,
@@ -129,21 +106,22 @@ Described describe(int type, int64_t batch, int64_t heads, int64_t kv_heads, int
         check(span_table->ndim() == 4, "span_table");
         p.span_queries = int64_t(span_table->shape(2));
         p.span_keys = int64_t(span_table->shape(3));
-        const int64_t batches = span_table->shape(0) == 1 ? 1 : p.batch, heads = span_table->shape(1) == 1 ? 1 : p.heads;
+        const int64_t batches = span_table->shape(0) == 1 ? 1 : p.batch,
+                      heads = span_table->shape(1) == 1 ? 1 : p.heads;
         p.span_table =
             view(*span_table, p.type == Type::f64 ? 8 : 4, batches, heads, p.span_queries, p.span_keys, "span_table");
         if (batches == 1) p.span_table.batch = 0;  // one for all
         if (heads == 1) p.span_table.head = 0;
         check(p.span_table.column == 1 || p.span_keys <= 1 || p.batch * p.heads == 0, "span_table");
         check(p.span_keys < int64_t{1} << 31, "span_table");
-        if (p.batch * p.heads) p.type == Type::f64 ? read_table<double>(d) : read_table<float>(d);
+        if (p.batch * p.heads > 0)
+            p.type == Type::f64 ? read_table<double>(p, d.span_sets) : read_table<float>(p, d.span_sets);
         for (int64_t i = 0; i < p.batch * p.queries; ++i) check(p.query_spans[i] < p.span_queries, "query_spans");
         for (int64_t j = 0; j < p.batch * p.keys; ++j) check(p.key_spans[j] < p.span_keys, "key_spans");
     }
     if (bias) p.bias = view(*bias, bytes_of(p.bias_type), p.batch, p.heads, p.queries, p.keys, "bias");
     if (mask) p.mask = view(*mask, 1, p.batch, p.heads, p.queries, p.keys, "mask");
     d.kept = std::move(kept);
-    p.span_sets = d.span_sets.data();
     return d;
 }
 
@@ -345,7 +323,7 @@ NB_MODULE(_native, m) {
     nb::class_<Repeatable>(m, "Repeatable")
         .def(nb::init<nb::object>(), "tensor_type"_a.none())
         .def("add", &Repeatable::add, "q"_a, "k"_a, "v"_a, "described"_a, "any_keys"_a)
-        .def("__call__", &Repeatable::operator())
+        .def("__call__", &Repeatable::operator(), "q"_a, "k"_a, "v"_a, "spans"_a.none(), "threads"_a)
         .def("step", &Repeatable::step, "q"_a, "k"_a, "v"_a, "keys"_a, "values"_a, "place"_a, "turns"_a.none(),
              "threads"_a);
     m.def("engine_named", &engine_named);

@@ -9,6 +9,7 @@
 
 #include "binding.hpp"
 #include "exchange.hpp"
+#include "given_spans.hpp"
 
 namespace clearhead {
 namespace {
@@ -36,13 +37,14 @@ class Repeatable {
             calls[oldest++ % 32] = std::move(call);
     }
 
-    // The output; None where no call like this was added, or memory is short.
-    nb::object operator()(nb::handle q, nb::handle k, nb::handle v, int threads) {
+    // The output; None where no call like this was added, memory is short, or `spans`, the rule's three NumPy arrays or
+    // None, needs a closer look.
+    nb::object operator()(nb::handle q, nb::handle k, nb::handle v, nb::handle spans, int threads) {
         Operands given;
         if (engine_named() || !read(q, k, v, given)) return nb::none();
         if (given[1].kind.shape[2] != given[2].kind.shape[2]) return nb::none();
         const Call* call = find(given);
-        return call ? repeat(*call, given, threads) : nb::none();
+        return call ? repeat(*call, given, spans, threads) : nb::none();
     }
 
     // One step of decoding: writes k (batch, kv_heads, 1, d_k) and v to position `place` of their rooms (batch,
@@ -85,7 +87,7 @@ class Repeatable {
             move<uint16_t>(value.view, value.kind.shape, nullptr, given[2].view, place);
         }
         if (turned) given[0].view = room;
-        return repeat(*call, given, threads);
+        return repeat(*call, given, nb::none(), threads);
     }
 
   private:
@@ -187,8 +189,9 @@ class Repeatable {
     }
 
     // `call` is a copy: another thread may add calls while this one runs.
-    nb::object repeat(const Call call, const Operands& given, int threads) const {
+    nb::object repeat(const Call call, const Operands& given, nb::handle spans, int threads) const {
         Job job;
+        GivenSpans labels;
         Problem& p = job.problem = call.described->p;
         p.q = given[0].view;
         p.k = given[1].view;
@@ -201,6 +204,7 @@ class Repeatable {
         shape[3] = p.d_v;
         const int ndim = call.q.ndim;
         try {
+            if (!spans.is_none() && !labels.take(nb::cast<nb::tuple>(spans), p)) return nb::none();
             const Output output = room(ndim, shape + 4 - ndim, call.q.dtype);
             if (!output.data) return nb::none();
             job.rows.output = output.data;

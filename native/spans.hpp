@@ -37,7 +37,7 @@ template <class T> struct Spans {
         int first = 0, last = 0;
         T factor = 0;
         bool operator==(const Line&) const = default;
-    } in_line, added_last;  // what `line` has, and what the last row that did not use it was given
+    } in_line, added_last;    // what `line` has, and what the last row that did not use it was given
     int64_t start = -1;       // its first key
     uint64_t present = 0;     // bits of its labels
     bool unlabelled = false;  // some of its keys have no label
@@ -115,8 +115,7 @@ template <class T> struct Spans {
     }
 
 #if defined(__AVX512F__)
-    template <class Use>
-    void look_up_in_registers(const float* row, int first, int last, float factor, Use use) {
+    template <class Use> void look_up_in_registers(const float* row, int first, int last, float factor, Use use) {
         __m512 table[4];
         for (int i = 0; i < 4; ++i) {
             const int64_t left = max_of(0, min_of(16, p.span_keys - 16 * i));

@@ -40,6 +40,15 @@ def same(a: Any, b: Any) -> bool:
     return a.shape == b.shape and np.array_equal(a, b, equal_nan=True)
 
 
+def fresh_spans(n: int, m: int) -> Any:
+    """Labels and a table, some of it forbidden; the numbers of labels vary, too."""
+    rng = fresh()
+    rows, cols = rng.integers(1, 90, 2)
+    table = rng.standard_normal((rows, cols)).astype(rng.choice([np.float32, np.float64]))
+    table[rng.random(table.shape) < 0.3] = -np.inf
+    return rng.integers(-1, rows, n), rng.integers(-1, cols, m), table
+
+
 @given(data=st.data())
 @settings(max_examples=60)
 def test_a_repeated_call_gives_the_bits_of_a_checked_one(data: st.DataObject):
@@ -53,7 +62,10 @@ def test_a_repeated_call_gives_the_bits_of_a_checked_one(data: st.DataObject):
         ])
     )  # fmt: skip
     as_arrays = data.draw(st.booleans()) and dtype != torch.bfloat16
+    labelled = data.draw(st.booleans())
     for _ in range(3):
+        if labelled:
+            rules = {**rules, "spans": fresh_spans(n, m)}
         arrays = [
             torch.from_numpy(fresh().standard_normal((*lead, *size))).to(dtype) for size in ((n, d), (m, d), (m, d_v))
         ]
@@ -73,6 +85,8 @@ def test_the_second_call_is_repeated():
         key = repeated.rules_key({"scale": 0.123})
         ch.attention(*arrays, scale=0.123)
         assert same(repeated.repeat(key, *arrays), long_way(*arrays, scale=0.123))
+        spans = fresh_spans(5, 5)
+        assert same(repeated.repeat(key, *arrays, spans), long_way(*arrays, scale=0.123, spans=spans))
 
 
 def test_more_shapes_than_are_kept():
@@ -176,6 +190,42 @@ def test_errors_are_raised_after_a_plain_call():
         ch.attention(torch.autograd.forward_ad.make_dual(q, q), k, v)
     with pytest.raises(ch.errors.DtypeError, match=r"jit\.trace"):
         torch.jit.trace(ch.attention, (q, k, v))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({0: np.array([0, 0, 0, 0, 0, 2])}, "below 2"),
+        ({1: np.zeros(5, np.int64)}, r"keys 6"),
+        ({1: np.zeros(6)}, "whole numbers"),
+        ({2: np.array([[0.0, np.nan], [0.0, 0.0]])}, "NaN"),
+        ({2: np.array([[0.0, np.inf], [0.0, 0.0]], np.float32)}, "inf"),
+        ({2: np.zeros(2)}, "expected"),
+        ({2: np.zeros((2, 2), bool)}, "float dtype"),
+    ],
+)
+def test_spans_are_checked_in_every_call(wrong: dict[int, Any], message: str):
+    arrays = tensors(1, 4, 6, 8)
+    right = (np.zeros(6, np.int64), np.ones(6, np.int64), np.zeros((2, 2)))
+    for given_arrays in (arrays, [x.numpy() for x in arrays]):
+        for _ in range(2):
+            ch.attention(*given_arrays, spans=right)
+        spans = tuple(wrong.get(place, part) for place, part in enumerate(right))
+        with pytest.raises((ch.errors.ShapeError, ch.errors.RuleError, ch.errors.DtypeError), match=message):
+            ch.attention(*given_arrays, spans=spans)
+
+
+def test_spans_of_another_layout_are_the_same_rule():
+    q, k, v = (x.numpy() for x in tensors(2, 4, 6, 8))
+    rows, cols, table = fresh_spans(6, 6)
+    want = ch.attention(q, k, v, spans=(rows, cols, table))
+    wide = np.repeat(table, 2, axis=1)[:, ::2]
+    per_head = np.broadcast_to(table, (4, *table.shape))
+    for spans in (
+        (rows.astype(np.int32), cols, table), (np.tile(rows, (2, 1)), cols, table), (rows, cols, wide),
+        (rows, cols, per_head), (rows.tolist(), torch.from_numpy(cols), torch.from_numpy(table)),
+    ):  # fmt: skip
+        assert same(ch.attention(q, k, v, spans=spans), want)
 
 
 def test_the_environment_names_the_engine_after_a_plain_call(monkeypatch: pytest.MonkeyPatch):

@@ -59,15 +59,16 @@ def attention(
     array([[0.67, 0.33],
            [0.33, 0.67]])
     """
-    key = None
+    key = spans = None
     if engine is None and num_threads is None:
         rules = cast("Rules", repeated.without_position(rules, q, k))
-        key = repeated.rules_key(rules)
-        output = None if key is None else repeated.repeat(key, q, k, v)
+        others, spans = repeated.spans_apart(rules)
+        key = repeated.rules_key(others)
+        output = None if key is None else repeated.repeat(key, q, k, v, spans)
         if output is not None:
             return output
     if graphed(q, k, v, *flat(rules).values()):
-        return _graphed(key, q, k, v, rules, engine, num_threads)
+        return _graphed(key if spans is None else None, q, k, v, rules, engine, num_threads)
     given, values = describe_whole(q, k, v, rules, num_threads)
     check_room(given.problem, _OUTPUT, values.shape[-1])
     chosen = engines.get(engines.choose(given.problem, engine).engine)

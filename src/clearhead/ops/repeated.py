@@ -6,6 +6,7 @@ and the next call with the same rules, shapes and dtypes goes there directly. Re
 
 import sys
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from types import NoneType
 from typing import Any
 
@@ -17,7 +18,15 @@ from clearhead.engines import native
 from clearhead.engines.threads import get_num_threads
 
 _POSITIONS = frozenset(("causal", "window", "query_offset"))
-_SAME_WHEREVER = _POSITIONS | {"scale", "softcap", "bias", "mask", "sinks", "kv_lengths"}  # wherever the query stands
+_SAME_WHEREVER = _POSITIONS | {
+    "scale",
+    "softcap",
+    "bias",
+    "spans",
+    "mask",
+    "sinks",
+    "kv_lengths",
+}  # wherever the query stands
 _PLAIN = _POSITIONS | {"scale", "softcap"}
 _MOST = 256  # different rules
 _calls: dict[Hashable, Any] = {}  # the kernel's Repeatable, by kind of array and by rules
@@ -44,6 +53,14 @@ def _at_the_last_key(rules: Mapping[str, Any], q: Any, position: int) -> Mapping
     return {name: value for name, value in rules.items() if name not in _POSITIONS}
 
 
+def spans_apart(rules: Mapping[str, Any]) -> tuple[Mapping[str, Any], Any]:
+    """The rules without spans that the kernel can check itself, and these: three NumPy arrays, or None."""
+    spans = rules.get("spans")
+    if type(spans) is not tuple or len(spans) != 3 or not all(type(part) is np.ndarray for part in spans):
+        return rules, None
+    return {name: value for name, value in rules.items() if name != "spans"}, spans
+
+
 def rules_key(rules: Mapping[str, Any]) -> Hashable:
     """What makes two calls' rules the same; None if one of them has values by query, key or head, or an odd one."""
     if not rules:
@@ -60,12 +77,12 @@ def _is_window(value: Any) -> bool:
     return whole and all(side is None or side >= 0 for side in value)
 
 
-def repeat(key: Hashable, q: Any, k: Any, v: Any) -> Any:
+def repeat(key: Hashable, q: Any, k: Any, v: Any, spans: Any = None) -> Any:
     """The output, if a call like this was checked before; else None, and the call must go the long way."""
     call = _calls.get((type(q), key))
     if call is None or not _plain(q, k, v):
         return None
-    return call(q, k, v, get_num_threads())
+    return call(q, k, v, spans, get_num_threads())
 
 
 def step(q: Any, k: Any, v: Any, room: tuple[Any, Any], place: int, turns: Any, rules: Mapping[str, Any]) -> Any:
@@ -100,6 +117,8 @@ def remember(key: Hashable, q: Any, k: Any, v: Any, given: Described) -> None:
         tensor = None if type(q) is np.ndarray else sys.modules["torch"].Tensor
         call = _calls[type(q), key] = native.repeatable(tensor)
     any_keys = problem.keys > 0 and not problem.causal and problem.window == (None, None)  # as in decoding
+    if problem.span_table is not None:
+        problem = replace(problem, query_spans=None, key_spans=None, span_table=None)
     call.add(q, k, v, native.described(problem), any_keys)
 
 
