@@ -127,6 +127,7 @@ PUBLIC_UNDERSCORES = {
     "_len_torch_dispatch_stack": "in torch._C: is a mode of PyTorch's dispatcher about?",
     "_fused_sdp_choice": "of torch: which of its operators scaled_dot_product_attention would call",
     "_current_graph_task_id": "in torch._C, as above",
+    "_will_engine_execute_node": "in torch._C: does a backward pass come to this node?",
     "_get_tracing_state": "in torch._C, as above",
     "_current_level": "of torch.autograd.forward_ad: is a dual number about?",
     "_version": "of tensors: was it written to in place?",

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,6 +20,7 @@ from clearhead.ops.observation import Observation
 from clearhead.ops.softcaps import by_softcap
 from clearhead.torch import dropped
 from clearhead.watching.compiled import attend_compiled
+from clearhead.watching.derivatives import check_dropout
 from clearhead.watching.masks import RuledMask, from_tensor, keep_rules
 from clearhead.watching.packed import PACKING, PAGED, attend_packed, is_packed
 from clearhead.watching.recording import AttentionCall, Recording
@@ -48,7 +49,25 @@ class Change:
     edit: Callable[[AttentionCall], tuple[AttentionCall, Finish | None]]
 
 
-Watcher = Callable[[nn.Module], tuple[Recording | None, dict[str, Any], bool]]
+Follow = Callable[[AttentionCall, Tensor], Tensor]
+
+
+class Watch(NamedTuple):
+    """What `ch.watch` says of one call.
+
+    recording   None where the layer was not chosen, or is computed again for a backward pass
+    asked       what to observe
+    was_eager   was the layer's attention eager before the block?
+    follow      the call's output, in a graph that brings its derivative; None where none is wanted
+    """
+
+    recording: Recording | None = None
+    asked: dict[str, Any] = {}  # noqa: RUF012  never written into
+    was_eager: bool = False
+    follow: Follow | None = None
+
+
+Watcher = Callable[[nn.Module], Watch]
 watchers: WeakKeyDictionary[nn.Module, Watcher] = WeakKeyDictionary()  # by attention module, while it is watched
 changers: WeakKeyDictionary[nn.Module, Callable[[nn.Module], Change]] = WeakKeyDictionary()  # while it is changed
 
@@ -133,7 +152,7 @@ def _attend(
 ) -> Tensor:
     """The output (batch, heads, queries, d_v), outside compilers; observed where the module is watched."""
     watcher, changer = watchers.get(module), changers.get(module)
-    recording, asked, was_eager = watcher(module) if watcher else (None, {}, False)
+    recording, asked, was_eager, follow = watcher(module) if watcher else Watch()
     change = changer(module) if changer else None
     named = recording or change
     where = type(module).__name__ if named is None else f"layer {named.name}"
@@ -156,7 +175,10 @@ def _attend(
             call, finish = change.edit(call)
         if recording is not None:
             recording.check(call)
+        if follow is not None:
+            check_dropout(dropout)
         output, seen = _answer(call, dropout, asked, observing=recording is not None)
+        output = output if follow is None else follow(call, output)
         output = output if finish is None else finish(output)
     except ClearheadError as error:
         raise type(error)(f"{where}: {error.what.removeprefix(where + ': ')}", error.hint) from error
@@ -249,7 +271,8 @@ def _answer(
 ) -> tuple[Tensor, Observation | None]:
     """The output, and the observation if asked for; with a graph or dropout, they are computed separately.
 
-    Dropout acts on the output as in the model; the weights are observed before dropout.
+    The log-sum-exp alone comes with the graph, which needs it too. Dropout acts on the output as in the model; the
+    weights are observed before dropout.
     """
     rules, value = call.rules(), call.v
     assert value is not None
@@ -259,9 +282,10 @@ def _answer(
             "temper all heads of the layer, or ch.watch(…, layers=[…]) without it.",
         )
     keeps_graph = graphed(call.q, call.k, value, *flat(rules).values())
-    if observing and not dropout and not keeps_graph:
+    only_logsumexp = all(wanted is None or wanted is False for name, wanted in asked.items() if name != "logsumexp")
+    if observing and not dropout and (only_logsumexp or not keeps_graph):
         seen = AttentionMatrix(call.q, call.k, **rules).observe(value, **asked)
-        return seen.output, replace(seen, output=None)
+        return seen.output, replace(seen, output=None, logsumexp=seen.logsumexp.detach())
     output = by_softcap(lambda q, k, v, own: _output(q, k, v, dropout, own), call.q, call.k, value, rules)
     if not observing:
         return output, None

@@ -1,11 +1,15 @@
 """One layer of a watched model: what was observed, and the arrays and rules of its matrix."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clearhead.errors import RuleError
 from clearhead.ops.matrix import AttentionMatrix, with_logsumexp
 from clearhead.ops.observation import Observation
+
+if TYPE_CHECKING:
+    from clearhead.ops.causes import CauseMatrix
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +29,7 @@ class Layer:
     padding: Any  # (batch, queries), True where a query is padding; or None
     note: str  # why a mask is stored in full, or ""
     other_keys: int = 0  # merged attention: so many keys, the last ones, are not the sequence's own but an encoder's
+    derivative: Callable[[], Any] | None = None  # gives g, or raises; None where it was not watched
 
     def __repr__(self) -> str:
         arrays = {"q": self.q, "k": self.k, "v": self.v, "padding": self.padding}
@@ -38,6 +43,25 @@ class Layer:
     def finished(self) -> "Layer":
         return self
 
+    @property
+    def g(self) -> Any:
+        """The derivative that backward() brought by what each head puts out, before W_O: (batch, heads, queries, d_v).
+
+        In the model's dtype; added up over backward passes, as PyTorch's `.grad` is, and 0 where the number does not
+        depend on an output. Raises RuleError where `watch` had no causes=True, and where no backward pass has run.
+        """
+        if self.derivative is None:
+            raise RuleError(f"layer {self.name} was watched without derivatives: there are no causes.", "causes=True")
+        return self.derivative()
+
+    def contributions(self) -> "CauseMatrix":
+        """a_ij·(g_i·v_j) of each edge, (batch, heads, queries, keys). Raises what `g` raises."""
+        return self.matrix().contributions(self.v, self.g)
+
+    def cuts(self) -> "CauseMatrix":
+        """What g_i·o_i changes by when i may not see j, (batch, heads, queries, keys). Raises what `g` raises."""
+        return self.matrix().cuts(self.v, self.g)
+
     def matrix(self) -> AttentionMatrix:
         """The attention matrix, (batch, heads, queries, keys). Raises RuleError where `watch` had keep=False."""
         if self.q is None:
@@ -45,6 +69,16 @@ class Layer:
                 f"layer {self.name} was watched without its queries and keys: there is no matrix.", "keep=True"
             )
         return with_logsumexp(AttentionMatrix(self.q, self.k, **self.rules), self.observation.logsumexp)
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """The derivative of a layer that was read from a file."""
+
+    g: Any  # (batch, heads, queries, d_v)
+
+    def __call__(self) -> Any:
+        return self.g
 
 
 def _shown(value: Any) -> str:

@@ -14,6 +14,7 @@ from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation, among
 from clearhead.ops.softcaps import for_heads
 from clearhead.ops.span_terms import SpanTerm, combined, joined
+from clearhead.watching.derivatives import CallDerivative, LayerDerivative
 from clearhead.watching.layers import Layer
 from clearhead.watching.masks import Pattern, RuleDict
 
@@ -54,6 +55,7 @@ class Recording:
     keep: bool
     values: bool
     image: tuple[int, int] | None
+    derivative: LayerDerivative | None = None  # where backward passes are to bring one
     calls: list[AttentionCall] = field(default_factory=list)
     parts: list[Observation] = field(default_factory=list)
     last_key: Tensor | None = None
@@ -114,6 +116,16 @@ class Recording:
                 "does, or written over, or the model puts other keys behind those of its cache.",
                 "generate with num_beams=1; watch one sequence in a block.",
             )
+
+    def follow(self, _: AttentionCall, output: Tensor) -> Tensor:
+        """The output of the call that `add` keeps next, in a graph that brings its derivative."""
+        assert self.derivative is not None
+        return self.derivative.follow(output, self.heads)
+
+    def graphless(self) -> list[tuple[Tensor, CallDerivative]]:
+        """The queries and derivatives of the calls that had no graph: those that a checkpoint computes again."""
+        calls = [] if self.derivative is None else self.derivative.calls
+        return [(kept.q, own) for kept, own in zip(self.calls, calls, strict=False) if own.graphless]
 
     def _same_keys(self, k: Tensor) -> bool:
         """Are these the keys of the first call, as in cross-attention?"""
@@ -194,7 +206,7 @@ class Recording:
         heads = range(first.q.shape[1]) if self.heads is None else self.heads
         return Layer(
             self.name, self.path, self.call, self.cross, tuple(heads), seen, q, k, v, rules, padding, pattern.note,
-            others,
+            others, self.derivative,
         )  # fmt: skip
 
     def _arrays(self) -> list[Tensor | None]:

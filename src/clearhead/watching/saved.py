@@ -16,7 +16,7 @@ from clearhead.core.rules import flat
 from clearhead.core.statistics import STATISTICS, Top, arrays_of
 from clearhead.errors import ClearheadError, FileError
 from clearhead.ops.observation import Observation, joined_arrays, separate_arrays
-from clearhead.watching.layers import Layer
+from clearhead.watching.layers import Layer, Stored
 
 FORMAT = 1
 _SAVED = [name for name in STATISTICS if name not in ("output", "groups")]
@@ -52,6 +52,7 @@ def _put(arrays: dict[str, Array], number: str, layer: Layer) -> dict[str, Any]:
     """Add one layer's arrays under their names; returns the layer's part of the header."""
     seen = layer.observation
     given: dict[str, Any] = {"q": layer.q, "k": layer.k, "v": layer.v, "padding": layer.padding}
+    given["g"] = None if layer.derivative is None else layer.g
     given |= {name: x for name, x in separate_arrays(seen).items() if name != "output"}
     plain: dict[str, Any] = {}
     for name, value in flat(layer.rules).items():
@@ -111,6 +112,9 @@ def _layer(own: dict[str, Array], words: dict[str, Any]) -> Layer:
             fits = batch == own["logsumexp"].shape[0] and len(rest) == len(expected)
             if not fits or any(size not in (None, real) for size, real in zip(expected, rest, strict=True)):
                 raise ValueError(f"layer {words['name']} has {name} of shape {part.shape}")
+    g, v = own.get("g"), own.get("v")
+    if g is not None and (v is None or g.shape != (v.shape[0], *list(sizes.values())[:2], v.shape[-1])):
+        raise ValueError(f"layer {words['name']} has a derivative of shape {g.shape}")
     sinks = rules.get("sinks") is not None
     seen = Observation(**found, queries=queries, keys=keys, sinks=sinks)
     return Layer(
@@ -122,9 +126,10 @@ def _layer(own: dict[str, Array], words: dict[str, Any]) -> Layer:
         observation=seen,
         q=q,
         k=k,
-        v=own.get("v"),
+        v=v,
         rules=rules,
         padding=own.get("padding"),
         note=str(words["note"]),
         other_keys=int(words.get("other_keys", 0)),
+        derivative=None if g is None else Stored(g),
     )

@@ -5,25 +5,30 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import numpy as np
 
 from clearhead.core.arrays import as_array
 from clearhead.core.axes import WEIGHTS, named
-from clearhead.core.rule_values import is_whole, read_members, read_path
+from clearhead.core.rule_values import is_whole, read_members, read_path, whole_number
 from clearhead.deprecated import renamed
 from clearhead.errors import FileError, RuleError, SelectionError, shown, unknown
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation
+from clearhead.ops.relevance import relevance
 from clearhead.ops.rollout import rollout
 from clearhead.view import figure
 from clearhead.view.long import ShownLayer, ShownRun
 from clearhead.view.parts import one_sequence
 from clearhead.view.pictured import Page, Pictured
+from clearhead.watching.effects import Edges, HeadEffects, head_effects, strongest_edges, words_of
 from clearhead.watching.layers import Layer
 from clearhead.watching.saved import read, write
 from clearhead.watching.summary import Head, Summary, heads_of
+
+if TYPE_CHECKING:
+    from clearhead.ops.causes import CauseMatrix
 
 LAYERS = (int, np.integer, str), "a list of layers' numbers or names", "layers=[0, 1]"
 
@@ -98,23 +103,57 @@ class Seen(Pictured):
         Raises SelectionError for an unknown query or layer, RuleError for a residual outside 0 to 1, and what
         `ch.rollout` raises.
         """
-        asked = None if layers is None else read_members("layers", layers, *LAYERS)
-        names = self.layers if asked is None else [self._name(layer) for layer in asked]
-        chosen = [name for name in names if not self.layer(name).cross]
-        again = next((name for name in chosen if self.layer(name).call > 1), None)
-        if layers is None and again:
-            raise SelectionError(
-                f"layer {again} is a module that ran several times in one pass: whether its calls follow one another "
-                "or stand side by side (images, windows) is not known.",
-                "layers=seen.layers, where each call goes on with what the one before gave.",
-            )
-        stacks = {name.partition(".")[0] for name in chosen if "." in name}
-        if layers is None and len(stacks) > 1:
-            raise SelectionError(
-                f"the model has several stacks of layers, {', '.join(sorted(stacks))}: rollout goes through one.",
-                f"layers=[name for name in seen.layers if name.startswith({min(stacks)!r})]",
-            )
+        chosen = self._chain(layers, "rollout")
         return rollout([self.matrix(name) for name in chosen], query=query, residual=residual)
+
+    def contributions(self, layer: int | str) -> "CauseMatrix":
+        """What each edge brought along g, a_ij·(g_i·v_j), as a matrix (batch, heads, queries, keys), never stored.
+
+        g_i is the derivative, which loss.backward() brought, by what the head puts out for query i, before W_O. A row's
+        sum is g_i·o_i. `ch.watch(model, causes=True)` keeps g and v. Axes as in `seen.matrix(layer)`.
+        Raises SelectionError for an unknown layer; RuleError where `watch` had no causes=True, no backward pass has
+        run, or none could reach the layer.
+        """
+        return self.layer(layer).contributions()
+
+    def cuts(self, layer: int | str) -> "CauseMatrix":
+        """What g_i·o_i changes by when query i may not see key j, (batch, heads, queries, keys), never stored.
+
+        Exact at the head's output, its row renormalised; beyond it, by layers behind, first order. Between words,
+        sentences or speakers: `seen.cuts(layer).spans(labels, labels)`. Otherwise as `contributions`.
+        """
+        return self.layer(layer).cuts()
+
+    def strongest(self, k: int = 20) -> Edges:
+        """The k edges of all layers, heads and batch items whose cut changes most; it prints as a table.
+
+        Each is (layer, batch, head, query, key, value), the largest magnitude first. Raises RuleError unless k is a
+        positive integer, and as `cuts`. O(queries·keys·(d_k + d_v)) for each layer and head, O(k) memory.
+        """
+        k = whole_number("k", k, 1, hint="seen.strongest(20)")
+        edges = strongest_edges(map(self.layer, self.layers), k)
+        return Edges(edges, [words_of(edge, self.layer(edge.layer), self.tokens, self.source_tokens) for edge in edges])
+
+    def heads(self) -> HeadEffects:
+        """Each head's Σ g·o, and -Σ g·o, the effect of switching it off to first order; it prints as a table.
+
+        Sums over queries and batch items, as (layer, head, contribution, off). O(queries·keys·(d_k + d_v)) for each
+        head. Raises as `contributions`.
+        """
+        return HeadEffects(line for name in self.layers for line in head_effects(self.layer(name)))
+
+    def relevance(self, query: int, *, layers: Iterable[int | str] | None = None) -> Any:
+        """How much each token spoke for what was differentiated, seen from one query, (batch, tokens).
+
+        r ← r + r·Ā from the last self-attention layer to the first, beginning with 1 at the query; Ā is the mean over
+        heads of the contributions that are positive. So call backward() on what is to be explained, a logit or the
+        difference of two; of a loss, it is what speaks against.
+        query, layers, and which models: as in `rollout`. O(queries·keys·(d_k + d_v)) for each layer and head,
+        O(heads·keys) memory. Raises what `contributions` and `rollout` raise.
+        Source: Chefer, Gur & Wolf 2021 (arXiv 2103.15679).
+        """
+        chosen = self._chain(layers, "relevance")
+        return relevance([self.contributions(name) for name in chosen], query=query)
 
     def summary(self) -> Summary:
         """One line for each head: sink, previous-token and self mass, mean distance, entropy; it prints as a table.
@@ -220,6 +259,26 @@ class Seen(Pictured):
         if self.unseen:
             lines.append(f"  not seen  {_few([f'{path} ({kind})' for path, kind in self.unseen])}")
         return "\n".join(lines)
+
+    def _chain(self, layers: Iterable[int | str] | None, what: str) -> list[str]:
+        """The layers of self-attention that a token's content goes through. Raises SelectionError where unclear."""
+        asked = None if layers is None else read_members("layers", layers, *LAYERS)
+        names = self.layers if asked is None else [self._name(layer) for layer in asked]
+        chosen = [name for name in names if not self.layer(name).cross]
+        again = next((name for name in chosen if self.layer(name).call > 1), None)
+        if layers is None and again:
+            raise SelectionError(
+                f"layer {again} is a module that ran several times in one pass: whether its calls follow one another "
+                "or stand side by side (images, windows) is not known.",
+                "layers=seen.layers, where each call goes on with what the one before gave.",
+            )
+        stacks = {name.partition(".")[0] for name in chosen if "." in name}
+        if layers is None and len(stacks) > 1:
+            raise SelectionError(
+                f"the model has several stacks of layers, {', '.join(sorted(stacks))}: {what} goes through one.",
+                f"layers=[name for name in seen.layers if name.startswith({min(stacks)!r})]",
+            )
+        return chosen
 
     def _texts_given(self) -> list[tuple[str, list[list[Any]]]]:
         return [("tokens", self.tokens), ("source tokens", self.source_tokens)]

@@ -14,6 +14,7 @@ from clearhead.errors import DtypeError, MissingExtraError, RuleError, Selection
 from clearhead.watching.seen import LAYERS, Seen
 
 if TYPE_CHECKING:
+    from clearhead.watching.attending import Follow, Watch
     from clearhead.watching.passes import LayerCall
     from clearhead.watching.recording import Recording
 
@@ -27,6 +28,7 @@ def watch(
     heads: Collection[int] | None = None,
     keep: bool = True,
     values: bool = False,
+    causes: bool = False,
     tokenizer: Any = None,
     **statistics: Unpack[Watched],
 ) -> Iterator[Seen]:
@@ -43,6 +45,8 @@ def watch(
     heads      which heads to keep, in every layer; None is all
     keep       keep queries and keys as well, O(tokens), so that `seen.matrix(layer)` has every weight
     values     keep values as well: `seen.layer(i).v`, for what each key brings to the output
+    causes     keep values, and the derivative g that backward() brings by each head's output before W_O, O(tokens):
+               for `seen.cuts(layer)`, `seen.contributions(layer)`, `seen.strongest()`, `seen.heads()`, `seen.relevance`
     tokenizer  makes texts of the ids in `seen.tokens`; anything with decode(list of ids)
 
     Gives a Seen: `seen[layer]` is an Observation, `seen.matrix(layer)` an AttentionMatrix, both (batch, heads, queries,
@@ -57,13 +61,19 @@ def watch(
     `seen.layer(i).other_keys` keys are the encoder's, however many steps the decoder went.
     Attention that does not go through the interface is not seen: the model's numbers are right all the same,
     `seen.unseen` lists it, and a UserWarning says so when the block ends.
+    With causes=True run the model with gradients on and call loss.backward(), inside the block or after it (where
+    layers are checkpointed, inside). The loss may be any number, such as the difference of two logits, and parameters
+    may be frozen. Every forward pass of the block (the pieces of a text, with a cache) gets the derivative by its own
+    outputs. As PyTorch's `.grad`, g adds up over backward passes, and is 0 for a layer that the number does not depend
+    on. It is kept as it comes, (batch, heads, queries, d_v) in the model's dtype, and keeps no graph alive.
     Time is that of attention without watching, O(queries·keys·d_k) for each head, and one more such pass where
     received, peak or image is observed. Memory is O(queries + keys) for each layer and head, and with keep or values
     that of the queries and keys, or of the values; never O(queries·keys), unless a note says so.
     Raises MissingExtraError without PyTorch and Transformers, UnknownNameError for a statistic that there is not,
     SelectionError for layers or heads that do not exist,
     DtypeError for a model or tokenizer that cannot be used, RuleError where the model's attention cannot be watched, or
-    a second sequence begins.
+    a second sequence begins; with causes=True, before the first layer runs, under torch.no_grad, torch.inference_mode
+    and model.generate, and in the first layer whose weights have dropout.
 
     >>> import torch, transformers, clearhead as ch
     >>> config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, eos_token_id=0, bos_token_id=0, vocab_size=9)
@@ -80,14 +90,16 @@ def watch(
             f"watch needs PyTorch and Transformers: {error}.", "pip install 'clearhead[hf]'"
         ) from error
     known = Watched.__annotations__
-    asked = {"logsumexp": True} | check_asked({**statistics}, known, ("layers", "heads", "keep", "values", "tokenizer"))
-    _check_options(keep=keep, values=values, tokenizer=tokenizer)
+    asked = {"logsumexp": True} | check_asked(
+        {**statistics}, known, ("layers", "heads", "keep", "values", "causes", "tokenizer")
+    )
+    _check_options(keep=keep, values=values, causes=causes, tokenizer=tokenizer)
     layers = None if layers is None else read_members("layers", layers, *LAYERS)
     chosen = None if heads is None else _heads(heads)
     switching.check(model)
     if any(module in attending.watchers for module in model.modules()):
         raise RuleError("the model is being watched already.", "one `with ch.watch(…)` for one model at a time.")
-    watching = _Watching(model, asked, layers, chosen, keep=keep, values=values, tokenizer=tokenizer)
+    watching = _Watching(model, asked, layers, chosen, keep=keep, values=values, causes=causes, tokenizer=tokenizer)
     with _looking_on(watching):
         yield watching.seen
     if watching.seen.unseen:
@@ -121,36 +133,59 @@ class _Watching:
         *,
         keep: bool,
         values: bool,
+        causes: bool,
         tokenizer: Any,
     ) -> None:
+        from clearhead.watching.derivatives import Arrivals
         from clearhead.watching.passes import Passes
 
-        self.asked, self.layers, self.keep, self.values, self.tokenizer = asked, layers, keep, values, tokenizer
-        self.heads = heads
-        self.passes = Passes(model, self._take_tokens)
+        self.asked, self.layers, self.keep, self.tokenizer = asked, layers, keep, tokenizer
+        self.heads, self.values = heads, values or causes
+        self.arrivals = Arrivals() if causes else None
+        self.passes = Passes(model, self._take_tokens, self._begin_pass)
         self.recordings: dict[LayerCall, Recording | None] = {}
         self.found: set[int | str] = set()  # which of `layers` ran
         self.parts: dict[str, Recording] = {}
         self.seen = Seen(self.parts, model=type(model).__name__)
 
-    def attention(self, module: Any) -> "tuple[Recording | None, dict[str, Any], bool]":
-        """The recording of this call's layer, what to observe, and whether the layer's attention was eager before.
+    def _begin_pass(self, _: Any = None) -> None:
+        """Raise RuleError where derivatives are wanted and none could come."""
+        if self.arrivals is not None:
+            from clearhead.watching.derivatives import check_graph
 
-        None instead of a recording where the layer was not chosen, or is computed again for a backward pass.
-        """
+            check_graph()
+
+    def attention(self, module: Any) -> "Watch":
+        """What to do with this call of an attention module."""
+        from clearhead.watching.attending import Watch
+
         was_eager = self.passes.was_eager(module)
         if self.passes.in_backward(module):
-            return None, {}, was_eager
+            return Watch(was_eager=was_eager, follow=self._follow_again(module))
+        if not self.passes.running:  # a wrapper called its model's `forward`
+            self._begin_pass()
         call = self.passes.call_of(module)
         if call not in self.recordings:
             self.recordings[call] = self._recording(call)
         recording = self.recordings[call]
         if recording is None:
-            return None, {}, was_eager
+            return Watch(was_eager=was_eager)
         self.parts[recording.name] = recording
-        return recording, self.asked if not recording.calls else {**self.asked, "image": None}, was_eager
+        asked = self.asked if not recording.calls else {**self.asked, "image": None}
+        return Watch(recording, asked, was_eager, None if recording.derivative is None else recording.follow)
+
+    def _follow_again(self, module: Any) -> "Follow | None":
+        """How to follow an output that a checkpoint computes again, where it had no graph the first time."""
+        from clearhead.watching.derivatives import computed_again
+
+        own = [one for place, one in self.recordings.items() if place.module is module and one is not None]
+        waiting = [found for recording in own for found in recording.graphless()]
+        if not waiting:
+            return None
+        return lambda call, output: computed_again(waiting, call.q).follow(output)
 
     def _recording(self, call: "LayerCall") -> "Recording | None":
+        from clearhead.watching.derivatives import LayerDerivative
         from clearhead.watching.recording import Recording
 
         if self.layers is not None:
@@ -158,9 +193,11 @@ class _Watching:
             self.found |= chosen
             if not chosen:
                 return None
+        derivative = None if self.arrivals is None else LayerDerivative(call.name, self.arrivals)
         return Recording(
-            call.name, call.path, call.number, call.cross, self.heads, self.keep, self.values, self.asked.get("image")
-        )
+            call.name, call.path, call.number, call.cross, self.heads, self.keep, self.values, self.asked.get("image"),
+            derivative,
+        )  # fmt: skip
 
     def _take_tokens(self, ids: Any, source: Any) -> None:
         """Add the ids that an outermost forward pass is called with; an encoder's once."""
@@ -194,11 +231,13 @@ class _Watching:
         self.recordings.clear()
 
 
-def _check_options(*, keep: Any, values: Any, tokenizer: Any) -> None:
+def _check_options(*, keep: Any, values: Any, causes: Any, tokenizer: Any) -> None:
     """Raise RuleError or DtypeError for values that are not what `watch` says."""
-    for name, value in (("keep", keep), ("values", values)):
+    for name, value in (("keep", keep), ("values", values), ("causes", causes)):
         if not isinstance(value, (bool, np.bool_)):
             raise RuleError(f"{name} is {shown(value)}: expected True or False.")
+    if causes and not keep:
+        raise RuleError("keep is False, and causes=True needs queries, keys and values.", "keep=True")
     if tokenizer is not None and not callable(getattr(tokenizer, "decode", None)):
         raise DtypeError(
             f"tokenizer is a {type(tokenizer).__name__}: expected something with decode(list of ids).",

@@ -1,0 +1,440 @@
+"""ch.watch(causes=True): g equals autograd's through eager attention, and everything else about it."""
+
+import gc
+import sys
+import weakref
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import masking_utils as theirs
+
+import clearhead as ch
+from clearhead.errors import RuleError
+from small_models import small, taken
+from watched import FAMILIES, GROUPED, Family, build, inputs, logits
+
+FAMILY = {family.name: family for family in FAMILIES}
+every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+_outputs: list[torch.Tensor] = []
+
+
+def _eager(module: Any, *arrays: Any, **more: Any) -> Any:
+    """The model's own eager attention, its output (batch, queries, heads, d_v) kept."""
+    found = sys.modules[type(module).__module__].eager_attention_forward(module, *arrays, **more)
+    _outputs.append(found[0])
+    return found
+
+
+@contextmanager
+def eager_outputs(model: Any) -> Any:
+    """Inside, attention is eager, and each output is put into the list that this gives."""
+    AttentionInterface.register("kept_eager", _eager)
+    AttentionMaskInterface.register("kept_eager", theirs.eager_mask)
+    _outputs.clear()
+    before = model.config._attn_implementation
+    model.set_attn_implementation("kept_eager")
+    yield _outputs
+    model.set_attn_implementation(before)
+    _outputs.clear()
+
+
+def number_of(out: Any) -> torch.Tensor:
+    """A number that depends on every output, each with its own factor."""
+    found = logits(out)
+    return (found * torch.randn(found.shape, generator=torch.manual_seed(2)).to(found)).sum()
+
+
+def derivatives(model: Any, given: dict[str, Any], number: Any = number_of) -> list[torch.Tensor]:
+    """The derivative by each attention's output, (batch, heads, queries, d_v), in the order in which they ran."""
+    with eager_outputs(model) as outputs:
+        grads = torch.autograd.grad(number(model(**given)), list(outputs))
+    return [grad.transpose(1, 2) for grad in grads]
+
+
+def near(found: Any, expected: torch.Tensor, what: str = "", limit: float = 1e-5) -> None:
+    """Equal but for rounding, relative to the size of the whole."""
+    assert found.shape == expected.shape, what
+    apart = float((found.double() - expected.double()).norm() / expected.double().norm())
+    assert apart < limit, f"{what}: {apart}"
+
+
+def watched(model: Any, given: dict[str, Any], number: Any = number_of, **more: Any) -> Any:
+    with ch.watch(model, causes=True, **more) as seen:
+        number(model(**given)).backward()
+    return seen
+
+
+@every_family
+def test_the_derivative_equals_that_of_eager_attention(family: Family):
+    model, given = build(family), inputs(family)
+    truth = derivatives(model, given)
+    seen = watched(model, given)
+    assert len(seen) == len(truth)
+    for name, expected in zip(seen.layers, truth, strict=True):
+        layer = seen.layer(name)
+        near(layer.g, expected, name)
+        assert layer.v.shape[:3] == layer.k.shape[:3]
+        assert not layer.g.requires_grad and not layer.v.requires_grad
+
+
+@pytest.mark.parametrize(
+    "name", ["GPTNeoXModel", "OPTModel", "BartModel", "SiglipModel", *(
+        pytest.param(one, marks=pytest.mark.slow)
+        for one in ("Qwen2MoeModel", "CohereModel", "MarianModel", "DeiTModel", "Wav2Vec2Model", "ModernBertModel")
+    )],
+)  # fmt: skip
+def test_more_architectures(name: str):
+    model = small(getattr(hf, name))
+    given = taken(model)
+    given.pop("attention_mask", None)
+
+    def number(out: Any) -> torch.Tensor:
+        found = out[0] if out[0].ndim == 3 else logits(out)
+        return (found * torch.randn(found.shape, generator=torch.manual_seed(2))).sum()
+
+    for _ in range(1):
+        truth = derivatives(model, given, number)
+    seen = watched(model, given, number)
+    for layer, expected in zip(seen.layers, truth, strict=True):
+        near(seen.layer(layer).g, expected, layer)
+
+
+@pytest.mark.parametrize("padding", ["left", "right"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "bert"])
+def test_padding(name: str, padding: str):
+    """A loss over the tokens that are real; queries that see only padding differ from eager's, and have g = 0."""
+    model, given = build(FAMILY[name]), inputs(FAMILY[name], padding)
+    real = given["attention_mask"].bool()
+
+    def number(out: Any) -> torch.Tensor:
+        return logits(out)[real].square().sum()
+
+    truth = derivatives(model, given, number)
+    seen = watched(model, given, number)
+    for layer, expected in zip(seen.layers, truth, strict=True):
+        near(seen.layer(layer).g, expected, layer)
+        assert not seen.layer(layer).g.transpose(1, 2)[~real].any()
+
+
+def test_the_model_and_its_gradients_are_those_of_a_run_without_causes():
+    family = FAMILY["qwen3"]
+    model, given = build(family), inputs(family)
+    found = []
+    for causes in (False, True):
+        model.zero_grad()
+        before = {name: x.clone() for name, x in model.state_dict().items()}
+        with ch.watch(model, causes=causes):
+            out = logits(model(**given))
+            out.square().sum().backward()
+        assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+        found.append([out, *(p.grad for p in model.parameters())])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert not any(module._backward_hooks or module._backward_pre_hooks for module in model.modules())
+    assert not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in model.parameters())
+    assert model.config._attn_implementation != "clearhead"
+
+
+@pytest.mark.parametrize("where", ["inside", "after"])
+def test_backward_may_come_after_the_block(where: str):
+    family = FAMILY["gpt2"]
+    model, given = build(family), inputs(family)
+    truth = derivatives(model, given)
+    with ch.watch(model, causes=True) as seen:
+        number = number_of(model(**given))
+        if where == "inside":
+            number.backward()
+    if where == "after":
+        with pytest.raises(RuleError, match="no backward pass has run"):
+            _ = seen.layer(0).g
+        number.backward()
+    near(seen.layer(0).g, truth[0])
+    near(seen.layer(1).g, truth[1])
+
+
+def test_nothing_keeps_the_graph_and_the_graph_keeps_nothing():
+    """What is kept are v and g alone: the loss's graph dies with the loss, and g with `seen`."""
+    family = FAMILY["llama"]
+    model, given = build(family), inputs(family)
+    with ch.watch(model, causes=True) as seen:
+        number = number_of(model(**given))
+        outside = weakref.ref(number.grad_fn)
+        number.backward()
+    g = weakref.ref(seen.layer(0).g)
+    del number
+    gc.collect()
+    assert outside() is None
+    assert g() is not None
+    with ch.watch(model, causes=True) as again:
+        number = number_of(model(**given))
+    number.backward()
+    kept = weakref.ref(again.layer(0).g), weakref.ref(again.layer(0).v)
+    del again, seen
+    gc.collect()
+    assert [x() for x in (g, *kept)] == [None] * 3, "the graph of `number` keeps what `seen` held"
+
+
+def test_a_model_that_is_dropped_is_freed():
+    family = FAMILY["bert"]
+    model, given = build(family), inputs(family)
+    seen = watched(model, given)
+    weights = [weakref.ref(x) for x in model.parameters()]
+    del model
+    gc.collect()
+    assert not any(x() is not None for x in weights)
+    assert seen.layer(0).g.shape == (2, 4, 11, 8)
+
+
+def test_frozen_parameters():
+    family = FAMILY["llama"]
+    model, given = build(family), inputs(family)
+    truth = derivatives(model, given)
+    model.requires_grad_(False)
+    seen = watched(model, given)
+    for layer, expected in enumerate(truth):
+        near(seen.layer(layer).g, expected)
+    assert not any(p.requires_grad or p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("name", ["llama", "albert"])
+def test_gradient_checkpointing(name: str, reentrant: bool):  # noqa: FBT001
+    """Albert's layers are one module, so that a checkpoint computes several calls of it again."""
+    if name == "albert":
+        torch.manual_seed(3)
+        shape = {"num_hidden_layers": 3, "num_attention_heads": 4, "hidden_size": 32, "intermediate_size": 48}
+        plain = {"attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0, "embedding_size": 16}
+        model = hf.AlbertModel(hf.AlbertConfig(vocab_size=60, **shape, **plain)).train()
+    else:
+        model = build(FAMILY["llama"]).train()
+    given = inputs(FAMILY["llama"]) | ({} if name == "albert" else {"use_cache": False})
+    truth = derivatives(model, given)
+    if name == "albert":
+        for group in model.encoder.albert_layer_groups:
+            for layer in group.albert_layers:
+                _checkpoint(layer, reentrant)
+    else:
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    seen = watched(model, given)
+    assert len(seen) == len(truth)
+    for layer, expected in zip(seen.layers, truth, strict=True):
+        near(seen.layer(layer).g, expected, layer)
+
+
+def _checkpoint(layer: Any, reentrant: bool) -> None:  # noqa: FBT001
+    forward = layer.forward
+    layer.forward = lambda *args, **more: torch.utils.checkpoint.checkpoint(
+        lambda x: forward(x, *args[1:], **more), args[0], use_reentrant=reentrant
+    )
+
+
+def test_a_checkpointed_layer_whose_backward_comes_after_the_block_is_refused():
+    model = build(FAMILY["llama"]).train()
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+    with ch.watch(model, causes=True) as seen:
+        out = model(**inputs(FAMILY["llama"]), use_cache=False)
+    number_of(out).backward()
+    with pytest.raises(RuleError, match="no backward pass has run"):
+        seen.cuts(0)
+
+
+def test_the_pieces_of_a_text_with_a_cache():
+    """Each pass's outputs get their own derivative; the earlier ones' comes through the cache."""
+    family = FAMILY["mistral"]
+    model, given = build(family), inputs(family)
+    ids = given["input_ids"]
+    truth = derivatives(model, given, lambda out: logits(out)[:, 7:].square().sum())
+    with ch.watch(model, causes=True) as seen:
+        first = model(ids[:, :7], use_cache=True)
+        out = model(ids[:, 7:10], past_key_values=first.past_key_values)
+        last = model(ids[:, 10:], past_key_values=out.past_key_values)
+        (logits(out).square().sum() + logits(last).square().sum()).backward()
+    for layer, expected in enumerate(truth):
+        near(seen.layer(layer).g, expected)
+        assert seen.layer(layer).v.shape == (2, 2, 11, 8)
+
+
+def test_chosen_layers_and_heads():
+    family = FAMILY["llama"]
+    model, given = build(family), inputs(family)
+    truth = derivatives(model, given)
+    seen = watched(model, given, layers=[1], heads=[3, 0])
+    near(seen.layer(1).g, truth[1][:, [0, 3]])
+    assert seen.layer(1).v.shape == (2, 2, 11, 8)
+
+
+def test_several_backward_passes_add_up():
+    family = FAMILY["gpt2"]
+    model, given = build(family), inputs(family)
+    truth = derivatives(model, given, lambda out: 3 * logits(out)[:, 4].sum() + logits(out)[:, 7].square().sum())
+    with ch.watch(model, causes=True) as seen:
+        out = logits(model(**given))
+        (3 * out[:, 4].sum()).backward(retain_graph=True)
+    out[:, 7].square().sum().backward()
+    near(seen.layer(0).g, truth[0])
+
+
+def test_a_layer_that_the_number_does_not_depend_on_has_zeros():
+    family = FAMILY["clip"]
+    model, given = build(family), inputs(family)
+    seen = watched(model, given, lambda out: out.text_embeds.square().sum())
+    assert {name: bool(seen.layer(name).g.any()) for name in seen.layers} == {
+        name: name.startswith("text") for name in seen.layers
+    }
+    assert seen.layer("vision_model.0").g.shape == (2, 4, 17, 8)
+
+
+def test_a_backward_pass_to_chosen_tensors_leaves_no_false_zeros():
+    family = FAMILY["llama"]
+    model, given = build(family), inputs(family)
+    truth = derivatives(model, given)
+    with ch.watch(model, causes=True) as seen:
+        number_of(model(**given)).backward(inputs=[model.model.layers[1].input_layernorm.weight])
+    near(seen.layer(1).g, truth[1])
+    with pytest.raises(RuleError, match=r"layer 0, and a backward pass went to chosen tensors only"):
+        seen.contributions(0)
+    with ch.watch(model, causes=True) as seen:
+        embedded = model.model.embed_tokens(given["input_ids"])
+        torch.autograd.grad(number_of(model(inputs_embeds=embedded)), embedded)
+    near(seen.layer(0).g, truth[0])
+
+
+@pytest.mark.parametrize("order", ["outside", "inside"])
+def test_with_change(order: str):
+    """g is the derivative by A·v, before a head is scaled; where it is switched off, it is 0."""
+    family = FAMILY["gpt2"]
+    model, given = build(family), inputs(family)
+    truth = derivatives(model, given)
+    edits = [ch.cut(queries=9, keys=[1, 2], layers=[0]), ch.off(layers=[1], heads=[2])]
+    blocks = [ch.change(model, edits), ch.watch(model, causes=True)]
+    with blocks[order == "inside"] as one, blocks[order == "outside"] as other:
+        number_of(model(**given)).backward()
+    seen = one or other
+    assert not seen.layer(1).g[:, 2].any()
+    near(seen.layer(1).g[:, 0], seen.layer(1).g[:, 0])
+    assert seen.layer(0).g.shape == truth[0].shape
+    assert float((seen.layer(0).g - truth[0]).norm()) > 1e-3 * float(truth[0].norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_dtypes(dtype: torch.dtype):
+    family = FAMILY["phi3"]
+    model, given = build(family).to(dtype), inputs(family)
+    truth = derivatives(model, given)
+    seen = watched(model, given)
+    assert seen.layer(0).g.dtype == seen.layer(0).v.dtype == dtype
+    near(seen.layer(1).g, truth[1], limit=8 * float(torch.finfo(dtype).eps) if dtype == torch.bfloat16 else 1e-12)
+
+
+def test_autocast():
+    family = FAMILY["llama"]
+    model, given = build(family), inputs(family)
+    truth = derivatives(model, given)
+    with torch.autocast("cpu", torch.bfloat16):
+        seen = watched(model, given)
+    near(seen.layer(1).g, truth[1], limit=0.1)
+
+
+class Wrapped(torch.nn.Module):
+    """Calls its model's `forward` itself, so that no hook of the model runs."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.inner = model
+
+    def forward(self, **given: Any) -> Any:
+        return self.inner.forward(**given)
+
+
+@pytest.mark.parametrize("wrap", [Wrapped, torch.nn.DataParallel])
+def test_wrappers(wrap: Any):
+    family = FAMILY["gpt2"]
+    model, given = build(family), inputs(family)
+    truth = derivatives(model, given)
+    seen = watched(wrap(model), given)
+    near(seen.layer(0).g, truth[0])
+    with pytest.raises(RuleError, match="runs without a graph"), torch.no_grad(), ch.watch(wrap(model), causes=True):
+        wrap(model)(**given)
+
+
+@pytest.mark.slow
+def test_a_compiled_model():
+    family = FAMILY["gpt2"]
+    model, given = build(family), inputs(family)
+    truth = derivatives(model, given)
+    compiled = torch.compile(model, backend="eager")
+    logits(compiled(**given)).sum().backward()
+    near(watched(compiled, given).layer(0).g, truth[0])
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_model_without_a_graph_is_refused_before_it_runs(mode: Any):
+    model, given = build(FAMILY["llama"]), inputs(FAMILY["llama"])
+    ran: list[int] = []
+    model.model.layers[0].register_forward_pre_hook(lambda *_: ran.append(1))
+    with pytest.raises(RuleError, match="runs without a graph"), mode(), ch.watch(model, causes=True):
+        model(**given)
+    with pytest.raises(RuleError, match=r"model\.generate"), ch.watch(model, causes=True):
+        model.generate(**given, max_new_tokens=2)
+    assert not ran
+    assert model.config._attn_implementation != "clearhead"
+
+
+def test_what_cannot_be_is_refused_by_name():
+    model, given = build(FAMILY["bert"], attention_probs_dropout_prob=0.5), inputs(FAMILY["bert"])
+    with (
+        pytest.raises(RuleError, match=r"layer 0: causes=True, and dropout \(0\.5\)"),
+        ch.watch(model.train(), causes=True),
+    ):
+        model(**given)
+    with pytest.raises(RuleError, match="keep is False, and causes=True"), ch.watch(model, causes=True, keep=False):
+        raise AssertionError("the block was entered")
+    with pytest.raises(RuleError, match="causes is 'x'"), ch.watch(model, causes="x"):  # type: ignore[arg-type]
+        raise AssertionError("the block was entered")
+    with ch.watch(model.eval()) as seen:
+        model(**given)
+    for asking in (seen.cuts, seen.contributions, lambda layer: seen.layer(layer).g):
+        with pytest.raises(RuleError, match="layer 1 was watched without derivatives"):
+            asking(1)
+    with ch.watch(model, causes=True) as seen:
+        model(**given)
+    for asking in (seen.strongest, seen.heads, lambda: seen.relevance(0), lambda: seen.cuts(0)):
+        with pytest.raises(RuleError, match="no backward pass has run"):
+            asking()
+
+
+def test_a_stack_that_the_model_runs_without_a_graph_is_named():
+    class Frozen(hf.CLIPModel):
+        def get_image_features(self, *args: Any, **more: Any) -> Any:
+            with torch.no_grad():
+                return super().get_image_features(*args, **more)
+
+    model = build(Family("clip", Frozen, hf.CLIPConfig, "pair", FAMILY["clip"].more))
+    vision = model.vision_model.forward
+    model.vision_model.forward = torch.no_grad()(vision)
+    seen = watched(model, inputs(FAMILY["clip"]))
+    assert seen.layer("text_model.0").g.any()
+    with pytest.raises(RuleError, match=r"layer vision_model\.0 ran without a graph"):
+        seen.cuts("vision_model.0")
+
+
+def test_a_file_holds_the_derivative(tmp_path: Path):
+    family = FAMILY["gpt-oss"]
+    model, given = build(family), inputs(family)
+    with ch.watch(model, causes=True) as seen:
+        number = number_of(model(**given))
+    with pytest.raises(RuleError, match="no backward pass has run"):
+        seen.save(tmp_path / "seen")
+    assert not list(tmp_path.iterdir())
+    number.backward()
+    seen.save(tmp_path / "seen")
+    again = ch.load(tmp_path / "seen")
+    for layer in (0, 1):
+        np.testing.assert_array_equal(again.layer(layer).g, seen.layer(layer).g)
+        np.testing.assert_array_equal(again.layer(layer).v, seen.layer(layer).v)
