@@ -17,7 +17,7 @@ from transformers import masking_utils as theirs
 import clearhead as ch
 from clearhead.errors import RuleError
 from small_models import small, taken
-from watched import FAMILIES, GROUPED, Family, build, inputs, logits
+from watched import FAMILIES, Family, build, inputs, logits
 
 FAMILY = {family.name: family for family in FAMILIES}
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
@@ -80,11 +80,12 @@ def test_the_derivative_equals_that_of_eager_attention(family: Family):
         layer = seen.layer(name)
         near(layer.g, expected, name)
         assert layer.v.shape[:3] == layer.k.shape[:3]
-        assert not layer.g.requires_grad and not layer.v.requires_grad
+        assert not layer.g.requires_grad
+        assert not layer.v.requires_grad
 
 
 @pytest.mark.parametrize(
-    "name", ["GPTNeoXModel", "OPTModel", "BartModel", "SiglipModel", *(
+    "name", ["GPTNeoXModel", "OPTModel", "BartModel", "Dinov2Model", *(
         pytest.param(one, marks=pytest.mark.slow)
         for one in ("Qwen2MoeModel", "CohereModel", "MarianModel", "DeiTModel", "Wav2Vec2Model", "ModernBertModel")
     )],
@@ -98,8 +99,7 @@ def test_more_architectures(name: str):
         found = out[0] if out[0].ndim == 3 else logits(out)
         return (found * torch.randn(found.shape, generator=torch.manual_seed(2))).sum()
 
-    for _ in range(1):
-        truth = derivatives(model, given, number)
+    truth = derivatives(model, given, number)
     seen = watched(model, given, number)
     for layer, expected in zip(seen.layers, truth, strict=True):
         near(seen.layer(layer).g, expected, layer)
@@ -162,14 +162,22 @@ def test_nothing_keeps_the_graph_and_the_graph_keeps_nothing():
     """What is kept are v and g alone: the loss's graph dies with the loss, and g with `seen`."""
     family = FAMILY["llama"]
     model, given = build(family), inputs(family)
+
+    def held_by_the_graph(grad: Any) -> None:
+        pass
+
+    graph = weakref.ref(held_by_the_graph)
+    embedded = model.model.embed_tokens(given["input_ids"])
+    embedded.grad_fn.register_hook(held_by_the_graph)
+    del held_by_the_graph
     with ch.watch(model, causes=True) as seen:
-        number = number_of(model(**given))
-        outside = weakref.ref(number.grad_fn)
+        number = number_of(model(inputs_embeds=embedded, use_cache=False))
         number.backward()
     g = weakref.ref(seen.layer(0).g)
-    del number
+    assert graph() is not None
+    del number, embedded
     gc.collect()
-    assert outside() is None
+    assert graph() is None
     assert g() is not None
     with ch.watch(model, causes=True) as again:
         number = number_of(model(**given))
@@ -220,7 +228,7 @@ def test_gradient_checkpointing(name: str, reentrant: bool):  # noqa: FBT001
             for layer in group.albert_layers:
                 _checkpoint(layer, reentrant)
     else:
-        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        model.activation_checkpointing_enable({"use_reentrant": reentrant})
     seen = watched(model, given)
     assert len(seen) == len(truth)
     for layer, expected in zip(seen.layers, truth, strict=True):
@@ -236,7 +244,7 @@ def _checkpoint(layer: Any, reentrant: bool) -> None:  # noqa: FBT001
 
 def test_a_checkpointed_layer_whose_backward_comes_after_the_block_is_refused():
     model = build(FAMILY["llama"]).train()
-    model.gradient_checkpointing_enable({"use_reentrant": True})
+    model.activation_checkpointing_enable({"use_reentrant": True})
     with ch.watch(model, causes=True) as seen:
         out = model(**inputs(FAMILY["llama"]), use_cache=False)
     number_of(out).backward()
@@ -329,7 +337,7 @@ def test_other_dtypes(dtype: torch.dtype):
     truth = derivatives(model, given)
     seen = watched(model, given)
     assert seen.layer(0).g.dtype == seen.layer(0).v.dtype == dtype
-    near(seen.layer(1).g, truth[1], limit=8 * float(torch.finfo(dtype).eps) if dtype == torch.bfloat16 else 1e-12)
+    near(seen.layer(1).g, truth[1], limit=8 * float(torch.finfo(dtype).eps) if dtype == torch.bfloat16 else 1e-6)  # whose rotary angles are float32
 
 
 def test_autocast():

@@ -104,7 +104,7 @@ def computed_again(waiting: list[tuple[Tensor, CallDerivative]], q: Tensor) -> C
     raise RuleError(
         "a checkpointed layer that attends several times is computed again, and which of its calls this is, is not "
         "known.",
-        'model.gradient_checkpointing_enable({"use_reentrant": False})',
+        'model.activation_checkpointing_enable({"use_reentrant": False})',
     )
 
 

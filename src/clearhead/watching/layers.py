@@ -56,11 +56,13 @@ class Layer:
 
     def contributions(self) -> "CauseMatrix":
         """a_ij·(g_i·v_j) of each edge, (batch, heads, queries, keys). Raises what `g` raises."""
-        return self.matrix().contributions(self.v, self.g)
+        g = self.g
+        return self.matrix().contributions(self.v, g)
 
     def cuts(self) -> "CauseMatrix":
         """What g_i·o_i changes by when i may not see j, (batch, heads, queries, keys). Raises what `g` raises."""
-        return self.matrix().cuts(self.v, self.g)
+        g = self.g
+        return self.matrix().cuts(self.v, g)
 
     def matrix(self) -> AttentionMatrix:
         """The attention matrix, (batch, heads, queries, keys). Raises RuleError where `watch` had keep=False."""
