@@ -243,7 +243,7 @@ def _forward(traced: _Call, *given: Any) -> tuple[Any, Any]:
             "alibi_slopes is differentiated, and has no derivative here.",
             "jax.lax.stop_gradient(alibi_slopes), or put them in `bias`.",
         )
-    engines.choose_for_gradients(traced.problem, traced.engine)
+    engines.choose_for("gradients", traced.problem, traced.engine)
     want = replace(traced.want, logsumexp=True)
     found = dict(zip(traced.arrays(want), _called(traced, want, operands), strict=True))
     known = {name: x for name, x in found.items() if name in backward.READS}
@@ -285,7 +285,7 @@ def _gradients(
         own = (1,) * (4 - given[name].ndim) + given[name].shape
         height = problem.queries if name == "bias" and own[-2] > 1 else own[-2]
         shapes[name.removesuffix("[2]")] = prod(own[:-3]), own[-3], height, own[-1]
-    engine = engines.get(engines.choose_for_gradients(problem, traced.engine).engine)
+    engine = engines.get(engines.choose_for("gradients", problem, traced.engine).engine)
     found = backward.gradients(engine, problem, (q, k, v), answers, slopes, groups=traced.want.groups, **shapes)
     if _TABLE in needed:
         found[_TABLE] = found["spans"]

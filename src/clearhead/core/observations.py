@@ -12,6 +12,7 @@ import numpy as np
 from clearhead.core import room
 from clearhead.core.arrays import as_rule_array, statistics_dtype
 from clearhead.core.axes import WEIGHTS, Array, named
+from clearhead.core.effects import EFFECTS, ORDERS, WantedEffects, shapes
 from clearhead.core.problem import Problem
 from clearhead.core.rule_values import as_int64, whole_number
 from clearhead.core.statistics import PER_KEY, PER_QUERY, STATISTICS, Groups, Wanted, askable, listed
@@ -28,8 +29,29 @@ def wanted(problem: Problem, asked: Mapping[str, Any], *, output: bool = False) 
     """
     checked = check_asked(asked)
     if checked.get("groups") is not None:
-        checked["groups"] = _labels(problem, checked["groups"])
+        checked["groups"] = read_groups(problem, checked["groups"])
     return Wanted(output=output, **checked)
+
+
+def wanted_effects(problem: Problem, asked: Mapping[str, Any], order: Any = "magnitude") -> WantedEffects:
+    """Read the keywords of `CauseMatrix.observe` for this problem; raises as `wanted`.
+
+    SizeError where the answers and the sums they come from exceed free memory.
+    """
+    for name in asked:
+        if name not in EFFECTS:
+            raise unknown("effect", name, (*EFFECTS, "order"))
+    if order not in ORDERS:
+        raise RuleError(f"order is {shown(order)}: expected one of {', '.join(ORDERS)}.")
+    read = {name: _READERS[EFFECTS[name].asked](name, value) for name, value in asked.items()}
+    if read.get("groups") is not None:
+        read["groups"] = read_groups(problem, read["groups"])
+    want = WantedEffects(**read, order=order)
+    itemsize = statistics_dtype(problem.dtype).itemsize
+    for name, shape in shapes({axis: getattr(problem, axis) for axis in WEIGHTS}, want).items():
+        size = room.array_bytes(shape, 8 + itemsize)
+        room.check_room(f"{name} of shape {shape}", size, "ask for fewer at a time.", problem.device)
+    return want
 
 
 def check_asked(
@@ -127,7 +149,8 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
 }
 
 
-def _labels(problem: Problem, value: Any) -> Groups:
+def read_groups(problem: Problem, value: Any) -> Groups:
+    """Read (query_groups, key_groups): one label per token, below 0 for none. Raises as `wanted`."""
     sides = (("query_groups", value[0], problem.queries), ("key_groups", value[1], problem.keys))
     queries, keys = (_label_row(problem, name, labels, size) for name, labels, size in sides)
     return Groups(queries, keys, (int(queries.max(initial=-1)) + 1, int(keys.max(initial=-1)) + 1))

@@ -155,6 +155,41 @@ def groups(book: Textbook, query_groups: Array, key_groups: Array) -> Array:
     return rows.astype(np.float64) @ book.weights @ cols.swapaxes(-1, -2).astype(np.float64)
 
 
+def contributions(problem: Problem, book: Textbook, v: Array, g: Array) -> Array:
+    """a_ij·(g_i·v_j), for v (batch, kv_heads, keys, d_v) and g (batch, heads, queries, d_v)."""
+    return np.where(np.isneginf(book.masked), 0.0, book.weights * _along(problem, v, g))
+
+
+@np.errstate(invalid="ignore", over="ignore", divide="ignore")
+def cuts(problem: Problem, book: Textbook, v: Array, g: Array) -> Array:
+    """What g_i·o_i changes by when query i may not see key j: each edge is forbidden, and its row computed again.
+
+    O(queries·keys²) time.
+    """
+    along = _along(problem, v, g)
+    found = np.zeros(book.masked.shape)
+    for j in range(found.shape[-1]):
+        seen = ~np.isneginf(book.masked[..., j])
+        masked = book.masked.copy()
+        masked[..., j] = -np.inf
+        left = np.exp(masked - _logsumexp(masked, problem.sinks)[..., None])
+        others = np.delete(np.arange(found.shape[-1]), j)
+        # g·o' - g·o, in which the others' weights grow by a' - a = a'·a_j: so no digits cancel
+        more = _sum_seen(masked[..., others], left[..., others] * book.weights[..., j, None], along[..., others])
+        found[..., j] = np.where(seen, more - book.weights[..., j] * along[..., j], 0.0)
+    return found
+
+
+def _along(problem: Problem, v: Array, g: Array) -> Array:
+    values = _per_query_head(problem, v.astype(np.float64))
+    along: Array = g.astype(np.float64) @ values.swapaxes(-1, -2)
+    return along
+
+
+def _sum_seen(masked: Array, weights: Array, along: Array) -> Array:
+    return np.where(np.isneginf(masked), 0.0, weights * along).sum(axis=-1)
+
+
 def _per_query_head(problem: Problem, x: Array) -> Array:
     """Grouped-query attention: key head h // group serves query head h."""
     return np.repeat(x, group_size(problem.heads, x.shape[1]), axis=1)

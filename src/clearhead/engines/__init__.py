@@ -10,7 +10,7 @@ from clearhead.core.axes import Array
 from clearhead.core.observations import check_room
 from clearhead.core.problem import Problem
 from clearhead.core.statistics import Wanted, lacking
-from clearhead.engines.base import Engine
+from clearhead.engines.base import EffectEngine, Engine
 from clearhead.errors import EngineError, unknown
 
 NAMES = ("native", "portable", "triton")
@@ -89,16 +89,22 @@ def able(engine: Engine, problem: Problem, want: Wanted, name: str | None = None
     return engine if not undeclared(engine, want) else get(choose(problem, name, want).engine)
 
 
-def choose_for_gradients(problem: Problem, name: str | None = None) -> Plan:
-    """As `choose`, among the engines that compute gradients. Raises EngineError where the named one does not."""
+def choose_for(what: str, problem: Problem, name: str | None = None) -> Plan:
+    """As `choose`, among the engines that answer `what`, such as "gradients". EngineError if the named one does not."""
     name = os.environ.get("CLEARHEAD_ENGINE") or None if name is None else name
     plan = choose(problem, name)
-    if hasattr(get(plan.engine), "gradients"):
+    if hasattr(get(plan.engine), what):
         return plan
     if name is not None:
-        raise EngineError(f"the {name} engine has no gradients.", "leave `engine` out to let clearhead choose.")
-    reasons = {**plan.reasons, plan.engine: ["it has no gradients."]}
+        raise EngineError(f"the {name} engine has no {what}.", "leave `engine` out to let clearhead choose.")
+    reasons = {**plan.reasons, plan.engine: [f"it has no {what}."]}
     return replace(choose(problem, "portable"), reasons=reasons)
+
+
+def with_effects(engine: Engine, problem: Problem, name: str | None = None) -> EffectEngine:
+    """The given engine, or else the first, that answers what single edges did. Raises EngineError where none does."""
+    found = engine if hasattr(engine, "effects") else get(choose_for("effects", problem, name).engine)
+    return cast("EffectEngine", found)
 
 
 def answer(

@@ -7,7 +7,8 @@ from typing import Protocol
 import numpy as np
 
 from clearhead.core.arrays import statistics_dtype
-from clearhead.core.axes import Array
+from clearhead.core.axes import WEIGHTS, Array
+from clearhead.core.effects import Others, Terms, WantedEffects, shapes
 from clearhead.core.problem import Problem
 from clearhead.core.rules import RULES, refusals
 from clearhead.core.statistics import PER_QUERY, STATISTICS, Wanted, arrays_of
@@ -80,6 +81,30 @@ class Engine(Protocol):
         axes along which the bias is broadcast; "spans", where asked, is dS summed over each pair of labels and over
         batch and heads where the table is broadcast, in float64. Both are in the statistics' dtype.
         """
+
+
+class EffectEngine(Engine, Protocol):
+    """An engine that also answers what single edges did; core/effects.py has the formulas.
+
+    v (batch, any number of heads that divides the query heads, keys, d_v) and g (batch, heads, queries, d_v) are in the
+    problem's dtype.
+    """
+
+    def others(self, problem: Problem, q: Array, k: Array, v: Array, g: Array) -> Others:
+        """Each row's key of the largest logit, and what all its other keys answer, without sinks."""
+
+    def effects(
+        self, problem: Problem, q: Array, k: Array, v: Array, g: Array, terms: Terms, want: WantedEffects
+    ) -> Answers:
+        """What is wanted, in the statistics' dtype, by the names of `effects.arrays_of`."""
+
+    def effect_tile(self, problem: Problem, q: Array, k: Array, v: Array, g: Array, terms: Terms) -> Array:
+        """Every effect of this (small) problem, (batch, heads, queries, keys)."""
+
+    def effect_product(
+        self, problem: Problem, q: Array, k: Array, v: Array, g: Array, terms: Terms, x: Array, *, transposed: bool
+    ) -> Array:
+        """E·x, x (batch, heads that divide the query heads, keys, d), or Eᵀ·x, x (…, queries, d)."""
 
 
 def unsupported(who: str, supported: frozenset[str], problem: Problem) -> list[str]:
@@ -159,6 +184,19 @@ def row_kinds(problem: Problem, v: Array | None, want: Wanted, declared: frozens
     if v is None and want.output:
         names.remove("output")
     return kinds(problem, want, names, declared, 0 if v is None else v.shape[-1])
+
+
+def room_for_effects(problem: Problem, want: WantedEffects) -> dict[str, Array]:
+    """Arrays of zeros, in float64, in which a pass over effects adds up its answers, by name; indices start at -1."""
+    found: dict[str, Array] = {}
+    for name, shape in shapes(sizes_of(problem), want).items():
+        found[name] = np.full(shape, -1, _INT64) if name.endswith("_indices") else np.zeros(shape)
+    return found
+
+
+def sizes_of(problem: Problem) -> dict[str, int]:
+    """The problem's sizes by axis."""
+    return {axis: getattr(problem, axis) for axis in WEIGHTS}
 
 
 def room_for_rows(problem: Problem, v: Array | None, want: Wanted, declared: frozenset[str]) -> dict[str, Array]:

@@ -119,6 +119,12 @@ class Factors:
         """A copy with another problem, q and k; the engine stays, the log-sum-exp is no longer known."""
         return replace(self, problem=problem, q=q, k=k)
 
+    def in_dtype(self, dtype: np.dtype[Any]) -> "Factors":
+        """The same factors in another dtype, with the log-sum-exp of the original ones."""
+        made = self.changed(replace(self.problem, dtype=dtype), self.q.astype(dtype), self.k.astype(dtype))
+        made.logsumexp = self.logsumexp.astype(statistics_dtype(dtype))
+        return made
+
     def take_queries(self, queries: range) -> "Factors":
         """The factors of some queries, with their part of the log-sum-exp if it is known."""
         if queries == range(self.problem.queries):

@@ -14,6 +14,8 @@ from clearhead.core.rules import Rules, flat
 from clearhead.core.statistics import Asked, Observable, Top, askable, explained
 from clearhead.deprecated import deprecated
 from clearhead.errors import RuleError, SelectionError, shown
+from clearhead.ops import causes
+from clearhead.ops.causes import CauseMatrix
 from clearhead.ops.edited import Edit, Editable
 from clearhead.ops.factors import Answers, Factors
 from clearhead.ops.indexing import expand
@@ -246,6 +248,42 @@ class AttentionMatrix(NumpyFunctions, Pictured, Editable, Observable):
         if queries != slice(None):
             read_slice("queries", queries, self.shape[-2])
         return self._answers(v).observe(v, asked, queries)
+
+    def contributions(self, v: Any, g: Any = None, *, output: Any = None) -> CauseMatrix:
+        """What each edge brings along g, c_ij = a_ij·(g_i·v_j), (…, heads, queries, keys), exact and never stored.
+
+        v        (…, kv_heads or heads, keys, d_v), or one for all heads, (keys, d_v)
+        g        (…, heads, queries, d_v): the derivative of any number by the head's output; None for norms
+        output   without g: W_O (heads·d_v, d_model), for the norms after the projection
+
+        Over the keys, contributions sum to g_i·o_i. Without g, the norm a_ij·‖v_j‖, or a_ij·‖v_j·W_O‖. Creating it
+        computes nothing. Raises ShapeError or DtypeError for arrays that do not fit, RuleError where g and output are
+        both given or PyTorch records a graph.
+        Source: Kobayashi et al. 2020, section 3, for the norms.
+
+        >>> import numpy as np, clearhead as ch
+        >>> A = ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True)
+        >>> A.contributions(np.array([2.0, 6.0]), np.ones(2))[...]
+        array([[2., 0.],
+               [1., 3.]])
+        """
+        return causes.contributions(self.factors, v, g, output)
+
+    def cuts(self, v: Any, g: Any) -> CauseMatrix:
+        """What g_i·o_i changes by when query i may not see key j, (…, heads, queries, keys), exact and never stored.
+
+        v and g as in `contributions`. e_ij = a_ij/(1 - a_ij)·(g_i·o_i - g_i·v_j): the rest of the row is normalised
+        anew, a sink with it; -g_i·o_i where j is all that i sees. A row's largest weight may be so near 1 that 1 - a_ij
+        has no digits left, so for that key the answer m_i of all other keys is computed apart: e_ij = a_ij·(m_i -
+        g_i·v_j). Exact at the head's output; what comes after the head is linear in g. Raises as `contributions`.
+
+        >>> import numpy as np, clearhead as ch
+        >>> A = ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True)
+        >>> A.cuts(np.array([2.0, 6.0]), np.ones(2))[...]
+        array([[-2.,  0.],
+               [ 2., -2.]])
+        """
+        return causes.cuts(self.factors, v, g)
 
     def plot(self, head: int = 0, *, batch: int = 0, ax: Any = None) -> Any:
         """One head drawn on matplotlib axes (extra `plot`), for papers; returns the axes.

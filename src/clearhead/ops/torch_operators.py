@@ -6,6 +6,7 @@ for its shapes in tracing, and its backward as another operator. backward.py has
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -48,7 +49,7 @@ class _Call(NamedTuple):
                 0
             ]
         rows = range(whole.queries)[queries]
-        choose = engines.choose_for_gradients if derivative else engines.choose
+        choose = partial(engines.choose_for, "gradients") if derivative else engines.choose
         engine = engines.get(choose(whole, given.engine).engine)
         problem = whole if rows == range(whole.queries) else whole.take(queries=rows)
         return _Call(problem, read.q[:, :, queries], read.k, values, rows, engine, whole)

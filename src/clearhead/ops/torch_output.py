@@ -43,7 +43,7 @@ def remember(key: Hashable, q: Tensor, k: Any, v: Any, rules: Rules) -> None:
     if not unobserved(q, k, v) or q.ndim != 4 or v.dtype != q.dtype or q.device.type != "cpu" or not q.numel():
         return
     problem = describe(q.detach(), k.detach(), None, rules).problem
-    if problem.keys and engines.choose_for_gradients(problem).engine == "native":
+    if problem.keys and engines.choose_for("gradients", problem).engine == "native":
         if len(_problems) >= _MOST:
             _problems.pop(next(iter(_problems)))
         _problems[_kind(key, q, k, v)] = problem

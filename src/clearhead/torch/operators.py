@@ -146,7 +146,7 @@ def fused_backward(
     """aten::_scaled_dot_product_flash_attention_for_cpu_backward: the gradients of query, key and value."""
     del dropout_p
     given, values = describe_whole(query, key, value, _rules(attn_mask, scale, is_causal=is_causal))
-    engine = engines.get(engines.choose_for_gradients(given.problem).engine)
+    engine = engines.get(engines.choose_for("gradients", given.problem).engine)
     answers = {"output": as_array(output, "output")[0], "logsumexp": as_array(logsumexp, "logsumexp")[0]}
     upstream = {"output": as_array(d_output, "d_output")[0]}
     found = backward.gradients(engine, given.problem, (given.q, given.k, values), answers, upstream)

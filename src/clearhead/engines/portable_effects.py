@@ -1,0 +1,184 @@
+"""The portable engine's matrices of effects: contributions and cuts of single edges, streaming over blocks of keys.
+
+core/effects.py has the formulas. Sums are in float64; memory O(queries + keys) beyond inputs and answers.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from clearhead.core.arrays import statistics_dtype
+from clearhead.core.axes import Array, blocks, group_size
+from clearhead.core.effects import Order, Others, Terms, WantedEffects, merged, no_keys
+from clearhead.core.observations import areas
+from clearhead.core.problem import Problem
+from clearhead.engines.base import room_for_effects
+from clearhead.engines.online_softmax import Values, mix
+from clearhead.engines.portable_tiles import (
+    KEY_BLOCK,
+    QUERY_BLOCK,
+    Head,
+    add_groups,
+    heads_of,
+    key_blocks,
+    log_weight_tiles,
+    logits_of,
+    packed,
+    padded,
+    sandwich,
+)
+from clearhead.engines.products import pieces, product
+
+_quiet = np.errstate(all="ignore")  # NaN and infinity are legal values, and need no warning
+
+
+@_quiet
+def others(problem: Problem, q: Array, k: Array, v: Array, g: Array) -> Others:
+    """Each row's strongest key and what all its other keys answer, in one pass over the keys."""
+    found = no_keys((problem.batch, problem.heads, problem.queries))
+    for head in heads_of(problem, k):
+        values = _values(problem, head, v)
+        for at in blocks(problem.queries, QUERY_BLOCK):
+            queries, along = (padded(x[head.batch, head.index, at], QUERY_BLOCK) for x in (q, g))
+            state = no_keys((QUERY_BLOCK,))
+            for cols in key_blocks(problem, head.batch, at):
+                logits = logits_of(problem, head, at, cols, queries)
+                if logits is not None:
+                    terms = product(along, values[cols.start // KEY_BLOCK], KEY_BLOCK)
+                    state = merged(state, _of_block(logits, terms), cols.start)
+            for array, part in zip(found, state, strict=True):
+                array[head.batch, head.index, at] = part[: at.stop - at.start]
+    return found
+
+
+def _of_block(logits: Array, terms: Array) -> Others:
+    """The state of rows over one block of logits and terms (queries, keys); logits are overwritten."""
+    rows, best = np.arange(len(logits)), logits.argmax(axis=-1)
+    top, seen = logits[rows, best], ~np.isneginf(logits)
+    of_top = np.where(seen[rows, best], terms[rows, best], 0.0)
+    logits[rows, best] = -np.inf
+    maximum = logits.max(axis=-1)
+    shares = np.exp(logits - np.where(np.isneginf(maximum), 0.0, maximum)[:, None])
+    total = shares.sum(axis=-1)
+    mean = np.where(np.isneginf(logits), 0.0, shares * terms).sum(axis=-1) / np.where(total == 0, 1.0, total)
+    index = np.where(seen.any(axis=-1), best, -1)
+    return Others(index, top, of_top, np.where(total == 0, -np.inf, maximum + np.log(total)), mean)
+
+
+@_quiet
+def effects(
+    problem: Problem, q: Array, k: Array, v: Array, g: Array, terms: Terms, want: WantedEffects
+) -> dict[str, Array]:
+    """What is wanted of the matrix of effects, in one pass over weights recomputed with the log-sum-exp."""
+    found = room_for_effects(problem, want)
+    for head, at, cols, tile, visible in _tiles(problem, q, k, v, g, terms):
+        total = {name: array[head.batch, head.index] for name, array in found.items()}
+        if want.by_key:
+            total["by_key"][cols] += tile.sum(axis=0)
+        if want.by_query:
+            total["by_query"][at] += tile.sum(axis=1)
+        if want.top is not None:
+            _insert(total["top_values"][at], total["top_indices"][at], tile, visible, cols.start, want.order)
+        if want.strongest is not None:
+            places = np.arange(at.start, at.stop)[:, None] * problem.keys + np.arange(cols.start, cols.stop)
+            kept = total["strongest_values"], total["strongest_indices"]
+            _keep_strongest(*kept, tile[visible], places[visible])
+        if want.image is not None:
+            high, tall = areas(want.image[0], problem.queries, at)
+            wide, broad = areas(want.image[1], problem.keys, cols)
+            total["image_mean"][high, wide] += sandwich(tall, tile, broad)
+            largest = total["image_largest"][high, wide]
+            here = _largest(_largest(tile, tall > 0).T, broad > 0).T
+            total["image_largest"][high, wide] = np.where(np.abs(here) > np.abs(largest), here, largest)
+        if want.groups is not None:
+            add_groups(total["groups"], tile, want.groups[0][head.batch, at], want.groups[1][head.batch, cols])
+    dtype = statistics_dtype(problem.dtype)
+    return {name: x if x.dtype == np.int64 else x.astype(dtype, copy=False) for name, x in found.items()}
+
+
+@_quiet
+def effect_tile(problem: Problem, q: Array, k: Array, v: Array, g: Array, terms: Terms) -> Array:
+    """Every effect of this (small) problem, (batch, heads, queries, keys)."""
+    found = np.zeros((problem.batch, problem.heads, problem.queries, problem.keys), statistics_dtype(problem.dtype))
+    for head, at, cols, tile, _ in _tiles(problem, q, k, v, g, terms):
+        found[head.batch, head.index, at, cols] = tile
+    return found
+
+
+@_quiet
+def effect_product(
+    problem: Problem, q: Array, k: Array, v: Array, g: Array, terms: Terms, x: Array, *, transposed: bool
+) -> Array:
+    """E·x, (batch, heads, queries, d), or with `transposed` Eᵀ·x, (batch, heads, keys, d)."""
+    size = problem.keys if transposed else problem.queries
+    found = np.zeros((problem.batch, problem.heads, size, x.shape[-1]))
+    for head, at, cols, tile, visible in _tiles(problem, q, k, v, g, terms):
+        given = x[head.batch, head.index * x.shape[1] // problem.heads]
+        into, left, seen, right = (cols, tile.T, visible.T, at) if transposed else (at, tile, visible, cols)
+        found[head.batch, head.index, into] += mix(left, seen, Values.of(given[right].astype(np.float64)))
+    return found.astype(statistics_dtype(problem.dtype), copy=False)
+
+
+def _values(problem: Problem, head: Head, v: Array) -> list[Array]:
+    return [pieces(block.T) for block in packed(v[head.batch, head.index // group_size(problem.heads, v.shape[1])])]
+
+
+def _tiles(
+    problem: Problem, q: Array, k: Array, v: Array, g: Array, terms: Terms
+) -> Iterator[tuple[Head, slice, slice, Array, Array]]:
+    """(head, queries, keys, effects, which pairs are visible) for every block that is not fully masked."""
+    for head in heads_of(problem, k):
+        here = head.batch, head.index
+        values = _values(problem, head, v)
+        for at, cols, logs in log_weight_tiles(problem, head, q, terms.logsumexp):
+            height, width = at.stop - at.start, cols.stop - cols.start
+            along = product(padded(g[here][at], QUERY_BLOCK), values[cols.start // KEY_BLOCK], KEY_BLOCK)[
+                :height, :width
+            ]
+            visible = ~np.isneginf(logs[:height, :width])
+            weights = np.exp(logs[:height, :width])
+            yield head, at, cols, np.where(visible, _effects(terms, here, at, cols, weights, along), 0.0), visible
+
+
+def _effects(terms: Terms, here: tuple[int, int], at: slice, cols: slice, weights: Array, along: Array) -> Array:
+    if terms.whole is None or terms.others is None or terms.strongest is None:
+        contributions: Array = weights * along
+        return contributions
+    whole, others, strongest = (x[here][at, None] for x in (terms.whole, terms.others, terms.strongest))
+    alone = np.arange(cols.start, cols.stop) == strongest
+    return np.where(alone, weights * (others - along), weights / (1 - weights) * (whole - along))
+
+
+def _insert(values: Array, indices: Array, tile: Array, visible: Array, first_key: int, order: Order) -> None:
+    """Put a tile's effects into each query's list of the first k in this order; of equal ones the earlier key."""
+    count = values.shape[-1]
+    found = np.concatenate([values, tile], axis=-1)
+    keys = np.broadcast_to(np.arange(first_key, first_key + tile.shape[1]), tile.shape)
+    places = np.concatenate([indices, np.where(visible, keys, -1)], axis=-1)
+    by = {"magnitude": -np.abs(found), "largest": -found, "smallest": found}[order]
+    rank = np.argsort(np.where(places < 0, np.inf, by), axis=-1, kind="stable")[:, :count]
+    chosen = np.take_along_axis(places, rank, axis=-1)
+    values[:] = np.where(chosen < 0, 0.0, np.take_along_axis(found, rank, axis=-1))
+    indices[:] = chosen
+
+
+def _keep_strongest(values: Array, places: Array, more: Array, at: Array) -> None:
+    """Put more effects into a list of the strongest; of equal ones the earlier place. -1 marks a free place."""
+    found, here = np.concatenate([values, more]), np.concatenate([places, at])
+    by = np.where(here < 0, np.inf, -np.abs(found))
+    if len(found) > 4 * len(values):  # sort few of many
+        near = np.flatnonzero(by <= np.partition(by, len(values) - 1)[len(values) - 1])
+        found, here, by = found[near], here[near], by[near]
+    rank = np.lexsort((here, by))[: len(values)]
+    values[:], places[:] = found[rank], here[rank]
+
+
+def _largest(x: Array, covers: Array) -> Array:
+    """The entry of largest magnitude among the rows of x that each pixel covers, (pixels, columns)."""
+    found = np.zeros((len(covers), x.shape[1]))
+    for pixel, rows in enumerate(covers):
+        under = x[rows]
+        if len(under):
+            high, low = under.max(axis=0), under.min(axis=0)
+            found[pixel] = np.where(np.abs(low) > np.abs(high), low, high)
+    return found
