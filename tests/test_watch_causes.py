@@ -1,6 +1,7 @@
 """ch.watch(causes=True): g equals autograd's through eager attention, and everything else about it."""
 
 import gc
+import itertools
 import sys
 import weakref
 from contextlib import contextmanager
@@ -15,9 +16,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers import masking_utils as theirs
 
 import clearhead as ch
-from clearhead.errors import RuleError
+from clearhead.errors import RuleError, SelectionError, ShapeError
 from small_models import small, taken
-from watched import FAMILIES, Family, build, inputs, logits
+from watched import FAMILIES, Family, build, eager, inputs, logits
 
 FAMILY = {family.name: family for family in FAMILIES}
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
@@ -163,7 +164,7 @@ def test_nothing_keeps_the_graph_and_the_graph_keeps_nothing():
     family = FAMILY["llama"]
     model, given = build(family), inputs(family)
 
-    def held_by_the_graph(grad: Any) -> None:
+    def held_by_the_graph(*_: Any) -> None:
         pass
 
     graph = weakref.ref(held_by_the_graph)
@@ -337,7 +338,9 @@ def test_other_dtypes(dtype: torch.dtype):
     truth = derivatives(model, given)
     seen = watched(model, given)
     assert seen.layer(0).g.dtype == seen.layer(0).v.dtype == dtype
-    near(seen.layer(1).g, truth[1], limit=8 * float(torch.finfo(dtype).eps) if dtype == torch.bfloat16 else 1e-6)  # whose rotary angles are float32
+    near(
+        seen.layer(1).g, truth[1], limit=8 * float(torch.finfo(dtype).eps) if dtype == torch.bfloat16 else 1e-6
+    )  # whose rotary angles are float32
 
 
 def test_autocast():
@@ -446,3 +449,160 @@ def test_a_file_holds_the_derivative(tmp_path: Path):
     for layer in (0, 1):
         np.testing.assert_array_equal(again.layer(layer).g, seen.layer(layer).g)
         np.testing.assert_array_equal(again.layer(layer).v, seen.layer(layer).v)
+
+
+def dense(seen: Any, truth: dict[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]]:
+    """Contributions and cuts of every layer in float64, from eager attention's weights, (batch, heads, queries, keys).
+
+    A cut is a_ij/(1 - a_ij)·(r_i - t_ij); both differences are sums over the other keys, so that no digits cancel.
+    """
+    found = {}
+    for name, weights in truth.items():
+        layer, a = seen.layer(name), weights.astype(np.float64)
+        g, v = layer.g.double().numpy(), layer.v.double().numpy()
+        t = g @ np.repeat(v, g.shape[1] // v.shape[1], 1).swapaxes(-1, -2)
+        others = 1 - np.eye(a.shape[-1])
+        sink = 1 - a.sum(-1, keepdims=True) if "sinks" in layer.rules else 0.0
+        rest = a @ others + sink
+        alone = -(a * t)
+        cuts = np.divide(a * ((a * t) @ others - t * (a @ others + sink)), rest, out=alone.copy(), where=rest > 0)
+        found[name] = {"contributions": a * t, "cuts": cuts}
+    return found
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "gpt-oss", "t5", "vit", "distilbert"])
+def test_causes_equal_those_of_eager_weights(name: str):
+    family = FAMILY[name]
+    model, given = build(family), inputs(family)
+    _, truth = eager(model, given)
+    seen = watched(model, given)
+    expected = dense(seen, truth)
+    for layer, kind in itertools.product(seen.layers, ("contributions", "cuts")):
+        found = getattr(seen, kind)(layer)[...].double().numpy()
+        size = np.abs(expected[layer][kind]).max()
+        np.testing.assert_allclose(found, expected[layer][kind], atol=2e-4 * size, err_msg=f"{layer} {kind}")
+    edges = seen.strongest(30)
+    assert len(edges) == 30
+    magnitudes = [abs(edge.value) for edge in edges]
+    assert magnitudes == sorted(magnitudes, reverse=True)
+    for edge in edges:
+        there = float(seen.cuts(edge.layer)[edge.batch, edge.head, edge.query, edge.key])
+        assert there == pytest.approx(edge.value, rel=1e-4)
+    every = np.sort(np.concatenate([np.abs(one["cuts"]).reshape(-1) for one in expected.values()]))
+    np.testing.assert_allclose(magnitudes, every[:-31:-1], rtol=1e-2)
+    sums = {
+        (name, head): x for name, one in expected.items() for head, x in enumerate(one["contributions"].sum((0, 2, 3)))
+    }
+    lines = seen.heads()
+    np.testing.assert_allclose(
+        [line.contribution for line in lines], [sums[line[:2]] for line in lines], rtol=1e-2, atol=1e-2
+    )
+    assert [line.off for line in lines] == [-line.contribution for line in lines]
+    said = str(edges), str(lines)
+    assert max(len(line) for text in said for line in text.splitlines()) <= 80
+
+
+@pytest.mark.parametrize("query", [0, 6, -1])
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_relevance_is_a_row_of_the_product_of_all_layers(name: str, query: int):
+    family = FAMILY[name]
+    model, given = build(family), inputs(family)
+    _, truth = eager(model, given)
+    seen = watched(model, given)
+    rows = np.broadcast_to(np.eye(11), (2, 11, 11))
+    for one in dense(seen, truth).values():
+        rows = rows + np.maximum(one["contributions"], 0).mean(1) @ rows
+    np.testing.assert_allclose(seen.relevance(query), rows[:, query], rtol=1e-3, atol=1e-4 * rows[:, query].max())
+    flow = seen.relevance(query, layers=[1])
+    assert isinstance(flow, torch.Tensor)
+    assert flow.shape == (2, 11)
+
+
+def test_relevance_in_blocks_of_queries(monkeypatch: pytest.MonkeyPatch):
+    from clearhead.ops import relevance
+
+    seen = watched(build(FAMILY["llama"]), inputs(FAMILY["llama"]))
+    whole = seen.relevance(-1)
+    monkeypatch.setattr(relevance, "_LEAST", 2)
+    monkeypatch.setattr(relevance, "_TILE", 1)
+    np.testing.assert_allclose(seen.relevance(-1), whole, rtol=1e-5)
+
+
+def test_relevance_goes_through_one_stack():
+    seen = watched(build(FAMILY["t5"]), inputs(FAMILY["t5"]))
+    with pytest.raises(SelectionError, match="several stacks of layers, decoder, encoder: relevance goes through one"):
+        seen.relevance(0)
+    with pytest.raises(SelectionError, match="query"):
+        seen.relevance(99, layers=["encoder.0.self"])
+    with pytest.raises(ShapeError, match="at least one layer"):
+        seen.relevance(0, layers=["decoder.0.cross"])
+    assert seen.relevance(3, layers=["encoder.0.self", "encoder.1.self"]).shape == (2, 11)
+
+
+def test_a_heads_effect_is_the_derivative_by_its_scale():
+    """Σ g·o is what the number changes by when the head is scaled by 1 + ε, over ε."""
+    family = FAMILY["gpt2"]
+    model, given = build(family).double(), inputs(family)
+    lines = watched(model, given).heads()
+    for line in lines[::3]:
+        numbers = []
+        for by in (1 + 1e-5, 1 - 1e-5):
+            edit = ch.scaled(layers=[line.layer], heads=[line.head], by=by)
+            with torch.no_grad(), ch.change(model, edit):
+                numbers.append(float(number_of(model(**given))))
+        assert (numbers[0] - numbers[1]) / 2e-5 == pytest.approx(line.contribution, rel=1e-4, abs=1e-6)
+
+
+def test_the_effect_of_a_cut_is_that_of_running_the_model_with_the_edge_cut():
+    """In the last layer nothing but W_O comes after the head, so that a cut is exact for its linear number."""
+    model = build(FAMILY["gpt2"]).double()
+    given, last = inputs(FAMILY["gpt2"]), model.transformer.h[1].attn
+    kept: list[torch.Tensor] = []
+    last.register_forward_hook(lambda _, __, out: kept.append(out[0]))
+    along = torch.randn(32, generator=torch.manual_seed(4)).double()
+    with ch.watch(model, causes=True) as seen:
+        model(**given)
+        (kept[-1][:, 7] @ along).sum().backward()
+    for key in (0, 3, 7):
+        with torch.no_grad(), ch.change(model, ch.cut(queries=7, keys=[key], layers=[1], heads=[2])):
+            model(**given)
+        effect = (kept[-1][:, 7] - kept[0][:, 7]) @ along
+        np.testing.assert_allclose(seen.cuts(1)[:, 2, 7, key], effect.detach(), rtol=1e-6)
+
+
+def test_chosen_heads_keep_their_numbers_and_tokens_are_named():
+    class Tokenizer:
+        def decode(self, ids: list[int]) -> str:
+            return f"t{ids[0]}"
+
+    family = FAMILY["t5"]
+    model, given = build(family), inputs(family)
+    seen = watched(model, given, heads=[3, 1], tokenizer=Tokenizer())
+    assert {line.head for line in seen.heads()} == {1, 3}
+    edges = seen.strongest(200)
+    assert {edge.head for edge in edges} == {1, 3}
+    for edge, (query, key) in zip(edges, edges.tokens, strict=True):
+        own = seen.source_tokens if edge.layer.startswith("encoder") else seen.tokens
+        other = seen.tokens if edge.layer.startswith("decoder") and "self" in edge.layer else seen.source_tokens
+        assert (query, key) == (own[edge.batch][edge.query], other[edge.batch][edge.key])
+    assert f"{edges.tokens[0][0]} ← {edges.tokens[0][1]}" in str(edges).splitlines()[1]
+    with pytest.raises(RuleError, match="k is 0"):
+        seen.strongest(0)
+
+
+def test_spans_of_several_steps_and_of_a_loaded_file_are_those_of_one_pass(tmp_path: Path):
+    family = FAMILY["gemma3"]
+    model, given = build(family), inputs(family)
+    ids, words = given["input_ids"], torch.tensor([0, 0, 1, 1, 1, 2, 2, 3, 3, -1, 4])
+    one = watched(model, given, lambda out: logits(out)[:, -1].square().sum())
+    with ch.watch(model, causes=True) as steps:
+        first = model(ids[:, :9], use_cache=True)
+        logits(model(ids[:, 9:], past_key_values=first.past_key_values))[:, -1].square().sum().backward()
+    one.save(tmp_path / "seen")
+    for other in (steps, ch.load(tmp_path / "seen")):
+        for layer in (0, 1):
+            expected = one.cuts(layer).spans(words, words).numpy()
+            found = np.asarray(other.cuts(layer).spans(words, words))
+            np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max())
+        np.testing.assert_allclose(np.asarray(other.relevance(-1)), one.relevance(-1).numpy(), rtol=1e-3, atol=1e-4)
+        assert [edge[:5] for edge in other.strongest(5)] == [edge[:5] for edge in one.strongest(5)]

@@ -148,8 +148,8 @@ class Seen(Pictured):
         r ← r + r·Ā from the last self-attention layer to the first, beginning with 1 at the query; Ā is the mean over
         heads of the contributions that are positive. So call backward() on what is to be explained, a logit or the
         difference of two; of a loss, it is what speaks against.
-        query, layers, and which models: as in `rollout`. O(queries·keys·(d_k + d_v)) for each layer and head,
-        O(heads·keys) memory. Raises what `contributions` and `rollout` raise.
+        query, layers, and which models: as in `rollout`. O(queries·keys·(d_k + d_v)) time for each layer and head,
+        O(keys) memory. Raises what `contributions` and `rollout` raise.
         Source: Chefer, Gur & Wolf 2021 (arXiv 2103.15679).
         """
         chosen = self._chain(layers, "relevance")
