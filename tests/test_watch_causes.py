@@ -17,12 +17,14 @@ from transformers import masking_utils as theirs
 
 import clearhead as ch
 from clearhead.errors import RuleError, SelectionError, ShapeError
+from seeds import fresh
 from small_models import small, taken
 from watched import FAMILIES, Family, build, eager, inputs, logits
 
 FAMILY = {family.name: family for family in FAMILIES}
-every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+QUICK = ("gpt2", "llama", "mistral", "gemma2", "gpt-oss", "bert", "t5", "vit")
 _outputs: list[torch.Tensor] = []
+_seed = 0
 
 
 def _eager(module: Any, *arrays: Any, **more: Any) -> Any:
@@ -45,10 +47,31 @@ def eager_outputs(model: Any) -> Any:
     _outputs.clear()
 
 
+@pytest.fixture(autouse=True)
+def _draw() -> None:
+    global _seed
+    _seed = int(fresh().integers(1 << 31))
+
+
+def drawn(family: Family, padding: str = "") -> dict[str, torch.Tensor]:
+    """A batch of two, drawn anew for each test; the first row is shorter where `padding` says on which side."""
+    given, chance = inputs(family, padding), torch.Generator().manual_seed(_seed + 1)
+    for name, x in given.items():
+        if x.is_floating_point():
+            given[name] = torch.randn(x.shape, generator=chance)
+        elif name != "attention_mask":
+            given[name] = torch.where((x > 1) & (x < 59), torch.randint(2, 59, x.shape, generator=chance), x)
+    return given
+
+
+def factors(found: torch.Tensor) -> torch.Tensor:
+    """Random numbers of this shape, the same ones within a test."""
+    return torch.randn(found.shape, generator=torch.Generator().manual_seed(_seed)).to(found)
+
+
 def number_of(out: Any) -> torch.Tensor:
     """A number that depends on every output, each with its own factor."""
-    found = logits(out)
-    return (found * torch.randn(found.shape, generator=torch.manual_seed(2)).to(found)).sum()
+    return (logits(out) * factors(logits(out))).sum()
 
 
 def derivatives(model: Any, given: dict[str, Any], number: Any = number_of) -> list[torch.Tensor]:
@@ -71,9 +94,12 @@ def watched(model: Any, given: dict[str, Any], number: Any = number_of, **more: 
     return seen
 
 
-@every_family
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(one, marks=[] if one.name in QUICK else pytest.mark.slow, id=one.name) for one in FAMILIES],
+)
 def test_the_derivative_equals_that_of_eager_attention(family: Family):
-    model, given = build(family), inputs(family)
+    model, given = build(family), drawn(family)
     truth = derivatives(model, given)
     seen = watched(model, given)
     assert len(seen) == len(truth)
@@ -85,11 +111,13 @@ def test_the_derivative_equals_that_of_eager_attention(family: Family):
         assert not layer.v.requires_grad
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["GPTNeoXModel", "OPTModel", "BartModel", "Dinov2Model", *(
-        pytest.param(one, marks=pytest.mark.slow)
-        for one in ("Qwen2MoeModel", "CohereModel", "MarianModel", "DeiTModel", "Wav2Vec2Model", "ModernBertModel")
-    )],
+    "name",
+    [
+        "BartModel", "CohereModel", "DeiTModel", "Dinov2Model", "GPTNeoXModel", "MarianModel", "ModernBertModel",
+        "OPTModel", "Qwen2MoeModel", "Wav2Vec2Model",
+    ],
 )  # fmt: skip
 def test_more_architectures(name: str):
     model = small(getattr(hf, name))
@@ -98,7 +126,7 @@ def test_more_architectures(name: str):
 
     def number(out: Any) -> torch.Tensor:
         found = out[0] if out[0].ndim == 3 else logits(out)
-        return (found * torch.randn(found.shape, generator=torch.manual_seed(2))).sum()
+        return (found * factors(found)).sum()
 
     truth = derivatives(model, given, number)
     seen = watched(model, given, number)
@@ -106,11 +134,10 @@ def test_more_architectures(name: str):
         near(seen.layer(layer).g, expected, layer)
 
 
-@pytest.mark.parametrize("padding", ["left", "right"])
-@pytest.mark.parametrize("name", ["llama", "gemma2", "bert"])
+@pytest.mark.parametrize(("name", "padding"), [("llama", "left"), ("gemma2", "right"), ("bert", "right")])
 def test_padding(name: str, padding: str):
     """A loss over the tokens that are real; queries that see only padding differ from eager's, and have g = 0."""
-    model, given = build(FAMILY[name]), inputs(FAMILY[name], padding)
+    model, given = build(FAMILY[name]), drawn(FAMILY[name], padding)
     real = given["attention_mask"].bool()
 
     def number(out: Any) -> torch.Tensor:
@@ -125,7 +152,7 @@ def test_padding(name: str, padding: str):
 
 def test_the_model_and_its_gradients_are_those_of_a_run_without_causes():
     family = FAMILY["qwen3"]
-    model, given = build(family), inputs(family)
+    model, given = build(family), drawn(family)
     found = []
     for causes in (False, True):
         model.zero_grad()
@@ -145,7 +172,7 @@ def test_the_model_and_its_gradients_are_those_of_a_run_without_causes():
 @pytest.mark.parametrize("where", ["inside", "after"])
 def test_backward_may_come_after_the_block(where: str):
     family = FAMILY["gpt2"]
-    model, given = build(family), inputs(family)
+    model, given = build(family), drawn(family)
     truth = derivatives(model, given)
     with ch.watch(model, causes=True) as seen:
         number = number_of(model(**given))
@@ -162,7 +189,7 @@ def test_backward_may_come_after_the_block(where: str):
 def test_nothing_keeps_the_graph_and_the_graph_keeps_nothing():
     """What is kept are v and g alone: the loss's graph dies with the loss, and g with `seen`."""
     family = FAMILY["llama"]
-    model, given = build(family), inputs(family)
+    model, given = build(family), drawn(family)
 
     def held_by_the_graph(*_: Any) -> None:
         pass
@@ -191,7 +218,7 @@ def test_nothing_keeps_the_graph_and_the_graph_keeps_nothing():
 
 def test_a_model_that_is_dropped_is_freed():
     family = FAMILY["bert"]
-    model, given = build(family), inputs(family)
+    model, given = build(family), drawn(family)
     seen = watched(model, given)
     weights = [weakref.ref(x) for x in model.parameters()]
     del model
@@ -202,7 +229,7 @@ def test_a_model_that_is_dropped_is_freed():
 
 def test_frozen_parameters():
     family = FAMILY["llama"]
-    model, given = build(family), inputs(family)
+    model, given = build(family), drawn(family)
     truth = derivatives(model, given)
     model.requires_grad_(False)
     seen = watched(model, given)
@@ -222,7 +249,7 @@ def test_gradient_checkpointing(name: str, reentrant: bool):  # noqa: FBT001
         model = hf.AlbertModel(hf.AlbertConfig(vocab_size=60, **shape, **plain)).train()
     else:
         model = build(FAMILY["llama"]).train()
-    given = inputs(FAMILY["llama"]) | ({} if name == "albert" else {"use_cache": False})
+    given = drawn(FAMILY["llama"]) | ({} if name == "albert" else {"use_cache": False})
     truth = derivatives(model, given)
     if name == "albert":
         for group in model.encoder.albert_layer_groups:
@@ -247,7 +274,7 @@ def test_a_checkpointed_layer_whose_backward_comes_after_the_block_is_refused():
     model = build(FAMILY["llama"]).train()
     model.activation_checkpointing_enable({"use_reentrant": True})
     with ch.watch(model, causes=True) as seen:
-        out = model(**inputs(FAMILY["llama"]), use_cache=False)
+        out = model(**drawn(FAMILY["llama"]), use_cache=False)
     number_of(out).backward()
     with pytest.raises(RuleError, match="no backward pass has run"):
         seen.cuts(0)
@@ -256,7 +283,7 @@ def test_a_checkpointed_layer_whose_backward_comes_after_the_block_is_refused():
 def test_the_pieces_of_a_text_with_a_cache():
     """Each pass's outputs get their own derivative; the earlier ones' comes through the cache."""
     family = FAMILY["mistral"]
-    model, given = build(family), inputs(family)
+    model, given = build(family), drawn(family)
     ids = given["input_ids"]
     truth = derivatives(model, given, lambda out: logits(out)[:, 7:].square().sum())
     with ch.watch(model, causes=True) as seen:
@@ -271,7 +298,7 @@ def test_the_pieces_of_a_text_with_a_cache():
 
 def test_chosen_layers_and_heads():
     family = FAMILY["llama"]
-    model, given = build(family), inputs(family)
+    model, given = build(family), drawn(family)
     truth = derivatives(model, given)
     seen = watched(model, given, layers=[1], heads=[3, 0])
     near(seen.layer(1).g, truth[1][:, [0, 3]])
@@ -280,7 +307,7 @@ def test_chosen_layers_and_heads():
 
 def test_several_backward_passes_add_up():
     family = FAMILY["gpt2"]
-    model, given = build(family), inputs(family)
+    model, given = build(family), drawn(family)
     truth = derivatives(model, given, lambda out: 3 * logits(out)[:, 4].sum() + logits(out)[:, 7].square().sum())
     with ch.watch(model, causes=True) as seen:
         out = logits(model(**given))
@@ -291,7 +318,7 @@ def test_several_backward_passes_add_up():
 
 def test_a_layer_that_the_number_does_not_depend_on_has_zeros():
     family = FAMILY["clip"]
-    model, given = build(family), inputs(family)
+    model, given = build(family), drawn(family)
     seen = watched(model, given, lambda out: out.text_embeds.square().sum())
     assert {name: bool(seen.layer(name).g.any()) for name in seen.layers} == {
         name: name.startswith("text") for name in seen.layers
@@ -301,7 +328,7 @@ def test_a_layer_that_the_number_does_not_depend_on_has_zeros():
 
 def test_a_backward_pass_to_chosen_tensors_leaves_no_false_zeros():
     family = FAMILY["llama"]
-    model, given = build(family), inputs(family)
+    model, given = build(family), drawn(family)
     truth = derivatives(model, given)
     with ch.watch(model, causes=True) as seen:
         number_of(model(**given)).backward(inputs=[model.model.layers[1].input_layernorm.weight])
@@ -318,7 +345,7 @@ def test_a_backward_pass_to_chosen_tensors_leaves_no_false_zeros():
 def test_with_change(order: str):
     """g is the derivative by A·v, before a head is scaled; where it is switched off, it is 0."""
     family = FAMILY["gpt2"]
-    model, given = build(family), inputs(family)
+    model, given = build(family), drawn(family)
     truth = derivatives(model, given)
     edits = [ch.cut(queries=9, keys=[1, 2], layers=[0]), ch.off(layers=[1], heads=[2])]
     blocks = [ch.change(model, edits), ch.watch(model, causes=True)]
@@ -326,7 +353,6 @@ def test_with_change(order: str):
         number_of(model(**given)).backward()
     seen = one or other
     assert not seen.layer(1).g[:, 2].any()
-    near(seen.layer(1).g[:, 0], seen.layer(1).g[:, 0])
     assert seen.layer(0).g.shape == truth[0].shape
     assert float((seen.layer(0).g - truth[0]).norm()) > 1e-3 * float(truth[0].norm())
 
@@ -334,7 +360,7 @@ def test_with_change(order: str):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_other_dtypes(dtype: torch.dtype):
     family = FAMILY["phi3"]
-    model, given = build(family).to(dtype), inputs(family)
+    model, given = build(family).to(dtype), drawn(family)
     truth = derivatives(model, given)
     seen = watched(model, given)
     assert seen.layer(0).g.dtype == seen.layer(0).v.dtype == dtype
@@ -345,7 +371,7 @@ def test_other_dtypes(dtype: torch.dtype):
 
 def test_autocast():
     family = FAMILY["llama"]
-    model, given = build(family), inputs(family)
+    model, given = build(family), drawn(family)
     truth = derivatives(model, given)
     with torch.autocast("cpu", torch.bfloat16):
         seen = watched(model, given)
@@ -366,7 +392,7 @@ class Wrapped(torch.nn.Module):
 @pytest.mark.parametrize("wrap", [Wrapped, torch.nn.DataParallel])
 def test_wrappers(wrap: Any):
     family = FAMILY["gpt2"]
-    model, given = build(family), inputs(family)
+    model, given = build(family), drawn(family)
     truth = derivatives(model, given)
     seen = watched(wrap(model), given)
     near(seen.layer(0).g, truth[0])
@@ -377,7 +403,7 @@ def test_wrappers(wrap: Any):
 @pytest.mark.slow
 def test_a_compiled_model():
     family = FAMILY["gpt2"]
-    model, given = build(family), inputs(family)
+    model, given = build(family), drawn(family)
     truth = derivatives(model, given)
     compiled = torch.compile(model, backend="eager")
     logits(compiled(**given)).sum().backward()
@@ -386,7 +412,7 @@ def test_a_compiled_model():
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_a_model_without_a_graph_is_refused_before_it_runs(mode: Any):
-    model, given = build(FAMILY["llama"]), inputs(FAMILY["llama"])
+    model, given = build(FAMILY["llama"]), drawn(FAMILY["llama"])
     ran: list[int] = []
     model.model.layers[0].register_forward_pre_hook(lambda *_: ran.append(1))
     with pytest.raises(RuleError, match="runs without a graph"), mode(), ch.watch(model, causes=True):
@@ -398,7 +424,7 @@ def test_a_model_without_a_graph_is_refused_before_it_runs(mode: Any):
 
 
 def test_what_cannot_be_is_refused_by_name():
-    model, given = build(FAMILY["bert"], attention_probs_dropout_prob=0.5), inputs(FAMILY["bert"])
+    model, given = build(FAMILY["bert"], attention_probs_dropout_prob=0.5), drawn(FAMILY["bert"])
     with (
         pytest.raises(RuleError, match=r"layer 0: causes=True, and dropout \(0\.5\)"),
         ch.watch(model.train(), causes=True),
@@ -429,7 +455,7 @@ def test_a_stack_that_the_model_runs_without_a_graph_is_named():
     model = build(Family("clip", Frozen, hf.CLIPConfig, "pair", FAMILY["clip"].more))
     vision = model.vision_model.forward
     model.vision_model.forward = torch.no_grad()(vision)
-    seen = watched(model, inputs(FAMILY["clip"]))
+    seen = watched(model, drawn(FAMILY["clip"]))
     assert seen.layer("text_model.0").g.any()
     with pytest.raises(RuleError, match=r"layer vision_model\.0 ran without a graph"):
         seen.cuts("vision_model.0")
@@ -437,7 +463,7 @@ def test_a_stack_that_the_model_runs_without_a_graph_is_named():
 
 def test_a_file_holds_the_derivative(tmp_path: Path):
     family = FAMILY["gpt-oss"]
-    model, given = build(family), inputs(family)
+    model, given = build(family), drawn(family)
     with ch.watch(model, causes=True) as seen:
         number = number_of(model(**given))
     with pytest.raises(RuleError, match="no backward pass has run"):
@@ -470,10 +496,10 @@ def dense(seen: Any, truth: dict[str, np.ndarray]) -> dict[str, dict[str, np.nda
     return found
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gemma2", "gpt-oss", "t5", "vit", "distilbert"])
+@pytest.mark.parametrize("name", ["gemma2", "gpt-oss", "t5", "vit"])
 def test_causes_equal_those_of_eager_weights(name: str):
     family = FAMILY[name]
-    model, given = build(family), inputs(family)
+    model, given = build(family), drawn(family)
     _, truth = eager(model, given)
     seen = watched(model, given)
     expected = dense(seen, truth)
@@ -506,7 +532,7 @@ def test_causes_equal_those_of_eager_weights(name: str):
 @pytest.mark.parametrize("name", ["llama", "bert"])
 def test_relevance_is_a_row_of_the_product_of_all_layers(name: str, query: int):
     family = FAMILY[name]
-    model, given = build(family), inputs(family)
+    model, given = build(family), drawn(family)
     _, truth = eager(model, given)
     seen = watched(model, given)
     rows = np.broadcast_to(np.eye(11), (2, 11, 11))
@@ -521,7 +547,7 @@ def test_relevance_is_a_row_of_the_product_of_all_layers(name: str, query: int):
 def test_relevance_in_blocks_of_queries(monkeypatch: pytest.MonkeyPatch):
     from clearhead.ops import relevance
 
-    seen = watched(build(FAMILY["llama"]), inputs(FAMILY["llama"]))
+    seen = watched(build(FAMILY["llama"]), drawn(FAMILY["llama"]))
     whole = seen.relevance(-1)
     monkeypatch.setattr(relevance, "_LEAST", 2)
     monkeypatch.setattr(relevance, "_TILE", 1)
@@ -529,7 +555,7 @@ def test_relevance_in_blocks_of_queries(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_relevance_goes_through_one_stack():
-    seen = watched(build(FAMILY["t5"]), inputs(FAMILY["t5"]))
+    seen = watched(build(FAMILY["t5"]), drawn(FAMILY["t5"]))
     with pytest.raises(SelectionError, match="several stacks of layers, decoder, encoder: relevance goes through one"):
         seen.relevance(0)
     with pytest.raises(SelectionError, match="query"):
@@ -542,7 +568,7 @@ def test_relevance_goes_through_one_stack():
 def test_a_heads_effect_is_the_derivative_by_its_scale():
     """Σ g·o is what the number changes by when the head is scaled by 1 + ε, over ε."""
     family = FAMILY["gpt2"]
-    model, given = build(family).double(), inputs(family)
+    model, given = build(family).double(), drawn(family)
     lines = watched(model, given).heads()
     for line in lines[::3]:
         numbers = []
@@ -556,10 +582,10 @@ def test_a_heads_effect_is_the_derivative_by_its_scale():
 def test_the_effect_of_a_cut_is_that_of_running_the_model_with_the_edge_cut():
     """In the last layer nothing but W_O comes after the head, so that a cut is exact for its linear number."""
     model = build(FAMILY["gpt2"]).double()
-    given, last = inputs(FAMILY["gpt2"]), model.transformer.h[1].attn
+    given, last = drawn(FAMILY["gpt2"]), model.transformer.h[1].attn
     kept: list[torch.Tensor] = []
     last.register_forward_hook(lambda _, __, out: kept.append(out[0]))
-    along = torch.randn(32, generator=torch.manual_seed(4)).double()
+    along = factors(torch.zeros(32).double())
     with ch.watch(model, causes=True) as seen:
         model(**given)
         (kept[-1][:, 7] @ along).sum().backward()
@@ -567,7 +593,7 @@ def test_the_effect_of_a_cut_is_that_of_running_the_model_with_the_edge_cut():
         with torch.no_grad(), ch.change(model, ch.cut(queries=7, keys=[key], layers=[1], heads=[2])):
             model(**given)
         effect = (kept[-1][:, 7] - kept[0][:, 7]) @ along
-        np.testing.assert_allclose(seen.cuts(1)[:, 2, 7, key], effect.detach(), rtol=1e-6)
+        np.testing.assert_allclose(seen.cuts(1)[:, 2, 7, key], effect.detach(), rtol=1e-6, atol=1e-9)
 
 
 def test_chosen_heads_keep_their_numbers_and_tokens_are_named():
@@ -576,7 +602,7 @@ def test_chosen_heads_keep_their_numbers_and_tokens_are_named():
             return f"t{ids[0]}"
 
     family = FAMILY["t5"]
-    model, given = build(family), inputs(family)
+    model, given = build(family), drawn(family)
     seen = watched(model, given, heads=[3, 1], tokenizer=Tokenizer())
     assert {line.head for line in seen.heads()} == {1, 3}
     edges = seen.strongest(200)
@@ -592,7 +618,7 @@ def test_chosen_heads_keep_their_numbers_and_tokens_are_named():
 
 def test_spans_of_several_steps_and_of_a_loaded_file_are_those_of_one_pass(tmp_path: Path):
     family = FAMILY["gemma3"]
-    model, given = build(family), inputs(family)
+    model, given = build(family), drawn(family)
     ids, words = given["input_ids"], torch.tensor([0, 0, 1, 1, 1, 2, 2, 3, 3, -1, 4])
     one = watched(model, given, lambda out: logits(out)[:, -1].square().sum())
     with ch.watch(model, causes=True) as steps:
@@ -605,4 +631,5 @@ def test_spans_of_several_steps_and_of_a_loaded_file_are_those_of_one_pass(tmp_p
             found = np.asarray(other.cuts(layer).spans(words, words))
             np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max())
         np.testing.assert_allclose(np.asarray(other.relevance(-1)), one.relevance(-1).numpy(), rtol=1e-3, atol=1e-4)
-        assert [edge[:5] for edge in other.strongest(5)] == [edge[:5] for edge in one.strongest(5)]
+        sizes = [[abs(edge.value) for edge in seen.strongest(5)] for seen in (one, other)]
+        np.testing.assert_allclose(*sizes, rtol=1e-3)

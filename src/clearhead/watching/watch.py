@@ -45,8 +45,8 @@ def watch(
     heads      which heads to keep, in every layer; None is all
     keep       keep queries and keys as well, O(tokens), so that `seen.matrix(layer)` has every weight
     values     keep values as well: `seen.layer(i).v`, for what each key brings to the output
-    causes     keep values, and the derivative g that backward() brings by each head's output before W_O, O(tokens):
-               for `seen.cuts(layer)`, `seen.contributions(layer)`, `seen.strongest()`, `seen.heads()`, `seen.relevance`
+    causes     keep values, and the derivative g that backward() brings by each head's output: for `seen.cuts(layer)`,
+               `seen.contributions(layer)`, `seen.strongest(20)`, `seen.heads()`, `seen.relevance(query)`
     tokenizer  makes texts of the ids in `seen.tokens`; anything with decode(list of ids)
 
     Gives a Seen: `seen[layer]` is an Observation, `seen.matrix(layer)` an AttentionMatrix, both (batch, heads, queries,
@@ -62,18 +62,15 @@ def watch(
     Attention that does not go through the interface is not seen: the model's numbers are right all the same,
     `seen.unseen` lists it, and a UserWarning says so when the block ends.
     With causes=True run the model with gradients on and call loss.backward(), inside the block or after it (where
-    layers are checkpointed, inside). The loss may be any number, such as the difference of two logits, and parameters
-    may be frozen. Every forward pass of the block (the pieces of a text, with a cache) gets the derivative by its own
-    outputs. As PyTorch's `.grad`, g adds up over backward passes, and is 0 for a layer that the number does not depend
-    on. It is kept as it comes, (batch, heads, queries, d_v) in the model's dtype, and keeps no graph alive.
+    layers are checkpointed, inside); parameters may be frozen. Each forward pass gets the derivative by its own
+    outputs. As `.grad`, g adds up over backward passes, and is 0 for a layer that the number does not depend on.
     Time is that of attention without watching, O(queries·keys·d_k) for each head, and one more such pass where
     received, peak or image is observed. Memory is O(queries + keys) for each layer and head, and with keep or values
     that of the queries and keys, or of the values; never O(queries·keys), unless a note says so.
     Raises MissingExtraError without PyTorch and Transformers, UnknownNameError for a statistic that there is not,
     SelectionError for layers or heads that do not exist,
     DtypeError for a model or tokenizer that cannot be used, RuleError where the model's attention cannot be watched, or
-    a second sequence begins; with causes=True, before the first layer runs, under torch.no_grad, torch.inference_mode
-    and model.generate, and in the first layer whose weights have dropout.
+    a second sequence begins; with causes=True where no graph is recorded, before a layer runs, or weights have dropout.
 
     >>> import torch, transformers, clearhead as ch
     >>> config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, eos_token_id=0, bos_token_id=0, vocab_size=9)
