@@ -59,10 +59,9 @@ class LayerDerivative:
     def follow(self, output: Tensor, heads: Iterable[int] | None) -> Tensor:
         """The output of the layer's next call, in PyTorch's graph; as it is where no graph is recorded."""
         kept = None if heads is None else list(heads)
-        zeros = output.detach().new_zeros(()).expand(output.shape)
-        call = CallDerivative(
-            self.arrivals, kept, zeros if kept is None else zeros[:, kept], not torch.is_grad_enabled()
-        )
+        batch, count, *rest = output.shape
+        zeros = output.detach().new_zeros(()).expand(batch, count if kept is None else len(kept), *rest)
+        call = CallDerivative(self.arrivals, kept, zeros, not torch.is_grad_enabled())
         self.calls.append(call)
         return output if call.graphless else call.follow(output)
 

@@ -1,5 +1,6 @@
 """One layer while its model runs: the observations of each call, joined along the queries at the end."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -160,9 +161,7 @@ class Recording:
         pattern = replace(call.pattern, bias=bias)
         kept = replace(
             call,
-            q=_kept_copy(q),
-            k=_kept_copy(k),
-            v=None if v is None else _kept_copy(v),
+            **dict(zip("qkv", _kept(q, k, v), strict=True)),
             pattern=pattern,
             scores=scores,
             terms=tuple(term.kept(new, old) for term, old in zip(call.terms, before, strict=True)),
@@ -264,11 +263,23 @@ class Recording:
         return whole
 
 
-def _kept_copy(x: Tensor) -> Tensor:
-    """`x` detached, copied where it is a small part of a larger storage, or where other code may write into it."""
+def _kept(*arrays: Tensor | None) -> list[Tensor | None]:
+    """The arrays as they are kept; those that are parts of one storage, as of one projection, are kept as its parts."""
+    used: Counter[int] = Counter()
+    for x in arrays:
+        if x is not None:
+            used[x.untyped_storage().data_ptr()] += x.nbytes
+    return [None if x is None else _kept_copy(x, used[x.untyped_storage().data_ptr()]) for x in arrays]
+
+
+def _kept_copy(x: Tensor, used: int | None = None) -> Tensor:
+    """`x` detached, copied where it is a small part of a larger storage, or where other code may write into it.
+
+    used   how many bytes of the storage are kept anyway; None: those of x
+    """
     x = x.detach()
     written = x.is_inference() or x._version > 0
-    return x.clone() if written or x.untyped_storage().nbytes() > 1.5 * x.nbytes else x
+    return x.clone() if written or x.untyped_storage().nbytes() >= 1.5 * (used or x.nbytes) else x
 
 
 def _joined(parts: list[Observation]) -> Observation:

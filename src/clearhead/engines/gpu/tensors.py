@@ -158,9 +158,7 @@ def _stream(device: torch.device) -> int:
 def to_device(x: Array, dtype: Any, device: torch.device) -> torch.Tensor:
     """An array in the CPU's memory as a contiguous tensor of another dtype on `device`."""
     whole = np.ascontiguousarray(x, dtype)
-    if (
-        min(whole.strides, default=0) < 0
-    ):  # NumPy calls an axis of size 1 contiguous whatever its stride; PyTorch does not
+    if min(whole.strides, default=0) < 0:  # NumPy calls an axis of size 1 contiguous whatever its stride
         whole = whole.copy()
     return torch.from_numpy(whole).to(device)
 
