@@ -81,11 +81,15 @@ def derivatives(model: Any, given: dict[str, Any], number: Any = number_of) -> l
     return [grad.transpose(1, 2) for grad in grads]
 
 
-def near(found: Any, expected: torch.Tensor, what: str = "", limit: float = 1e-5) -> None:
-    """Equal but for rounding, relative to the size of the whole."""
-    assert found.shape == expected.shape, what
-    apart = float((found.double() - expected.double()).norm() / expected.double().norm())
-    assert apart < limit, f"{what}: {apart}"
+def apart(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The size of the difference, relative to that of the whole."""
+    assert found.shape == expected.shape
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
+
+
+def near(found: torch.Tensor, expected: torch.Tensor, what: str = "", limit: float = 1e-4) -> None:
+    """Equal but for rounding, which later layers enlarge."""
+    assert apart(found, expected) < limit, what
 
 
 def watched(model: Any, given: dict[str, Any], number: Any = number_of, **more: Any) -> Any:
@@ -99,13 +103,18 @@ def watched(model: Any, given: dict[str, Any], number: Any = number_of, **more: 
     [pytest.param(one, marks=[] if one.name in QUICK else pytest.mark.slow, id=one.name) for one in FAMILIES],
 )
 def test_the_derivative_equals_that_of_eager_attention(family: Family):
+    """Within 1e-5 of the one computed in float64, or at most 3 times as far from it as eager attention's."""
     model, given = build(family), drawn(family)
-    truth = derivatives(model, given)
+    eagers = derivatives(model, given)
     seen = watched(model, given)
+    wide = {name: x.double() if x.is_floating_point() else x for name, x in given.items()}
+    if family.name == "gpt-oss":
+        model.set_experts_implementation("eager")  # the others take no float64
+    truth = derivatives(model.double(), wide)
     assert len(seen) == len(truth)
-    for name, expected in zip(seen.layers, truth, strict=True):
+    for name, expected, theirs_own in zip(seen.layers, truth, eagers, strict=True):
         layer = seen.layer(name)
-        near(layer.g, expected, name)
+        assert apart(layer.g, expected) < max(1e-5, 3 * apart(theirs_own, expected)), name
         assert layer.v.shape[:3] == layer.k.shape[:3]
         assert not layer.g.requires_grad
         assert not layer.v.requires_grad
@@ -214,6 +223,20 @@ def test_nothing_keeps_the_graph_and_the_graph_keeps_nothing():
     del again, seen
     gc.collect()
     assert [x() for x in (g, *kept)] == [None] * 3, "the graph of `number` keeps what `seen` held"
+
+
+def test_queries_keys_and_values_of_one_projection_are_not_copied():
+    model, given = build(FAMILY["gpt2"]), drawn(FAMILY["gpt2"])
+    projected: list[int] = []
+    model.transformer.h[0].attn.c_attn.register_forward_hook(
+        lambda *_: projected.append(_[2].untyped_storage().data_ptr())
+    )
+    seen = watched(model, given | {"use_cache": False}).layer(0)
+    assert {x.untyped_storage().data_ptr() for x in (seen.q, seen.k, seen.v)} == set(projected)
+    with ch.watch(model) as without:
+        model(**given, use_cache=False)
+    kept = without.layer(0)
+    assert sum(x.untyped_storage().nbytes() for x in (kept.q, kept.k)) == kept.q.nbytes + kept.k.nbytes
 
 
 def test_a_model_that_is_dropped_is_freed():

@@ -159,9 +159,12 @@ class Recording:
         scores = {name: x.detach() if isinstance(x, Tensor) else x for name, x in call.scores.items()}
         bias = None if call.pattern.bias is None else call.pattern.bias.detach()
         pattern = replace(call.pattern, bias=bias)
+        q, k, v = _kept(q, k, v)
         kept = replace(
             call,
-            **dict(zip("qkv", _kept(q, k, v), strict=True)),
+            q=q,
+            k=k,
+            v=v,
             pattern=pattern,
             scores=scores,
             terms=tuple(term.kept(new, old) for term, old in zip(call.terms, before, strict=True)),
@@ -263,7 +266,7 @@ class Recording:
         return whole
 
 
-def _kept(*arrays: Tensor | None) -> list[Tensor | None]:
+def _kept(*arrays: Tensor | None) -> list[Any]:
     """The arrays as they are kept; those that are parts of one storage, as of one projection, are kept as its parts."""
     used: Counter[int] = Counter()
     for x in arrays:

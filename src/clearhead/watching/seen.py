@@ -119,8 +119,17 @@ class Seen(Pictured):
     def cuts(self, layer: int | str) -> "CauseMatrix":
         """What g_i·o_i changes by when query i may not see key j, (batch, heads, queries, keys), never stored.
 
-        Exact at the head's output, its row renormalised; beyond it, by layers behind, first order. Between words,
-        sentences or speakers: `seen.cuts(layer).spans(labels, labels)`. Otherwise as `contributions`.
+        Exact at the head's output, its row renormalised; what comes after the head is taken to first order. Between
+        words, sentences or speakers: `seen.cuts(layer).spans(labels, labels)`. Otherwise as `contributions`.
+
+        >>> import torch, transformers, clearhead as ch
+        >>> config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, eos_token_id=0, bos_token_id=0, vocab_size=9)
+        >>> model = transformers.GPT2LMHeadModel(config).eval()
+        >>> with ch.watch(model, causes=True) as seen:
+        ...     logits = model(torch.tensor([[1, 2, 3, 4]])).logits[0, -1]
+        ...     (logits[5] - logits[6]).backward()
+        >>> seen.cuts(0).shape, bool((seen.cuts(0)[:, :, :3] == 0).all()), len(seen.strongest(3)), len(seen.heads())
+        ((1, 2, 4, 4), True, 3, 2)
         """
         return self.layer(layer).cuts()
 
