@@ -511,7 +511,10 @@ def dense(seen: Any, truth: dict[str, np.ndarray]) -> dict[str, dict[str, np.nda
         g, v = layer.g.double().numpy(), layer.v.double().numpy()
         t = g @ np.repeat(v, g.shape[1] // v.shape[1], 1).swapaxes(-1, -2)
         others = 1 - np.eye(a.shape[-1])
-        sink = 1 - a.sum(-1, keepdims=True) if "sinks" in layer.rules else 0.0
+        sink: Any = 0.0
+        if "sinks" in layer.rules:  # 1 - Σ a, with its digits
+            logit = layer.rules["sinks"].double().numpy()[:, None]
+            sink = np.exp(logit - layer.observation.logsumexp.double().numpy())[..., None]
         rest = a @ others + sink
         alone = -(a * t)
         cuts = np.divide(a * ((a * t) @ others - t * (a @ others + sink)), rest, out=alone.copy(), where=rest > 0)

@@ -123,7 +123,7 @@ class Seen(Pictured):
         words, sentences or speakers: `seen.cuts(layer).spans(labels, labels)`. Otherwise as `contributions`.
 
         >>> import torch, transformers, clearhead as ch
-        >>> config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, eos_token_id=0, bos_token_id=0, vocab_size=9)
+        >>> config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, eos_token_id=0, bos_token_id=0)
         >>> model = transformers.GPT2LMHeadModel(config).eval()
         >>> with ch.watch(model, causes=True) as seen:
         ...     logits = model(torch.tensor([[1, 2, 3, 4]])).logits[0, -1]
