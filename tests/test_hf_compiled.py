@@ -1,9 +1,12 @@
-"""Compiled models with attn_implementation="clearhead": one graph, eager attention's numbers, and watching."""
+"""Compiled models with attn_implementation="clearhead": one graph, eager attention's numbers, watching and changing."""
+
+from typing import Any
 
 import pytest
 import torch
 
 import clearhead as ch
+from changed import ByHand, added, by_hand
 from test_hf import FAMILY, both, gradients, no_dropout, quick_or_slow, same, same_gradients, set_to
 from watched import build, inputs, logits
 
@@ -116,6 +119,42 @@ def test_a_compiled_model_can_be_watched_and_runs_compiled_again():
     same(before, expected, given["attention_mask"])
     assert seen.layer(0).path == "model.layers.0.self_attn"
     assert seen[0].entropy.shape == (2, 4, 11)
+
+
+def layers_in_place(model: Any) -> Any:
+    for layer in model.model.layers:
+        layer.compile(backend="eager")
+    return model
+
+
+def in_place(model: Any) -> Any:
+    model.compile(backend="eager", fullgraph=True)
+    return model
+
+
+def its_forward(model: Any) -> Any:
+    model.forward = torch.compile(model.forward, backend="eager", fullgraph=True)
+    return model
+
+
+def wrapped(model: Any) -> Any:
+    return torch.compile(model, backend="eager", fullgraph=True)
+
+
+@pytest.mark.parametrize("implementation", ["clearhead", "sdpa"])
+@pytest.mark.parametrize("compiled", [wrapped, in_place, its_forward, layers_in_place])
+def test_a_compiled_model_can_be_changed_and_runs_compiled_again(compiled: Any, implementation: str):
+    plain, given = build(FAMILY["llama"]), inputs(FAMILY["llama"], "left")
+    run = compiled(set_to(plain, implementation))
+    with torch.no_grad():
+        with by_hand(plain, ByHand([added(-torch.inf, range(6, 11), [3, 4], [1])])):
+            expected = plain(**given).logits
+        before = run(**given).logits
+        with ch.change(run, ch.cut(queries=slice(6, None), keys=[3, 4], heads=[1])):
+            same(run(**given).logits, expected, given["attention_mask"])
+        with torch.compiler.set_stance("fail_on_recompile"):
+            assert torch.equal(run(**given).logits, before)
+    assert not torch.allclose(before, expected, atol=1e-3)
 
 
 @pytest.mark.slow
