@@ -248,7 +248,7 @@ class CauseMatrix(NumpyFunctions):
             arrays = [found[array] for array in arrays_of(name)]
             if name == "strongest":
                 values, places = map(on_cpu, arrays)
-                edges = _strongest(values, places, problem.keys, cast("int", want.strongest))
+                edges = _strongest(values, places, problem.keys, cast("int", asked["strongest"]))
                 answers[name] = Strongest(*map(self._restore, edges))
             else:
                 restored = [self._restore(problem.restore(array)) for array in arrays]
