@@ -13,6 +13,7 @@ from clearhead.ops.factors import Factors
 _NUMBERS = 1 << 20  # (heads · queries · key groups) at a time
 
 
+@np.errstate(invalid="ignore", over="ignore")  # NaN and infinity are legal values, and need no warning
 def cut_spans(factors: Factors, v: Array, g: Array, groups: Groups) -> Array:
     """Σ over the queries of a group of what g·o changes by without a span, (batch, heads, query and key groups).
 
