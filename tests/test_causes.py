@@ -30,7 +30,7 @@ def normal(*shape: int, dtype: Any = np.float64) -> Array:
     return fresh().standard_normal(shape).astype(dtype)
 
 
-@on_every_engine(ENGINES, limits=SMALL, kind=KIND, data=st.data())
+@on_every_engine(ENGINES, times=0.7, limits=SMALL, kind=KIND, data=st.data())
 def test_effects_are_the_references(engine: str, case: Case, kind: str, data: st.DataObject):
     """Under every rule, also where they are indexed, transposed and multiplied."""
     if refused(engine, case):
@@ -56,7 +56,7 @@ def test_effects_are_the_references(engine: str, case: Case, kind: str, data: st
         assert_close(found, left @ right, within @ np.abs(right), "product")
 
 
-@on_every_engine(ENGINES, limits=SMALL, kind=KIND, pixels=st.tuples(st.integers(1, 12), st.integers(1, 12)))
+@on_every_engine(ENGINES, times=0.7, limits=SMALL, kind=KIND, pixels=st.tuples(st.integers(1, 12), st.integers(1, 12)))
 def test_what_is_observed_is_numpys_answer_to_the_references_effects(
     engine: str, case: Case, kind: str, pixels: tuple[int, int]
 ):
@@ -239,7 +239,7 @@ def test_each_cut_keeps_its_digits_where_one_weight_is_nearly_all(
     n = 6
     logits = fresh().uniform(-1, 1, (n, n)).astype(np.float32)
     logits[np.arange(n), np.arange(n)] += np.float32(-np.log(rest))
-    t = np.stack([fresh().permutation(n) + 1.0 for _ in range(n)])
+    t = np.stack([fresh().permutation(n) + 1.0 for _ in range(n)]) + 11 * np.eye(n)  # no two terms nearly cancel
     q, g = np.eye(n, dtype=dtype), np.eye(n, dtype=dtype)
     rules: dict[str, Any] = {} if sink is None else {"sinks": sink}
     A = ch.AttentionMatrix(q, logits.T.astype(dtype), scale=1.0, engine=engine, **rules)
@@ -291,7 +291,7 @@ def everything(E: Any, labels: tuple[Array, Array]) -> dict[str, Array]:
     return {**found, **spans, **ones, "dense": E[...]}
 
 
-@on_every_engine(ENGINES, times=0.5, limits=SMALL, kind=KIND, bad=NONFINITE)
+@on_every_engine(ENGINES, times=0.3, limits=SMALL, kind=KIND, bad=NONFINITE)
 def test_nonfinite_numbers_at_forbidden_places_change_no_bit(engine: str, case: Case, kind: str, bad: float):
     if refused(engine, case):
         return

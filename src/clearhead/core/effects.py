@@ -143,7 +143,14 @@ class SignedImage(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Effects:
-    """What was observed of a matrix of effects, (…, heads, …); None where it was not asked for."""
+    """What was observed of a matrix of effects, (…, heads, …); None where it was not asked for.
+
+    Made by `CauseMatrix.observe`; each field has the answer of the method of its name.
+
+    >>> import numpy as np, clearhead as ch
+    >>> ch.AttentionMatrix(np.eye(3), np.eye(3)).cuts(np.eye(3), np.eye(3)).observe(by_key=True, top=2)
+    Effects(by_key (3,), top Ranked(values (3, 2), indices (3, 2)))
+    """
 
     by_key: Any = None
     by_query: Any = None

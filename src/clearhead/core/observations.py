@@ -12,7 +12,7 @@ import numpy as np
 from clearhead.core import room
 from clearhead.core.arrays import as_rule_array, statistics_dtype
 from clearhead.core.axes import WEIGHTS, Array, named
-from clearhead.core.effects import EFFECTS, ORDERS, Order, WantedEffects, shapes
+from clearhead.core.effects import EFFECTS, ORDERS, Order, WantedEffects, arrays_of, shapes
 from clearhead.core.problem import Problem
 from clearhead.core.rule_values import as_int64, whole_number
 from clearhead.core.statistics import PER_KEY, PER_QUERY, STATISTICS, Groups, Wanted, askable, listed
@@ -50,9 +50,11 @@ def wanted_effects(problem: Problem, asked: Mapping[str, Any], order: Any = "mag
         read["strongest"] = min(read["strongest"], problem.queries * problem.keys)
     want = WantedEffects(**read, order=cast("Order", order))
     itemsize = statistics_dtype(problem.dtype).itemsize
-    for name, shape in shapes({axis: getattr(problem, axis) for axis in WEIGHTS}, want).items():
-        size = room.array_bytes(shape, 8 + itemsize)
-        room.check_room(f"{name} of shape {shape}", size, "ask for fewer at a time.", problem.device)
+    size = shapes({axis: getattr(problem, axis) for axis in WEIGHTS}, want)
+    for name in want.names():
+        shape = size[arrays_of(name)[0]]
+        taken = len(arrays_of(name)) * room.array_bytes(shape, 8 + itemsize)
+        room.check_room(f"{name} of shape {shape}", taken, "ask for fewer at a time.", problem.device)
     return want
 
 

@@ -260,8 +260,10 @@ class AttentionMatrix(NumpyFunctions, Pictured, Editable, Observable):
         output   without g: W_O (heads·d_v, d_model), for the norms after the projection
 
         Over the keys, contributions sum to g_i·o_i. Without g, the norm a_ij·‖v_j‖, or a_ij·‖v_j·W_O‖. Creating it
-        computes nothing. Raises ShapeError or DtypeError for arrays that do not fit, RuleError where g and output are
-        both given or PyTorch records a graph.
+        computes nothing but the values' norms. float32, or float64 where q, v or g is; under autocast v is narrowed as
+        q and k are. Raises ShapeError or DtypeError for arrays that do not fit or require grad, RuleError where g and
+        output are both given or PyTorch records a graph for q, k or a rule, EngineError where the engine named computes
+        no effects.
         Source: Kobayashi et al. 2020, section 3, for the norms.
 
         >>> import numpy as np, clearhead as ch
