@@ -57,7 +57,7 @@ def costs(threads: int, *, quick: bool) -> list[CauseCost]:
 
 def lines(found: list[CauseCost]) -> list[tuple[str, ...]]:
     """The rows of the table, headings first."""
-    rows: list[tuple[str, ...]] = [("case", "engine", "ms", "times backward", "times stored", "peak memory, MB")]
+    rows: list[tuple[str, ...]] = [("case", "engine", "ms", "of backward", "times stored", "peak MB")]
     for cost in found:
         told = ["-" if x is None else fixed(x, 2, 6) for x in (cost.times_backward, cost.times_stored)]
         rows.append(

@@ -29,6 +29,7 @@ from clearhead.engines.portable_tiles import (
 )
 from clearhead.engines.products import pieces, product
 
+_MOST = float(np.finfo(np.float64).max)
 _quiet = np.errstate(all="ignore")  # NaN and infinity are legal values, and need no warning
 
 
@@ -93,7 +94,7 @@ def effects(
             high, tall = areas(want.image[0], problem.queries, at)
             wide, broad = areas(want.image[1], problem.keys, cols)
             total["image_mean"][high, wide] += sandwich(tall, tile, broad)
-            here = _largest_under(_largest_under(rounded, tall > 0).T, broad > 0).T
+            here = _largest_under(_largest_under(rounded, tall).T, broad).T
             total["image_largest"][high, wide] = _larger(here, total["image_largest"][high, wide])
         if want.groups is not None:
             add_groups(total["groups"], tile, want.groups[0][head.batch, at], want.groups[1][head.batch, cols])
@@ -159,8 +160,8 @@ def _insert(values: Array, indices: Array, tile: Array, visible: Array, first_ke
     keys = np.broadcast_to(np.arange(first_key, first_key + tile.shape[1]), tile.shape)
     found = np.concatenate([values, tile], axis=-1)
     places = np.concatenate([indices, np.where(visible & ~np.isnan(tile), keys, -1)], axis=-1)
-    by = {"magnitude": -np.abs(found), "largest": -found, "smallest": found}[order]
-    rank = np.lexsort((by, places < 0), axis=-1)[:, :count]
+    by = np.clip({"magnitude": -np.abs(found), "largest": -found, "smallest": found}[order], -_MOST, _MOST)
+    rank = np.argsort(np.where(places < 0, np.inf, by), axis=-1, kind="stable")[:, :count]
     chosen = np.take_along_axis(places, rank, axis=-1)
     values[:] = np.where(chosen < 0, 0.0, np.take_along_axis(found, rank, axis=-1))
     indices[:] = chosen
@@ -183,10 +184,12 @@ def _larger(a: Array, b: Array) -> Array:
     return found
 
 
-def _largest_under(x: Array, covers: Array) -> Array:
-    """What `_larger` leaves of the rows of x that each pixel covers, (pixels, columns)."""
-    found = np.zeros((len(covers), x.shape[1]))
-    for pixel, rows in enumerate(covers):
-        if rows.any():
-            found[pixel] = _larger(x[rows].max(axis=0), x[rows].min(axis=0))
+def _largest_under(x: Array, shares: Array) -> Array:
+    """What `_larger` leaves of the rows of x that each pixel covers, (pixels, columns); shares as from `areas`."""
+    covers = shares > 1e-9  # a share is at least one over the number of rows, or a rounding error
+    used, found = covers.any(axis=1), np.zeros((len(covers), x.shape[1]))
+    first, last = covers.argmax(axis=1), covers.shape[1] - covers[:, ::-1].argmax(axis=1)
+    bounds = np.stack([first, last], axis=1)[used].reshape(-1)  # every second part lies between two pixels
+    more = np.concatenate([x, np.zeros((1, x.shape[1]))])
+    found[used] = _larger(np.maximum.reduceat(more, bounds)[::2], np.minimum.reduceat(more, bounds)[::2])
     return found
