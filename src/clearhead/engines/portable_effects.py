@@ -88,8 +88,7 @@ def effects(
         if want.strongest is not None:
             places = np.arange(at.start, at.stop)[:, None] * problem.keys + np.arange(cols.start, cols.stop)
             kept = total["strongest_values"], total["strongest_indices"]
-            listed = visible & ~np.isnan(rounded)
-            _keep_strongest(*kept, rounded[listed], places[listed])
+            _keep_strongest(*kept, rounded[visible], places[visible])
         if want.image is not None:
             high, tall = areas(want.image[0], problem.queries, at)
             wide, broad = areas(want.image[1], problem.keys, cols)
@@ -168,7 +167,10 @@ def _insert(values: Array, indices: Array, tile: Array, visible: Array, first_ke
 
 
 def _keep_strongest(values: Array, places: Array, more: Array, at: Array) -> None:
-    """Put more effects into a list of the strongest; of equal ones the earlier place. -1 marks a free place."""
+    """Put more effects into a list of the strongest; of equal ones the earlier place. -1 marks a free place.
+
+    NaN sorts behind the free places, so it is never listed.
+    """
     found, here = np.concatenate([values, more]), np.concatenate([places, at])
     by = np.where(here < 0, np.inf, -np.abs(found))
     if len(found) > 4 * len(values):  # sort few of many
