@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from benchmarks import change, model, spans, watching
+from benchmarks import causes, change, model, spans, watching
 
 
 class Group(NamedTuple):
@@ -26,6 +26,7 @@ GPT2 = "a model of 12 layers, 12 heads, width 768"
 GROUPS = {
     "model": Group("model", "attention inside a model of 6 blocks", model.shares, model.lines, "torch"),
     "spans": Group("spans", "the rule spans on one call", spans.costs, spans.lines, "numpy"),
+    "causes": Group("causes", "looking at causes: everything of cuts", causes.costs, causes.lines, "numpy"),
     "watch": Group("watching", f"watching {GPT2}", watching.costs, watching.lines, "transformers"),
     "change": Group("change", f"changing {GPT2}", change.costs, change.lines, "transformers"),
 }

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 import clearhead as ch
 from clearhead import nn
+from clearhead.core.effects import EFFECTS
 from clearhead.core.problem import Rules
 from clearhead.core.statistics import Watched, askable
 from clearhead.distributed.matrix import ShardedTransposedMatrix
@@ -126,6 +127,10 @@ def matrix() -> ch.AttentionMatrix:
     return ch.AttentionMatrix(Q, K, causal=True)
 
 
+def cuts() -> ch.CauseMatrix:
+    return matrix().cuts(V, Q)
+
+
 def observed(sinks: Any = None) -> ch.Observation:
     return ch.AttentionMatrix(Q, K, sinks=sinks).observe(
         V, **dict.fromkeys(("logsumexp", "max_logit", "entropy", "distance"), True), top=2
@@ -170,10 +175,21 @@ def public() -> dict[str, Call]:
                 "groups": {"query_groups": GROUPS[0], "key_groups": GROUPS[1]}, "save": PATH,
                 "__getitem__": {"key": 0}, "__matmul__": {"v": V},
                 "cut": {"keys": 0}, "boost": {"keys": 0, "by": 1.0}, "tempered": {"t": 2.0},
+                "contributions": {"v": V}, "cuts": {"v": V, "g": Q},
             },
             **LOOKS, observe=askable(),
         ),
         **methods(lambda: matrix().T, TransposedMatrix, {"__getitem__": {"key": 0}, "__matmul__": {"g": Q}}),
+        **methods(
+            cuts, ch.CauseMatrix,
+            {
+                "top": {"k": 2}, "strongest": {"k": 2}, "image": {"height": 2, "width": 2},
+                "groups": {"query_groups": GROUPS[0], "key_groups": GROUPS[1]},
+                "spans": {"query_groups": GROUPS[0], "key_groups": GROUPS[1]},
+                "__getitem__": {"key": 0}, "__matmul__": {"x": V},
+            },
+            observe=tuple(EFFECTS),
+        ),
         **methods(
             observed, ch.Observation,
             {"merge_keys": {"other": observed()}, "merge_queries": {"other": observed()},

@@ -14,8 +14,9 @@ Wrong = tuple[Callable[[], Any], type[Exception], str]  # a call, the built-in e
 def assert_words(call: Callable[[], Any], kind: type[Exception], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The call fails with this text before any engine runs."""
     for engine in engines.NAMES:
-        for work in ("rows", "columns", "weights", "transposed"):
-            monkeypatch.setattr(engines.get(engine), work, _begin)
+        for work in ("rows", "columns", "weights", "transposed", "others", "effects", "effect_tile", "effect_product"):
+            if hasattr(engines.get(engine), work):
+                monkeypatch.setattr(engines.get(engine), work, _begin)
     with pytest.raises(kind) as error:
         call()
     assert str(error.value) == words

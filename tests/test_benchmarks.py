@@ -3,15 +3,17 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
 
 import benchmarks
-from benchmarks import change, command, floors, gpu, run
+from benchmarks import causes, change, command, floors, gpu, run
 from benchmarks.__main__ import main
 from benchmarks.cases import Case
+from benchmarks.causes import CauseCost
 from benchmarks.change import ChangeCost
 from benchmarks.groups import GROUPS
 from benchmarks.limits import Limits
@@ -19,6 +21,7 @@ from benchmarks.memory import Single
 from benchmarks.model import Share
 from benchmarks.spans import SpanCost
 from benchmarks.watching import Cost
+from clearhead.bench.measure import interleaved
 from clearhead.errors import MissingExtraError
 
 
@@ -69,9 +72,13 @@ def test_a_few_cpu_benchmarks_run_from_setup_to_table(tmp_path: Path, capsys: py
 FOUND = {
     "model": [Share("forward", 1, 128, 768, 12, 0.001, 1.5)],
     "spans": [SpanCost("n 64 d 8", "half cut", 0.001, 0.5, None)],
+    "causes": [CauseCost("h8 n 64 d 64", "native", 0.001, 0.9, None, 10**6)],
     "watch": [Cost(4096, "watch", 5.4, 0.85, 10**9), Cost(16384, "sdpa", 52.4, None, 10**9)],
     "change": [ChangeCost(4096, "cut", 5.4, 1.02, 10**8)],
 }
+
+
+ONCE: dict[str, Any] = {"rounds": 1, "slice_seconds": 0.0}
 
 
 def test_each_group_has_its_table_and_its_figures(capsys: pytest.CaptureFixture[str]):
@@ -94,6 +101,20 @@ def test_a_group_whose_package_is_not_installed_is_refused(monkeypatch: pytest.M
     monkeypatch.setitem(GROUPS, "watch", GROUPS["watch"]._replace(needs="no_such_package"))
     with pytest.raises(MissingExtraError, match="the group watch needs no_such_package"):
         command.bench(quick=True, chosen="", only="watch", save=None, threads=1)
+
+
+def test_causes_are_compared_with_those_of_stored_weights(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(causes, "QUICK", ((300, 2),))
+    monkeypatch.setattr(causes, "apart", lambda *_: Single(0.5, 10**6))
+    calls: list[Any] = []
+    monkeypatch.setattr(causes, "interleaved", lambda made, **_: calls.append(made) or interleaved(made, **ONCE))
+    found = causes.costs(1, quick=True)
+    assert [cost.case for cost in found] == ["h2 n 300 d 64", "h2 n 300 d 64 causal"]
+    full, _ = calls
+    ours, theirs = full["cuts"](), full["stored"]()
+    pairs = zip((ours.by_key, ours.by_query, ours.strongest.value), (theirs[0], theirs[1], theirs[3]), strict=True)
+    for mine, stored in pairs:
+        torch.testing.assert_close(torch.from_numpy(mine), stored.reshape(mine.shape), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from clearhead.changing.edits import values_like as values_like
     from clearhead.changing.edits_json import edits_from_json as edits_from_json
     from clearhead.changing.edits_json import edits_to_json as edits_to_json
+    from clearhead.core.effects import Effects as Effects
     from clearhead.diagnosing.diagnose import diagnose as diagnose
     from clearhead.diagnosing.diagnose import diagnose_layer as diagnose_layer
     from clearhead.engines.threads import get_num_threads as get_num_threads
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from clearhead.nn.converted import convert as convert
     from clearhead.ops.attention import attention as attention
     from clearhead.ops.attention import plan as plan
+    from clearhead.ops.causes import CauseMatrix as CauseMatrix
     from clearhead.ops.matrix import AttentionMatrix as AttentionMatrix
     from clearhead.ops.observation import Observation as Observation
     from clearhead.ops.rollout import rollout as rollout
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 # No module beside this one is called like a public name: importing it would put the module in the name's place.
 _HOMES = {
     "AttentionMatrix": "ops.matrix",
+    "CauseMatrix": "ops.causes",
+    "Effects": "core.effects",
     "Observation": "ops.observation",
     "attention": "ops.attention",
     "boost": "changing.edits",

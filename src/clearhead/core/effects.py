@@ -10,7 +10,7 @@ where nothing is subtracted from 1. A sink is one more of the others, which adds
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, TypedDict, get_args
 
 import numpy as np
 
@@ -59,6 +59,17 @@ EFFECTS: dict[str, Effect] = {
 }
 
 
+class AskedEffects(TypedDict, total=False):
+    """What `CauseMatrix.observe` can be asked for, besides the order of `top`."""
+
+    by_key: bool
+    by_query: bool
+    top: int | None
+    strongest: int | None
+    image: tuple[int, int] | None
+    groups: tuple[Any, Any] | None
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class WantedEffects:
     """What to observe of a matrix of effects, validated."""
@@ -98,7 +109,7 @@ def arrays_of(name: str) -> list[str]:
 
 
 class Ranked(NamedTuple):
-    """Each query's first effects in some order, and the keys they fall on; 0 and -1 where fewer keys are visible."""
+    """Each query's first effects in some order, and the keys they fall on; 0 and -1 where there are fewer."""
 
     values: Any
     indices: Any
@@ -132,7 +143,14 @@ class SignedImage(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Effects:
-    """What was observed of a matrix of effects, (…, heads, …); None where it was not asked for."""
+    """What was observed of a matrix of effects, (…, heads, …); None where it was not asked for.
+
+    Made by `CauseMatrix.observe`; each field has the answer of the method of its name.
+
+    >>> import numpy as np, clearhead as ch
+    >>> ch.AttentionMatrix(np.eye(3), np.eye(3)).cuts(np.eye(3), np.eye(3)).observe(by_key=True, top=2)
+    Effects(by_key (3,), top Ranked(values (3, 2), indices (3, 2)))
+    """
 
     by_key: Any = None
     by_query: Any = None

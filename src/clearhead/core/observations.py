@@ -5,14 +5,14 @@ ops/observation.py holds the answers; merging.py says how two partial answers be
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from clearhead.core import room
 from clearhead.core.arrays import as_rule_array, statistics_dtype
 from clearhead.core.axes import WEIGHTS, Array, named
-from clearhead.core.effects import EFFECTS, ORDERS, WantedEffects, shapes
+from clearhead.core.effects import EFFECTS, ORDERS, Order, WantedEffects, arrays_of, shapes
 from clearhead.core.problem import Problem
 from clearhead.core.rule_values import as_int64, whole_number
 from clearhead.core.statistics import PER_KEY, PER_QUERY, STATISTICS, Groups, Wanted, askable, listed
@@ -41,16 +41,20 @@ def wanted_effects(problem: Problem, asked: Mapping[str, Any], order: Any = "mag
     for name in asked:
         if name not in EFFECTS:
             raise unknown("effect", name, (*EFFECTS, "order"))
-    if order not in ORDERS:
-        raise RuleError(f"order is {shown(order)}: expected one of {', '.join(ORDERS)}.")
+    if not isinstance(order, str) or order not in ORDERS:
+        raise RuleError(f"order is {shown(order)}: expected one of {', '.join(ORDERS)}.", 'order="magnitude"')
     read = {name: _READERS[EFFECTS[name].asked](name, value) for name, value in asked.items()}
     if read.get("groups") is not None:
         read["groups"] = read_groups(problem, read["groups"])
-    want = WantedEffects(**read, order=order)
+    if read.get("strongest"):
+        read["strongest"] = min(read["strongest"], problem.queries * problem.keys)
+    want = WantedEffects(**read, order=cast("Order", order))
     itemsize = statistics_dtype(problem.dtype).itemsize
-    for name, shape in shapes({axis: getattr(problem, axis) for axis in WEIGHTS}, want).items():
-        size = room.array_bytes(shape, 8 + itemsize)
-        room.check_room(f"{name} of shape {shape}", size, "ask for fewer at a time.", problem.device)
+    size = shapes({axis: getattr(problem, axis) for axis in WEIGHTS}, want)
+    for name in want.names():
+        shape = size[arrays_of(name)[0]]
+        taken = len(arrays_of(name)) * room.array_bytes(shape, 8 + itemsize)
+        room.check_room(f"{name} of shape {shape}", taken, "ask for fewer at a time.", problem.device)
     return want
 
 

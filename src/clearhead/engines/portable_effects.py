@@ -29,6 +29,7 @@ from clearhead.engines.portable_tiles import (
 )
 from clearhead.engines.products import pieces, product
 
+_MOST = float(np.finfo(np.float64).max)
 _quiet = np.errstate(all="ignore")  # NaN and infinity are legal values, and need no warning
 
 
@@ -69,30 +70,33 @@ def _of_block(logits: Array, terms: Array) -> Others:
 def effects(
     problem: Problem, q: Array, k: Array, v: Array, g: Array, terms: Terms, want: WantedEffects
 ) -> dict[str, Array]:
-    """What is wanted of the matrix of effects, in one pass over weights recomputed with the log-sum-exp."""
-    found = room_for_effects(problem, want)
+    """What is wanted of the matrix of effects, in one pass over weights recomputed with the log-sum-exp.
+
+    Lists and largest effects are chosen among effects that are rounded as `effect_tile` rounds them, sums are of
+    effects in float64.
+    """
+    found, dtype = room_for_effects(problem, want), statistics_dtype(problem.dtype)
     for head, at, cols, tile, visible in _tiles(problem, q, k, v, g, terms):
         total = {name: array[head.batch, head.index] for name, array in found.items()}
+        rounded = tile.astype(dtype)
         if want.by_key:
             total["by_key"][cols] += tile.sum(axis=0)
         if want.by_query:
             total["by_query"][at] += tile.sum(axis=1)
         if want.top is not None:
-            _insert(total["top_values"][at], total["top_indices"][at], tile, visible, cols.start, want.order)
+            _insert(total["top_values"][at], total["top_indices"][at], rounded, visible, cols.start, want.order)
         if want.strongest is not None:
             places = np.arange(at.start, at.stop)[:, None] * problem.keys + np.arange(cols.start, cols.stop)
             kept = total["strongest_values"], total["strongest_indices"]
-            _keep_strongest(*kept, tile[visible], places[visible])
+            _keep_strongest(*kept, rounded[visible], places[visible])
         if want.image is not None:
             high, tall = areas(want.image[0], problem.queries, at)
             wide, broad = areas(want.image[1], problem.keys, cols)
             total["image_mean"][high, wide] += sandwich(tall, tile, broad)
-            largest = total["image_largest"][high, wide]
-            here = _largest(_largest(tile, tall > 0).T, broad > 0).T
-            total["image_largest"][high, wide] = np.where(np.abs(here) > np.abs(largest), here, largest)
+            here = _largest_under(_largest_under(rounded, tall).T, broad).T
+            total["image_largest"][high, wide] = _larger(here, total["image_largest"][high, wide])
         if want.groups is not None:
             add_groups(total["groups"], tile, want.groups[0][head.batch, at], want.groups[1][head.batch, cols])
-    dtype = statistics_dtype(problem.dtype)
     return {name: x if x.dtype == np.int64 else x.astype(dtype, copy=False) for name, x in found.items()}
 
 
@@ -152,10 +156,10 @@ def _effects(terms: Terms, here: tuple[int, int], at: slice, cols: slice, weight
 def _insert(values: Array, indices: Array, tile: Array, visible: Array, first_key: int, order: Order) -> None:
     """Put a tile's effects into each query's list of the first k in this order; of equal ones the earlier key."""
     count = values.shape[-1]
-    found = np.concatenate([values, tile], axis=-1)
     keys = np.broadcast_to(np.arange(first_key, first_key + tile.shape[1]), tile.shape)
-    places = np.concatenate([indices, np.where(visible, keys, -1)], axis=-1)
-    by = {"magnitude": -np.abs(found), "largest": -found, "smallest": found}[order]
+    found = np.concatenate([values, tile], axis=-1)
+    places = np.concatenate([indices, np.where(visible & ~np.isnan(tile), keys, -1)], axis=-1)
+    by = np.clip({"magnitude": -np.abs(found), "largest": -found, "smallest": found}[order], -_MOST, _MOST)
     rank = np.argsort(np.where(places < 0, np.inf, by), axis=-1, kind="stable")[:, :count]
     chosen = np.take_along_axis(places, rank, axis=-1)
     values[:] = np.where(chosen < 0, 0.0, np.take_along_axis(found, rank, axis=-1))
@@ -163,7 +167,10 @@ def _insert(values: Array, indices: Array, tile: Array, visible: Array, first_ke
 
 
 def _keep_strongest(values: Array, places: Array, more: Array, at: Array) -> None:
-    """Put more effects into a list of the strongest; of equal ones the earlier place. -1 marks a free place."""
+    """Put more effects into a list of the strongest; of equal ones the earlier place. -1 marks a free place.
+
+    NaN sorts behind the free places, so it is never listed.
+    """
     found, here = np.concatenate([values, more]), np.concatenate([places, at])
     by = np.where(here < 0, np.inf, -np.abs(found))
     if len(found) > 4 * len(values):  # sort few of many
@@ -173,12 +180,18 @@ def _keep_strongest(values: Array, places: Array, more: Array, at: Array) -> Non
     values[:], places[:] = found[rank], here[rank]
 
 
-def _largest(x: Array, covers: Array) -> Array:
-    """The entry of largest magnitude among the rows of x that each pixel covers, (pixels, columns)."""
-    found = np.zeros((len(covers), x.shape[1]))
-    for pixel, rows in enumerate(covers):
-        under = x[rows]
-        if len(under):
-            high, low = under.max(axis=0), under.min(axis=0)
-            found[pixel] = np.where(np.abs(low) > np.abs(high), low, high)
+def _larger(a: Array, b: Array) -> Array:
+    """The number of larger magnitude, of two equal ones the positive; NaN where there is one."""
+    found: Array = np.where((np.abs(a) > np.abs(b)) | ((np.abs(a) == np.abs(b)) & (a > b)) | np.isnan(a), a, b)
+    return found
+
+
+def _largest_under(x: Array, shares: Array) -> Array:
+    """What `_larger` leaves of the rows of x that each pixel covers, (pixels, columns); shares as from `areas`."""
+    covers = shares > 1e-9  # a share is at least one over the number of rows, or a rounding error
+    used, found = covers.any(axis=1), np.zeros((len(covers), x.shape[1]))
+    first, last = covers.argmax(axis=1), covers.shape[1] - covers[:, ::-1].argmax(axis=1)
+    bounds = np.stack([first, last], axis=1)[used].reshape(-1)  # every second part lies between two pixels
+    more = np.concatenate([x, np.zeros((1, x.shape[1]))])
+    found[used] = _larger(np.maximum.reduceat(more, bounds)[::2], np.minimum.reduceat(more, bounds)[::2])
     return found

@@ -4,15 +4,16 @@ core/effects.py has the formulas and the table of what is observed; the engines 
 """
 
 from functools import cached_property
-from typing import Any, Self, cast
+from typing import Any, Self, Unpack, cast
 
 import numpy as np
 
 from clearhead import engines
 from clearhead.core import room
-from clearhead.core.arrays import as_array, broadcast, empty, graphed, statistics_dtype
+from clearhead.core.arrays import as_array, broadcast, empty, on_cpu, to_device_of
 from clearhead.core.axes import WEIGHTS, Array, as_places, as_slice, group_size, named
 from clearhead.core.effects import (
+    AskedEffects,
     Effects,
     Kind,
     Order,
@@ -20,40 +21,71 @@ from clearhead.core.effects import (
     SignedImage,
     Strongest,
     Terms,
+    WantedEffects,
     arrays_of,
     terms_of_cuts,
 )
 from clearhead.core.observations import wanted_effects
 from clearhead.core.operands import operand
 from clearhead.core.rule_values import whole_number
-from clearhead.engines.base import EffectEngine
-from clearhead.errors import DtypeError, RuleError, ShapeError
-from clearhead.ops.factors import Factors
+from clearhead.engines.base import EffectEngine, room_for_effects
+from clearhead.errors import DtypeError, RuleError
+from clearhead.ops import cause_inputs
+from clearhead.ops.factors import Factors, unrepeated
 from clearhead.ops.indexing import check_weights, expand
-from clearhead.ops.numpy_functions import NumpyFunctions
+from clearhead.ops.numpy_functions import NumpyFunctions, Words
+from clearhead.ops.reductions import read_axes, shaped, total
 from clearhead.ops.spans_cut import cut_spans
 from clearhead.ops.transposed import TransposedMatrix
 
 _KINDS: dict[str, Any] = {"top": Ranked, "image": SignedImage}
+_TILE = "E[..., :512, :512] is a tile; E.image(256, 256) shows the whole, E.strongest(20) its strongest edges."
+_WORDS = Words(
+    "E",
+    "effect",
+    {
+        **dict.fromkeys(("sort", "argsort", "partition", "argpartition"), "E.top(8): each query's strongest keys."),
+        **dict.fromkeys(("transpose", "swapaxes", "moveaxis", "matrix_transpose"), "E.T"),
+        **dict.fromkeys(("dot", "inner", "tensordot", "einsum", "vdot"), "E @ x, E.T @ x"),
+        **dict.fromkeys(("max", "min", "amax", "amin", "argmax", "argmin"), 'E.top(1, "largest"), E.strongest(1).'),
+        "matmul": "E @ x, and E.T @ x for what stands on the left: x.mT @ E is (E.T @ x).mT",
+        "reduce": 'np.sum(E, axis=-1), and mean; E.top(1, "largest"), E.strongest(1).',
+    },
+)
 
 
 class CauseMatrix(NumpyFunctions):
     """The effect of every edge, (…, heads, queries, keys), as an array-like object that is never stored.
 
-    Made by `AttentionMatrix.contributions` and `AttentionMatrix.cuts`. `kind` is "contribution", "cut" or "norm".
-    Elements have the statistics' dtype, answers are of q's kind. Creating it computes nothing; what cuts need of every
-    row is computed once, when first needed, and kept: O(queries) memory. It has no derivative.
+    Made by `AttentionMatrix.contributions` and `AttentionMatrix.cuts`, which have the formulas. `kind` is
+    "contribution", "cut" or "norm". Where query i may not see key j, e_ij is 0.
+
+    Elements have the statistics' dtype; answers are of q's kind, products of x's. Creating it computes nothing; what
+    cuts need of every row is computed once, when first needed, and kept: O(queries) memory. It has no derivative.
+    np.sum, np.mean and np.asarray take it as they take an AttentionMatrix; other functions and arithmetic are refused.
+    Copies and pickles keep q, k, v, g, the rules and what is known of every row.
 
     >>> import numpy as np, clearhead as ch
     >>> A = ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True)
     >>> E = A.cuts(np.array([1.0, 0.0, 4.0]), np.ones(3))
     >>> E, E[2].round(3)
-    (CauseMatrix(cut, queries 3, keys 3) float64, never stored, array([ 0.457,  0.815, -1.807]))
+    (CauseMatrix(cut, queries 3, keys 3) float64, array([ 0.413,  0.773, -1.649]))
     """
+
+    _words = _WORDS
 
     def __init__(self, factors: Factors, kind: Kind, v: Array, g: Array) -> None:
         self.kind = kind
         self._factors, self._v, self._g = factors, v, g
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_v": unrepeated(self._v), "_g": unrepeated(self._g)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        problem, width = self._factors.problem, self._v.shape[-1]
+        self._v = broadcast(self._v, (problem.batch, self._v.shape[1], problem.keys, width))
+        self._g = broadcast(self._g, (problem.batch, problem.heads, problem.queries, width))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -68,34 +100,52 @@ class CauseMatrix(NumpyFunctions):
     @property
     def T(self) -> "TransposedMatrix[Self]":  # noqa: N802
         """Eᵀ, the last two axes swapped: (…, heads, keys, queries), for E.T @ x. What NumPy calls `mT`."""
-        return TransposedMatrix(self, self._effects, lambda x: self._product(x, transposed=True))
+        return TransposedMatrix(self, self._effects, self._transposed, self._reduced, self._words)
 
     mT = T  # noqa: N815
 
     def __repr__(self) -> str:
-        return f"CauseMatrix({self.kind}, {named(self.shape, WEIGHTS)[1:]} {self.dtype}, never stored"
+        return f"CauseMatrix({self.kind}, {named(self.shape, WEIGHTS)[1:]} {self.dtype}"
 
     def __getitem__(self, key: Any) -> Any:
         """Exact effects by integers, slices with steps and Ellipsis; only those asked for are computed.
 
         Returns and raises what indexing an AttentionMatrix does. O(queries·keys·(d_k + d_v)) time for what cuts need of
         every row, the first time; then O(effects·(d_k + d_v)).
+
+        >>> import numpy as np, clearhead as ch
+        >>> ch.AttentionMatrix(np.eye(3), np.eye(3)).contributions(np.array([1.0, 0.0, 4.0]))[0, ::-1].round(3)
+        array([1.058, 0.   , 0.471])
         """
         return self._effects(key)
 
     def __matmul__(self, x: Any) -> Any:
         """E·x, (…, heads, queries, d); x (…, heads or kv_heads, keys, d), or one for all heads, (keys,) or (keys, d).
 
-        Raises ShapeError or DtypeError for an x that does not fit. O(queries·keys·(d_k + d_v + d)) time.
+        The result is in E's dtype, of x's kind; E.T @ x takes (…, heads, queries, d). Raises ShapeError or DtypeError
+        for an x that does not fit, SizeError where the result is larger than memory. O(queries·keys·(d_k + d_v + d))
+        time, O(queries + keys) memory.
         """
-        return self._product(x, transposed=False)
+        return self._product(x)
 
     def by_key(self) -> Any:
-        """Σ_i e_ij, (…, heads, keys): what each key did in all rows together."""
+        """Σ_i e_ij, (…, heads, keys): what each key did in all rows together. Summed in float64.
+
+        >>> import numpy as np, clearhead as ch
+        >>> A = ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)))
+        >>> A.contributions(np.array([2.0, 6.0]), np.ones(2)).by_key()
+        array([2., 6.])
+        """
         return self.observe(by_key=True).by_key
 
     def by_query(self) -> Any:
-        """Σ_j e_ij, (…, heads, queries). Contributions along g sum to g_i·o_i; cuts do not sum to anything simple."""
+        """Σ_j e_ij, (…, heads, queries). Contributions along g sum to g_i·o_i; cuts do not sum to anything simple.
+
+        >>> import numpy as np, clearhead as ch
+        >>> A = ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)))
+        >>> A.contributions(np.array([2.0, 6.0]), np.ones(2)).by_query()
+        array([4., 4.])
+        """
         return self.observe(by_query=True).by_query
 
     def top(self, k: int, order: Order = "magnitude") -> Ranked:
@@ -103,17 +153,28 @@ class CauseMatrix(NumpyFunctions):
 
         order   "magnitude" (largest |e| first), "largest" (most positive first) or "smallest" (most negative first)
 
-        Of equal effects the earlier key comes first; where fewer than k keys are visible, the rest has effect 0 and
-        index -1. Raises RuleError for another order, or unless k is a whole number from 1 up.
+        Of equal effects the earlier key comes first. Only keys that the rules allow are listed, and no effect that is
+        NaN; the rest has effect 0 and index -1. Raises RuleError for another order, or unless k is a whole number from
+        1 up. O(queries·keys·(d_k + d_v)) time, O(queries·k) memory.
+
+        >>> import numpy as np, clearhead as ch
+        >>> A = ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True)
+        >>> A.cuts(np.array([1.0, 0.0, 4.0]), np.ones(3)).top(2, "smallest").indices.tolist()
+        [[0, -1], [0, 1], [2, 0]]
         """
-        found = self.observe(top=whole_number("top", k, 1, hint="top(8)"), order=order).top
-        return cast("Ranked", found)
+        return cast("Ranked", self.observe(top=whole_number("top", k, 1, hint="top(8)"), order=order).top)
 
     def strongest(self, k: int) -> Strongest:
         """The k edges of largest magnitude in the whole matrix: batch, head, query, key and value, each (≤ k,).
 
         `batch` counts over all leading axes together. Of equal effects the earlier place comes first. Only edges that
-        the rules allow are listed.
+        the rules allow are listed, and no effect that is NaN. Raises RuleError unless k is a whole number from 1 up.
+        O(queries·keys·(d_k + d_v)) time, O(batch·heads·k) memory.
+
+        >>> import numpy as np, clearhead as ch
+        >>> E = ch.AttentionMatrix(np.eye(3), np.eye(3)).contributions(np.array([1.0, 0.0, 4.0]), np.ones(3))
+        >>> E.strongest(2).key, E.strongest(2).value.round(3)
+        (array([2, 2]), array([1.884, 1.058]))
         """
         found = self.observe(strongest=whole_number("strongest", k, 1, hint="strongest(20)")).strongest
         return cast("Strongest", found)
@@ -121,14 +182,22 @@ class CauseMatrix(NumpyFunctions):
     def image(self, height: int, width: int) -> SignedImage:
         """The matrix as a picture, (…, heads, height, width): the mean under each pixel, and what is largest there.
 
-        `largest` is the effect of largest magnitude, with its sign, of all cells that a pixel covers, if only in part.
+        `largest` is the effect of largest magnitude, with its sign, of all cells that a pixel covers, if only in part;
+        of two equal ones the positive, and NaN where there is one. Raises RuleError unless both sides are whole numbers
+        from 1 up.
+
+        >>> import numpy as np, clearhead as ch
+        >>> A = ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True)
+        >>> A.cuts(np.array([1.0, 0.0, 4.0]), np.ones(3)).image(1, 1).largest.round(3)
+        array([[-1.649]])
         """
         return cast("SignedImage", self.observe(image=(height, width)).image)
 
     def groups(self, query_groups: Any, key_groups: Any) -> Any:
         """Σ of e_ij between labelled spans, (…, heads, query groups, key groups); labels as in AttentionMatrix.groups.
 
-        Effects of single edges do not add up to that of a whole span where it is a cut: see `spans`.
+        Effects of single edges do not add up to that of a whole span where it is a cut: see `spans`. Raises ShapeError,
+        DtypeError or RuleError for labels that do not fit.
         """
         return self.observe(groups=(query_groups, key_groups)).groups
 
@@ -136,45 +205,67 @@ class CauseMatrix(NumpyFunctions):
         """What g·o changes by when a query may see no key of a span at all, summed over the queries of each group.
 
         With a = Σ_J a_ij and n = Σ_J a_ij·t_ij over a span J, that is (g_i·o_i - n)/(1 - a) - g_i·o_i for one query,
-        computed as a·(m - n/a), where m is what all keys outside the span answer by themselves.
+        computed as a·(m - n/a), where m is what all keys outside the span answer by themselves: 0 if there are none.
         Returns (…, heads, query groups, key groups); labels as in `groups`. Raises RuleError for contributions, which
         just add up (`groups`), and what `groups` raises. One pass over the keys, cut into the runs of neighbouring keys
         of one group; O(queries·key groups) memory, in blocks of queries.
+
+        >>> import numpy as np, clearhead as ch
+        >>> E = ch.AttentionMatrix(np.eye(3), np.eye(3), scale=0).cuts(np.array([1.0, 0.0, 4.0]), np.ones(3))
+        >>> E.spans([0, 1, 1], [0, 0, 1]).round(3), E.groups([0, 1, 1], [0, 0, 1]).round(3)
+        (array([[ 2.333, -1.167],
+               [ 4.667, -2.333]]), array([[ 1.167, -1.167],
+               [ 2.333, -2.333]]))
         """
         if self.kind != "cut":
             raise RuleError("spans are of cuts: contributions of a span are the sum of those of its edges.", "E.groups")
-        problem = self._factors.problem
-        want = wanted_effects(problem, {"groups": (query_groups, key_groups)})
+        factors = self._factors
+        want = wanted_effects(factors.problem, {"groups": (query_groups, key_groups)})
         assert want.groups is not None
-        found = cut_spans(self._factors, self._v, self._g, want.groups)
-        return self._factors.restore(problem.restore(found.astype(self.dtype)))
+        found = cut_spans(factors, self._v, self._g, want.groups).astype(self.dtype)
+        return self._restore(factors.problem.restore(found))
 
-    def observe(self, *, order: Order = "magnitude", **asked: Any) -> Effects:
+    def observe(self, *, order: Order = "magnitude", **asked: Unpack[AskedEffects]) -> Effects:
         """Everything asked for, together, in the fewest passes: one, and for cuts one more, the first time.
 
         by_key=True, by_query=True, top=8 with order="magnitude", strongest=20, image=(256, 256),
         groups=(query_groups, key_groups): what the methods of these names answer. Returns an Effects; what was not
         asked for is None. Raises UnknownNameError, RuleError, ShapeError or DtypeError for requests that do not fit,
-        SizeError for answers larger than memory, all before any work; EngineError where the engine named computes no
-        effects. O(queries·keys·(d_k + d_v)) time, O(queries + keys) memory beyond the answers.
+        SizeError for answers larger than memory, all before any work. O(queries·keys·(d_k + d_v)) time,
+        O(queries + keys) memory beyond the answers.
+
+        >>> import numpy as np, clearhead as ch
+        >>> E = ch.AttentionMatrix(np.eye(3), np.eye(3)).contributions(np.array([1.0, 0.0, 4.0]), np.ones(3))
+        >>> seen = E.observe(by_key=True, strongest=1)
+        >>> seen.by_key.round(3), seen.strongest.key, seen.top is None
+        (array([1., 0., 4.]), array([2]), True)
         """
-        factors = self._factors
-        want = wanted_effects(factors.problem, asked, order)
-        if not want.names():
-            return Effects()
-        if not factors.problem.queries * factors.problem.keys * factors.problem.heads * factors.problem.batch:
-            raise ShapeError(f"{self!r} has no effects to observe.")
-        found = dict(self._engine.effects(factors.problem, factors.q, factors.k, self._v, self._g, self._terms, want))
+        problem = self._factors.problem
+        want = wanted_effects(problem, asked, order)
+        found = self._observed(want)
         answers: dict[str, Any] = {}
-        if want.strongest is not None:
-            edges = _strongest(
-                found["strongest_values"], found["strongest_indices"], factors.problem.keys, want.strongest
-            )
-            answers["strongest"] = Strongest(*map(factors.restore, edges))
-        for name in [name for name in want.names() if name != "strongest"]:
-            arrays = [factors.restore(factors.problem.restore(found[array])) for array in arrays_of(name)]
-            answers[name] = _KINDS[name](*arrays) if name in _KINDS else arrays[0]
+        for name in want.names():
+            arrays = [found[array] for array in arrays_of(name)]
+            if name == "strongest":
+                values, places = map(on_cpu, arrays)
+                edges = _strongest(values, places, problem.keys, cast("int", asked["strongest"]))
+                answers[name] = Strongest(*map(self._restore, edges))
+            else:
+                restored = [self._restore(problem.restore(array)) for array in arrays]
+                answers[name] = _KINDS[name](*restored) if name in _KINDS else restored[0]
         return Effects(**answers)
+
+    def _observed(self, want: WantedEffects) -> dict[str, Array]:
+        factors = self._factors
+        if not want.names():
+            return {}
+        if 0 in self.shape:
+            zeros = room_for_effects(factors.problem, want)
+            return {name: x if x.dtype == np.int64 else x.astype(self.dtype) for name, x in zeros.items()}
+        return dict(self._engine.effects(factors.problem, factors.q, factors.k, self._v, self._g, self._terms, want))
+
+    def _restore(self, x: Array) -> Any:
+        return self._factors.restore(to_device_of(x, self._factors.q) if isinstance(x, np.ndarray) else x)
 
     @cached_property
     def _terms(self) -> Terms:
@@ -195,9 +286,9 @@ class CauseMatrix(NumpyFunctions):
         if 0 in shape:
             tile = empty(factors.q, shape, self.dtype)
         else:
-            check_weights(shape, self.dtype, factors.problem.device)
+            check_weights(shape, self.dtype, factors.problem.device, "effects", _TILE)
             tile = self._tile(*[range(p, p + 1) if isinstance(p, int) else p for p in picked]).reshape(shape)
-        return factors.restore(tile.swapaxes(-1, -2) if swapped else tile)
+        return self._restore(tile.swapaxes(-1, -2) if swapped else tile)
 
     def _tile(self, *picked: range) -> Array:
         *lead, rows, cols = picked
@@ -214,107 +305,62 @@ class CauseMatrix(NumpyFunctions):
             terms = terms.among(cols)
         return self._engine.effect_tile(part.problem.take(keys=cols), part.q, part.k[:, :, keys], v, g, terms)
 
-    def _product(self, x: Any, *, transposed: bool) -> Any:
+    def _transposed(self, x: Any) -> Any:
+        return self._product(x, transposed=True)
+
+    def _product(self, x: Any, *, transposed: bool = False) -> Any:
         factors, problem = self._factors, self._factors.problem
         array, restore = as_array(x, "x", problem.device)
-        length, heads = (
-            (problem.queries, (problem.heads, 1)) if transposed else (problem.keys, (problem.heads, problem.kv_heads))
-        )
-        given, vector = operand(problem, array, "x", length, heads)
-        size = (problem.batch, problem.heads, problem.keys if transposed else problem.queries, given.shape[-1])
+        long, heads, result = problem.keys, (problem.heads, problem.kv_heads), problem.queries
+        if transposed:
+            long, heads, result = problem.queries, (problem.heads, 1), problem.keys
+        given, vector = operand(problem, array, "x", long, heads)
+        size = (problem.batch, problem.heads, result, given.shape[-1])
         room.check_room(
             f"a product of shape {size}", room.array_bytes(size, 8), "give fewer columns of x.", problem.device
         )
-        found = self._engine.effect_product(
-            problem, factors.q, factors.k, self._v, self._g, self._terms, given, transposed=transposed
-        )
+        if 0 in (*self.shape, *size):
+            found = to_device_of(np.zeros(size, self.dtype), given)
+        else:
+            arrays = factors.q, factors.k, self._v, self._g
+            found = self._engine.effect_product(problem, *arrays, self._terms, given, transposed=transposed)
         whole = problem.restore(found)
         return restore(whole[..., 0] if vector else whole)
 
-    def _reduced(self, name: str, axis: Any, *, keepdims: bool) -> Any:
-        del axis, keepdims
-        raise DtypeError(f"{name} is not answered by {self!r}.", "E.by_key(), E.by_query() and E.strongest(20) are.")
+    def _reduced(self, name: str, axis: Any, *, keepdims: bool, swapped: bool = False) -> Any:
+        if name not in ("sum", "mean"):
+            what = self.T if swapped else self
+            raise DtypeError(f"{name} is not answered by {what!r}.", 'E.top(1, "largest"), E.strongest(1).')
+        axes = read_axes(axis, self.ndim, swapped=swapped)
+        found = total(self.shape, self.by_query, self.by_key, axes, mean=name == "mean")
+        return shaped(found, axes, keepdims=keepdims, swapped=swapped)
 
 
 def contributions(factors: Factors, v: Any, g: Any, output: Any) -> CauseMatrix:
     """The matrix of contributions along g; of norms where g is None."""
     if g is None:
-        values = _values(factors, v)
-        norms = _norms(factors, values, output)
-        ones = np.ones((factors.problem.batch, factors.problem.heads, factors.problem.queries, 1), norms.dtype)
-        return _matrix(factors, "norm", norms, ones)
+        return _made("norm", *cause_inputs.norms(factors, v, output))
     if output is not None:
         raise RuleError(
             "output is given together with g: it is for norms, and g has been carried through W_O.", "leave it out."
         )
-    return _matrix(factors, "contribution", *_both(factors, v, g))
+    return _made("contribution", *cause_inputs.along_g(factors, v, g))
 
 
 def cuts(factors: Factors, v: Any, g: Any) -> CauseMatrix:
     """The matrix of cuts along g."""
-    return _matrix(factors, "cut", *_both(factors, v, g))
+    return _made("cut", *cause_inputs.along_g(factors, v, g))
 
 
-def _values(factors: Factors, v: Any) -> Array:
-    _check_no_graph(v=v)
-    array = as_array(v, "v", factors.problem.device)[0]
-    return operand(
-        factors.problem, array, "v", factors.problem.keys, (factors.problem.kv_heads, factors.problem.heads)
-    )[0]
-
-
-def _both(factors: Factors, v: Any, g: Any) -> tuple[Array, Array]:
-    problem, values = factors.problem, _values(factors, v)
-    _check_no_graph(g=g)
-    array = as_array(g, "g", problem.device)[0]
-    along = operand(problem, array, "g", problem.queries, (problem.heads,))[0]
-    if along.shape[-1] != values.shape[-1]:
-        raise ShapeError(
-            f"g has {along.shape[-1]} columns but v has d_v {values.shape[-1]}: g is the derivative by the head's "
-            "output, which has v's columns.",
-        )
-    return values, broadcast(along, (problem.batch, problem.heads, problem.queries, along.shape[-1]))
-
-
-def _check_no_graph(**given: Any) -> None:
-    for name, x in given.items():
-        if graphed(x):
-            raise RuleError(
-                f"effects have no derivative, and PyTorch records a graph for {name}.",
-                f"{name}.detach(), or torch.no_grad().",
-            )
-
-
-def _matrix(factors: Factors, kind: Kind, v: Array, g: Array) -> CauseMatrix:
-    """The matrix, in a dtype that holds q's, v's and g's: their own where all are one, else float64 or float32."""
-    dtypes = {factors.problem.dtype, v.dtype, g.dtype}
-    if len(dtypes) > 1:
-        dtype = np.dtype(np.float64 if np.dtype(np.float64) in dtypes else np.float32)
-        factors, v, g = factors.in_dtype(dtype), v.astype(dtype), g.astype(dtype)
+def _made(kind: Kind, factors: Factors, v: Array, g: Array) -> CauseMatrix:
+    engines.with_effects(factors.engine, factors.problem, factors.asked_engine)  # raises here, where it was asked for
     return CauseMatrix(factors, kind, v, g)
 
 
-def _norms(factors: Factors, v: Array, output: Any) -> Array:
-    """‖v_j‖, or ‖v_j·W_O‖ for every query head, (batch, heads of v or heads, keys, 1) in the statistics' dtype."""
-    dtype = statistics_dtype(v.dtype)
-    if output is None:
-        return np.linalg.norm(v.astype(np.float64), axis=-1, keepdims=True).astype(dtype)
-    heads, width = factors.problem.heads, v.shape[-1]
-    weights = as_array(output, "output", factors.problem.device)[0].astype(np.float64)
-    if weights.ndim != 2 or weights.shape[0] != heads * width:
-        raise ShapeError(f"output has shape {weights.shape}: expected W_O, (heads·d_v {heads * width}, d_model).")
-    found = np.empty((v.shape[0], heads, v.shape[2], 1), dtype)
-    for head in range(heads):
-        own = weights[head * width : (head + 1) * width]
-        for start in range(0, v.shape[2], 4096):
-            part = v[:, head // group_size(heads, v.shape[1]), start : start + 4096].astype(np.float64)
-            found[:, head, start : start + 4096, 0] = np.linalg.norm(part @ own, axis=-1)
-    return found
-
-
-def _strongest(values: Array, places: Array, keys: int, count: int) -> Strongest:
+def _strongest(values: Array, places: Array, keys: int, count: int) -> tuple[Array, ...]:
     """The strongest of all batches and heads from those of each, (batch, heads, k)."""
     batch, head, rank = np.nonzero(places >= 0)
     value, place = values[batch, head, rank], places[batch, head, rank]
     order = np.lexsort((place, head, batch, -np.abs(value)))[:count]
-    return Strongest(batch[order], head[order], place[order] // keys, place[order] % keys, value[order])
+    query, key = np.divmod(place[order], max(1, keys))
+    return batch[order], head[order], query, key, value[order]

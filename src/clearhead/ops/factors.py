@@ -72,7 +72,7 @@ class Factors:
     def __getstate__(self) -> dict[str, Any]:
         """Without the engine, which is chosen again; what a mask, bias or table repeats along an axis is kept once."""
         once: dict[str, Any] = {
-            name: _unrepeated(getattr(self.problem, name)) for name, axes in FIELDS.items() if axes[:2] == WEIGHTS[:2]
+            name: unrepeated(getattr(self.problem, name)) for name, axes in FIELDS.items() if axes[:2] == WEIGHTS[:2]
         }
         state = {name: value for name, value in self.__dict__.items() if name != "engine"}
         return {**state, "problem": replace(self.problem, **once)}
@@ -120,9 +120,12 @@ class Factors:
         return replace(self, problem=problem, q=q, k=k)
 
     def in_dtype(self, dtype: np.dtype[Any]) -> "Factors":
-        """The same factors in another dtype, with the log-sum-exp of the original ones."""
-        made = self.changed(replace(self.problem, dtype=dtype), self.q.astype(dtype), self.k.astype(dtype))
-        made.logsumexp = self.logsumexp.astype(statistics_dtype(dtype))
+        """The same factors in another dtype; a known log-sum-exp stays known where it has the digits for it."""
+        problem = replace(self.problem, dtype=dtype)
+        made = self.changed(problem, self.q.astype(dtype), self.k.astype(dtype))
+        made.engine = _chosen(problem, self.asked_engine)
+        if self.known_logsumexp is not None and made.dtype == self.dtype:
+            made.logsumexp = self.logsumexp
         return made
 
     def take_queries(self, queries: range) -> "Factors":
@@ -227,7 +230,7 @@ class Factors:
         return observation(given, self.problem.queries, self.problem.keys, sinks=self.problem.sinks is not None)
 
 
-def _unrepeated(x: Array | None) -> Array | None:
+def unrepeated(x: Array | None) -> Array | None:
     """The same array with size 1 along the axes along which it is broadcast; PyTorch keeps those of a GPU's array."""
     if not isinstance(x, np.ndarray):
         return x

@@ -96,12 +96,15 @@ class AttentionMatrix(NumpyFunctions, Pictured, Editable, Observable):
     @property
     def factors(self) -> Factors:
         """q, k, the rules and the log-sum-exp, validated. Raises RuleError while PyTorch records a graph for them."""
+        return self._factors_for("weights read by index", "A[…]; A @ v and A.observe keep the graph.")
+
+    def _factors_for(self, what: str, call: str) -> Factors:
         if self._factors is not None:
             return self._factors
         if self._graph_with() is not None:
             raise RuleError(
-                "weights read by index have no derivative, and PyTorch keeps or traces a graph for them.",
-                "with torch.no_grad(): A[…]; A @ v and A.observe keep the graph.",
+                f"{what} have no derivative, and PyTorch keeps or traces a graph for them.",
+                f"with torch.no_grad(): {call}",
             )
         return Factors.read(*self._given)
 
@@ -257,8 +260,10 @@ class AttentionMatrix(NumpyFunctions, Pictured, Editable, Observable):
         output   without g: W_O (heads·d_v, d_model), for the norms after the projection
 
         Over the keys, contributions sum to g_i·o_i. Without g, the norm a_ij·‖v_j‖, or a_ij·‖v_j·W_O‖. Creating it
-        computes nothing. Raises ShapeError or DtypeError for arrays that do not fit, RuleError where g and output are
-        both given or PyTorch records a graph.
+        computes nothing but the values' norms. float32, or float64 where q, v or g is; under autocast v is narrowed as
+        q and k are. Raises ShapeError or DtypeError for arrays that do not fit or require grad, RuleError where g and
+        output are both given or PyTorch records a graph for q, k or a rule, EngineError where the engine named computes
+        no effects.
         Source: Kobayashi et al. 2020, section 3, for the norms.
 
         >>> import numpy as np, clearhead as ch
@@ -267,7 +272,7 @@ class AttentionMatrix(NumpyFunctions, Pictured, Editable, Observable):
         array([[2., 0.],
                [1., 3.]])
         """
-        return causes.contributions(self.factors, v, g, output)
+        return causes.contributions(self._factors_for("contributions", "A.contributions(v, g)"), v, g, output)
 
     def cuts(self, v: Any, g: Any) -> CauseMatrix:
         """What g_i·o_i changes by when query i may not see key j, (…, heads, queries, keys), exact and never stored.
@@ -283,7 +288,7 @@ class AttentionMatrix(NumpyFunctions, Pictured, Editable, Observable):
         array([[-2.,  0.],
                [ 2., -2.]])
         """
-        return causes.cuts(self.factors, v, g)
+        return causes.cuts(self._factors_for("cuts", "A.cuts(v, g)"), v, g)
 
     def plot(self, head: int = 0, *, batch: int = 0, ax: Any = None) -> Any:
         """One head drawn on matplotlib axes (extra `plot`), for papers; returns the axes.

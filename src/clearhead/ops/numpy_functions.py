@@ -5,11 +5,11 @@ answered: np.sum, mean, max, min, argmax, argmin, np.matmul, np.shape, np.ndim, 
 refused by name, since they would store every weight without being asked to.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from inspect import signature
 from math import prod
 from numbers import Number
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
@@ -34,8 +34,21 @@ _INSTEAD = {
 }
 
 
+class Words(NamedTuple):
+    """How errors speak of a matrix: its letter, what it is made of, and what to write instead of a function."""
+
+    letter: str
+    one: str
+    instead: Mapping[str, str]
+
+
+WEIGHTS = Words("A", "weight", _INSTEAD)
+
+
 class NumpyFunctions(NDArrayOperatorsMixin):
     """Reductions, protocols and operators; each subclass has `shape`, `[…]`, `@` and `_reduced`."""
+
+    _words: Words = WEIGHTS
 
     if TYPE_CHECKING:
 
@@ -71,8 +84,8 @@ class NumpyFunctions(NDArrayOperatorsMixin):
         axis      -1 (keys), -2 (queries), a tuple of one of them or both with further axes, or None: all
         keepdims  keep the axes with size 1
 
-        Over keys it is 1, less a sink's share, and 0 for a query that sees no key. Returns what NumPy does, of q's
-        kind, in the matrix's dtype; summed in float64 beyond one pass. np.sum(A, …) is the same. Differentiable as
+        Over keys it is 1, less a sink's share, and 0 for a query that sees no key; of a CauseMatrix it is by_query(),
+        over queries by_key(). Returns what NumPy does, of q's kind, in the matrix's dtype; summed in float64 beyond one pass. np.sum(A, …) is the same. Differentiable as
         `observe` is. Raises SelectionError for other axes, RuleError unless keepdims is True or False, SizeError where
         the result does not fit in memory. O(queries·keys·d_k) time, O(queries + keys) memory.
 
@@ -181,10 +194,12 @@ class NumpyFunctions(NDArrayOperatorsMixin):
 
     def _refuse(self, name: str, instead: str = "") -> NoReturn:
         last = name.split(" ")[0].split(".")[-1]
-        instead = instead or _INSTEAD.get(last, "")
+        letter, one, others = self._words
+        instead = instead or others.get(last, "")
         raise DtypeError(
-            f"{name} would need every weight of {self!r}.",
-            f"A[...] is a stored copy, {self.size:,} weights, A[..., :512, :512] a tile of it. {instead}".strip(),
+            f"{name} would need every {one} of {self!r}.",
+            f"{letter}[...] is a stored copy, {self.size:,} {one}s, {letter}[..., :512, :512] a tile of it. "
+            f"{instead}".strip(),
         )
 
 

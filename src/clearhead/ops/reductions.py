@@ -50,10 +50,7 @@ def reduced(
     places = name.startswith("arg")
     if places and axis is not None and not is_whole(axis):
         raise SelectionError(f"axis is {shown(axis)}: {name} takes one axis, or None.", "axis=-1 is the keys.")
-    axes = _read_axes(axis, ndim)
-    if swapped:
-        turned = {ndim - 1: ndim - 2, ndim - 2: ndim - 1}
-        axes = tuple(sorted(turned.get(one, one) for one in axes))
+    axes = read_axes(axis, ndim, swapped=swapped)
     if places:
         found = place_of(factors(), name, axes[0] if axis is not None else None, swapped=swapped)
     elif name == "min":
@@ -61,7 +58,13 @@ def reduced(
     elif name == "max":
         found = largest(answers(), axes)
     else:
-        found = total(answers(), axes, mean=name == "mean")
+        own = answers()
+        found = total(own.shape, own.row_sums, lambda: _received(own), axes, mean=name == "mean")
+    return shaped(found, axes, keepdims=keepdims, swapped=swapped)
+
+
+def shaped(found: Plain, axes: tuple[int, ...], *, keepdims: bool, swapped: bool) -> Any:
+    """What was reduced over these axes, of the caller's kind: without them or with size 1, swapped as the transpose."""
     x = found.x
     if not keepdims:
         x = x.reshape(tuple(size for at, size in enumerate(x.shape) if at not in axes))
@@ -71,8 +74,11 @@ def reduced(
     return x[()] if type(x) is np.ndarray else x
 
 
-def _read_axes(axis: Any, ndim: int) -> tuple[int, ...]:
-    """The axes, counted from 0; None is all. Raises SelectionError unless queries or keys are among them."""
+def read_axes(axis: Any, ndim: int, *, swapped: bool = False) -> tuple[int, ...]:
+    """The axes, counted from 0; None is all, and with `swapped` they are given as those of the transpose.
+
+    Raises SelectionError unless queries or keys are among them.
+    """
     given = range(ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
     axes = tuple(sorted(int(one) % ndim for one in given if is_whole(one) and -ndim <= one < ndim))
     if len(set(axes)) < len(given):
@@ -84,17 +90,23 @@ def _read_axes(axis: Any, ndim: int) -> tuple[int, ...]:
             f"axis is {shown(axis)}: the result would have a number for each query and each key, and be stored.",
             "add axis -1 (keys) or -2 (queries), or reduce a stored copy or tile: A[...], A[..., :512, :512].",
         )
-    return axes
+    turned = {ndim - 1: ndim - 2, ndim - 2: ndim - 1} if swapped else {}
+    return tuple(sorted(turned.get(one, one) for one in axes))
 
 
-def total(answers: Answers, axes: tuple[int, ...], *, mean: bool = False) -> Plain:
-    """The sum or the mean, with size 1 in place of the axes, added in float64."""
-    shape = answers.shape
+def _received(answers: Answers) -> Any:
+    return answers.observe(None, {"received": True}).received
+
+
+def total(
+    shape: tuple[int, ...], by_query: Callable[[], Any], by_key: Callable[[], Any], axes: tuple[int, ...], *, mean: bool
+) -> Plain:
+    """The sum or the mean, with size 1 in place of the axes, added in float64 from the sums of each query or key."""
     if len(shape) - 1 in axes:
-        sums, restore = _plain(answers.row_sums())
+        sums, restore = _plain(by_query())
         x = sums[..., None]
     else:
-        sums, restore = _plain(answers.observe(None, {"received": True}).received)
+        sums, restore = _plain(by_key())
         x = sums[..., None, :]
     divisor = prod(shape[axis] for axis in axes) if mean else 1
     if isinstance(x, np.ndarray):

@@ -4,14 +4,16 @@ from dataclasses import replace
 
 import numpy as np
 
+from clearhead.core.arrays import on_cpu
 from clearhead.core.axes import Array
 from clearhead.core.effects import joined
 from clearhead.core.statistics import Groups, Wanted
 from clearhead.ops.factors import Factors
 
-_NUMBERS = 1 << 20  # (queries · key groups) at a time
+_NUMBERS = 1 << 20  # (heads · queries · key groups) at a time
 
 
+@np.errstate(invalid="ignore", over="ignore")  # NaN and infinity are legal values, and need no warning
 def cut_spans(factors: Factors, v: Array, g: Array, groups: Groups) -> Array:
     """Σ over the queries of a group of what g·o changes by without a span, (batch, heads, query and key groups).
 
@@ -20,12 +22,15 @@ def cut_spans(factors: Factors, v: Array, g: Array, groups: Groups) -> Array:
     problem = factors.problem
     counts = groups.counts
     found = np.zeros((problem.batch, problem.heads, *counts))
-    step = max(1, _NUMBERS // max(1, counts[1]))
+    if 0 in (*found.shape, problem.queries, problem.keys):
+        return found
+    step = max(1, _NUMBERS // (problem.heads * counts[1]))
+    along = on_cpu(g)
     for batch in range(problem.batch):
         one = factors.take_batches(np.array([batch]))
         for start in range(0, problem.queries, step):
             rows = slice(start, min(start + step, problem.queries))
-            change = _changes(one, v[batch : batch + 1], g[batch : batch + 1], groups.keys[batch], counts[1], rows)
+            change = _changes(one, v[batch : batch + 1], along[batch, :, rows], groups.keys[batch], counts[1], rows)
             labels = groups.queries[batch, rows]
             for head in range(problem.heads):
                 np.add.at(found[batch, head], labels[labels >= 0], change[head][labels >= 0])
@@ -33,7 +38,7 @@ def cut_spans(factors: Factors, v: Array, g: Array, groups: Groups) -> Array:
 
 
 def _changes(factors: Factors, v: Array, g: Array, labels: Array, count: int, rows: slice) -> Array:
-    """(heads, queries, key groups): what each of these queries' g·o changes by without each span."""
+    """(heads, queries, key groups): what each of these queries' g·o changes by without each span; g is theirs."""
     part = factors.take_queries(range(rows.start, rows.stop))
     heads, queries = part.problem.heads, part.problem.queries
     lse = np.full((heads, queries, count + 1), -np.inf)  # the last one: keys of no span, and the sink
@@ -41,7 +46,7 @@ def _changes(factors: Factors, v: Array, g: Array, labels: Array, count: int, ro
     edges = np.flatnonzero(np.diff(labels)) + 1
     for first, last in zip([0, *edges], [*edges, len(labels)], strict=True):
         at = int(labels[first]) if labels[first] >= 0 else count
-        one = _answer(part, v, g[0, :, rows], range(int(first), int(last)))
+        one = _answer(part, v, g, range(int(first), int(last)))
         lse[..., at], mean[..., at] = joined((lse[..., at], mean[..., at]), one)
     if part.problem.sinks is not None:
         sink = np.where(np.isneginf(lse).all(axis=-1), -np.inf, part.problem.sinks[:, None])
@@ -60,7 +65,8 @@ def _answer(factors: Factors, v: Array, g: Array, keys: range) -> tuple[Array, A
     problem = replace(factors.problem.take(keys=keys), sinks=None)
     want = Wanted(output=True, logsumexp=True, keep_float32=True)
     found = factors.engine.rows(problem, factors.q, factors.k[:, :, at], v[:, :, at], want)
-    return found["logsumexp"][0].astype(np.float64), (found["output"][0].astype(np.float64) * g).sum(axis=-1)
+    lse, output = (on_cpu(found[name])[0].astype(np.float64) for name in ("logsumexp", "output"))
+    return lse, (output * g).sum(axis=-1)
 
 
 def _running(lse: Array, mean: Array) -> list[Array]:

@@ -8,7 +8,7 @@ import numpy as np
 from clearhead.core.axes import TRANSPOSED, as_slice
 from clearhead.errors import DtypeError
 from clearhead.ops.indexing import expand
-from clearhead.ops.numpy_functions import NumpyFunctions
+from clearhead.ops.numpy_functions import WEIGHTS, NumpyFunctions, Words
 
 
 class Matrix(Protocol):
@@ -31,6 +31,7 @@ class TransposedMatrix(NumpyFunctions, Generic[M_co]):
     weights   (index into the matrix, whether to swap the result's last two axes) → weights
     product   g → Aᵀ·g
     reduced   (name, axis of Aᵀ, keepdims, swapped=True) → np.sum and its like; None: refused
+    words     how errors speak of the matrix
 
     >>> import numpy as np, clearhead as ch
     >>> A = ch.AttentionMatrix(np.zeros((2, 1)), np.zeros((4, 1)))
@@ -44,9 +45,10 @@ class TransposedMatrix(NumpyFunctions, Generic[M_co]):
         weights: Callable[[Any, bool], Any],
         product: Callable[[Any], Any],
         reduced: Callable[..., Any] | None = None,
+        words: Words = WEIGHTS,
     ) -> None:
         self.T = self.mT = matrix
-        self._weights, self._product, self._reduce = weights, product, reduced
+        self._weights, self._product, self._reduce, self._words = weights, product, reduced, words
 
     @property
     def shape(self) -> tuple[int, ...]:

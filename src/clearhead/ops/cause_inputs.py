@@ -1,0 +1,100 @@
+"""Reads what matrices of effects are made of: values, the derivative g by the head's output, and W_O for norms."""
+
+from typing import Any
+
+import numpy as np
+
+from clearhead.core import room
+from clearhead.core.arrays import (
+    FLOATS,
+    as_array,
+    autocast,
+    broadcast,
+    device_of,
+    on_cpu,
+    statistics_dtype,
+    to_device_of,
+)
+from clearhead.core.axes import Array, blocks, group_size
+from clearhead.core.operands import operand
+from clearhead.errors import DtypeError, ShapeError
+from clearhead.ops.factors import Factors
+
+Inputs = tuple[Factors, Array, Array]  # the factors, v (batch, its heads, keys, d_v), g (batch, heads, queries, d_v)
+
+_BLOCK = 4096  # keys whose projected values are held at a time
+
+
+def along_g(factors: Factors, v: Any, g: Any) -> Inputs:
+    """Validated v and g, in one dtype with q and k."""
+    values, problem = _values(factors, v), factors.problem
+    along = operand(problem, as_array(g, "g", problem.device)[0], "g", problem.queries, (problem.heads,))[0]
+    if along.shape[-1] != values.shape[-1]:
+        raise ShapeError(
+            f"g has {along.shape[-1]} columns but v has d_v {values.shape[-1]}: g is the derivative by the head's "
+            "output, which has v's columns.",
+            "o = A @ v; g, = torch.autograd.grad(number, o)",
+        )
+    rows = problem.batch, problem.heads, problem.queries
+    return _in_one_dtype(factors, values, broadcast(along, (*rows, along.shape[-1])))
+
+
+def norms(factors: Factors, v: Any, output: Any) -> Inputs:
+    """‖v_j‖, or ‖v_j·W_O‖ for every query head, as values of one column; g is 1."""
+    values = _values(factors, v)
+    weights = None if output is None else _projection(factors, output, values.shape[-1])
+    problem = factors.problem
+    _check_room(values, np.dtype(np.float64))
+    found = _norms(on_cpu(values), weights, problem.heads).astype(statistics_dtype(values.dtype))
+    ones = broadcast(np.ones((), found.dtype), (problem.batch, problem.heads, problem.queries, 1))
+    return _in_one_dtype(factors, to_device_of(found, values), to_device_of(ones, values))
+
+
+def _values(factors: Factors, v: Any) -> Array:
+    """The values as the head's output was computed from it: narrowed where autocast is on, as q and k are."""
+    problem = factors.problem
+    array = as_array(autocast(v), "v", problem.device)[0]
+    return operand(problem, array, "v", problem.keys, (problem.kv_heads, problem.heads))[0]
+
+
+def _in_one_dtype(factors: Factors, v: Array, g: Array) -> Inputs:
+    """All in a dtype that holds q's, v's and g's: their own where all are one, else float64 or float32."""
+    dtypes = {factors.problem.dtype, v.dtype, g.dtype}
+    if len(dtypes) == 1:
+        return factors, v, g
+    dtype = np.dtype(np.float64 if np.dtype(np.float64) in dtypes else np.float32)
+    _check_room(v, dtype)
+    return factors.in_dtype(dtype), v.astype(dtype), g.astype(dtype)
+
+
+def _projection(factors: Factors, output: Any, d_v: int) -> Array:
+    """W_O in float64, (heads·d_v, d_model)."""
+    weights = on_cpu(as_array(output, "output", factors.problem.device)[0])
+    if weights.dtype not in FLOATS:
+        raise DtypeError(f"output is {weights.dtype}: expected float64, float32, bfloat16 or float16.")
+    rows = factors.problem.heads * d_v
+    if weights.ndim != 2 or weights.shape[0] != rows:
+        turned = weights.ndim == 2 and weights.shape[1] == rows
+        raise ShapeError(
+            f"output has shape {weights.shape}: expected W_O, (heads·d_v {rows}, d_model).",
+            "a linear layer's weight is (d_model, heads·d_v): output=weight.T" if turned else "",
+        )
+    return weights.astype(np.float64)
+
+
+@np.errstate(invalid="ignore", over="ignore")
+def _norms(v: Array, weights: Array | None, heads: int) -> Array:
+    """‖v_j‖, (batch, heads of v, keys, 1), or with W_O ‖v_j·W_O‖, (batch, heads, keys, 1)."""
+    batch, kv_heads, keys, d_v = v.shape
+    found = np.empty((batch, kv_heads if weights is None else heads, keys, 1))
+    for head in range(found.shape[1]):
+        for part in blocks(keys, _BLOCK):
+            values = v[:, head // group_size(found.shape[1], kv_heads), part].astype(np.float64)
+            own = values if weights is None else values @ weights[head * d_v : (head + 1) * d_v]
+            found[:, head, part] = np.linalg.norm(own, axis=-1, keepdims=True)
+    return found
+
+
+def _check_room(v: Array, dtype: np.dtype[Any]) -> None:
+    size = room.array_bytes(v.shape, dtype.itemsize)
+    room.check_room(f"v in {dtype}", size, "give fewer columns of v.", device_of(v))

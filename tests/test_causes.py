@@ -1,0 +1,560 @@
+"""Contributions, cuts and norms of single edges against the float64 reference, and against forbidding each edge."""
+
+import tracemalloc
+from decimal import Decimal, localcontext
+from typing import Any
+
+import array_api_strict
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import basic_indices
+
+import clearhead as ch
+from cause_problems import ENGINES, EVERYTHING, Causes, in_float64, refused, without
+from clearhead.core import reference, visibility
+from clearhead.core.axes import Array
+from problems import Case, cases, examples, on_every_engine
+from seeds import fresh
+from slack import Slack, assert_close
+
+KIND = st.sampled_from(("cut", "contribution"))
+SMALL = {"most": 3000}  # the reference's cuts take O(queries·keys²)
+each_engine = pytest.mark.parametrize("engine", ENGINES)
+
+
+def normal(*shape: int, dtype: Any = np.float64) -> Array:
+    return fresh().standard_normal(shape).astype(dtype)
+
+
+@on_every_engine(ENGINES, times=0.7, limits=SMALL, kind=KIND, data=st.data())
+def test_effects_are_the_references(engine: str, case: Case, kind: str, data: st.DataObject):
+    """Under every rule, also where they are indexed, transposed and multiplied."""
+    if refused(engine, case):
+        return
+    causes = Causes(case)
+    E, truth, allowed = causes.made(kind, engine=engine), case.restore(causes.truth(kind)), case.restore(causes.allowed)
+    assert (E.shape, E.dtype, E.kind) == (case.matrix().shape, case.matrix().dtype, kind)
+    flipped = data.draw(basic_indices(E.T.shape))
+    turned, dense = E.T[flipped], np.asarray(E)
+    assert dense.dtype == E.dtype
+    assert_close(dense, truth, allowed, "dense")
+    index = data.draw(basic_indices(E.shape))
+    assert_close(E[index], truth[index], allowed[index], "indexed")
+    assert_close(turned, truth.swapaxes(-1, -2)[flipped], allowed.swapaxes(-1, -2)[flipped], "transposed")
+    problem, adding = case.problem, Slack(case).eps * np.sqrt(sum(E.shape[-2:]))
+    x = case.rng.standard_normal((problem.keys, 2)).astype(case.q.dtype)
+    y = case.rng.standard_normal((*problem.prefix, problem.queries, 3))
+    for found, left, right, within in (
+        (E @ x, truth, x.astype(np.float64), allowed + adding * np.abs(truth)),
+        (E.T @ y, truth.swapaxes(-1, -2), y, (allowed + adding * np.abs(truth)).swapaxes(-1, -2)),
+    ):
+        assert found.dtype == E.dtype
+        assert_close(found, left @ right, within @ np.abs(right), "product")
+
+
+@on_every_engine(ENGINES, times=0.7, limits=SMALL, kind=KIND, pixels=st.tuples(st.integers(1, 12), st.integers(1, 12)))
+def test_what_is_observed_is_numpys_answer_to_the_references_effects(
+    engine: str, case: Case, kind: str, pixels: tuple[int, int]
+):
+    if refused(engine, case):
+        return
+    causes, labels = Causes(case), case.labels()
+    E, truth, allowed = causes.made(kind, engine=engine), causes.truth(kind), causes.allowed
+    seen = E.observe(**{**EVERYTHING, "image": pixels}, groups=labels)
+    rough = allowed + Slack(case).eps * np.sqrt(sum(E.shape[-2:])) * np.abs(truth)
+    for axis, found in ((-2, seen.by_key), (-1, seen.by_query)):
+        assert_close(found, case.restore(truth.sum(axis)), case.restore(rough.sum(axis)), f"sum over {axis}")
+        np.testing.assert_array_equal(np.sum(E, axis=axis), found)
+    problem = case.problem
+    rows, cols = (
+        np.broadcast_to(x, (*problem.prefix[:-1], n)).reshape(problem.batch, n)
+        for x, n in zip(labels, E.shape[-2:], strict=True)
+    )
+    book, within = (reference.Textbook(**{**vars(case.book), "weights": x}) for x in (truth, rough))
+    grouped = [case.restore(reference.groups(one, rows, cols)) for one in (book, within)]
+    assert_close(seen.groups, *grouped, "groups")
+    if 0 not in E.shape:
+        mean = case.restore(reference.image(book, *pixels)), case.restore(reference.image(within, *pixels))
+        edges = Slack(case).eps * sum((*pixels, *E.shape[-2:])) * np.abs(truth).max()
+        assert_close(seen.image.mean, mean[0], mean[1] + edges, "image")
+        largest, near = (case.restore(signed_largest(x, *pixels)) for x in (truth, allowed))
+        assert_close(np.abs(seen.image.largest), np.abs(largest), near, "largest")
+        alike = np.abs(largest) > 2 * case.restore(signed_largest(allowed, *pixels)) + 1e-30
+        clear = np.abs(case.restore(signed_largest(truth, *pixels, second=True))) + 2 * near < np.abs(largest)
+        np.testing.assert_array_equal(np.sign(seen.image.largest)[alike & clear], np.sign(largest)[alike & clear])
+    assert_ranked(case, seen.top, truth, allowed, "magnitude")
+    for order in ("largest", "smallest"):
+        assert_ranked(case, E.top(4, order), truth, allowed, order)
+    edges = seen.strongest
+    visible = np.broadcast_to(visibility.dense(problem), truth.shape)
+    count = min(EVERYTHING["strongest"], visible.sum())
+    assert [len(part) for part in edges] == [count] * 5
+    at = edges.batch, edges.head, edges.query, edges.key
+    assert visible[at].all()
+    assert len({*zip(*(x.tolist() for x in at), strict=True)}) == count
+    assert_close(edges.value, truth[at], allowed[at], "strongest")
+    best = np.argsort(-np.abs(truth[visible]))[:count]
+    assert_close(np.abs(edges.value), np.abs(truth[visible])[best], allowed.max(initial=0), "strongest")
+
+
+def signed_largest(x: Array, height: int, width: int, *, second: bool = False) -> Array:
+    """Under each pixel, what is largest in magnitude; or the largest magnitude of the other sign."""
+    found = np.zeros((*x.shape[:2], height, width))
+    for r in range(height):
+        rows = covered(r, height, x.shape[-2])
+        for c in range(width):
+            under = x[:, :, rows][..., covered(c, width, x.shape[-1])].reshape(*x.shape[:2], -1)
+            high, low = under.max(-1), under.min(-1)
+            wins = high >= -low
+            found[:, :, r, c] = np.where(wins != second, high, low)
+    return found
+
+
+def covered(pixel: int, pixels: int, size: int) -> slice:
+    """The cells under a pixel, in whole numbers."""
+    return slice(pixel * size // pixels, -(-(pixel + 1) * size // pixels))
+
+
+def assert_ranked(case: Case, found: Any, truth: Array, allowed: Array, order: str) -> None:
+    """The values are the first ones in this order, and the keys are distinct, visible and have these values."""
+    values, keys = (x.reshape(*truth.shape[:-1], x.shape[-1]) for x in found)
+    count = keys.shape[-1]
+    visible = np.broadcast_to(visibility.dense(case.problem), truth.shape)
+    by = {"magnitude": -np.abs(truth), "largest": -truth, "smallest": truth}[order]
+    rank = np.argsort(np.where(visible, by, np.inf), axis=-1, kind="stable")[..., :count]
+    rest = [(0, 0)] * 3 + [(0, count - rank.shape[-1])]
+    number = np.pad(np.take_along_axis(visible, rank, -1), rest)
+    np.testing.assert_array_equal(keys >= 0, number)
+    np.testing.assert_array_equal(values[keys < 0], 0)
+    if not truth.shape[-1]:
+        return
+    at = np.maximum(keys, 0)
+    assert np.take_along_axis(visible, at, -1)[keys >= 0].all()
+    assert_close(values, np.where(keys < 0, 0, np.take_along_axis(truth, at, -1)), allowed.max(-1, keepdims=True))
+    expected = np.where(number, np.pad(np.take_along_axis(by, rank, -1), rest), 0)
+    mine = {"magnitude": -np.abs(values), "largest": -values, "smallest": values}[order]
+    assert_close(mine, expected, allowed.max(-1, keepdims=True), order)
+    ordered = np.sort(keys, axis=-1)
+    assert not ((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)).any()
+
+
+@each_engine
+@examples(0.5)
+@given(case=cases(most=60, most_heads=6))
+def test_a_cut_is_what_changes_where_the_edge_is_forbidden(engine: str, case: Case):
+    case = in_float64(case)
+    if refused(engine, case):
+        return
+    causes = Causes(case)
+    found = causes.made("cut", engine=engine)[...]
+    before = case.attention()
+    for edge in np.ndindex(found.shape):
+        hidden = np.zeros(found.shape, bool)
+        hidden[edge] = True
+        change = (causes.g * (without(case, hidden, case.v) - before)).sum(-1)
+        scale = 1 + np.abs(causes.g).max() * np.abs(case.v).sum()
+        assert abs(found[edge] - change[edge[:-1]]) <= 1e-9 * scale, edge
+
+
+@each_engine
+@examples(0.5)
+@given(case=cases(most=80, most_heads=6))
+def test_spans_are_what_changes_where_no_key_of_a_group_is_seen(engine: str, case: Case):
+    case = in_float64(case)
+    if refused(engine, case):
+        return
+    causes, (queries, keys) = Causes(case), case.labels()
+    E = causes.made("cut", engine=engine)
+    found = E.spans(queries, keys)
+    rows = np.broadcast_to(queries[..., None, :] if queries.ndim > 1 else queries, (*E.shape[:-2], E.shape[-2]))
+    before = case.attention()
+    scale = 1 + np.abs(causes.g).sum() * np.abs(case.v).sum()
+    for label in range(found.shape[-1]):
+        hidden = np.broadcast_to(keys == label, E.shape)
+        change = (causes.g * (without(case, hidden, case.v) - before)).sum(-1)
+        for group in range(found.shape[-2]):
+            np.testing.assert_allclose(
+                found[..., group, label], np.where(rows == group, change, 0).sum(-1), rtol=0, atol=1e-9 * scale
+            )
+    if not E.size:
+        return
+    each = E.spans(np.arange(E.shape[-2]), np.arange(E.shape[-1]))
+    np.testing.assert_allclose(each, E[...], rtol=1e-9, atol=1e-12 * scale)
+
+
+@on_every_engine(ENGINES, times=0.5, limits=SMALL, projected=st.booleans())
+def test_norms_are_those_of_the_dense_products(engine: str, case: Case, projected: bool):  # noqa: FBT001
+    if refused(engine, case):
+        return
+    problem, v = case.problem, case.given.v.astype(np.float64)
+    values = np.repeat(v, problem.heads // max(1, v.shape[1]), axis=1)
+    output = normal(problem.heads * v.shape[-1], 5).astype(case.v.dtype) if projected else None
+    if output is not None:
+        values = np.einsum("bhkd,hdm->bhkm", values, output.astype(np.float64).reshape(problem.heads, -1, 5))
+    lengths = np.linalg.norm(values, axis=-1)[:, :, None]
+    E = case.matrix(engine=engine).contributions(case.v, output=output)
+    allowed = 4 * Slack(case).weights * (lengths.max(initial=0.0) + 1)
+    assert_close(E[...], case.restore(case.book.weights * lengths), case.restore(allowed))
+    assert (E.kind, E.dtype) == ("norm", case.matrix().dtype)
+
+
+@on_every_engine(ENGINES, times=0.3, limits={"most": 20_000})
+def test_contributions_sum_to_the_output_along_g(engine: str, case: Case):
+    if refused(engine, case):
+        return
+    causes = Causes(case)
+    _, g = causes.four
+    expected = (g.astype(np.float64) * case.book.output).sum(-1)
+    found = causes.made("contribution", engine=engine).by_query()
+    assert_close(found, case.restore(expected), case.restore(causes.allowed.sum(-1) + Slack(case).eps))
+
+
+def exact_cuts(logits: Array, t: Array, sink: float | None) -> list[list[Decimal]]:
+    """The definition in decimals of 150 digits."""
+    found = []
+    with localcontext() as context:
+        context.prec = 150
+        for row, along in zip(logits.tolist(), t.tolist(), strict=True):
+            shares = [Decimal(x).exp() for x in row]
+            more = Decimal(0) if sink is None else Decimal(sink).exp()
+            gains = [share * Decimal(x) for share, x in zip(shares, along, strict=True)]
+            whole = sum(gains) / (sum(shares) + more)
+            left = [(sum(gains) - gain, sum(shares) - share + more) for gain, share in zip(gains, shares, strict=True)]
+            found.append([gain / share - whole for gain, share in left])
+    return found
+
+
+@each_engine
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("rest", [1e-3, 1e-12, 1e-60])
+@pytest.mark.parametrize("sink", [None, -3.0])
+def test_each_cut_keeps_its_digits_where_one_weight_is_nearly_all(
+    engine: str, dtype: Any, rest: float, sink: float | None
+):
+    """The largest weight is 1 - rest, in every place of the row; the relative error of every edge is bounded."""
+    n = 6
+    logits = fresh().uniform(-1, 1, (n, n)).astype(np.float32)
+    logits[np.arange(n), np.arange(n)] += np.float32(-np.log(rest))
+    t = np.stack([fresh().permutation(n) + 1.0 for _ in range(n)]) + 11 * np.eye(n)  # no two terms nearly cancel
+    q, g = np.eye(n, dtype=dtype), np.eye(n, dtype=dtype)
+    rules: dict[str, Any] = {} if sink is None else {"sinks": sink}
+    A = ch.AttentionMatrix(q, logits.T.astype(dtype), scale=1.0, engine=engine, **rules)
+    found = A.cuts(t.T.astype(dtype), g)[...]
+    eps, tiny = np.finfo(dtype).eps, np.finfo(dtype).tiny
+    with localcontext() as context:
+        context.prec = 150
+        for i, row in enumerate(exact_cuts(logits, t, sink)):
+            for j, expected in enumerate(row):
+                error = abs(Decimal(float(found[i, j])) - expected)
+                within = Decimal(float(60 * eps * (1 - np.log(rest)))) * abs(expected) + 20 * Decimal(float(tiny))
+                assert error <= within, (i, j, found[i, j], expected)
+
+
+@each_engine
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_scores_of_thousands_and_a_strongest_key_in_any_block(engine: str, dtype: Any):
+    q, k, v, g = (normal(2, n, 4, dtype=dtype) for n in (70, 1100, 1100, 70))
+    case = Case(30 * q, 30 * k, v, {"scale": 1.0}, 0)
+    problem, book = case.problem, case.book
+    assert book.logsumexp.max() > 1000
+    expected = reference.contributions(problem, book, case.given.v, g[None])
+    whole, masked = expected.sum(-1), book.masked[0]
+    t = g.astype(np.float64) @ v.astype(np.float64).swapaxes(-1, -2)
+    best = masked.argmax(-1)
+    np.put_along_axis(others := masked.copy(), best[..., None], -np.inf, -1)
+    shares = np.exp(others - others.max(-1, keepdims=True))
+    mean = (shares * t).sum(-1) / shares.sum(-1)
+    weights = book.weights[0]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        cuts = weights / (1 - weights) * (whole[0][..., None] - t)
+    at = np.arange(1100) == best[..., None]
+    cuts = np.where(at, weights * (mean[..., None] - t), cuts)
+    found = ch.AttentionMatrix(case.q, case.k, scale=1.0, engine=engine).cuts(v, g)
+    assert_close(found[...], cuts, case.restore(Causes(case).allowed) * 10, "cuts")
+
+
+NONFINITE = st.sampled_from((np.nan, np.inf, -np.inf))
+
+
+def everything(E: Any, labels: tuple[Array, Array]) -> dict[str, Array]:
+    """Every answer by name."""
+    seen = E.observe(**EVERYTHING, groups=labels)
+    found = {name: getattr(seen, name) for name in ("by_key", "by_query", "groups")}
+    for name in ("top", "strongest", "image"):
+        found |= {f"{name} {part}": x for part, x in getattr(seen, name)._asdict().items()}
+    spans = {"spans": E.spans(*labels)} if E.kind == "cut" else {}
+    ones = {"product": E @ np.ones(E.shape[-1]), "transposed": E.T @ np.ones(E.shape[-2])}
+    return {**found, **spans, **ones, "dense": E[...]}
+
+
+@on_every_engine(ENGINES, times=0.3, limits=SMALL, kind=KIND, bad=NONFINITE)
+def test_nonfinite_numbers_at_forbidden_places_change_no_bit(engine: str, case: Case, kind: str, bad: float):
+    if refused(engine, case):
+        return
+    causes, problem = Causes(case), case.problem
+    visible = visibility.dense(problem)
+    group = problem.heads // max(1, problem.kv_heads)
+    unseen = ~visible.any(axis=-2).reshape(problem.batch, problem.kv_heads, group, problem.keys).any(axis=2)
+    blind = ~visible.any(axis=-1)
+    k, v, q, g = (
+        np.where(where.reshape(x.shape[:-1])[..., None], np.asarray(bad, x.dtype), x)
+        for where, x in ((unseen, case.k), (unseen, case.v), (blind, case.q), (blind, causes.g))
+    )
+    A = ch.AttentionMatrix(q, k, engine=engine, **case.rules)
+    dirty = A.cuts(v, g) if kind == "cut" else A.contributions(v, g)
+    clean = everything(causes.made(kind, engine=engine), case.labels())
+    for name, array in everything(dirty, case.labels()).items():
+        np.testing.assert_array_equal(array, clean[name], err_msg=name)
+
+
+@on_every_engine(ENGINES, times=0.5, limits=SMALL, kind=KIND, bad=NONFINITE, where=st.sampled_from(("k", "v", "g")))
+def test_nonfinite_numbers_that_are_seen_reach_the_rows_that_see_them(
+    engine: str, case: Case, kind: str, bad: float, where: str
+):
+    """In k and v: one key. In g: one query. Hidden pairs stay 0, other rows keep their bits."""
+    if refused(engine, case) or 0 in case.matrix().shape:
+        return
+    causes = Causes(case)
+    q, k, v, g = case.q, case.k.copy(), case.v.copy(), causes.g.copy()
+    {"k": k, "v": v, "g": g}[where][..., 0, :] = np.nan if where == "k" else bad
+    A = ch.AttentionMatrix(q, k, engine=engine, **case.rules)
+    E = A.cuts(v, g) if kind == "cut" else A.contributions(v, g)
+    clean, dirty = causes.made(kind, engine=engine)[...], E[...]
+    visible = case.restore(np.broadcast_to(visibility.dense(case.problem), case.book.weights.shape))
+    reached = np.zeros_like(visible)
+    if where == "g":
+        reached[..., 0, :] = True
+    elif kind == "contribution" and where == "v":
+        reached[..., 0] = True
+    else:
+        reached |= visible[..., :1]
+    np.testing.assert_array_equal(dirty[~visible], 0)
+    np.testing.assert_array_equal(dirty[~reached], clean[~reached])
+    felt = reached & visible & (case.restore(case.book.weights) > 1e-30)
+    if where != "k" and np.isinf(bad) and kind == "cut":
+        felt &= case.restore(case.book.weights)[..., :1] > 1e-30  # 0·inf is NaN or 0, as rounding has it
+        felt &= visible.sum(-1, keepdims=True) > 1
+    assert not np.isfinite(dirty[felt]).any()
+    seen = E.observe(top=4, strongest=5)
+    assert not np.isnan(seen.top.values).any()
+    assert not np.isnan(seen.strongest.value).any()
+    np.testing.assert_array_equal(seen.top.indices >= 0, ranks_of_numbers(visible & ~np.isnan(dirty), 4))
+
+
+def ranks_of_numbers(listed: Array, count: int) -> Array:
+    return np.arange(count) < listed.sum(-1, keepdims=True)
+
+
+@each_engine
+def test_an_infinite_logit_that_is_seen_leaves_no_number_in_its_row(engine: str):
+    q, v, g = normal(4, 3), normal(4, 3), normal(4, 3)
+    bias = np.zeros((4, 4))
+    bias[2, 1] = np.inf
+    for E in (
+        ch.AttentionMatrix(q, q, bias=bias, causal=True, engine=engine).cuts(v, g),
+        ch.AttentionMatrix(q, q, bias=bias, causal=True, engine=engine).contributions(v, g),
+    ):
+        dense = E[...]
+        assert np.isnan(dense[2, 1])
+        assert np.isfinite(dense[[0, 1, 3]]).all()
+        assert dense[2, 3] == 0
+        assert (E.top(1).indices[[0, 1, 3]] >= 0).all()
+
+
+@each_engine
+@pytest.mark.parametrize("order", ["magnitude", "largest", "smallest"])
+def test_an_infinite_effect_has_its_place_in_every_order(engine: str, order: Any):
+    v = np.array([[np.inf], [1.0], [-1.0]])
+    E = ch.AttentionMatrix(normal(1, 2), normal(3, 2), engine=engine).contributions(v, np.ones((1, 1)))
+    expected = {"magnitude": (0,), "largest": (0, 1, 2), "smallest": (2, 1, 0)}[order]
+    assert E.top(3, order).indices[0].tolist()[: len(expected)] == [*expected]
+    assert sorted(E.top(3, order).indices[0].tolist()) == [0, 1, 2]
+
+
+@each_engine
+def test_equal_effects_come_in_the_order_of_their_places(engine: str):
+    A = ch.AttentionMatrix(np.zeros((3, 2, 5, 1)), np.zeros((3, 1, 600, 1)), engine=engine)
+    E = A.contributions(np.tile([600.0, -600.0], 300), np.ones(5))
+    for order, step in (("magnitude", 1), ("largest", 2), ("smallest", 2)):
+        first = order == "smallest"
+        np.testing.assert_array_equal(E.top(3, order).indices, np.tile(first + step * np.arange(3), (3, 2, 5, 1)))
+    edges = E.strongest(1300)
+    at = np.arange(1300)
+    for found, expected in zip(edges, (0 * at, 0 * at, at // 600, at % 600, 1 - at % 2 * 2.0), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    edges = E.strongest(10**9)
+    assert len(edges.value) == 3 * 2 * 5 * 600
+    assert (edges.batch[-1], edges.head[-1], edges.query[-1], edges.key[-1]) == (2, 1, 4, 599)
+    np.testing.assert_array_equal(E.image(2, 3).largest, 1)
+
+
+@each_engine
+def test_a_list_of_the_strongest_is_over_all_batches_and_heads(engine: str):
+    v, g = normal(2, 3, 4, 9, 3), normal(2, 3, 4, 8, 3)
+    E = ch.AttentionMatrix(normal(2, 3, 4, 8, 5), normal(2, 3, 4, 9, 5), engine=engine).cuts(v, g)
+    dense, edges = E[...].reshape(6, 4, 8, 9), E.strongest(30)
+    order = np.argsort(-np.abs(dense), axis=None)[:30]
+    np.testing.assert_array_equal(np.ravel_multi_index(edges[:4], dense.shape), order)
+    np.testing.assert_allclose(edges.value, dense.ravel()[order], rtol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 3, 5), (2, 4, 0, 5), (2, 4, 3, 0), (0, 0, 5), (4, 0, 0), (0, 3)])
+def test_matrices_without_edges_answer_zeros(shape: tuple[int, ...]):
+    *lead, queries, keys = shape
+    A = ch.AttentionMatrix(np.ones((*lead, queries, 2)), np.ones((*lead, keys, 2)))
+    v, g = np.ones((*lead, keys, 3)), np.ones((*lead, queries, 3))
+    for E in (A.cuts(v, g), A.contributions(v, g), A.contributions(v)):
+        seen = E.observe(**EVERYTHING, groups=(np.zeros(queries, int), np.zeros(keys, int)))
+        np.testing.assert_array_equal(seen.by_key, np.zeros((*lead, keys)))
+        np.testing.assert_array_equal(seen.by_query, np.zeros((*lead, queries)))
+        np.testing.assert_array_equal(seen.top.values, np.zeros((*lead, queries, 3)))
+        np.testing.assert_array_equal(seen.top.indices, np.full((*lead, queries, 3), -1))
+        assert [x.shape for x in seen.strongest] == [(0,)] * 5
+        assert seen.image.mean.shape == (*lead, 5, 6)
+        assert seen.groups.shape == A.groups(np.zeros(queries, int), np.zeros(keys, int)).shape
+        assert E[...].shape == shape
+        assert (E @ v).shape == g.shape
+        assert (E.T @ g).shape == v.shape
+        assert np.sum(E) == 0
+        assert np.asarray(seen.top.values).dtype == E.dtype
+    assert A.cuts(v, g).spans(np.zeros(queries, int), np.zeros(keys, int)).shape == seen.groups.shape
+
+
+@each_engine
+def test_one_key_is_all_that_a_query_sees(engine: str):
+    v, g = normal(1, 4), normal(3, 4)
+    E = ch.AttentionMatrix(normal(3, 2), normal(1, 2), engine=engine).cuts(v, g)
+    np.testing.assert_allclose(E[:, 0], -(g * v).sum(-1), rtol=1e-12)
+    sunk = ch.AttentionMatrix(normal(3, 2), normal(1, 2), sinks=0.3, engine=engine)
+    np.testing.assert_allclose(sunk.cuts(v, g)[:, 0], -(g * (sunk @ v)).sum(-1), rtol=1e-12)
+
+
+@each_engine
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_tensors_give_tensors_with_the_numbers_of_arrays(engine: str, dtype: torch.dtype):
+    q, k, v, g = (torch.from_numpy(normal(2, 4, n, 8)).to(dtype) for n in (6, 7, 7, 6))
+    narrow: Any = ml_dtypes.bfloat16 if dtype == torch.bfloat16 else str(dtype).removeprefix("torch.")
+    arrays = [x.double().numpy().astype(narrow) for x in (q, k, v, g)]
+    E = ch.AttentionMatrix(q, k, engine=engine).cuts(v, g)
+    plain = ch.AttentionMatrix(*arrays[:2], engine=engine).cuts(*arrays[2:])
+    labels = np.zeros(6, int), np.arange(7) % 3
+    expected = everything(plain, labels)
+    seen = E.observe(**EVERYTHING, groups=labels)
+    for name, x in {"by_key": seen.by_key, "dense": E[...], "spans": E.spans(*labels), "groups": seen.groups}.items():
+        assert isinstance(x, torch.Tensor)
+        assert x.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+        np.testing.assert_array_equal(x.numpy(), expected[name], err_msg=name)
+    parts = (*seen.top, *seen.image, *seen.strongest)
+    assert all(isinstance(x, torch.Tensor) for x in parts)
+    assert seen.top.indices.dtype == seen.strongest.key.dtype == torch.int64
+    assert isinstance(E @ np.ones(7), np.ndarray)
+    assert isinstance(E.T @ torch.ones(6), torch.Tensor)
+    np.testing.assert_array_equal(torch.as_tensor(E).numpy(), expected["dense"])
+
+
+def test_arrays_of_other_libraries_and_of_any_strides():
+    q, v = normal(5, 4), normal(5, 4)
+    expected = ch.AttentionMatrix(q, q, causal=True).cuts(v, q)
+    strict = array_api_strict.asarray
+    found = ch.AttentionMatrix(strict(q), strict(q), causal=True).cuts(strict(v), strict(q))
+    for x in (found[1], found.by_key(), found.strongest(2).value, found @ strict(v), found.image(2, 2).largest):
+        assert type(x) is type(strict(q))
+    np.testing.assert_array_equal(np.asarray(found[...]), expected[...])
+    for turn in (np.asfortranarray, lambda x: x[::-1, ::-1].copy()[::-1, ::-1], lambda x: x.view(np.matrix)):
+        E = ch.AttentionMatrix(turn(q), turn(q), causal=True).cuts(turn(v), turn(q))
+        np.testing.assert_array_equal(E[...], expected[...])
+
+
+def test_values_and_derivatives_for_all_heads_alike():
+    q, k, v, g = normal(2, 4, 6, 3), normal(2, 2, 7, 3), normal(7, 5), normal(6, 5)
+    A = ch.AttentionMatrix(q, k)
+    each = A.cuts(np.broadcast_to(v, (2, 4, 7, 5)), np.broadcast_to(g, (2, 4, 6, 5)))
+    np.testing.assert_array_equal(A.cuts(v, g)[...], each[...])
+    np.testing.assert_array_equal(A.cuts(v[:, 0], g[:, 0])[...], A.cuts(v[:, :1], g[:, :1])[...])
+    np.testing.assert_allclose(A.cuts(np.broadcast_to(v, (2, 2, 7, 5)), g)[...], each[...], rtol=1e-12)
+
+
+MIXED = [
+    (np.float32, np.float32, np.float64, np.float64),
+    (np.float64, np.float32, np.float32, np.float64),
+    (ml_dtypes.bfloat16, ml_dtypes.bfloat16, np.float32, np.float32),
+    (np.float16, np.float32, np.float16, np.float32),
+    (ml_dtypes.bfloat16, np.float16, np.float16, np.float32),
+]
+
+
+@each_engine
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize(("first", "second", "third", "widest"), MIXED)
+def test_mixed_dtypes_lose_no_digits(engine: str, known: bool, first: Any, second: Any, third: Any, widest: Any):  # noqa: FBT001
+    q, k, v, g = (normal(2, n, 5, dtype=t) for n, t in ((6, first), (7, first), (7, second), (6, third)))
+    A = ch.AttentionMatrix(q, k, engine=engine)
+    if known:
+        A.logsumexp()
+    E = A.cuts(v, g)
+    wide = [x.astype(widest) for x in (q, k, v, g)]
+    expected = ch.AttentionMatrix(*wide[:2], engine=engine).cuts(*wide[2:])[...]
+    assert E.dtype == widest
+    near = {"rtol": 20 * np.finfo(widest).eps, "atol": 1e-14 if widest == np.float64 else 1e-6}
+    np.testing.assert_allclose(E[...], expected, **near)
+    assert A.contributions(v).dtype == (np.float64 if np.float64 in (first, second) else np.float32)
+
+
+def test_autocast_narrows_what_the_output_is_computed_from_and_leaves_g():
+    q, k, v, g = (torch.from_numpy(normal(2, n, 5, dtype=np.float32)) for n in (6, 7, 7, 6))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = ch.AttentionMatrix(q, k).cuts(v, g)
+    narrow = [x.bfloat16() for x in (q, k, v)]
+    assert torch.equal(found[...], ch.AttentionMatrix(*narrow[:2]).cuts(narrow[2], g)[...])
+    assert not torch.equal(found[...], ch.AttentionMatrix(*narrow[:2]).cuts(narrow[2], g.bfloat16())[...])
+
+
+def test_sums_and_means_are_numpys():
+    v, g = normal(2, 4, 7, 3), normal(2, 4, 6, 3)
+    E = ch.AttentionMatrix(normal(2, 4, 6, 5), normal(2, 2, 7, 5)).cuts(v, g)
+    dense = E[...]
+    for axis in (None, -1, -2, 2, (0, -1), (1, 2), (0, 1, 2, 3)):
+        for function in (np.sum, np.mean):
+            np.testing.assert_allclose(function(E, axis=axis), function(dense, axis=axis), rtol=1e-9, atol=1e-12)
+            turned = dense.swapaxes(-1, -2)
+            np.testing.assert_allclose(
+                function(E.T, axis=axis, keepdims=True),
+                function(turned, axis=axis, keepdims=True),
+                rtol=1e-9,
+                atol=1e-12,
+            )
+    np.testing.assert_array_equal(E.sum(axis=-2), E.by_key())
+    assert isinstance(np.sum(E), np.float64)
+
+
+@pytest.mark.parametrize("kind", ["cut", "contribution"])
+def test_memory_grows_with_queries_and_keys_and_not_with_their_product(kind: str):
+    """On the portable engine, which allocates nothing that tracemalloc does not see: 64 queries of 16,384 keys."""
+    peaks = []
+    for n in (4096, 16_384):
+        q, k, v, g = normal(64, 4), normal(n, 4), normal(n, 4), normal(64, 4)
+        A = ch.AttentionMatrix(q, k, engine="portable")
+        E = A.cuts(v, g) if kind == "cut" else A.contributions(v, g)
+        tracemalloc.start()
+        E.observe(**EVERYTHING)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 4.2 * peaks[0]
+    assert peaks[1] < 64 * 16_384 * 8
+
+
+@pytest.mark.slow
+@each_engine
+def test_sixteen_thousand_tokens_take_less_than_one_hundredth_of_the_matrix(engine: str):
+    n = 16_384
+    q, k, v, g = (normal(n, 4, dtype=np.float32) for _ in range(4))
+    E = ch.AttentionMatrix(q, k, causal=True, engine=engine).cuts(v, g)
+    tracemalloc.start()
+    E.observe(**{**EVERYTHING, "image": (64, 64)})
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < n * n * 4 / 100
