@@ -17,10 +17,11 @@ def acting(edits: Sequence[Edit], layer: int, layers: int) -> list[tuple[Edit, H
 
 
 def call(q: Array, k: Array, v: Array, rules: dict[str, Any], own: list[tuple[Edit, Heads]], layer: int) -> EditedCall:
-    """One layer's attention with its edits; q (heads, queries, d_k), k, v (kv_heads, keys, …), queries = keys."""
-    length = range(q.shape[1])
-    text = Text(len(length))
-    return edited(q[None], k[None], v[None], rules, own, Place(str(layer), length, length, text, text))
+    """One layer's attention with its edits; q (heads, queries, d_k) of the last tokens, k, v (kv_heads, keys, …)."""
+    queries, keys = q.shape[1], k.shape[1]
+    text = Text(keys)
+    place = Place(str(layer), range(keys - queries, keys), range(keys), text, text)
+    return edited(q[None], k[None], v[None], rules, own, place)
 
 
 def factors(own: list[tuple[Edit, Heads]], heads: int) -> Array | None:

@@ -22,6 +22,7 @@ from clearhead.core.room import check_room_for_file
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import FileError, ShapeError
 from clearhead.explaining import editing
+from clearhead.explaining.functions import ACTIVATIONS, normalise
 
 SHIPPED = "rhymes"
 _MOST_TOKENIZER = 2**28  # bytes; the largest vocabularies take some 40 million
@@ -83,6 +84,8 @@ class ForwardPass:
 
     layers: list[LayerRun]
     logits: Array | None  # (tokens, vocabulary); None where the model says no next token
+    hidden: Sequence[Array] = ()  # (tokens, d_model): the residual stream before each layer and after the last
+    edits: tuple[Edit, ...] = ()  # that were in force
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -143,28 +146,51 @@ class Model:
 
         `each` iterates over the layers, such as a progress bar; `edits` of attention have positions, no words.
         """
-        w, config = self.weights, self.config
-        hidden = w["wte.weight"][ids] + w["wpe.weight"][: len(ids)]
+        hidden = [self.weights["wte.weight"][ids] + self.weights["wpe.weight"][: len(ids)]]
         runs = []
-        for layer in each(range(config.layers)):
-            name = f"h.{layer}."
-            x = _normalise(hidden, w[name + "ln_1.weight"], w[name + "ln_1.bias"], config.epsilon)
-            q, k, v = (
-                _split(x @ w[name + f"attn.w_{p}"] + w[name + f"attn.b_{p}"], config.heads) for p in ("q", "k", "v")
-            )
-            own = editing.acting(edits, layer, config.layers)
-            call = editing.call(q, k, v, {"causal": True, **_scaled(config, layer)}, own, layer)
-            heads = call.output()[0]
-            joined = heads.swapaxes(0, 1).reshape(len(ids), -1)
-            output = joined @ w[name + "attn.c_proj.weight"] + w[name + "attn.c_proj.bias"]
-            rules, factors = call.whole_rules(), editing.factors(own, config.heads)
-            runs.append(LayerRun(x, q, k, v, heads, output, rules, normalised=True, factors=factors))
-            hidden = hidden + output
-            y = _normalise(hidden, w[name + "ln_2.weight"], w[name + "ln_2.bias"], config.epsilon)
-            inner = _ACTIVATIONS[config.activation](y @ w[name + "mlp.c_fc.weight"] + w[name + "mlp.c_fc.bias"])
-            hidden = hidden + inner @ w[name + "mlp.c_proj.weight"] + w[name + "mlp.c_proj.bias"]
-        final = _normalise(hidden, w["ln_f.weight"], w["ln_f.bias"], config.epsilon)
-        return ForwardPass(runs, final @ w["lm_head.weight"].T)
+        for number in each(range(self.config.layers)):
+            run, after = self.layer(number, hidden[-1], edits)
+            runs.append(run)
+            hidden.append(after)
+        return ForwardPass(runs, self.final(hidden[-1]) @ self.weights["lm_head.weight"].T, hidden, tuple(edits))
+
+    def layer(
+        self, number: int, hidden: Array, edits: Sequence[Edit] = (), past: tuple[Array, Array] | None = None
+    ) -> tuple[LayerRun, Array]:
+        """One layer: its attention, and the residual stream after it, (tokens, d_model).
+
+        hidden   (tokens, d_model), the residual stream before it: of the last tokens where `past` is given
+        past     the keys and values of the tokens before these, each (heads, tokens before, d_k)
+        """
+        w, config, name = self.weights, self.config, f"h.{number}."
+        x = normalise(hidden, w[name + "ln_1.weight"], w[name + "ln_1.bias"], config.epsilon)
+        q, k, v = (split(x @ w[name + f"attn.w_{p}"] + w[name + f"attn.b_{p}"], config.heads) for p in "qkv")
+        rules: dict[str, Any] = {"causal": True, **_scaled(config, number)}
+        if past is not None:
+            rules["query_offset"] = past[0].shape[1]
+            k, v = (np.concatenate([old, new], axis=1) for old, new in zip(past, (k, v), strict=True))
+        own = editing.acting(edits, number, config.layers)
+        call = editing.call(q, k, v, rules, own, number)
+        heads = call.output()[0]
+        output = join(heads) @ w[name + "attn.c_proj.weight"] + w[name + "attn.c_proj.bias"]
+        factors = editing.factors(own, config.heads)
+        run = LayerRun(x, q, k, v, heads, output, call.whole_rules(), normalised=True, factors=factors)
+        middle = hidden + output
+        inner = ACTIVATIONS[config.activation].value(self.before_activation(number, middle))
+        return run, middle + inner @ w[name + "mlp.c_proj.weight"] + w[name + "mlp.c_proj.bias"]
+
+    def before_activation(self, number: int, middle: Array) -> Array:
+        """What the activation function of a layer's MLP is given, (tokens, d_mlp).
+
+        middle   (tokens, d_model), the residual stream after the layer's attention
+        """
+        w, name = self.weights, f"h.{number}."
+        y = normalise(middle, w[name + "ln_2.weight"], w[name + "ln_2.bias"], self.config.epsilon)
+        return y @ w[name + "mlp.c_fc.weight"] + w[name + "mlp.c_fc.bias"]
+
+    def final(self, hidden: Array) -> Array:
+        """The last layer norm, (tokens, d_model), which the logits are products of."""
+        return normalise(hidden, self.weights["ln_f.weight"], self.weights["ln_f.bias"], self.config.epsilon)
 
 
 def too_long(tokens: int, positions: int) -> ShapeError:
@@ -244,9 +270,9 @@ def _config(path: Path) -> GPT2Config:
     if sizes["n_embd"] % sizes["n_head"]:
         raise FileError(f"{path}: n_embd {sizes['n_embd']} is not a multiple of n_head {sizes['n_head']}.")
     activation = data.get("activation_function", "gelu_new")
-    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise FileError(
-            f"{path}: activation_function {activation!r} is unknown: expected one of {', '.join(_ACTIVATIONS)}."
+            f"{path}: activation_function {activation!r} is unknown: expected one of {', '.join(ACTIVATIONS)}."
         )
     if data.get("add_cross_attention"):
         raise FileError(f"{path}: add_cross_attention is set, and only decoders without it load here.")
@@ -336,33 +362,11 @@ def _scaled(config: GPT2Config, layer: int) -> dict[str, float]:
     return {} if config.scaled and (layer == 0 or not config.scaled_by_layer) else {"scale": scale}
 
 
-def _normalise(x: Array, weight: Array, bias: Array, epsilon: float) -> Array:
-    centred = x - x.mean(axis=-1, keepdims=True)
-    variance = np.square(centred).mean(axis=-1, keepdims=True)
-    return centred / np.sqrt(variance + np.float32(epsilon)) * weight + bias
-
-
-def _split(x: Array, heads: int) -> Array:
+def split(x: Array, heads: int) -> Array:
     """(tokens, heads·d_k) to (heads, tokens, d_k)."""
     return x.reshape(len(x), heads, -1).swapaxes(0, 1)
 
 
-def _gelu_tanh(x: Array) -> Array:
-    return 0.5 * x * (1 + np.tanh(np.float32((2 / np.pi) ** 0.5) * (x + np.float32(0.044715) * x**3)))
-
-
-def _gelu(x: Array) -> Array:
-    from math import erf
-
-    exact = np.frompyfunc(lambda value: 0.5 * value * (1 + erf(value / 2**0.5)), 1, 1)
-    return np.asarray(exact(x.astype(np.float64)), dtype=x.dtype)
-
-
-_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "gelu_new": _gelu_tanh,
-    "gelu_pytorch_tanh": _gelu_tanh,
-    "gelu": _gelu,
-    "relu": lambda x: np.maximum(x, 0),
-    "silu": lambda x: x / (1 + np.exp(-x)),
-    "tanh": np.tanh,
-}
+def join(x: Array) -> Array:
+    """(heads, tokens, d_k) to (tokens, heads·d_k)."""
+    return x.swapaxes(0, 1).reshape(x.shape[1], -1)

@@ -132,7 +132,7 @@ class HubModel:
             words = _words(paths, layer.path)
             layers.append(LayerRun(x, q, k, v, attended, output, rules, *words, factors=factors))
         logits = getattr(out, "logits", None)
-        return ForwardPass(layers, None if logits is None else logits[0].float().numpy())
+        return ForwardPass(layers, None if logits is None else logits[0].float().numpy(), edits=tuple(edits))
 
 
 def find(name: Any) -> Model | HubModel:

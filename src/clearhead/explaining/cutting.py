@@ -1,0 +1,51 @@
+"""What cutting one edge of attention changes: the model is run again without it, from the first row that it moves."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from clearhead.changing.edits import Cut
+from clearhead.core.axes import Array
+from clearhead.core.rule_values import read_place
+from clearhead.explaining.derivatives import Target, check_run, difference
+from clearhead.explaining.gpt2 import ForwardPass, Model
+
+
+class Edge(NamedTuple):
+    """One weight of one head: query `query` attends to key `key`."""
+
+    layer: int
+    head: int
+    query: int
+    key: int
+
+
+def cut_again(model: Model, run: ForwardPass, target: Target, edges: Iterable[Edge]) -> Array:
+    """What z changes by when each edge alone is cut and its row normalised anew, float64 (edges,).
+
+    edges   places in the run: layer, head, query and key; negative ones count from the end
+
+    The run's own edits stay in force. Layers before the edge's and rows before its query are not computed again, since
+    attention is causal; an edge that z does not depend on gives 0. Raises SelectionError for an edge outside the run,
+    RuleError for a run that `derivatives` refuses. O(layers·tokens²·d_k) time for each edge at most.
+    """
+    check_run(run)
+    sizes = model.config.layers, model.config.heads, len(run.hidden[0]), len(run.hidden[0])
+    chosen = [Edge(*map(read_place, Edge._fields, edge, sizes)) for edge in edges]
+    before = difference(model, run.hidden[-1][target.position], target)
+    return np.array([_change(model, run, target, edge, before) for edge in chosen], np.float64)
+
+
+def _change(model: Model, run: ForwardPass, target: Target, edge: Edge, before: float) -> float:
+    """What cutting one edge adds to z, which is `before` with it."""
+    first = edge.query
+    if edge.key > first or first > target.position:
+        return 0.0
+    cut = Cut(queries=(first,), keys=(edge.key,), layers=(edge.layer,), heads=(edge.head,))
+    hidden = run.hidden[edge.layer][first:]
+    with np.errstate(over="ignore", invalid="ignore"):
+        for number in range(edge.layer, model.config.layers):
+            past = run.layers[number].k[:, :first], run.layers[number].v[:, :first]
+            hidden = model.layer(number, hidden, (*run.edits, cut), past)[1]
+        return difference(model, hidden[target.position - first], target) - before

@@ -1,0 +1,168 @@
+"""What one logit is above another, differentiated by every head's output, in NumPy: reverse mode, layer by layer.
+
+With z = logit(token) − logit(against) at one position, o_i = Σ_j a_ij·v_j a head's output at query i before W^O, and
+g_i = ∂z/∂o_i, the matrices of causes of one layer are `A.contributions(v, g)` and `A.cuts(v, g)`. Attention's own
+derivative comes from an engine, so the memory of a layer is O(tokens). MLPs are computed again on the way back.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from clearhead import engines
+from clearhead.changing.edits import Boost, Cut, Edit, Off, Scaled, Tempered
+from clearhead.core.axes import Array
+from clearhead.core.problem import describe_whole
+from clearhead.core.rule_values import read_place
+from clearhead.core.rules import Rules
+from clearhead.core.statistics import Wanted
+from clearhead.errors import FileError, RuleError, SelectionError
+from clearhead.explaining.functions import ACTIVATIONS, normalise_backward
+from clearhead.explaining.gpt2 import ForwardPass, LayerRun, Model, join, split
+from clearhead.ops import backward
+
+
+class Target(NamedTuple):
+    """z = logit(token) − logit(against), of what follows the token at `position`."""
+
+    position: int
+    token: int
+    against: int
+
+
+class LayerDerivatives(NamedTuple):
+    """Of one layer: the derivative of z by its heads' outputs, and what these outputs bring to z, to first order."""
+
+    g: Array  # (heads, queries, d_v), by A·v: before edits of outputs, and before W^O
+    whole: Array  # (heads, queries): g_i·o_i
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Derivatives:
+    """z and its derivatives. Of layer l, `run.layers[l]` has q, k, v and the rules, and `layers[l]` has g."""
+
+    run: ForwardPass
+    target: Target
+    z: float
+    layers: list[LayerDerivatives]
+    embeddings: Array  # (tokens, d_model): the derivative of z by what the first layer is given
+
+    def heads(self) -> Array:
+        """Σ_i g_i·o_i, float64 (layers, heads): what each head brings to z, to first order.
+
+        It is the derivative of z by a factor on the head's output. A head that an edit turned off has 0.
+        """
+        return np.stack([layer.whole.sum(axis=-1, dtype=np.float64) for layer in self.layers])
+
+
+def target_of(run: ForwardPass, token: int | None = None, against: int | None = None, position: int = -1) -> Target:
+    """The target that was asked for: the likeliest next token against the likeliest other one where they are None.
+
+    Raises SelectionError for a position or token that there is not, and where both tokens are the same.
+    """
+    if run.logits is None:
+        raise RuleError("the model gives no next token, so there is no logit to explain.", "a decoder has one.")
+    place = read_place("position", position, len(run.logits))
+    logits = run.logits[place]
+    if logits.size < 2:
+        raise SelectionError("the vocabulary has one token: there is none to compare it with.")
+    other = None if against is None else read_place("against", against, logits.size)
+    chosen = _likeliest(logits, other) if token is None else read_place("token", token, logits.size)
+    other = _likeliest(logits, chosen) if other is None else other
+    if chosen == other:
+        raise SelectionError(f"token and against are both {chosen}: their difference is always 0.")
+    return Target(place, chosen, other)
+
+
+def derivatives(model: Model, run: ForwardPass, target: Target) -> Derivatives:
+    """Differentiate z by each head's output and by the embeddings, with the run's edits in force.
+
+    run   as `model.run` gives it, in the dtype of the model's weights. Its edits may be cut, boost, tempered, scaled
+          and off; `share` is refused, since what it adds depends on the logits
+
+    Raises RuleError for a run with another edit or without its residual stream, FileError where derivatives are NaN or
+    infinite. Time in proportion to the forward pass, O(tokens) memory for each layer.
+    """
+    check_run(run)
+    w, config = model.weights, model.config
+    with np.errstate(over="ignore", invalid="ignore"):
+        by_hidden = np.zeros_like(run.hidden[-1])
+        row = run.hidden[-1][target.position]
+        direction = _direction(model, target)
+        by_hidden[target.position] = normalise_backward(row, w["ln_f.weight"], config.epsilon, direction)
+        found: list[LayerDerivatives] = []
+        for number in reversed(range(config.layers)):
+            hidden, ran = run.hidden[number], run.layers[number]
+            by_hidden = by_hidden + _through_mlp(model, number, hidden + ran.output, by_hidden)
+            layer, by_x = _through_attention(model, number, ran, by_hidden)
+            found.insert(0, layer)
+            by_hidden = by_hidden + normalise_backward(hidden, w[f"h.{number}.ln_1.weight"], config.epsilon, by_x)
+    if not all(np.isfinite(array).all() for array in (by_hidden, *(layer.g for layer in found))):
+        raise FileError(f"{model.name}: its derivatives are NaN or infinite: its weights are damaged, or too large.")
+    return Derivatives(run, target, difference(model, run.hidden[-1][target.position], target), found, by_hidden)
+
+
+def difference(model: Model, row: Array, target: Target) -> float:
+    """Compute z, in float64, from the residual stream after the last layer at the target's position, (d_model,)."""
+    return float(model.final(row).astype(np.float64) @ _direction(model, target).astype(np.float64))
+
+
+def check_run(run: ForwardPass) -> None:
+    """Raise RuleError for a run without its residual stream, or with an edit that has no derivative here."""
+    if not run.hidden:
+        raise RuleError(
+            "this run has no residual stream, which GPT-2 checkpoints run in NumPy keep.",
+            "ch.watch(model, causes=True) finds causes in PyTorch's models.",
+        )
+    for edit in run.edits:
+        if not _differentiable(edit):
+            raise RuleError(f"{edit}: no derivative is taken through this edit.", "cut, boost, scaled and off do.")
+
+
+def _differentiable(edit: Edit) -> bool:
+    if isinstance(edit, Off):
+        return edit.to == "zero"
+    return isinstance(edit, (Boost, Cut, Scaled, Tempered))
+
+
+def _likeliest(logits: Array, besides: int | None) -> int:
+    order: Sequence[int] = np.argsort(-logits, kind="stable")[:2].tolist()
+    return next(token for token in order if token != besides)
+
+
+def _direction(model: Model, target: Target) -> Array:
+    """The derivative of z by the output of the last layer norm, (d_model,)."""
+    head = model.weights["lm_head.weight"]
+    return cast("Array", head[target.token] - head[target.against])
+
+
+def _through_mlp(model: Model, number: int, middle: Array, upstream: Array) -> Array:
+    """The derivative by what a layer's MLP is given, (tokens, d_model), from that by its output."""
+    w, name = model.weights, f"h.{number}."
+    slope = ACTIVATIONS[model.config.activation].slope(model.before_activation(number, middle))
+    by_y = (upstream @ w[name + "mlp.c_proj.weight"].T * slope) @ w[name + "mlp.c_fc.weight"].T
+    return normalise_backward(middle, w[name + "ln_2.weight"], model.config.epsilon, by_y)
+
+
+def _through_attention(model: Model, number: int, ran: LayerRun, upstream: Array) -> tuple[LayerDerivatives, Array]:
+    """The derivatives by a layer's heads, and by x, (tokens, d_model), from that by the output after W^O."""
+    w, name = model.weights, f"h.{number}.attn."
+    g = split(upstream @ w[name + "c_proj.weight"].T, model.config.heads)
+    if ran.factors is not None:
+        g = g * ran.factors[:, None, None].astype(g.dtype)
+    output, found = _of_attention(ran, g)
+    by_x = sum(join(found[p][0]) @ w[name + f"w_{p}"].T for p in "qkv")
+    return LayerDerivatives(np.ascontiguousarray(g), np.einsum("hnd,hnd->hn", g, output)), cast("Array", by_x)
+
+
+def _of_attention(ran: LayerRun, g: Array) -> tuple[Array, Mapping[str, Array]]:
+    """A·v, (heads, tokens, d_v), and the derivatives by q, k and v, (1, heads, tokens, …), from g, that by A·v."""
+    given, values = describe_whole(ran.q, ran.k, ran.v, cast("Rules", ran.rules))
+    engine = engines.get(engines.choose_for_gradients(given.problem).engine)
+    want = Wanted(output=True, logsumexp=True)
+    answers = engines.answer(engine, given.problem, given.q, given.k, values, want)
+    by: dict[str, Any] = {"output": np.ascontiguousarray(g)[None]}
+    arrays = given.q, given.k, values
+    return answers["output"][0], backward.gradients(engine, given.problem, arrays, answers, by)

@@ -1,0 +1,346 @@
+"""The derivatives of a GPT-2 in NumPy: against finite differences, and against PyTorch's on the same weights."""
+
+import shutil
+import subprocess
+import sys
+import tracemalloc
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import clearhead as ch
+from clearhead.errors import FileError, RuleError, SelectionError
+from clearhead.explaining.cutting import Edge, cut_again
+from clearhead.explaining.derivatives import derivatives, difference, target_of
+from clearhead.explaining.functions import ACTIVATIONS, normalise, normalise_backward
+from clearhead.explaining.gpt2 import ForwardPass, GPT2Config, Model, load
+from seeds import fresh
+
+SHIPPED = Path(str(files("clearhead") / "models" / "rhymes"))
+STEP = 1e-5
+SMOOTH = sorted({*ACTIVATIONS} - {"relu"})  # which has a corner, where finite differences fail
+shipped = cache(load)
+
+
+def several(times):
+    """Run a test so many times, each with fresh numbers."""
+    return pytest.mark.parametrize("trial", range(times))
+
+
+def drawn(rng, dtype=np.float64, activation=None, **sizes):
+    """A random GPT-2 of random sizes, with weights large enough that attention is far from uniform."""
+    heads, d_k = int(rng.integers(1, 4)), int(rng.integers(4, 9))
+    given = {"layers": int(rng.integers(1, 4)), "heads": heads, "d_model": heads * d_k, "d_mlp": 11, "positions": 40}
+    given |= {"vocabulary": 23, "epsilon": 1e-5, "activation": activation or str(rng.choice(sorted(ACTIVATIONS)))}
+    given |= {name: bool(rng.integers(2)) for name in ("tied", "scaled", "scaled_by_layer")}
+    config = GPT2Config(**(given | sizes))
+    d, weights = config.d_model, {}
+
+    def add(name, *shape, size=1.0, mean=0.0):
+        weights[name] = (mean + size * rng.standard_normal(shape)).astype(dtype)
+
+    add("wte.weight", config.vocabulary, d)
+    add("wpe.weight", config.positions, d)
+    for layer in range(config.layers):
+        name = f"h.{layer}."
+        linear = {f"attn.w_{p}": (d, d) for p in "qkv"} | {"attn.c_proj.weight": (d, d)}
+        linear |= {"mlp.c_fc.weight": (d, config.d_mlp), "mlp.c_proj.weight": (config.d_mlp, d)}
+        for part, shape in linear.items():
+            add(name + part, *shape, size=shape[0] ** -0.5)
+            add(name + part.replace(".weight", ".bias").replace(".w_", ".b_"), shape[1], size=0.3)
+        for norm in ("ln_1", "ln_2"):
+            add(f"{name}{norm}.weight", d, size=0.2, mean=1.0)
+            add(f"{name}{norm}.bias", d, size=0.2)
+    add("ln_f.weight", d, size=0.2, mean=1.0)
+    add("ln_f.bias", d, size=0.2)
+    weights["lm_head.weight"] = weights["wte.weight"]
+    if not config.tied:
+        add("lm_head.weight", config.vocabulary, d)
+    return Model("random", config, weights, None)
+
+
+def z_of(model, ids, target, edits=()):
+    return difference(model, model.run(ids, edits=edits).hidden[-1][target.position], target)
+
+
+def with_added(model, name, x):
+    """The same model with x added to one of its weights."""
+    return replace(model, weights=model.weights | {name: model.weights[name] + x})
+
+
+def slope_of(function):
+    """The derivative at 0 of a function of one number, by differences of fourth order."""
+    near, far = (function(step) - function(-step) for step in (STEP, 2 * STEP))
+    return (8 * near - far) / (12 * STEP)
+
+
+def drawn_edits(rng, model, n):
+    """Edits of every kind that has a derivative, in random layers and heads."""
+
+    def where():
+        heads = [int(rng.integers(model.config.heads))] if rng.integers(2) else None
+        return {"layers": [int(rng.integers(model.config.layers))], "heads": heads}
+
+    def places():
+        key = int(rng.integers(n))
+        return {"keys": (key,), "queries": (int(rng.integers(key, n)),)}
+
+    made = [
+        ch.cut(**places(), **where()),
+        ch.cut(keys=(0,), **where()),  # the first row is left without a key
+        ch.boost(**places(), by=float(rng.normal(0, 2)), **where()),
+        ch.tempered(float(rng.uniform(0.5, 2)), **where()),
+        ch.scaled(float(rng.normal()), **where()),
+        ch.off(**where()),
+    ]
+    return tuple(made[i] for i in rng.permutation(len(made))[: rng.integers(1, 5)])
+
+
+@pytest.mark.parametrize("name", sorted(ACTIVATIONS))
+def test_each_activation_has_the_slope_of_its_finite_differences(name):
+    x = fresh().normal(0, 3, 200)
+    x = np.where(np.abs(x) < 1e-3, 1.0, x)  # relu has a corner at 0
+    expected = slope_of(lambda step: ACTIVATIONS[name].value(x + step))
+    np.testing.assert_allclose(ACTIVATIONS[name].slope(x), expected, rtol=1e-7, atol=1e-8)
+
+
+@several(10)
+def test_a_layer_norm_has_the_derivative_of_its_finite_differences(trial):
+    rng = fresh()
+    tokens, d, epsilon = int(rng.integers(1, 5)), int(rng.integers(2, 20)), float(rng.choice([1e-12, 1e-5, 0.3]))
+    x, along, upstream = (rng.standard_normal((tokens, d)) for _ in range(3))
+    x += 5 * np.arange(d)  # a deviation near 0 has no useful finite differences
+    weight, bias = rng.standard_normal((2, d))
+    expected = slope_of(lambda step: (normalise(x + step * along, weight, bias, epsilon) * upstream).sum())
+    found = (normalise_backward(x, weight, epsilon, upstream) * along).sum()
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@several(12)
+def test_every_derivative_of_a_run_with_edits_is_that_of_its_finite_differences(trial):
+    """By the embeddings; by each b_V, which moves outputs by the sum of their weights; by each head's factor."""
+    rng = fresh()
+    model = drawn(rng, activation=str(rng.choice(SMOOTH)))
+    n = int(rng.integers(2, 10))
+    ids = rng.integers(0, model.config.vocabulary, n).tolist()
+    edits = drawn_edits(rng, model, n) if rng.integers(4) else ()
+    run = model.run(ids, edits=edits)
+    target = target_of(run, position=int(rng.integers(n)))
+    found = derivatives(model, run, target)
+    largest = max(float(np.abs(x).max()) for x in (found.embeddings, *(layer.g for layer in found.layers)))
+
+    def check(derivative, moved):
+        np.testing.assert_allclose(derivative, slope_of(moved), rtol=1e-5, atol=1e-6 * max(1.0, largest))
+
+    def moved_by(name, along):
+        return lambda step: z_of(with_added(model, name, step * along), ids, target, edits)
+
+    along = rng.standard_normal(model.weights["wpe.weight"].shape)
+    check((found.embeddings * along[:n]).sum(), moved_by("wpe.weight", along))
+    for number, (layer, ran) in enumerate(zip(found.layers, run.layers, strict=True)):
+        along = rng.standard_normal((model.config.heads, 1, layer.g.shape[-1]))
+        mass = ch.AttentionMatrix(ran.q, ran.k, **ran.rules).sum(axis=-1)  # 0 for a row that sees nothing
+        check((layer.g * along * mass[..., None]).sum(), moved_by(f"h.{number}.attn.b_v", along.ravel()))
+        head = int(rng.integers(model.config.heads))
+        at = {"layers": [number], "heads": [head]}
+        check(
+            found.heads()[number, head],
+            lambda step, at=at: z_of(model, ids, target, (*edits, ch.scaled(1 + step, **at))),
+        )
+
+
+OPTIONS = [
+    {},
+    {"activation_function": "gelu", "n_inner": 24},
+    {"activation_function": "relu", "scale_attn_by_inverse_layer_idx": True},
+    {"scale_attn_weights": False, "tie_word_embeddings": False},
+    {"activation_function": "silu"},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_all_derivatives_are_those_of_pytorch_on_the_same_weights(tmp_path, options, dtype):
+    torch = pytest.importorskip("torch")
+    from transformers import GPT2Config as PeerConfig
+    from transformers import GPT2LMHeadModel
+
+    rng = fresh()
+    layers, heads, n = (int(rng.integers(low, high)) for low, high in ((1, 4), (1, 5), (1, 25)))
+    sizes = {"n_layer": layers, "n_head": heads, "n_embd": 8 * heads, "n_positions": 30, "vocab_size": 3000}
+    peer = GPT2LMHeadModel(PeerConfig(**sizes, **options, attn_implementation="eager")).eval()
+    with torch.no_grad():
+        for parameter in peer.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    peer.save_pretrained(tmp_path)
+    shutil.copy(SHIPPED / "tokenizer.json", tmp_path)
+    model = load(tmp_path)
+    model = replace(model, weights={name: x.astype(dtype) for name, x in model.weights.items()})
+    ids = rng.integers(0, 3000, n).tolist()
+    run = model.run(ids)
+    target = target_of(run, position=int(rng.integers(n)))
+    found = derivatives(model, run, target)
+
+    peer, joined = peer.double(), []  # float64 is the truth of both
+
+    def keep(_, args):
+        args[0].retain_grad()
+        joined.append(args[0])
+
+    for block in peer.transformer.h:
+        block.attn.c_proj.register_forward_pre_hook(keep)
+    embeddings = peer.transformer.wte.weight[torch.tensor([ids])].detach().requires_grad_()
+    logits = peer(inputs_embeds=embeddings, use_cache=False).logits[0, target.position]
+    z = logits[target.token] - logits[target.against]
+    z.backward()
+    exact = dtype == "float64"
+    assert found.z == pytest.approx(z.item(), rel=1e-9 if exact else 1e-3, abs=1e-9 if exact else 1e-3)
+    pairs = [(found.embeddings, embeddings.grad[0])]
+    pairs += [(layer.g.swapaxes(0, 1), x.grad[0]) for layer, x in zip(found.layers, joined, strict=True)]
+    whole = [(x.grad[0] * x.detach()[0]).reshape(n, heads, 8).sum(-1) for x in joined]
+    pairs += [(layer.whole.T, x) for layer, x in zip(found.layers, whole, strict=True)]
+    for ours, theirs in pairs:
+        assert ours.dtype == dtype
+        far = np.abs(ours.reshape(theirs.shape) - theirs.numpy()).max()
+        assert far <= (1e-10 if exact else 2e-3) * max(1e-3, theirs.abs().max().item())
+    if exact:  # both runs give z of the likeliest token against the second likeliest
+        assert [target.token, target.against] == logits.topk(2).indices.tolist()
+
+
+@several(5)
+def test_g_with_the_layers_q_k_and_v_gives_the_causes_of_an_edge(trial):
+    """What later matrices of causes are made of: cutting an edge whose effect is small changes z by e_ij."""
+    rng = fresh()
+    model = drawn(rng, activation=str(rng.choice(SMOOTH)))
+    for layer in range(model.config.layers):  # so that z is linear in what heads put out
+        name = f"h.{layer}.attn.c_proj.weight"
+        model = with_added(model, name, (1e-6 - 1) * model.weights[name])
+    n = int(rng.integers(2, 10))
+    run = model.run(rng.integers(0, model.config.vocabulary, n).tolist())
+    target = target_of(run, position=int(rng.integers(n)))
+    for number, (layer, ran) in enumerate(zip(derivatives(model, run, target).layers, run.layers, strict=True)):
+        a = ch.AttentionMatrix(ran.q, ran.k, **ran.rules)[...]
+        t = np.einsum("hic,hjc->hij", layer.g, ran.v)
+        whole = layer.whole[..., None]
+        np.testing.assert_allclose((a * t).sum(-1), layer.whole, atol=1e-12)
+        without = np.stack([np.where(np.arange(n) == j, 0, a) for j in range(n)])  # each key gone, and renormalised
+        left = without.sum(-1)
+        after = (without * t).sum(-1) / np.where(left > 0, left, 1)
+        e = np.moveaxis(after, 0, -1) - whole
+        edges = [Edge(number, *map(int, place)) for place in np.argwhere(a > 0)]
+        again = cut_again(model, run, target, edges)
+        np.testing.assert_allclose(again, [e[edge[1:]] for edge in edges], rtol=0, atol=1e-3 * np.abs(e).max() + 1e-12)
+
+
+@several(8)
+@pytest.mark.parametrize(("dtype", "near"), [("float64", 1e-8), ("float32", 5e-3)])
+def test_cutting_again_is_the_whole_model_run_with_that_edge_cut(trial, dtype, near):
+    rng = fresh()
+    model = drawn(rng, dtype)
+    n = int(rng.integers(2, 12))
+    edits = drawn_edits(rng, model, n) if rng.integers(2) else ()
+    ids = rng.integers(0, model.config.vocabulary, n).tolist()
+    run = model.run(ids, edits=edits)
+    target = target_of(run, position=int(rng.integers(n)))
+    high = model.config.layers, model.config.heads, n, n
+    edges = [Edge(*map(int, rng.integers(0, high))) for _ in range(8)]
+    cuts = [ch.cut(queries=query, keys=key, layers=[layer], heads=[head]) for layer, head, query, key in edges]
+    expected = [z_of(model, ids, target, (*edits, cut)) - z_of(model, ids, target, edits) for cut in cuts]
+    np.testing.assert_allclose(cut_again(model, run, target, edges), expected, rtol=near, atol=near)
+
+
+def test_cutting_again_computes_no_layer_before_the_edge_and_no_row_before_its_query(monkeypatch):
+    rng = fresh()
+    model = drawn(rng, layers=3)
+    run = model.run([1] * 12)
+    computed, layer = [], Model.layer
+    monkeypatch.setattr(Model, "layer", lambda *args: (computed.append((args[1], len(args[2]))), layer(*args))[1])
+    cut_again(model, run, target_of(run), [Edge(1, 0, 9, 4), Edge(2, 0, 11, 0), Edge(2, 0, 3, 7)])
+    assert computed == [(1, 3), (2, 3), (2, 1)]
+
+
+def test_the_target_is_the_likeliest_token_against_the_next_or_what_is_asked_for():
+    model = shipped()
+    run = model.run([t.id for t in model.tokens("humpty dumpty sat on")])
+    order = np.argsort(-run.logits[-1]).tolist()
+    assert target_of(run) == (3, order[0], order[1])
+    assert target_of(run, token=order[7]) == (3, order[7], order[0])
+    assert target_of(run, against=order[0]) == (3, order[1], order[0])
+    assert target_of(run, order[4], order[9], position=1) == (1, order[4], order[9])
+    z = derivatives(model, run, target_of(run)).z
+    assert z == pytest.approx(float(run.logits[-1, order[0]] - run.logits[-1, order[1]]), abs=1e-4)
+    assert derivatives(model, run, target_of(run, order[1], order[0])).z == -z
+
+
+def test_derivatives_of_the_shipped_model_say_which_head_brings_the_wall():
+    """Turning off the head that brings the most lowers z more than the mean head does: the numbers mean something."""
+    model = shipped()
+    ids = [t.id for t in model.tokens("humpty dumpty sat on a")]
+    run = model.run(ids)
+    target = target_of(run)
+    assert model.text(target.token) == " wall"
+    brought = derivatives(model, run, target).heads()
+    assert brought.shape == (2, 8)
+    off = [
+        [z_of(model, ids, target) - z_of(model, ids, target, (ch.off(layers=[i], heads=[j]),)) for j in range(8)]
+        for i in range(2)
+    ]
+    assert off[brought.argmax() // 8][brought.argmax() % 8] > np.mean(off)
+
+
+def test_what_has_no_derivative_is_refused_by_name():
+    rng = fresh()
+    model = drawn(rng)
+    run = model.run([1, 2, 3])
+    for edit in (ch.share(keys=(0,), at_least=0.5), ch.off(to="mean")):
+        again = model.run([1, 2, 3], edits=(edit,))
+        for call in (lambda r: derivatives(model, r, target_of(r)), lambda r: cut_again(model, r, target_of(r), [])):
+            with pytest.raises(RuleError, match=rf"^{edit.KIND}\(.*no derivative is taken through this edit"):
+                call(again)
+    with pytest.raises(RuleError, match="this run has no residual stream"):
+        derivatives(model, ForwardPass(run.layers, run.logits), target_of(run))
+    with pytest.raises(RuleError, match="the model gives no next token"):
+        target_of(ForwardPass(run.layers, None))
+    for wrong in ({"token": 23}, {"against": -24}, {"position": 3}):
+        with pytest.raises(SelectionError, match=f"{next(iter(wrong))} .* is outside"):
+            target_of(run, **wrong)
+    with pytest.raises(SelectionError, match="token and against are both 4"):
+        target_of(run, token=4, against=4)
+    with pytest.raises(SelectionError, match="head 9 is outside"):
+        cut_again(model, run, target_of(run), [Edge(0, 9, 0, 0)])
+
+
+def test_derivatives_that_are_not_finite_are_an_error():
+    model = drawn(fresh())
+    x = model.weights["h.0.attn.c_proj.weight"]
+    huge = replace(model, weights=model.weights | {"h.0.attn.c_proj.weight": np.full_like(x, np.inf)})
+    run = model.run([1, 2, 3])
+    with pytest.raises(FileError, match="its derivatives are NaN or infinite"):
+        derivatives(huge, run, target_of(run))
+
+
+def test_memory_grows_with_the_tokens_and_not_with_their_square():
+    n = 2048
+    model = drawn(fresh(), np.float32, layers=1, heads=1, d_model=4, d_mlp=4, positions=n)
+    run = model.run([1] * n)
+    tracemalloc.start()
+    derivatives(model, run, target_of(run))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 * n * n / 8
+
+
+def test_neither_pytorch_nor_transformers_is_loaded():
+    program = (
+        "import sys; from clearhead.explaining import cutting, derivatives as d, gpt2\n"
+        "model = gpt2.load(); run = model.run([5, 6, 7])\n"
+        "target = d.target_of(run); d.derivatives(model, run, target)\n"
+        "cutting.cut_again(model, run, target, [cutting.Edge(0, 0, 1, 0)])\n"
+        "print(*({'torch', 'transformers', 'jax'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not done.stdout.split()
