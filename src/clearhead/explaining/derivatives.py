@@ -160,7 +160,7 @@ def _through_attention(model: Model, number: int, ran: LayerRun, upstream: Array
 def _of_attention(ran: LayerRun, g: Array) -> tuple[Array, Mapping[str, Array]]:
     """A·v, (heads, tokens, d_v), and the derivatives by q, k and v, (1, heads, tokens, …), from g, that by A·v."""
     given, values = describe_whole(ran.q, ran.k, ran.v, cast("Rules", ran.rules))
-    engine = engines.get(engines.choose_for_gradients(given.problem).engine)
+    engine = engines.get(engines.choose_for("gradients", given.problem).engine)
     want = Wanted(output=True, logsumexp=True)
     answers = engines.answer(engine, given.problem, given.q, given.k, values, want)
     by: dict[str, Any] = {"output": np.ascontiguousarray(g)[None]}
