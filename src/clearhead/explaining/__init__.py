@@ -4,6 +4,8 @@ explain        ch.explain; every_layer: all its attention, for the long page
 gpt2           models in GPT-2's layout; checkpoint: what is checked before one is loaded
 hub            models through Transformers
 running        a forward pass and one of its heads; windows: of a longer text
+why            ch.why: one token against another; derivatives of their logits; cutting: run again without an edge
+functions      the functions between a GPT-2's linear maps, each with its derivative
 editing        one layer's attention with edits; edit_checks: their words and layers; moving: what they moved
 texts          tokens as a reader sees them
 """
