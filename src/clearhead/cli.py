@@ -138,7 +138,7 @@ def _why(given: argparse.Namespace, edits: Any) -> int:
     if given.why is None:
         raise FileError("--against is for --why.", "clearhead explain TEXT --why --against TOKEN")
     for name in ("windows", "html", "exact", "dtype", "token", *(() if edits else ("layer", "head"))):
-        if getattr(given, name) not in (None, False):
+        if getattr(given, name) is not None and getattr(given, name) is not False:
             hint = "end TEXT with that token." if name == "token" else f"leave --{name} out."
             raise FileError(
                 f"--why is for what follows a whole text, in the terminal or as JSON, not for --{name}.", hint

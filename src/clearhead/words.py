@@ -160,8 +160,8 @@ _WORDS: dict[str, tuple[str, str]] = {
         "为什么是 {against} 而不是 {token}：后者的 logit 落后 {lead}（概率 {share} 对 {other}）",
     ),
     "why edge": (
-        "strongest for it: {edge} in head {head} of layer {layer}; without this edge {left}",
-        "其中贡献最大的边：第 {layer} 层第 {head} 个头里的 {edge}；去掉它，变为 {left}",
+        "helped most: {edge} in head {head} of layer {layer}; {left} without it",
+        "最有利的边：第 {layer} 层第 {head} 个头里 {edge}；没有它则为 {left}",
     ),
     "why tokens": (
         "the text: what {token}'s lead changes by without the edges to a token",
@@ -201,7 +201,7 @@ _WORDS: dict[str, tuple[str, str]] = {
         "weights alone would have named: the largest of {query}'s row in all heads",
         "只看权重会认为：{query} 在所有头中权重最大的键",
     ),
-    "why rank": ("its rank by that, of {count}", "按此排名（共 {count}）"),
+    "why rank": ("rank by that, of {count}", "按此排名（共 {count}）"),
     # trace
     "three axes": (
         "three axes are read as (heads {heads}, tokens, width), each head attending on its own; a batch of {heads} "

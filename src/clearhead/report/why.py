@@ -24,7 +24,6 @@ _SHOWN_HEADS = 4
 _SHOWN_WEIGHTS = 5
 _HELPED = np.array([[214, 228, 250], [38, 96, 200]], dtype=np.float64)  # the token, weakly and strongly: blue
 _HURT = np.array([[252, 226, 200], [202, 92, 12]], dtype=np.float64)  # the other one: orange, told apart by all eyes
-_INK = {True: "blue", False: "dark_orange3"}
 
 
 def show(console: Console, seen: Why, language: Language) -> None:
@@ -45,7 +44,8 @@ def _answer(_: Console, seen: Why, language: Language) -> Iterator[Text]:
     if helping:
         query, key = _ends(seen, helping)
         places = {"head": helping.head, "layer": helping.layer, "edge": f"{query} → {key}"}
-        yield Text(say(language, "why edge", **places, left=_signed(seen.lead + helping.truth)))
+        left = (seen.lead + helping.truth) * (1 if seen.lead > 0 else -1)
+        yield Text(say(language, "why edge", **places, left=_signed(left)))
     yield Text()
     yield from about(seen.model, language)
     for edit in seen.edits:
@@ -106,21 +106,22 @@ def _edges(console: Console, seen: Why, language: Language) -> Iterator[Text]:
 
 def _heads(console: Console, seen: Why, language: Language) -> Iterator[Text]:
     yield title(say(language, "why heads"))
-    yield _heading(language, "why head", ("", 35), *_EFFECT)
+    yield _heading(language, "why head", *_EFFECT)
     for head in seen.heads[:_SHOWN_HEADS]:
-        yield Text(_place(head).ljust(44)) + _effect(console, seen, head)
+        yield Text(_place(head)) + _effect(console, seen, head)
 
 
 def _weights(_: Console, seen: Why, language: Language) -> Iterator[Text]:
     row = len(seen.tokens) - 1
     yield title(say(language, "why weights", query=f"{row} {spelled(parts_of(seen.tokens, seen.text).names[row])}"))
-    rank = (say(language, "why rank", count=seen.run_again), -24)
-    yield _heading(language, "why head", ("key", 27), ("weight", -8), ("why truth", -11), rank)
+    rank = (say(language, "why rank", count=seen.run_again), _RANK)
+    yield _heading(language, "why head", ("key", 12), ("weight", -10), ("why truth", -11), rank)
     for effect in seen.weights_alone[:_SHOWN_WEIGHTS]:
-        key = label(_ends(seen, effect)[1], 27)
-        yield Text(f"{_place(effect)}{key}{_weight(effect)}{_signed(effect.truth, 11)}{effect.rank:>24}")
+        key = label(_ends(seen, effect)[1], 12)
+        yield Text(f"{_place(effect)}{key}{_weight(effect):>10}{_signed(effect.truth, 11)}{effect.rank:>{-_RANK}}")
 
 
+_RANK = -24  # the width of the only heading that has a number in it
 _EFFECT = (("why estimate", -10), ("why truth", -11), ("why helped", 15))
 
 
@@ -128,7 +129,7 @@ def _heading(language: Language, first: str, *columns: tuple[str, int]) -> Text:
     """Names of columns, by key or as they are; those of negative width are right-aligned."""
     cells = [fill(f"  {say(language, first)}", 9)]
     for key, width in columns:
-        text = say(language, key) if key and width != -24 else key
+        text = say(language, key) if width != _RANK else key
         cells.append(fill(f"  {text}" if key == "why helped" else text, abs(width), right=width < 0))
     return Text("".join(cells).rstrip(), style="dim")
 
@@ -152,9 +153,9 @@ def _effect(console: Console, seen: Why, effect: EdgeEffect | HeadEffect) -> Tex
     line = Text(_signed(effect.estimate, 10) + _signed(effect.truth, 11))
     helped = seen.token if effect.truth < 0 else seen.against
     if effect.truth:
-        line.append(
-            "  " + label(spelled(helped.text), 13).rstrip(), _INK[effect.truth < 0] if colourful(console) else None
-        )
+        largest = max(abs(x) for x in (*(edge.truth for edge in seen.edges), *(head.truth for head in seen.heads)))
+        line.append("  ")
+        line.append(label(spelled(helped.text), 13).rstrip(), _shading(console, effect.truth / largest))
     return line
 
 
