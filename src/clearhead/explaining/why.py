@@ -85,7 +85,7 @@ class Why:
     agreement: float | None  # Spearman's correlation of their estimates with the truth; None for fewer than three
     by_token: Array  # (tokens,): the sum of the estimates of all edges to it, over layers, heads and queries
     by_head: Array  # (layers, heads): Σ_i g_i·o_i, what each head brings to z, to first order
-    heads: list[HeadEffect]  # the strongest by |estimate|, then by |truth|
+    heads: list[HeadEffect]  # the strongest by |estimate|, half as many as edges, then by |truth|
     weights_alone: list[EdgeEffect]  # the largest weights of the last token's row over all layers and heads
     run_again: int  # how many edges were
     edits: tuple[Edit, ...] = ()  # of the attention, in force in all runs
@@ -133,7 +133,7 @@ def why(
     token     a word of the vocabulary or an id; a word without a leading space stands for the likelier of both
               spellings. None is the likeliest next token
     against   likewise; None is the likeliest other one
-    count     how many edges to list, and how many heads and weights at most
+    count     how many edges and weights to list at most, and half as many heads
     edits     an edit or a list of edits that are in force in all runs: cut, boost, tempered, scaled or off
     each      iterates over layers and over what is run again, such as a progress bar
 
@@ -176,7 +176,9 @@ def _why(model: Model, given: Given, found: Derivatives, count: int, each: Calla
     run, target, by_head = found.run, found.target, found.heads()
     chosen, heaviest, by_token = _estimated(found, count, each)
     edges = list({**chosen, **heaviest})
-    strongest = [divmod(int(at), by_head.shape[1]) for at in np.argsort(-np.abs(by_head), axis=None)[:count]]
+    strongest = [
+        divmod(int(at), by_head.shape[1]) for at in np.argsort(-np.abs(by_head), axis=None)[: (count + 1) // 2]
+    ]
     again = []
     for at in each(range(len(edges) + len(strongest))):
         if at < len(edges):
@@ -277,7 +279,7 @@ def _id_of(model: Model, logits: Array, name: str, wanted: int | str | None) -> 
     if not isinstance(wanted, str):
         return wanted
     word = wanted.replace("␣", " ")
-    spellings = [word] if word.startswith(" ") else [word, f" {word}"]
+    spellings = [word] if not word or word.startswith(" ") else [word, f" {word}"]
     cut = [model.tokenizer.encode(spelling, add_special_tokens=False).ids for spelling in spellings]
     whole = [
         ids[0] for ids in cut if len(ids) == 1 and model.text(ids[0]).strip().casefold() == word.strip().casefold()
