@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from benchmarks import change, model, spans, watching
+from benchmarks import change, model, spans, truth, watching
 
 
 class Group(NamedTuple):
@@ -28,4 +28,5 @@ GROUPS = {
     "spans": Group("spans", "the rule spans on one call", spans.costs, spans.lines, "numpy"),
     "watch": Group("watching", f"watching {GPT2}", watching.costs, watching.lines, "transformers"),
     "change": Group("change", f"changing {GPT2}", change.costs, change.lines, "transformers"),
+    "truth": Group("truth", "causes beside the truth, the model that ships", truth.agreements, truth.lines, "numpy"),
 }
