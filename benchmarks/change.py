@@ -13,6 +13,7 @@ from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
+from benchmarks.gpt2 import gpt2
 from benchmarks.memory import apart, measured
 from clearhead.bench.measure import interleaved, ratio
 from clearhead.digits import fixed
@@ -20,7 +21,6 @@ from clearhead.digits import fixed
 WAYS = ("unchanged", "cut", "eager")
 TOKENS, QUICK, FEW = 4096, 1024, 300
 SPAN = slice(100, 164)
-FUSED = "gelu_pytorch_tanh"  # one call; GPT-2's default is seven, each with its own array
 
 
 class ChangeCost(NamedTuple):
@@ -66,19 +66,11 @@ def lines(found: list[ChangeCost]) -> list[tuple[str, ...]]:
 def _runner(tokens: int, threads: int) -> Callable[[str, int], Any]:
     """A function of a way and a number of tokens, at most these, that returns the last hidden states."""
     import torch
-    from transformers import GPT2Config, GPT2Model
 
     import clearhead as ch
     import clearhead.hf
 
-    torch.set_num_threads(threads)
-    ch.set_num_threads(threads)
-    torch.manual_seed(0)
-    model = GPT2Model(
-        GPT2Config(n_positions=tokens, vocab_size=1000, bos_token_id=0, eos_token_id=0, activation_function=FUSED)
-    )
-    model.train(mode=False)
-    ids = torch.randint(1000, (1, tokens))
+    model, ids = gpt2(tokens, threads)
     edit = ch.cut(queries=slice(SPAN.stop, None), keys=SPAN)
 
     def run(way: str, count: int) -> Any:

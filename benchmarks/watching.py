@@ -10,13 +10,13 @@ import sys
 from statistics import median
 from typing import Any, NamedTuple
 
+from benchmarks.gpt2 import gpt2
 from benchmarks.memory import apart, measured
 from clearhead.bench.measure import Call, interleaved, ratio
 from clearhead.digits import fixed
 
 WAYS = ("watch", "watch top 8", "sdpa", "eager")
 TOKENS, LONG = 4096, 16384
-FUSED = "gelu_pytorch_tanh"  # one call; GPT-2's default is seven, each with its own array
 
 
 class Cost(NamedTuple):
@@ -57,18 +57,10 @@ def lines(found: list[Cost]) -> list[tuple[str, ...]]:
 def _calls(tokens: int, threads: int) -> dict[str, Call]:
     """All ways of running one model on one text, by name."""
     import torch
-    from transformers import GPT2Config, GPT2Model
 
     import clearhead as ch
 
-    torch.set_num_threads(threads)
-    ch.set_num_threads(threads)
-    torch.manual_seed(0)
-    model = GPT2Model(
-        GPT2Config(n_positions=tokens, vocab_size=1000, bos_token_id=0, eos_token_id=0, activation_function=FUSED)
-    )
-    model.train(mode=False)
-    ids = torch.randint(1000, (1, tokens))
+    model, ids = gpt2(tokens, threads)
 
     def run(way: str) -> Any:
         with torch.inference_mode():

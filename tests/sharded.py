@@ -95,7 +95,7 @@ def close(found: Any, expected: Any, what: str) -> None:
 def rules(rank: int, world: int, seed: int) -> None:
     """Outputs, gradients and observations of random problems, compared with those of one process."""
     rng = np.random.default_rng(seed)
-    for _ in range(12):
+    for _ in range(8):
         given, told, queries, keys = problem(rng, world)
         layout, method = str(rng.choice(["contiguous", "zigzag"])), str(rng.choice(METHODS))
         up = torch.from_numpy(rng.standard_normal((*given["q"].shape[:3], 3)))

@@ -134,7 +134,7 @@ def test_every_derivative_of_a_run_with_edits_is_that_of_its_finite_differences(
     largest = max(float(np.abs(x).max()) for x in (found.embeddings, *(layer.g for layer in found.layers)))
 
     def check(derivative, moved):
-        np.testing.assert_allclose(derivative, slope_of(moved), rtol=1e-5, atol=1e-6 * max(1.0, largest))
+        np.testing.assert_allclose(derivative, slope_of(moved), rtol=1e-6, atol=1e-7 * max(1.0, largest))
 
     def moved_by(name, along):
         return lambda step: z_of(with_added(model, name, step * along), ids, target, edits)
@@ -162,9 +162,12 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_all_derivatives_are_those_of_pytorch_on_the_same_weights(tmp_path, options, dtype):
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [("float64", one) for one in OPTIONS]
+    + [("float32", one) for one in OPTIONS if one.get("activation_function") != "relu"],  # rounding may turn a corner
+)
+def test_all_derivatives_are_those_of_pytorch_on_the_same_weights(tmp_path, dtype, options):
     torch = pytest.importorskip("torch")
     from transformers import GPT2Config as PeerConfig
     from transformers import GPT2LMHeadModel
@@ -237,7 +240,7 @@ def test_g_with_the_layers_q_k_and_v_gives_the_causes_of_an_edge(trial):
 
 
 @several(8)
-@pytest.mark.parametrize(("dtype", "near"), [("float64", 1e-8), ("float32", 5e-3)])
+@pytest.mark.parametrize(("dtype", "near"), [("float64", 1e-10), ("float32", 2e-4)])
 def test_cutting_again_is_the_whole_model_run_with_that_edge_cut(trial, dtype, near):
     rng = fresh()
     model = drawn(rng, dtype)
@@ -301,7 +304,7 @@ def test_what_has_no_derivative_is_refused_by_name():
         for call in (lambda r: derivatives(model, r, target_of(r)), lambda r: cut_again(model, r, target_of(r), [])):
             with pytest.raises(RuleError, match=rf"^{edit.KIND}\(.*no derivative is taken through this edit"):
                 call(again)
-    with pytest.raises(RuleError, match="this run has no residual stream"):
+    with pytest.raises(RuleError, match="the run has no residual stream"):
         derivatives(model, ForwardPass(run.layers, run.logits), target_of(run))
     with pytest.raises(RuleError, match="the model gives no next token"):
         target_of(ForwardPass(run.layers, None))
@@ -331,7 +334,7 @@ def test_memory_grows_with_the_tokens_and_not_with_their_square():
     derivatives(model, run, target_of(run))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 4 * n * n / 8
+    assert peak < 4 * n * n / 4  # a matrix of float32 is 4·n·n bytes, and an engine works on tiles
 
 
 def test_neither_pytorch_nor_transformers_is_loaded():

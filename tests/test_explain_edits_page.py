@@ -8,6 +8,7 @@ import pytest
 
 import clearhead as ch
 from browser import browser, opened
+from clearhead.digits import percent
 from clearhead.explaining import gpt2
 from clearhead.explaining.explain import document, explain
 
@@ -54,6 +55,25 @@ def test_the_page_holds_both_runs_and_a_switch_shows_either(running, edited):
         assert unwanted == []
 
 
+def test_the_labels_of_switch_and_choices_stand_on_one_line(running, edited):
+    texts = """[...document.querySelectorAll(".map .picks label")].map((label) => {
+        const range = document.createRange();
+        range.selectNode([...label.childNodes].find((node) => node.nodeType === Node.TEXT_NODE));
+        return range.getBoundingClientRect().bottom;
+    })"""
+    with opened(running, edited[1]) as (page, _):
+        bottoms = page.evaluate(texts)
+        assert len(bottoms) == 4
+        assert max(bottoms) - min(bottoms) < 1
+
+
+def test_paper_shows_no_controls(running, edited):
+    with opened(running, edited[1]) as (page, _):
+        page.emulate_media(media="print")
+        for control in (".bar button", ".keys", ".picks", "details.numbers"):
+            assert not page.locator(control).first.is_visible(), control
+
+
 def assert_page(page, run, seen):
     """The page shows this run's weights, next token, layer output and statistics."""
     page.evaluate("document.querySelector('.map a[data-step=checked]').click()")
@@ -67,6 +87,7 @@ def assert_page(page, run, seen):
             assert text == "masked" if hidden else abs(float(text) - run.trace.weights[i, j]) < 1e-4
     first = page.locator(".next li").first.text_content()
     assert run.next[0].text.strip() in first
+    assert first.count(percent(run.next[0].probability)) == 1
     assert ("without the edits" if run is seen else "with the edits") in first
     for line in page.locator("#step-checked .checks li").all_text_contents()[1:]:
         number = float(re.sub(r"[^\d.e-]+$", "", line.split()[-1].replace("−", "-")))

@@ -82,8 +82,10 @@ def rules_at_once(shape: tuple[int, ...], keys: int) -> dict[str, Any]:
 @pytest.mark.parametrize("answers", [*([name] for name in ANSWERS), ANSWERS])
 @pytest.mark.parametrize("left_out", ["", "softcap scale causal window query_segments kv_segments"])
 def test_gradients_under_all_rules_at_once(engine: str, dtype: np.dtype[Any], answers: list[str], left_out: str):
-    if engine == "triton" and len(answers) == 1 and (left_out or dtype != np.float32):  # Triton's interpreter is slow
-        return
+    if engine == "triton":  # its interpreter is slow: half of the answers alone, all of them once for each dtype
+        alone, other = len(answers) == 1, bool(left_out) != FLOATS.index(dtype) % 2
+        if other if not alone else left_out or dtype != np.float32 or fresh().random() < 0.5:
+            return
     shape, kv = (2, 2, 4, 9, 5), (2, 2, 2, 8)
     q, k, v = (normal(*size).astype(dtype) for size in (shape, (*kv, 5), (*kv, 3)))
     rules = {name: value for name, value in rules_at_once(shape, 8).items() if name not in left_out.split()}
@@ -200,7 +202,7 @@ def test_a_bias_of_every_shape(engine: str, shape: tuple[int, ...]):
     for ndim in range(len(full) + 1):
         for ones in np.ndindex((2,) * ndim):
             own = tuple(1 if one else size for one, size in zip(ones, full[len(full) - ndim :], strict=True))
-            if engine == "triton" and rng.random() < 0.95:  # Triton's interpreter is slow
+            if engine == "triton" and rng.random() < 0.97:  # Triton's interpreter is slow
                 continue
             losses = Losses(Case(q, k, v, {"bias": rng.standard_normal(own)}, 0), list(ANSWERS))
             losses.check(by_autograd(losses, engine))

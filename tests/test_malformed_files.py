@@ -380,7 +380,7 @@ def test_damaged_files_of_every_format_give_a_result_or_a_library_error():
 
 @pytest.mark.slow
 def test_many_damaged_files_of_every_format_give_a_result_or_a_library_error():
-    read_damaged_files(6_000)
+    read_damaged_files(3_000)
 
 
 def test_a_model_directory_with_deeply_nested_json_is_refused(tmp_path: Path):

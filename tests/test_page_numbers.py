@@ -1,4 +1,4 @@
-"""What the page computes under each rule, against the reference: its modules run in node on a page's file."""
+"""What the page computes under each rule, against the reference, and how it prints shares: its modules run in node."""
 
 import json
 import shutil
@@ -10,8 +10,11 @@ import pytest
 
 import clearhead as ch
 from clearhead.core.arrays import bfloat16
+from clearhead.digits import percent
+from seeds import fresh
 
 SCRIPT = Path(__file__).parents[1] / "page/check/weights.js"
+PRINTS = SCRIPT.with_name("numbers.js")
 B, H, KV, N, M, D, DV = 2, 4, 2, 5, 7, 3, 6
 RNG = np.random.default_rng(11)
 ALLOWED = RNG.random((B, 1, N, M)) < 0.6
@@ -39,12 +42,16 @@ RULES = {
 }
 
 
-def in_the_page(trace, tmp_path):
+def in_node(script, argument):
     if shutil.which("node") is None:
         pytest.skip("node is not installed")
+    done = subprocess.run(["node", script, argument], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def in_the_page(trace, tmp_path):
     trace.save(tmp_path / "page.html")
-    done = subprocess.run(["node", SCRIPT, tmp_path / "page.html"], capture_output=True, text=True, check=True)
-    heads = json.loads(done.stdout)
+    heads = in_node(SCRIPT, tmp_path / "page.html")
     return {name: np.array([[[float(x) for x in row] for row in head[name]] for head in heads]) for name in heads[0]}
 
 
@@ -71,3 +78,8 @@ def test_a_tile_of_the_page_equals_the_matrix(tmp_path):
     q, k, v = np.random.default_rng(6).standard_normal((3, 2, 33, 64)).astype(np.float32)
     page = in_the_page(ch.trace(q, k, v, causal=True), tmp_path)
     np.testing.assert_allclose(page["tile"], np.asarray(ch.AttentionMatrix(q, k, causal=True)[:]), rtol=2e-5, atol=1e-9)
+
+
+def test_the_page_prints_shares_as_the_terminal_does():
+    shares = [0.0, 1.0, 0.1, 0.001, 0.00001, *(10.0 ** -(14 * fresh().random(2000))).tolist()]
+    assert in_node(PRINTS, json.dumps({"percent": shares}))["percent"] == [percent(share) for share in shares]

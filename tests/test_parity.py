@@ -19,6 +19,7 @@ from clearhead.core.statistics import PER_QUERY, Wanted, listed
 from clearhead.engines.base import Upstream
 from clearhead.errors import EngineError
 from problems import Case, draw_layout, each_engine, on_every_engine
+from seeds import fresh
 from slack import Slack, assert_close, assert_top, dtype_of_statistics, rounding
 
 HALVES = tuple(dtype for dtype in FLOATS if dtype.itemsize == 2)
@@ -186,8 +187,11 @@ def test_slices_beyond_the_ends_are_clipped_as_in_numpy(engine: str):
         return
     matrix = case.matrix(engine=engine)
     dense, ends = np.asarray(matrix), (None, -9, -5, -1, 0, 2, 9)
-    steps = (None, -3) if engine == "triton" else (None, -3, -1, 2, 9)
-    for part in (slice(start, stop, step) for start, stop, step in product(ends, ends, steps)):
+    interpreted = engine == "triton"
+    for start, stop, step in product(ends, ends, (None, -3, -1, 2, 9)):
+        if interpreted and fresh().random() < 0.9:  # Triton's interpreter is slow
+            continue
+        part = slice(start, stop, step)
         assert_same(engine, matrix[part], dense[part])
         assert_same(engine, matrix.T[part, part], dense.T[part, part])
         seen = matrix.observe(entropy=True, queries=part)

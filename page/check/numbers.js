@@ -1,12 +1,13 @@
-// For tests/test_long_view.py: what the page makes of lists of numbers, as JSON.
+// For tests/test_long_view.py and tests/test_page_numbers.py: what the page makes of lists of numbers, as JSON.
 //   node page/check/numbers.js '{"reach": [[0.5, "NaN"]], "within": [[0.25, 1e-6]]}'
 import { reachOf } from "../src/long/survey.js";
-import { within } from "../src/numbers.js";
+import { percent, within } from "../src/numbers.js";
 
-const { reach = [], within: pairs = [] } = JSON.parse(process.argv[2]);
+const { reach = [], within: pairs = [], percent: shares = [] } = JSON.parse(process.argv[2]);
 console.log(
   JSON.stringify({
     reach: reach.map((peaks) => reachOf(peaks.map(Number))),
     within: pairs.map(([x, off]) => within(x, off)),
+    percent: shares.map(percent),
   }),
 );

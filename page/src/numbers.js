@@ -51,9 +51,19 @@ export function short(x, narrow) {
   return signs(text.length > 5 ? x.toExponential(0) : text);
 }
 
-/** @param {number} share */
-export const percent = (share) =>
-  share > 0.9995 && share < 1 ? ">99.9%" : `${fmt(100 * share, share < 0.01 ? 2 : 3)}%`;
+/**
+ * A share as a percentage: two decimals; more, or an exponent, where two would not show two digits. The rule of percent in
+ * digits.py, so that a page and the terminal print the same.
+ * @param {number} share
+ */
+export function percent(share) {
+  const x = 100 * share;
+  if (!x || !Number.isFinite(x)) return `${fmt(x)}%`;
+  const places = [2, 3, 4].find((n) => Number(x.toFixed(n)) * 10 ** n > 9.5);
+  if (places) return `${x.toFixed(places)}%`;
+  const two = x.toExponential(1);
+  return `${two.length > 6 ? x.toExponential(0) : two}%`;
+}
 
 const HIDDEN = /[\p{Cc}\p{Cf}\p{Co}\p{Cs}\p{Zl}\p{Zp}]/u;
 

@@ -1,8 +1,9 @@
 """Models and texts: how one token's output came to be.
 
 explain        ch.explain; every_layer: all its attention, for the long page
-gpt2           models in GPT-2's layout; checkpoint: what is checked before one is loaded
-hub            models through Transformers
+gpt2           models in GPT-2's layout; functions: what is between their linear maps
+derivatives    what one logit is above another, by every head's output; cutting: the same without one edge
+hub            models through Transformers; checkpoint: what is checked before one is loaded
 running        a forward pass and one of its heads; windows: of a longer text
 why            ch.why: one token against another; derivatives of their logits; cutting: run again without an edge
 functions      the functions between a GPT-2's linear maps, each with its derivative

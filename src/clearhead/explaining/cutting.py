@@ -28,7 +28,13 @@ def cut_again(model: Model, run: ForwardPass, target: Target, edges: Iterable[Ed
 
     The run's own edits stay in force. Layers before the edge's and rows before its query are not computed again, since
     attention is causal; an edge that z does not depend on gives 0. Raises SelectionError for an edge outside the run,
-    RuleError for a run that `derivatives` refuses. O(layers·tokens²·d_k) time for each edge at most.
+    RuleError for a run that `derivatives` refuses. Time of at most a forward pass for each edge.
+
+    >>> from clearhead.explaining import derivatives, gpt2
+    >>> model = gpt2.load()
+    >>> run = model.run([token.id for token in model.tokens("mary had a little")])
+    >>> cut_again(model, run, derivatives.target_of(run), [Edge(0, 2, query=3, key=0)]).round(1)
+    array([-3.3])
     """
     check_run(run)
     sizes = model.config.layers, model.config.heads, len(run.hidden[0]), len(run.hidden[0])

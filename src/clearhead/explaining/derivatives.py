@@ -60,7 +60,13 @@ class Derivatives:
 def target_of(run: ForwardPass, token: int | None = None, against: int | None = None, position: int = -1) -> Target:
     """The target that was asked for: the likeliest next token against the likeliest other one where they are None.
 
-    Raises SelectionError for a position or token that there is not, and where both tokens are the same.
+    run        with logits
+    token      the id of the token whose logit is explained
+    against    the id of the one that it is compared with
+    position   of the token that they would follow; a negative one counts from the end
+
+    Raises RuleError for a model that gives no next token, SelectionError for a position or token that there is not, and
+    where both tokens are the same. O(vocabulary·log(vocabulary)) time.
     """
     if run.logits is None:
         raise RuleError("the model gives no next token, so there is no logit to explain.", "a decoder has one.")
@@ -84,6 +90,13 @@ def derivatives(model: Model, run: ForwardPass, target: Target) -> Derivatives:
 
     Raises RuleError for a run with another edit or without its residual stream, FileError where derivatives are NaN or
     infinite. Time in proportion to the forward pass, O(tokens) memory for each layer.
+
+    >>> from clearhead.explaining.gpt2 import load
+    >>> model = load()
+    >>> run = model.run([token.id for token in model.tokens("humpty dumpty sat on a")])
+    >>> found = derivatives(model, run, target_of(run))
+    >>> model.text(found.target.token), model.text(found.target.against), round(found.z, 1), found.layers[1].g.shape
+    (' wall', ' great', 6.8, (8, 5, 64))
     """
     check_run(run)
     w, config = model.weights, model.config
@@ -113,12 +126,15 @@ def check_run(run: ForwardPass) -> None:
     """Raise RuleError for a run without its residual stream, or with an edit that has no derivative here."""
     if not run.hidden:
         raise RuleError(
-            "this run has no residual stream, which GPT-2 checkpoints run in NumPy keep.",
+            "the run has no residual stream: only GPT-2 checkpoints, which run in NumPy, keep theirs.",
             "ch.watch(model, causes=True) finds causes in PyTorch's models.",
         )
     for edit in run.edits:
         if not _differentiable(edit):
-            raise RuleError(f"{edit}: no derivative is taken through this edit.", "cut, boost, scaled and off do.")
+            raise RuleError(
+                f"{edit}: no derivative is taken through this edit.",
+                "cut, boost, tempered, scaled and off(to='zero') have one.",
+            )
 
 
 def _differentiable(edit: Edit) -> bool:

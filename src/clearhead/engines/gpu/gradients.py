@@ -212,6 +212,21 @@ def keys(
 
 
 @triton.jit
+def load_queries(q, q_strides, k, k_strides, v, v_strides, o_strides, d_k, d_v, rules, loss, b, h, i, per_key,
+                 per_value, DK: tl.constexpr, DV: tl.constexpr):  # fmt: skip
+    """Queries i of a head with their upstream gradients, and where the keys and values begin that it attends to."""
+    own = q + b.to(tl.int64) * q_strides[0] + h.to(tl.int64) * q_strides[1]
+    mine = load_rows(own, q_strides[2], q_strides[3], d_k, i, rules.queries, DK)
+    given, values = mine, k
+    if loss.output is not None:
+        output = loss.output + b.to(tl.int64) * o_strides[0] + h.to(tl.int64) * o_strides[1]
+        given = load_rows(output, o_strides[2], o_strides[3], d_v, i, rules.queries, DV)
+        values = v + b.to(tl.int64) * v_strides[0] + (h // per_value).to(tl.int64) * v_strides[1]
+    keys = k + b.to(tl.int64) * k_strides[0] + (h // per_key).to(tl.int64) * k_strides[1]
+    return mine, given, keys, values
+
+
+@triton.jit
 def _by_queries(
     by_q,
     mine,
@@ -283,14 +298,8 @@ def queries(
     tile = tiles - 1 - later  # last tiles first: under a causal mask they have the most keys
     b, h = head // rules.heads, head % rules.heads
     i = tile * M + tl.arange(0, M)
-    own = q + b.to(tl.int64) * q_strides[0] + h.to(tl.int64) * q_strides[1]
-    mine = load_rows(own, q_strides[2], q_strides[3], d_k, i, rules.queries, DK)
-    given, values = mine, k
-    if loss.output is not None:
-        output = loss.output + b.to(tl.int64) * o_strides[0] + h.to(tl.int64) * o_strides[1]
-        given = load_rows(output, o_strides[2], o_strides[3], d_v, i, rules.queries, DV)
-        values = v + b.to(tl.int64) * v_strides[0] + (h // per_value).to(tl.int64) * v_strides[1]
-    keys = k + b.to(tl.int64) * k_strides[0] + (h // per_key).to(tl.int64) * k_strides[1]
+    mine, given, keys, values = load_queries(q, q_strides, k, k_strides, v, v_strides, o_strides, d_k, d_v, rules, loss,
+                                             b, h, i, per_key, per_value, DK, DV)  # fmt: skip
     low, full_low, full_high, high = key_range(rules, b, tile * M, tile * M + M - 1, N, M)
     along, beside = (keys, k_strides[2], k_strides[3], d_k), (values, v_strides[2], v_strides[3], d_v)
     by_q = tl.zeros((M, DK), FLOAT)

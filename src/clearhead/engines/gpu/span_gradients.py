@@ -7,7 +7,7 @@ columns.py then sums over the queries of each label. Each result has one writer 
 import triton
 import triton.language as tl
 
-from clearhead.engines.gpu.gradients import load_rows, slopes
+from clearhead.engines.gpu.gradients import load_queries, load_rows, slopes
 from clearhead.engines.gpu.rules import any_seen, key_range, mixed, placed, product
 
 
@@ -45,14 +45,8 @@ def spans(
     tile, head = placed(tl.cdiv(rules.queries, M))
     b, h = head // rules.heads, head % rules.heads
     i = tile * M + tl.arange(0, M)
-    own = q + b.to(tl.int64) * q_strides[0] + h.to(tl.int64) * q_strides[1]
-    mine = load_rows(own, q_strides[2], q_strides[3], d_k, i, rules.queries, DK)
-    given, values = mine, k
-    if loss.output is not None:
-        output = loss.output + b.to(tl.int64) * o_strides[0] + h.to(tl.int64) * o_strides[1]
-        given = load_rows(output, o_strides[2], o_strides[3], d_v, i, rules.queries, DV)
-        values = v + b.to(tl.int64) * v_strides[0] + (h // per_value).to(tl.int64) * v_strides[1]
-    keys = k + b.to(tl.int64) * k_strides[0] + (h // per_key).to(tl.int64) * k_strides[1]
+    mine, given, keys, values = load_queries(q, q_strides, k, k_strides, v, v_strides, o_strides, d_k, d_v, rules, loss,
+                                             b, h, i, per_key, per_value, DK, DV)  # fmt: skip
     low, _, _, high = key_range(rules, b, tile * M, tile * M + M - 1, N, M)
     low, high = tl.maximum(low, within[0] // N * N), tl.minimum(high, within[1])
     e = tl.arange(0, D)
