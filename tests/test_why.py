@@ -286,6 +286,15 @@ def test_every_line_fits_eighty_columns(language, text, colour, monkeypatch):
         assert "注意" not in plain
 
 
+def test_a_long_token_is_cut_and_stays_above_its_number(monkeypatch):
+    text = gpt2.Model.text
+    monkeypatch.setattr(gpt2.Model, "text", lambda model, token: text(model, token) + "y" * 90)
+    lines = call("explain", "mary had", "--why").stdout.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("  ") and "…" in line)
+    assert len(lines[start].split()) == len(lines[start + 1].split()) == 2
+    assert max(map(cell_len, lines)) <= 80
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "gbk"])
 def test_encodings_without_arrows_are_printed_too(encoding):
     done = call("explain", "mary had a little", "--why", encoding=encoding)

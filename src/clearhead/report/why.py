@@ -20,6 +20,7 @@ from clearhead.words import Language, say
 
 _MOST_TOKENS = 40  # beyond that, only the strongest are shown
 _SHOWN_TOKENS = 24
+_WIDEST = 24  # of a token's name in the text
 _SHOWN_HEADS = 4
 _SHOWN_WEIGHTS = 5
 _HELPED = np.array([[214, 228, 250], [38, 96, 200]], dtype=np.float64)  # the token, weakly and strongly: blue
@@ -65,7 +66,8 @@ def _tokens(console: Console, seen: Why, language: Language) -> Iterator[Text]:
     above, below, reached = Text("  "), Text("  "), -1
     for place in kept.tolist():
         number = _signed(float(effects[place]))
-        name = shown("… " if place > reached + 1 else "") + printable(spelled(names[place]))
+        name = printable(spelled(names[place]))
+        name = shown("… " if place > reached + 1 else "") + label(name, min(_WIDEST, cell_len(name)))
         width = max(cell_len(name), len(number))
         if cell_len(above.plain) + width > console.width and above.plain.strip():
             yield from _trimmed(above, below)
