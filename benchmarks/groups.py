@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from benchmarks import causes, change, model, spans, watching
+from benchmarks import causes, change, model, spans, truth, watching
 
 
 class Group(NamedTuple):
@@ -29,4 +29,5 @@ GROUPS = {
     "causes": Group("causes", "looking at causes: everything of cuts", causes.costs, causes.lines, "numpy"),
     "watch": Group("watching", f"watching {GPT2}", watching.costs, watching.lines, "transformers"),
     "change": Group("change", f"changing {GPT2}", change.costs, change.lines, "transformers"),
+    "truth": Group("truth", "causes beside the truth, the model that ships", truth.agreements, truth.lines, "numpy"),
 }

@@ -162,6 +162,7 @@ def public() -> dict[str, Call]:
         "shapes of a layer": Call(ch.shapes, LAYER),
         "rollout": Call(ch.rollout, {"matrices": [matrix(), matrix()], "query": 0}),
         "explain": Call(ch.explain, {"text": "humpty dumpty"}),
+        "why": Call(ch.why, {"text": "humpty dumpty"}),
         "load": Call(ch.load, {"path": "nowhere"}),
     }
     trace = ch.trace(Q, K, V)

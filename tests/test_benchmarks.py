@@ -20,6 +20,7 @@ from benchmarks.limits import Limits
 from benchmarks.memory import Single
 from benchmarks.model import Share
 from benchmarks.spans import SpanCost
+from benchmarks.truth import Agreement
 from benchmarks.watching import Cost
 from clearhead.bench.measure import interleaved
 from clearhead.errors import MissingExtraError
@@ -75,6 +76,7 @@ FOUND = {
     "causes": [CauseCost("h8 n 64 d 64", "native", 0.001, 0.9, None, 10**6)],
     "watch": [Cost(4096, "watch", 5.4, 0.85, 10**9), Cost(16384, "sdpa", 52.4, None, 10**9)],
     "change": [ChangeCost(4096, "cut", 5.4, 1.02, 10**8)],
+    "truth": [Agreement("cut", 3, 900, 0.97, 0.95, 0.93, 0.875), Agreement("weight", 3, 900, None, None, 0.5, 0.5)],
 }
 
 

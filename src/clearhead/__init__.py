@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from clearhead.engines.threads import get_num_threads as get_num_threads
     from clearhead.engines.threads import set_num_threads as set_num_threads
     from clearhead.explaining.explain import explain as explain
+    from clearhead.explaining.why import why as why
     from clearhead.nn.converted import convert as convert
     from clearhead.ops.attention import attention as attention
     from clearhead.ops.attention import plan as plan
@@ -70,6 +71,7 @@ _HOMES = {
     "trace_layer": "textbook.trace_layer",
     "values_like": "changing.edits",
     "watch": "watching.watch",
+    "why": "explaining.why",
 }
 
 _PARTS = ("distributed", "jax", "nn", "torch")  # for PyTorch and JAX; loaded when first named

@@ -19,6 +19,8 @@ _EXPLAIN_EXAMPLES = """examples:
   clearhead explain "twinkle twinkle little star" --layer 0 --token little
   clearhead explain "mary had a little" --cut "little>mary" --layer 0
   clearhead explain "humpty dumpty sat on" --cut "on>sat@0.3" --off 1.2,1.5
+  clearhead explain "mary had a little" --why
+  clearhead explain "mary had a little" --why lamb --against dog
   clearhead explain "jack and jill" --lang zh
   clearhead explain "humpty dumpty sat on" --html page.html
   clearhead explain "Attention is all" --model ./gpt2 --json attention.json
@@ -186,6 +188,18 @@ def _explain(commands: Any) -> None:
     _edit(explain, "boost", "K=X[@L.H]", "run it also with X added to the logits of keys K, and compare")
     off = "run it also with these heads' outputs 0, and compare; without a value: those of --layer and --head"
     _edit(explain, "off", "L.H,…", off, nargs="?", const=("off", ""))
+    explain.add_argument(
+        "--why",
+        type=_name,
+        nargs="?",
+        const=True,
+        metavar="TOKEN",
+        help="why TOKEN comes next: the edges, tokens and heads behind it, run again without them; default: the "
+        "likeliest",
+    )
+    explain.add_argument(
+        "--against", type=_name, metavar="TOKEN", help="with --why: rather than TOKEN; default: the likeliest other one"
+    )
     _files(explain, html=True)
     _languages(explain, argparse.SUPPRESS)
 

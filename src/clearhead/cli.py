@@ -82,6 +82,8 @@ def _explain(given: argparse.Namespace) -> int:
     from clearhead.report.progress import progress
 
     check_unicode("TEXT", given.text or "")
+    if isinstance(given.why, str) and given.text is None and given.file is None:
+        raise FileError(f"expected TEXT: {given.why!r} follows --why.", "clearhead explain TEXT --why")
     if (given.text is None) == (given.file is None):
         raise FileError("expected TEXT or --file, one of them.", 'clearhead explain "humpty dumpty sat on"')
     edits = edits_from_options(given.edits or (), given.layer, given.head) or None
@@ -96,6 +98,8 @@ def _explain(given: argparse.Namespace) -> int:
         given.text = read_text(given.file)
     if not given.text.strip():
         raise FileError("the text is empty: there is no token to explain.", 'clearhead explain "humpty dumpty sat on"')
+    if given.why is not None or given.against is not None:
+        return _why(given, edits)
     if given.file is not None and given.html is not None:
         return _long_page(given)
     console = _console(given)
@@ -123,6 +127,32 @@ def _explain(given: argparse.Namespace) -> int:
             if seen is not every[0]:
                 console.print()
             explained.show(console, seen, given.lang)
+    return 0
+
+
+def _why(given: argparse.Namespace, edits: Any) -> int:
+    """Say why one token follows the text and not another."""
+    from clearhead.explaining.why import why
+    from clearhead.report.progress import progress
+
+    if given.why is None:
+        raise FileError("--against is for --why.", "clearhead explain TEXT --why --against TOKEN")
+    for name in ("windows", "html", "exact", "dtype", "token", *(() if edits else ("layer", "head"))):
+        if getattr(given, name) is not None and getattr(given, name) is not False:
+            hint = "end TEXT with that token." if name == "token" else f"leave --{name} out."
+            raise FileError(
+                f"--why is for what follows a whole text, in the terminal or as JSON, not for --{name}.", hint
+            )
+    console = _console(given)
+    each = partial(progress, what="runs")
+    token = None if given.why is True else given.why
+    seen = why(given.text, given.model, token=token, against=given.against, edits=edits, each=each)
+    if given.json is not None:
+        _write_json(given.json, seen.to_json())
+    if console is not None:
+        from clearhead.report import why as report
+
+        report.show(console, seen, given.lang)
     return 0
 
 

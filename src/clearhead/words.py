@@ -150,6 +150,58 @@ _WORDS: dict[str, tuple[str, str]] = {
         "改动没有改变这些权重",
     ),
     "masked weight": ("masked", "被遮蔽"),
+    # explain --why
+    "why": (
+        "{token} rather than {against}: its logit leads by {lead} ({share} against {other})",
+        "为什么是 {token} 而不是 {against}：它的 logit 领先 {lead}（概率 {share} 对 {other}）",
+    ),
+    "why not": (
+        "{against} rather than {token}, whose logit is {lead} behind ({share} against {other})",
+        "为什么是 {against} 而不是 {token}：后者的 logit 落后 {lead}（概率 {share} 对 {other}）",
+    ),
+    "why edge": (
+        "helped most: {edge} in head {head} of layer {layer}; {left} without it",
+        "最有利的边：第 {layer} 层第 {head} 个头里 {edge}；没有它则为 {left}",
+    ),
+    "why tokens": (
+        "the text: what {token}'s lead changes by without the edges to a token",
+        "原文：去掉指向某个词元的边，{token} 的领先值变化多少",
+    ),
+    "why strongest tokens": (
+        "the strongest {count} of {tokens} tokens",
+        "共 {tokens} 个词元，只列出影响最大的 {count} 个",
+    ),
+    "why signs": (
+        "- attending to it helped {token}, + it helped {against}; estimates, added up",
+        "- 关注它有利于 {token}，+ 关注它有利于 {against}；为各条边估计值之和",
+    ),
+    "why edges": (
+        "the edges that did most: what the lead changes by when one of them is cut",
+        "影响最大的边：切断其中一条，领先值变化多少",
+    ),
+    "why no edges": ("no edge changes the lead", "没有哪条边影响领先值"),
+    "why head": ("head", "头"),
+    "why ends": ("query → key", "查询 → 键"),
+    "why estimate": ("estimate", "估计"),
+    "why truth": ("run again", "重新运行"),
+    "why helped": ("helped", "有利于"),
+    "why notation": (
+        "{layer}.{head} is head {head} of layer {layer}; run again: what the model does with that edge cut",
+        "{layer}.{head} 指第 {layer} 层第 {head} 个头；重新运行：切断这条边后再运行模型，得到真实的变化",
+    ),
+    "why agreement": (
+        "estimate and truth of these {count} edges: rank correlation {agreement:.2g}",
+        "这 {count} 条边的估计值与真实值的秩相关系数为 {agreement:.2g}",
+    ),
+    "why heads": (
+        "heads: what the lead changes by when one of them is off",
+        "头：关闭其中一个，领先值变化多少",
+    ),
+    "why weights": (
+        "weights alone would have named: the largest of {query}'s row in all heads",
+        "只看权重会认为：{query} 在所有头中权重最大的键",
+    ),
+    "why rank": ("rank by that, of {count}", "按此排名（共 {count}）"),
     # trace
     "three axes": (
         "three axes are read as (heads {heads}, tokens, width), each head attending on its own; a batch of {heads} "

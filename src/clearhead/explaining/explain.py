@@ -19,12 +19,12 @@ from clearhead.core.axes import Array, brief, group_size
 from clearhead.core.problem import describe
 from clearhead.core.rule_values import is_whole, whole_number
 from clearhead.core.rules import Rules
-from clearhead.errors import DtypeError, RuleError, SelectionError, shown
+from clearhead.errors import SelectionError, shown
 from clearhead.explaining import edit_checks
 from clearhead.explaining.gpt2 import SHIPPED, ForwardPass, LayerRun, Model, Token
 from clearhead.explaining.moving import Moved, moved, probabilities
-from clearhead.explaining.running import entropy_of, forward_pass, rules_of_head, steps_of
-from clearhead.explaining.texts import check_unicode, find_token, parts_of
+from clearhead.explaining.running import check_given, entropy_of, forward_pass, rules_of_head, steps_of
+from clearhead.explaining.texts import find_token, parts_of
 from clearhead.explaining.windows import Window, token_in, windows
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.textbook.page import Edited, PageLayer, Scene, both, story
@@ -228,13 +228,9 @@ def explain(
     >>> seen.before.next[0].text, seen.next[0].text, seen.moved.heads(1)[0][:2]
     (' lamb', ' nut', (0, 3))
     """
-    if not isinstance(text, str):
-        raise DtypeError(f"text is {shown(text)}: expected a string.", 'explain("humpty dumpty sat on")')
-    if not callable(each):
-        raise RuleError(f"each is {shown(each)}: expected what walks the layers.", "each=tqdm")
+    check_given(text, each)
     from clearhead.explaining.hub import find
 
-    check_unicode("text", text)
     loaded, count = find(model), whole_number("count", count, 0)
     given = edit_checks.checked(edits, loaded.config.layers, loaded.config.heads, loaded.name)
     tokens = loaded.tokens(text)

@@ -8,8 +8,9 @@ import numpy as np
 from clearhead.changing.edits import Edit
 from clearhead.core.axes import Array
 from clearhead.core.rules import FIELDS, Rules, take
-from clearhead.errors import FileError
+from clearhead.errors import DtypeError, FileError, RuleError, shown
 from clearhead.explaining.gpt2 import ForwardPass, LayerRun, Model, Token
+from clearhead.explaining.texts import check_unicode
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.span_terms import SpanTerm
 from clearhead.textbook.shapes import Sizes, Steps, layer_steps
@@ -17,6 +18,15 @@ from clearhead.textbook.trace import used_rules
 
 if TYPE_CHECKING:
     from clearhead.explaining.hub import HubModel
+
+
+def check_given(text: str, each: Callable[[range], Iterable[int]]) -> None:
+    """Raise for a text that is no string or not Unicode, and for an `each` that cannot be called."""
+    if not isinstance(text, str):
+        raise DtypeError(f"text is {shown(text)}: expected a string.", 'explain("humpty dumpty sat on")')
+    if not callable(each):
+        raise RuleError(f"each is {shown(each)}: expected what walks the layers.", "each=tqdm")
+    check_unicode("text", text)
 
 
 def forward_pass(

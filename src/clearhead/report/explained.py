@@ -1,6 +1,7 @@
 """An explanation in the terminal: tokens, next tokens, the layer's steps, one head's weights, one token's sum."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.cells import cell_len
@@ -10,12 +11,15 @@ from rich.text import Text
 from clearhead.core.axes import Array, named
 from clearhead.digits import fixed, percent
 from clearhead.explaining.explain import Explanation
-from clearhead.explaining.gpt2 import SHIPPED
-from clearhead.explaining.texts import parts_of
+from clearhead.explaining.gpt2 import SHIPPED, Model
+from clearhead.explaining.texts import Split, parts_of
 from clearhead.report.console import put
 from clearhead.report.heat import MOST_NUMBERS, RAMP, bar, cell_width, colourful, label, numbers, pixels
 from clearhead.report.streams import printable, shown
 from clearhead.words import Language, formula, say
+
+if TYPE_CHECKING:
+    from clearhead.explaining.hub import HubModel
 
 _SHOWN_VALUES = 4
 _SHOWN_KEYS = 8
@@ -72,25 +76,34 @@ def matrix_lines(
         yield Text(say(language, "pooled", **ratio), style="dim")
 
 
+def about(model: "Model | HubModel", language: Language) -> Iterator[Text]:
+    """The model's name and sizes."""
+    config = model.config
+    yield title(
+        say(language, "model", name=model.name, layers=config.layers, heads=config.heads, d_model=config.d_model)
+    )
+    if model.name == SHIPPED:
+        yield Text(say(language, "illustration"), style="dim")
+
+
+def split_note(split: Split | None, language: Language) -> Iterator[Text]:
+    """A sentence on characters that the tokenizer split into bytes."""
+    if split:
+        safe = split._replace(first=printable(split.first), character=printable(split.character))
+        yield Text(say(language, "split", **safe._asdict()), style="dim")
+
+
 def opening(console: Console, seen: Explanation, language: Language) -> Iterator[Text]:
     """The model, and the text as its tokens."""
     if seen.window is not None:
         last = seen.window.stop - 1
         yield title(say(language, "window", **seen.window._asdict(), last=last))
-    config = seen.model.config
-    about = say(
-        language, "model", name=seen.model.name, layers=config.layers, heads=config.heads, d_model=config.d_model
-    )
-    yield title(about)
-    if seen.model.name == SHIPPED:
-        yield Text(say(language, "illustration"), style="dim")
+    yield from about(seen.model, language)
     yield Text()
     lead = say(language, "tokens") + "  "
     names, split = parts_of(seen.tokens, seen.text)
     yield from wrapped(console, lead, [f"{i} {spelled(name)}   " for i, name in enumerate(names)])
-    if split:
-        safe = split._replace(first=printable(split.first), character=printable(split.character))
-        yield Text(say(language, "split", **safe._asdict()), style="dim")
+    yield from split_note(split, language)
 
 
 def _opening(console: Console, seen: Explanation, language: Language) -> Iterator[Text]:
