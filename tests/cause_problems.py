@@ -13,11 +13,17 @@ from clearhead.core import reference, visibility
 from clearhead.core.axes import Array
 from clearhead.ops.causes import CauseMatrix
 from problems import LAYOUTS, Case
+from seeds import fresh
 from slack import Slack
 
 NAMES = [name for name in engines.NAMES if hasattr(engines.get(name), "effects")]
 ENGINES = [pytest.param(name, marks=pytest.mark.slow) if name == "triton" else name for name in NAMES]
 EVERYTHING: dict[str, Any] = {"by_key": True, "by_query": True, "top": 3, "strongest": 7, "image": (5, 6)}
+each_engine = pytest.mark.parametrize("engine", ENGINES)
+
+
+def normal(*shape: int, dtype: Any = np.float64) -> Array:
+    return fresh().standard_normal(shape).astype(dtype)
 
 
 @dataclass(frozen=True)
@@ -75,3 +81,14 @@ def without(case: Case, hidden: Array, v: Array) -> Array:
     """Attention's output where the pairs `hidden`, as the matrix's shape, may not see each other."""
     sight = np.broadcast_to(case.rules.get("mask", True), hidden.shape) & ~hidden
     return ch.attention(case.q, case.k, v, **{**case.rules, "mask": sight})
+
+
+def everything(E: Any, labels: tuple[Array, Array]) -> dict[str, Array]:
+    """Every answer by name."""
+    seen = E.observe(**EVERYTHING, groups=labels)
+    found = {name: getattr(seen, name) for name in ("by_key", "by_query", "groups")}
+    for name in ("top", "strongest", "image"):
+        found |= {f"{name} {part}": x for part, x in getattr(seen, name)._asdict().items()}
+    spans = {"spans": E.spans(*labels)} if E.kind == "cut" else {}
+    ones = {"product": E @ np.ones(E.shape[-1]), "transposed": E.T @ np.ones(E.shape[-2])}
+    return {**found, **spans, **ones, "dense": E[...]}

@@ -85,9 +85,10 @@ class NumpyFunctions(NDArrayOperatorsMixin):
         keepdims  keep the axes with size 1
 
         Over keys it is 1, less a sink's share, and 0 for a query that sees no key; of a CauseMatrix it is by_query(),
-        over queries by_key(). Returns what NumPy does, of q's kind, in the matrix's dtype; summed in float64 beyond one pass. np.sum(A, …) is the same. Differentiable as
-        `observe` is. Raises SelectionError for other axes, RuleError unless keepdims is True or False, SizeError where
-        the result does not fit in memory. O(queries·keys·d_k) time, O(queries + keys) memory.
+        over queries by_key(). Returns what NumPy does, of q's kind, in the matrix's dtype; summed in float64 beyond one
+        pass. np.sum(A, …) is the same. Differentiable as `observe` is. Raises SelectionError for other axes, RuleError
+        unless keepdims is True or False, SizeError where the result does not fit in memory. O(queries·keys·d_k) time,
+        O(queries + keys) memory.
 
         >>> import numpy as np, clearhead as ch
         >>> A = ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)), causal=True)

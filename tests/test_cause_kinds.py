@@ -1,0 +1,171 @@
+"""Matrices of effects of every kind of array and dtype, without edges, summed, and in little memory."""
+
+import tracemalloc
+from typing import Any
+
+import array_api_strict
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import clearhead as ch
+from cause_problems import EVERYTHING, each_engine, everything, normal
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 3, 5), (2, 4, 0, 5), (2, 4, 3, 0), (0, 0, 5), (4, 0, 0), (0, 3)])
+def test_matrices_without_edges_answer_zeros(shape: tuple[int, ...]):
+    *lead, queries, keys = shape
+    A = ch.AttentionMatrix(np.ones((*lead, queries, 2)), np.ones((*lead, keys, 2)))
+    v, g = np.ones((*lead, keys, 3)), np.ones((*lead, queries, 3))
+    for E in (A.cuts(v, g), A.contributions(v, g), A.contributions(v)):
+        seen = E.observe(**EVERYTHING, groups=(np.zeros(queries, int), np.zeros(keys, int)))
+        np.testing.assert_array_equal(seen.by_key, np.zeros((*lead, keys)))
+        np.testing.assert_array_equal(seen.by_query, np.zeros((*lead, queries)))
+        np.testing.assert_array_equal(seen.top.values, np.zeros((*lead, queries, 3)))
+        np.testing.assert_array_equal(seen.top.indices, np.full((*lead, queries, 3), -1))
+        assert [x.shape for x in seen.strongest] == [(0,)] * 5
+        assert seen.image.mean.shape == (*lead, 5, 6)
+        assert seen.groups.shape == A.groups(np.zeros(queries, int), np.zeros(keys, int)).shape
+        assert E[...].shape == shape
+        assert (E @ v).shape == g.shape
+        assert (E.T @ g).shape == v.shape
+        assert np.sum(E) == 0
+        assert np.asarray(seen.top.values).dtype == E.dtype
+    assert A.cuts(v, g).spans(np.zeros(queries, int), np.zeros(keys, int)).shape == seen.groups.shape
+
+
+@each_engine
+def test_one_key_is_all_that_a_query_sees(engine: str):
+    v, g = normal(1, 4), normal(3, 4)
+    E = ch.AttentionMatrix(normal(3, 2), normal(1, 2), engine=engine).cuts(v, g)
+    np.testing.assert_allclose(E[:, 0], -(g * v).sum(-1), rtol=1e-12)
+    sunk = ch.AttentionMatrix(normal(3, 2), normal(1, 2), sinks=0.3, engine=engine)
+    np.testing.assert_allclose(sunk.cuts(v, g)[:, 0], -(g * (sunk @ v)).sum(-1), rtol=1e-12)
+
+
+@each_engine
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_tensors_give_tensors_with_the_numbers_of_arrays(engine: str, dtype: torch.dtype):
+    q, k, v, g = (torch.from_numpy(normal(2, 4, n, 8)).to(dtype) for n in (6, 7, 7, 6))
+    narrow: Any = ml_dtypes.bfloat16 if dtype == torch.bfloat16 else str(dtype).removeprefix("torch.")
+    arrays = [x.double().numpy().astype(narrow) for x in (q, k, v, g)]
+    E = ch.AttentionMatrix(q, k, engine=engine).cuts(v, g)
+    plain = ch.AttentionMatrix(*arrays[:2], engine=engine).cuts(*arrays[2:])
+    labels = np.zeros(6, int), np.arange(7) % 3
+    expected = everything(plain, labels)
+    seen = E.observe(**EVERYTHING, groups=labels)
+    for name, x in {"by_key": seen.by_key, "dense": E[...], "spans": E.spans(*labels), "groups": seen.groups}.items():
+        assert isinstance(x, torch.Tensor)
+        assert x.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+        np.testing.assert_array_equal(x.numpy(), expected[name], err_msg=name)
+    parts = (*seen.top, *seen.image, *seen.strongest)
+    assert all(isinstance(x, torch.Tensor) for x in parts)
+    assert seen.top.indices.dtype == seen.strongest.key.dtype == torch.int64
+    assert isinstance(E @ np.ones(7), np.ndarray)
+    assert isinstance(E.T @ torch.ones(6), torch.Tensor)
+    np.testing.assert_array_equal(torch.as_tensor(E).numpy(), expected["dense"])
+
+
+def test_arrays_of_other_libraries_and_of_any_strides():
+    q, v = normal(5, 4), normal(5, 4)
+    expected = ch.AttentionMatrix(q, q, causal=True).cuts(v, q)
+    strict = array_api_strict.asarray
+    found = ch.AttentionMatrix(strict(q), strict(q), causal=True).cuts(strict(v), strict(q))
+    for x in (found[1], found.by_key(), found.strongest(2).value, found @ strict(v), found.image(2, 2).largest):
+        assert type(x) is type(strict(q))
+    np.testing.assert_array_equal(np.asarray(found[...]), expected[...])
+    for turn in (np.asfortranarray, lambda x: x[::-1, ::-1].copy()[::-1, ::-1], lambda x: x.view(np.matrix)):
+        E = ch.AttentionMatrix(turn(q), turn(q), causal=True).cuts(turn(v), turn(q))
+        np.testing.assert_array_equal(E[...], expected[...])
+
+
+def test_values_and_derivatives_for_all_heads_alike():
+    q, k, v, g = normal(2, 4, 6, 3), normal(2, 2, 7, 3), normal(7, 5), normal(6, 5)
+    A = ch.AttentionMatrix(q, k)
+    each = A.cuts(np.broadcast_to(v, (2, 4, 7, 5)), np.broadcast_to(g, (2, 4, 6, 5)))
+    np.testing.assert_array_equal(A.cuts(v, g)[...], each[...])
+    np.testing.assert_array_equal(A.cuts(v[:, 0], g[:, 0])[...], A.cuts(v[:, :1], g[:, :1])[...])
+    np.testing.assert_allclose(A.cuts(np.broadcast_to(v, (2, 2, 7, 5)), g)[...], each[...], rtol=1e-12)
+
+
+MIXED = [
+    (np.float32, np.float32, np.float64, np.float64),
+    (np.float64, np.float32, np.float32, np.float64),
+    (ml_dtypes.bfloat16, ml_dtypes.bfloat16, np.float32, np.float32),
+    (np.float16, np.float32, np.float16, np.float32),
+    (ml_dtypes.bfloat16, np.float16, np.float16, np.float32),
+]
+
+
+@each_engine
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize(("first", "second", "third", "widest"), MIXED)
+def test_mixed_dtypes_lose_no_digits(engine: str, known: bool, first: Any, second: Any, third: Any, widest: Any):  # noqa: FBT001
+    q, k, v, g = (normal(2, n, 5, dtype=t) for n, t in ((6, first), (7, first), (7, second), (6, third)))
+    A = ch.AttentionMatrix(q, k, engine=engine)
+    if known:
+        A.logsumexp()
+    E = A.cuts(v, g)
+    wide = [x.astype(widest) for x in (q, k, v, g)]
+    expected = ch.AttentionMatrix(*wide[:2], engine=engine).cuts(*wide[2:])[...]
+    assert E.dtype == widest
+    near = {"rtol": 20 * np.finfo(widest).eps, "atol": 1e-14 if widest == np.float64 else 1e-6}
+    np.testing.assert_allclose(E[...], expected, **near)
+    assert A.contributions(v).dtype == (np.float64 if np.float64 in (first, second) else np.float32)
+
+
+def test_autocast_narrows_what_the_output_is_computed_from_and_leaves_g():
+    q, k, v, g = (torch.from_numpy(normal(2, n, 5, dtype=np.float32)) for n in (6, 7, 7, 6))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = ch.AttentionMatrix(q, k).cuts(v, g)
+    narrow = [x.bfloat16() for x in (q, k, v)]
+    assert torch.equal(found[...], ch.AttentionMatrix(*narrow[:2]).cuts(narrow[2], g)[...])
+    assert not torch.equal(found[...], ch.AttentionMatrix(*narrow[:2]).cuts(narrow[2], g.bfloat16())[...])
+
+
+def test_sums_and_means_are_numpys():
+    v, g = normal(2, 4, 7, 3), normal(2, 4, 6, 3)
+    E = ch.AttentionMatrix(normal(2, 4, 6, 5), normal(2, 2, 7, 5)).cuts(v, g)
+    dense = E[...]
+    for axis in (None, -1, -2, 2, (0, -1), (1, 2), (0, 1, 2, 3)):
+        for function in (np.sum, np.mean):
+            np.testing.assert_allclose(function(E, axis=axis), function(dense, axis=axis), rtol=1e-9, atol=1e-12)
+            turned = dense.swapaxes(-1, -2)
+            np.testing.assert_allclose(
+                function(E.T, axis=axis, keepdims=True),
+                function(turned, axis=axis, keepdims=True),
+                rtol=1e-9,
+                atol=1e-12,
+            )
+    np.testing.assert_array_equal(E.sum(axis=-2), E.by_key())
+    assert isinstance(np.sum(E), np.float64)
+
+
+@pytest.mark.parametrize("kind", ["cut", "contribution"])
+def test_memory_grows_with_queries_and_keys_and_not_with_their_product(kind: str):
+    """On the portable engine, which allocates nothing that tracemalloc does not see: 64 queries of 16,384 keys."""
+    peaks = []
+    for n in (4096, 16_384):
+        q, k, v, g = normal(64, 4), normal(n, 4), normal(n, 4), normal(64, 4)
+        A = ch.AttentionMatrix(q, k, engine="portable")
+        E = A.cuts(v, g) if kind == "cut" else A.contributions(v, g)
+        tracemalloc.start()
+        E.observe(**EVERYTHING)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 4.2 * peaks[0]
+    assert peaks[1] < 64 * 16_384 * 8
+
+
+@pytest.mark.slow
+@each_engine
+def test_sixteen_thousand_tokens_take_less_than_one_hundredth_of_the_matrix(engine: str):
+    n = 16_384
+    q, k, v, g = (normal(n, 4, dtype=np.float32) for _ in range(4))
+    E = ch.AttentionMatrix(q, k, causal=True, engine=engine).cuts(v, g)
+    tracemalloc.start()
+    E.observe(**{**EVERYTHING, "image": (64, 64)})
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < n * n * 4 / 100
