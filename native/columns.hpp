@@ -2,6 +2,7 @@
 // time, and adds each tile to every requested sum, in the order of the queries.
 #pragma once
 
+#include "picture.hpp"
 #include "tile_sums.hpp"
 #include "transposed.hpp"
 #include "weight_tiles.hpp"
@@ -73,9 +74,11 @@ template <class M> struct ColumnTask {
         if (want.weights) copy_tile(weights, count, width, want.weights, head_index * p.queries + i, j0, p.keys);
         if (want.received) add_to_keys(weights, count, width, line, segment + (j0 - first));
         if (want.peak) update_peak(count, want.peak + head_index * p.keys + j0, width);
-        if (want.image)
-            picture.add(weights, i, count, j0, width, line, want.image + head_index * want.height * want.width, nullptr,
-                        0);
+        if (want.image) {
+            double* pixels = want.image + head_index * want.height * want.width;
+            const auto row = [&](int64_t y) { return pixels + y * want.width; };
+            picture.template add<false>(weights, i, count, j0, int(width), row, row);
+        }
         if (want.groups)
             add_to_groups(weights, count, width, want.query_labels + tiles.batch * p.queries + i,
                           want.key_labels + tiles.batch * p.keys + j0, line,

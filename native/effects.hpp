@@ -9,6 +9,7 @@
 
 #include "edge_terms.hpp"
 #include "operand.hpp"
+#include "picture.hpp"
 #include "strongest.hpp"
 #include "threads.hpp"
 #include "tile_sums.hpp"
@@ -26,7 +27,7 @@ template <class M> struct EffectTask {
     const ColumnAnswers& want;
     const EffectAnswers& more;
     Arena arena;
-    int64_t head_index;
+    int64_t head_index, start, stop;  // queries start … stop
     WeightTiles<M> tiles;
     EdgeTerms<M> terms;
     TransposedProduct<T> transposed;
@@ -36,8 +37,11 @@ template <class M> struct EffectTask {
     T *line, *ranks;  // (kBlock,)
     T* product;       // (kTile, x.columns)
     // what this segment adds to the head's sums
-    double *by_key, *image_mean, *image_largest, *groups;
-    int64_t first_pixel = 0, image_rows;
+    double *by_key, *groups;
+    struct SharedPixels {  // a row of pixels of which other segments have a part too; y -1 for none
+        int64_t y = -1;
+        double *mean, *largest;
+    } shared[2];
     StrongestList<T> strongest;
 
     EffectTask(const Job& j, int64_t index, void* scratch)
@@ -47,6 +51,8 @@ template <class M> struct EffectTask {
           more(j.effects),
           arena{static_cast<char*>(scratch)},
           head_index(index),
+          start(0),
+          stop(p.queries),
           tiles(j, index, arena),
           terms(j, index, arena),
           transposed(j, index, arena),
@@ -58,9 +64,8 @@ template <class M> struct EffectTask {
         ranks = arena.take<T>(kBlock);
         product = arena.take<T>(more.product ? (kTile + kStrip) * x.columns : 0);
         by_key = arena.take<double>(want.received ? p.keys : 0);
-        image_rows = want.image ? min_of(want.height, int64_t(double(job.segment_rows) / picture.tall) + 3) : 0;
-        image_mean = arena.take<double>(image_rows * want.width);
-        image_largest = arena.take<double>(image_rows * want.width);
+        for (SharedPixels& row : shared)
+            row.mean = arena.take<double>(want.width), row.largest = arena.take<double>(want.width);
         groups = arena.take<double>(want.groups ? want.query_groups * want.key_groups : 0);
         strongest.k = more.strongest_count;
         strongest.rank = arena.take<T>(strongest.k);
@@ -69,11 +74,11 @@ template <class M> struct EffectTask {
 
     // The queries of one segment.
     void run_segment(int64_t segment) {
-        const int64_t start = segment * job.segment_rows, stop = min_of(p.queries, start + job.segment_rows);
-        clear(start, stop);
+        start = segment * job.segment_rows, stop = min_of(p.queries, start + job.segment_rows);
+        clear();
         const Strip seen = tiles.seen_by(start, stop);
         for (int64_t first = seen.low / kBlock * kBlock; first < seen.high; first += job.key_chunk)
-            add_chunk(start, stop, first, min_of(p.keys, first + job.key_chunk));
+            add_chunk(first, min_of(p.keys, first + job.key_chunk));
         for (int64_t i = start; more.top && i < stop; ++i) list_of(i).finish(more.order);
         if (!more.turns) return;
         wait_for_turn(more.turns + head_index, int32_t(segment));
@@ -84,10 +89,10 @@ template <class M> struct EffectTask {
     // One chunk of keys of the product with the transposed matrix.
     void run_chunk(int64_t chunk) {
         const int64_t first = chunk * job.key_chunk, last = min_of(p.keys, first + job.key_chunk);
-        transposed.run(first, last, [&] { add_chunk(0, p.queries, first, last); });
+        transposed.run(first, last, [&] { add_chunk(first, last); });
     }
 
-    void add_chunk(int64_t start, int64_t stop, int64_t first, int64_t last) {
+    void add_chunk(int64_t first, int64_t last) {
         tiles.load_keys(first, last);
         terms.load_values(first, last);
         const bool lists = more.top || more.strongest_count;
@@ -178,12 +183,27 @@ template <class M> struct EffectTask {
         const int64_t width = end - j0;
         if (want.weights) copy_tile(effects, count, width, want.weights, head_index * p.queries + i, j0, p.keys);
         if (want.received) add_to_keys(effects, count, width, line, by_key + j0);
-        if (want.image) picture.add(effects, i, count, j0, width, line, image_mean, image_largest, first_pixel);
+        if (want.image)
+            picture.template add<true>(
+                effects, i, count, j0, int(width), [&](int64_t y) { return pixels_of(y, true); },
+                [&](int64_t y) { return pixels_of(y, false); });
         if (want.groups)
             add_to_groups(effects, count, width, want.query_labels + tiles.batch * p.queries + i,
                           want.key_labels + tiles.batch * p.keys + j0, line, groups, want.key_groups);
         if (want.transposed) transposed.add(effects, count, j0 - first, width);
         if (more.product) add_product(i, count, j0, width);
+    }
+
+    // Where the means or the largest numbers of pixels y start: in the head's picture, unless the row is shared.
+    double* pixels_of(int64_t y, bool means) {
+        if (picture.within(y, start, stop))
+            return (means ? want.image : more.image_largest) + (head_index * want.height + y) * want.width;
+        SharedPixels& row = shared[double(y) * picture.tall < double(start) ? 0 : 1];
+        if (row.y != y) {
+            row.y = y;
+            for (int64_t x = 0; x < want.width; ++x) row.mean[x] = row.largest[x] = 0;
+        }
+        return means ? row.mean : row.largest;
     }
 
     // product[i] += Σ_j effects[i][j]·x[j] for the keys of one block.
@@ -200,15 +220,12 @@ template <class M> struct EffectTask {
                     double(product[r * x.columns + c]);
     }
 
-    void clear(int64_t start, int64_t stop) {
+    void clear() {
         for (int64_t i = start; more.top && i < stop; ++i) list_of(i).clear();
         if (strongest.k) strongest.clear();
         if (want.received) std::memset(by_key, 0, p.keys * sizeof(double));
         if (want.groups) std::memset(groups, 0, want.query_groups * want.key_groups * sizeof(double));
-        if (!want.image) return;
-        first_pixel = picture.first_pixel(start);
-        std::memset(image_mean, 0, image_rows * want.width * sizeof(double));
-        std::memset(image_largest, 0, image_rows * want.width * sizeof(double));
+        for (SharedPixels& row : shared) row.y = -1;
     }
 
     void add_to_head(bool first, bool last) {
@@ -216,11 +233,12 @@ template <class M> struct EffectTask {
         for (int64_t j = 0; keys && j < p.keys; ++j) keys[j] += by_key[j];
         const int64_t group_count = want.query_groups * want.key_groups;
         for (int64_t n = 0; want.groups && n < group_count; ++n) want.groups[head_index * group_count + n] += groups[n];
-        const int64_t at = head_index * want.height * want.width + first_pixel * want.width;
-        const int64_t pixels = want.image ? min_of(image_rows, want.height - first_pixel) * want.width : 0;
-        for (int64_t n = 0; n < pixels; ++n) {
-            want.image[at + n] += image_mean[n];
-            picture.put_larger(more.image_largest[at + n], image_largest[n]);
+        for (const SharedPixels& row : shared) {
+            const int64_t at = (head_index * want.height + row.y) * want.width;
+            for (int64_t n = 0; row.y >= 0 && n < want.width; ++n) {
+                want.image[at + n] += row.mean[n];
+                picture.put_larger(more.image_largest[at + n], row.largest[n]);
+            }
         }
         StrongestList<T> all = head_list();
         if (first) all.clear();
