@@ -73,10 +73,10 @@ struct RowAnswers {
 // statistics' type. The pass over effects answers with effects what is said of weights here.
 struct ColumnAnswers {
     const void* logsumexp = nullptr;
-    double* received = nullptr;  // (batch, heads, keys)
-    double* peak = nullptr;      // (batch, heads, keys)
-    double* image = nullptr;     // (batch, heads, height, width)
-    int64_t height = 0, width = 0;
+    double* received = nullptr;             // (batch, heads, keys)
+    double* peak = nullptr;                 // (batch, heads, keys)
+    double* image = nullptr;                // (batch, heads, height, width)
+    int64_t height = 0, width = 0;          // of a picture
     double* groups = nullptr;               // (batch, heads, query groups, key groups)
     const int64_t* query_labels = nullptr;  // (batch, queries)
     const int64_t* key_labels = nullptr;    // (batch, keys)
@@ -111,9 +111,9 @@ struct EffectAnswers {
     void* strongest_values = nullptr;  // (batch, heads, strongest_count)
     int64_t* strongest_indices = nullptr;
     int64_t strongest_count = 0;
-    double* image_largest = nullptr;  // (batch, heads, height, width)
-    double* product = nullptr;        // (batch, heads, queries, x_columns): effects · x
-    int32_t* turns = nullptr;         // (batch, heads): how many segments have been added to the head's sums
+    void *image_mean = nullptr, *image_largest = nullptr;  // (batch, heads, height, width)
+    double* product = nullptr;                             // (batch, heads, queries, x_columns): effects · x
+    int32_t* turns = nullptr;  // (batch, heads): how many segments have been added to the head's sums
 };
 
 // The backward pass: the upstream gradients, and where it writes the gradients of its inputs, which must start at 0.

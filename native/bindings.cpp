@@ -185,6 +185,12 @@ void take_operand(ColumnAnswers& want, Named& given, const Problem& p, int64_t r
     want.x = view(*x, bytes_of(want.x_type), p.batch, want.x_heads, rows, want.x_columns, "x");
 }
 
+void take_picture(ColumnAnswers& want, const Taken& image) {
+    check(image.ndim() == 4 && image.shape(2) > 0 && image.shape(3) > 0, "image");
+    want.height = int64_t(image.shape(2));
+    want.width = int64_t(image.shape(3));
+}
+
 // What the column pass and the pass over effects both need and answer: the log-sum-exp, the labels of groups, x.
 void take_columns(Job& job, Named& given, Named& named) {
     const Problem& p = job.problem;
@@ -193,12 +199,6 @@ void take_columns(Job& job, Named& given, Named& named) {
     want.logsumexp = per_query(given, p, "logsumexp");
     check(want.logsumexp || heads * p.queries == 0, "logsumexp");
     want.received = static_cast<double*>(room(named.write("received"), heads * p.keys, 8, "received"));
-    if (const auto image = named.write("image")) {
-        check(image->ndim() == 4 && image->shape(2) > 0 && image->shape(3) > 0, "image");
-        want.height = int64_t(image->shape(2));
-        want.width = int64_t(image->shape(3));
-        want.image = static_cast<double*>(room(image, heads * want.height * want.width, 8, "image"));
-    }
     want.query_labels = whole<int64_t>(given.read("query_labels"), p.batch * p.queries, "query labels");
     want.key_labels = whole<int64_t>(given.read("key_labels"), p.batch * p.keys, "key labels");
     if (const auto groups = named.write("groups")) {
@@ -224,6 +224,11 @@ void columns(int threads, const Described& d, const Given& q, const Given& k, nb
     const Problem& p = job.problem;
     Named given(known), named(answers);
     take_columns(job, given, named);
+    if (const auto image = named.write("image")) {
+        take_picture(job.columns, *image);
+        job.columns.image =
+            static_cast<double*>(room(image, p.batch * p.heads * job.columns.height * job.columns.width, 8, "image"));
+    }
     job.columns.peak = static_cast<double*>(room(named.write("peak"), p.batch * p.heads * p.keys, 8, "peak"));
     given.done();
     named.done();
@@ -291,9 +296,11 @@ void effects(int threads, const Described& d, const Given& q, const Given& k, co
     want.strongest_values = room(strongest, heads * want.strongest_count, wide, "strongest_values");
     want.strongest_indices = static_cast<int64_t*>(room(places, heads * want.strongest_count, 8, "strongest_indices"));
     check(!strongest == !places && (!strongest || want.strongest_count > 0), "strongest");
-    const auto largest = named.write("image_largest");
-    want.image_largest = static_cast<double*>(room(largest, heads * sums.height * sums.width, 8, "image_largest"));
-    check(!largest == !sums.image, "the picture's two parts");
+    const auto mean = named.write("image_mean"), largest = named.write("image_largest");
+    if (mean) take_picture(sums, *mean);
+    want.image_mean = room(mean, heads * sums.height * sums.width, wide, "image_mean");
+    want.image_largest = room(largest, heads * sums.height * sums.width, wide, "image_largest");
+    check(!mean == !largest, "a picture's two parts");
     if (const auto product = named.write("product")) {
         check(!sums.transposed, "one product");
         take_operand(sums, given, p, p.keys);

@@ -76,8 +76,7 @@ template <class M> struct ColumnTask {
         if (want.peak) update_peak(count, want.peak + head_index * p.keys + j0, width);
         if (want.image) {
             double* pixels = want.image + head_index * want.height * want.width;
-            const auto row = [&](int64_t y) { return pixels + y * want.width; };
-            picture.template add<false>(weights, i, count, j0, int(width), row, row);
+            picture.template add<false>(weights, i, count, j0, int(width), 0, pixels, nullptr);
         }
         if (want.groups)
             add_to_groups(weights, count, width, want.query_labels + tiles.batch * p.queries + i,

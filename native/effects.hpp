@@ -38,10 +38,9 @@ template <class M> struct EffectTask {
     T* product;       // (kTile, x.columns)
     // what this segment adds to the head's sums
     double *by_key, *groups;
-    struct SharedPixels {  // a row of pixels of which other segments have a part too; y -1 for none
-        int64_t y = -1;
-        double *mean, *largest;
-    } shared[2];
+    double* means;  // of the pixel rows from first_pixel on
+    T* largest;
+    int64_t first_pixel = 0, pixel_rows;
     StrongestList<T> strongest;
 
     EffectTask(const Job& j, int64_t index, void* scratch)
@@ -64,8 +63,9 @@ template <class M> struct EffectTask {
         ranks = arena.take<T>(kBlock);
         product = arena.take<T>(more.product ? (kTile + kStrip) * x.columns : 0);
         by_key = arena.take<double>(want.received ? p.keys : 0);
-        for (SharedPixels& row : shared)
-            row.mean = arena.take<double>(want.width), row.largest = arena.take<double>(want.width);
+        pixel_rows = more.image_mean ? min_of(want.height, int64_t(double(job.segment_rows) / picture.tall) + 3) : 0;
+        means = arena.take<double>(pixel_rows * want.width);
+        largest = arena.take<T>(pixel_rows * want.width);
         groups = arena.take<double>(want.groups ? want.query_groups * want.key_groups : 0);
         strongest.k = more.strongest_count;
         strongest.rank = arena.take<T>(strongest.k);
@@ -183,27 +183,12 @@ template <class M> struct EffectTask {
         const int64_t width = end - j0;
         if (want.weights) copy_tile(effects, count, width, want.weights, head_index * p.queries + i, j0, p.keys);
         if (want.received) add_to_keys(effects, count, width, line, by_key + j0);
-        if (want.image)
-            picture.template add<true>(
-                effects, i, count, j0, int(width), [&](int64_t y) { return pixels_of(y, true); },
-                [&](int64_t y) { return pixels_of(y, false); });
+        if (more.image_mean) picture.template add<true>(effects, i, count, j0, int(width), first_pixel, means, largest);
         if (want.groups)
             add_to_groups(effects, count, width, want.query_labels + tiles.batch * p.queries + i,
                           want.key_labels + tiles.batch * p.keys + j0, line, groups, want.key_groups);
         if (want.transposed) transposed.add(effects, count, j0 - first, width);
         if (more.product) add_product(i, count, j0, width);
-    }
-
-    // Where the means or the largest numbers of pixels y start: in the head's picture, unless the row is shared.
-    double* pixels_of(int64_t y, bool means) {
-        if (picture.within(y, start, stop))
-            return (means ? want.image : more.image_largest) + (head_index * want.height + y) * want.width;
-        SharedPixels& row = shared[double(y) * picture.tall < double(start) ? 0 : 1];
-        if (row.y != y) {
-            row.y = y;
-            for (int64_t x = 0; x < want.width; ++x) row.mean[x] = row.largest[x] = 0;
-        }
-        return means ? row.mean : row.largest;
     }
 
     // product[i] += Σ_j effects[i][j]·x[j] for the keys of one block.
@@ -225,7 +210,9 @@ template <class M> struct EffectTask {
         if (strongest.k) strongest.clear();
         if (want.received) std::memset(by_key, 0, p.keys * sizeof(double));
         if (want.groups) std::memset(groups, 0, want.query_groups * want.key_groups * sizeof(double));
-        for (SharedPixels& row : shared) row.y = -1;
+        if (more.image_mean) first_pixel = picture.first_of(start);
+        std::memset(means, 0, pixel_rows * want.width * sizeof(double));
+        std::memset(largest, 0, pixel_rows * want.width * sizeof(T));
     }
 
     void add_to_head(bool first, bool last) {
@@ -233,12 +220,12 @@ template <class M> struct EffectTask {
         for (int64_t j = 0; keys && j < p.keys; ++j) keys[j] += by_key[j];
         const int64_t group_count = want.query_groups * want.key_groups;
         for (int64_t n = 0; want.groups && n < group_count; ++n) want.groups[head_index * group_count + n] += groups[n];
-        for (const SharedPixels& row : shared) {
-            const int64_t at = (head_index * want.height + row.y) * want.width;
-            for (int64_t n = 0; row.y >= 0 && n < want.width; ++n) {
-                want.image[at + n] += row.mean[n];
-                picture.put_larger(more.image_largest[at + n], row.largest[n]);
-            }
+        const int64_t pixel = (head_index * want.height + first_pixel) * want.width;
+        const int64_t pixels = min_of(pixel_rows, want.height - first_pixel) * want.width;
+        for (int64_t n = 0; n < pixels; ++n) {
+            static_cast<T*>(more.image_mean)[pixel + n] += T(means[n]);
+            T& most = static_cast<T*>(more.image_largest)[pixel + n];
+            most = Picture<T>::larger_of(most, largest[n]);
         }
         StrongestList<T> all = head_list();
         if (first) all.clear();

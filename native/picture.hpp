@@ -35,32 +35,27 @@ template <class T> struct Picture {
     // The first pixel with a part of row i.
     int64_t first_of(int64_t i) const { return min_of(int64_t(double(i) / tall), height - 1); }
 
-    // Whether pixels y have nothing but a part of the rows start … stop.
-    bool within(int64_t y, int64_t start, int64_t stop) const {
-        return double(y) * tall >= double(start) && double(y + 1) * tall <= double(stop);
-    }
-
-    // Adds the tile of queries i … and keys j0 … to the means of pixels y, which start at mean_of(y), and, with
-    // LARGEST, puts the numbers of largest magnitude where largest_of(y) starts.
-    template <bool LARGEST, class MeanOf, class LargestOf>
-    void add(const T* tile, int64_t i, int count, int64_t j0, int columns, MeanOf mean_of, LargestOf largest_of) {
+    // Adds the tile of queries i … and keys j0 … to the means of the pixels, and, with LARGEST, puts the numbers of
+    // largest magnitude under them there; both arrays start at pixel row `first`.
+    template <bool LARGEST>
+    void add(const T* tile, int64_t i, int count, int64_t j0, int columns, int64_t first, double* means, T* largest) {
         read_pixels(j0, columns);
         for (int64_t y = first_of(i); y < height && double(y) * tall < double(i + count); ++y) {
             T shares[kTile];
             const double from = double(y) * tall, to = double(y + 1) * tall;
-            int first = int(max_of(0, int64_t(from) - i)), last = first;
-            for (int r = first; r < count && double(i + r) < to; ++r) {
+            int top = int(max_of(0, int64_t(from) - i)), last = top;
+            for (int r = top; r < count && double(i + r) < to; ++r) {
                 const double high = to < double(i + r + 1) ? to : double(i + r + 1),
                              low = from > double(i + r) ? from : double(i + r);
                 if (high > low)
                     shares[r] = T((high - low) / tall), last = r + 1;
-                else if (last == first)
-                    last = first = r + 1;
+                else if (last == top)
+                    last = top = r + 1;
             }
-            if (first == last) continue;
+            if (top == last) continue;
             for (int j = 0; j < columns; j += kLanes<T>) {
                 Vec<T> sum = {}, best = {};
-                for (int r = first; r < last; ++r) {
+                for (int r = top; r < last; ++r) {
                     const Vec<T> x = load(tile + r * kPitch<T> + j);
                     sum = fma(x, broadcast<T>(shares[r]), sum);
                     if constexpr (LARGEST) best = magnitude_of<T>(x) > magnitude_of<T>(best) ? x : best;
@@ -68,37 +63,32 @@ template <class T> struct Picture {
                 store(line + j, sum);
                 if constexpr (LARGEST) store(large + j, best);
             }
-            add_line(mean_of(y));
-            if constexpr (LARGEST) put_largest(largest_of(y));
+            add_line<LARGEST>(means + (y - first) * width, LARGEST ? largest + (y - first) * width : nullptr);
         }
     }
 
-    void add_line(double* means) const {
+    template <bool LARGEST> void add_line(double* means, T* largest) const {
+        const double inside = 1 / wide;
         for (int n = 0; n < pixel_count; ++n) {
             const Pixel& at = pixels[n];
             double between = 0;
-            for (int j = at.first + 1; j < at.last - 1; ++j) between += double(line[j]);
-            double sum = double(line[at.first]) * at.first_share + between / wide;
-            if (at.last - at.first > 1) sum += double(line[at.last - 1]) * at.last_share;
+            T best = large[at.first];
+            for (int j = at.first + 1; j < at.last - 1; ++j) {
+                between += double(line[j]);
+                if constexpr (LARGEST) best = larger_of(best, large[j]);
+            }
+            double sum = double(line[at.first]) * at.first_share + between * inside;
+            if (at.last - at.first > 1) {
+                sum += double(line[at.last - 1]) * at.last_share;
+                if constexpr (LARGEST) best = larger_of(best, large[at.last - 1]);
+            }
             means[at.x] += sum;
+            if constexpr (LARGEST) largest[at.x] = larger_of(largest[at.x], best);
         }
     }
 
-    void put_largest(double* largest) const {
-        for (int n = 0; n < pixel_count; ++n) {
-            T best = large[pixels[n].first];
-            for (int j = pixels[n].first + 1; j < pixels[n].last; ++j)
-                best = is_larger(large[j], best) ? large[j] : best;
-            put_larger(largest[pixels[n].x], double(best));
-        }
-    }
-
-    // Whether a number has the larger magnitude.
-    template <class U> CLEARHEAD_INLINE bool is_larger(U x, U than) {
-        return (x < 0 ? -x : x) > (than < 0 ? -than : than);
-    }
-
-    CLEARHEAD_INLINE void put_larger(double& best, double x) { best = is_larger(x, best) ? x : best; }
+    // Of two numbers the one of larger magnitude, the earlier one of equals.
+    CLEARHEAD_INLINE T larger_of(T best, T x) { return (x < 0 ? -x : x) > (best < 0 ? -best : best) ? x : best; }
 
     void read_pixels(int64_t j0, int64_t columns) {
         if (block == j0) return;

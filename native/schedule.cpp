@@ -301,7 +301,7 @@ bool find_effects(Job job, bool (*stop)()) {
     cut_into_segments(job, kernel);
     CallMemory memory;
     const ColumnAnswers& sums = job.columns;
-    if (sums.received || sums.image || sums.groups || job.effects.strongest_count) {
+    if (sums.received || job.effects.image_mean || sums.groups || job.effects.strongest_count) {
         job.effects.turns = reinterpret_cast<int32_t*>(memory.at_least(heads * int64_t(sizeof(int32_t))));
         for (int64_t i = 0; i < heads; ++i) job.effects.turns[i] = 0;
     }

@@ -15,7 +15,7 @@ from clearhead.core.problem import Problem
 from clearhead.engines.base import room_for_effects
 from clearhead.engines.native_calls import TYPES, bits, call, labels
 
-_SUMS = {"by_key": "received", "image_mean": "image"}  # what the kernel calls the sums that weights have too
+_SUMMED = ("by_key", "by_query", "groups")  # in float64; the kernel fills all others in the statistics' dtype
 
 
 def others(problem: Problem, q: Array, k: Array, v: Array, g: Array) -> Others:
@@ -31,11 +31,12 @@ def effects(
     """What is wanted of the matrix of effects, in one pass over weights recomputed with the log-sum-exp."""
     dtype = statistics_dtype(problem.dtype)
     found = room_for_effects(problem, want)
-    found |= {name: found[name].astype(dtype) for name in ("top_values", "strongest_values") if name in found}
+    own = {name: x for name, x in found.items() if x.dtype != np.int64 and name not in _SUMMED}
+    found |= {name: np.zeros(x.shape, dtype) for name, x in own.items()}
     more: dict[str, Any] = labels(want.groups)
     if want.top is not None:
         more["order"] = ORDERS.index(want.order)
-    _effects(problem, q, k, v, g, terms, {_SUMS.get(name, name): x for name, x in found.items()}, **more)
+    _effects(problem, q, k, v, g, terms, {"received" if name == "by_key" else name: x for name, x in found.items()}, **more)
     return {name: x if x.dtype == np.int64 else x.astype(dtype, copy=False) for name, x in found.items()}
 
 
