@@ -36,7 +36,8 @@ def effects(
     more: dict[str, Any] = labels(want.groups)
     if want.top is not None:
         more["order"] = ORDERS.index(want.order)
-    _effects(problem, q, k, v, g, terms, {"received" if name == "by_key" else name: x for name, x in found.items()}, **more)
+    answers = {"received" if name == "by_key" else name: x for name, x in found.items()}
+    _effects(problem, q, k, v, g, terms, answers, **more)
     return {name: x if x.dtype == np.int64 else x.astype(dtype, copy=False) for name, x in found.items()}
 
 
