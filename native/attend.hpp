@@ -70,22 +70,50 @@ struct RowAnswers {
 };
 
 // Results of the column pass, which needs the final log-sum-exp: (batch, heads, queries), contiguous, in the
-// statistics' type.
+// statistics' type. The pass over effects answers with effects what is said of weights here.
 struct ColumnAnswers {
     const void* logsumexp = nullptr;
-    double* received = nullptr;  // (batch, heads, keys)
-    double* peak = nullptr;      // (batch, heads, keys)
-    double* image = nullptr;     // (batch, heads, height, width)
-    int64_t height = 0, width = 0;
+    double* received = nullptr;             // (batch, heads, keys)
+    double* peak = nullptr;                 // (batch, heads, keys)
+    double* image = nullptr;                // (batch, heads, height, width)
+    int64_t height = 0, width = 0;          // of a picture
     double* groups = nullptr;               // (batch, heads, query groups, key groups)
     const int64_t* query_labels = nullptr;  // (batch, queries)
     const int64_t* key_labels = nullptr;    // (batch, keys)
     int64_t query_groups = 0, key_groups = 0;
     void* weights = nullptr;     // (batch, heads, queries, keys)
-    void* transposed = nullptr;  // (batch, heads, keys, g_columns)
-    View g;
-    Type g_type = Type::f32;
-    int64_t g_columns = 0;
+    void* transposed = nullptr;  // (batch, heads, keys, x_columns): weightsᵀ · x
+    View x;
+    Type x_type = Type::f32;
+    int64_t x_columns = 0, x_heads = 1;  // x_heads divides the heads
+};
+
+// The state of each row's others (core/effects.py, Others), (batch, heads, queries) each.
+struct OtherAnswers {
+    int64_t* strongest = nullptr;
+    double *logit = nullptr, *term = nullptr, *logsumexp = nullptr, *others = nullptr;
+};
+
+enum class Order : int32_t { magnitude, largest, smallest };
+
+// What single edges did: what a row must know for it (core/effects.py, Terms), and the results that weights have not.
+// Contiguous, in the statistics' type where nothing else is said.
+struct EffectAnswers {
+    View g;                              // (batch, heads, queries, d_v) in the problem's type
+    const void* whole = nullptr;         // (batch, heads, queries): g_i·o_i, and m_i; null for contributions
+    const void* others = nullptr;        // (batch, heads, queries)
+    const int64_t* strongest = nullptr;  // (batch, heads, queries)
+    double* by_query = nullptr;          // (batch, heads, queries)
+    void* top_values = nullptr;          // (batch, heads, queries, top)
+    int64_t* top_indices = nullptr;
+    int64_t top = 0;
+    Order order = Order::magnitude;
+    void* strongest_values = nullptr;  // (batch, heads, strongest_count)
+    int64_t* strongest_indices = nullptr;
+    int64_t strongest_count = 0;
+    void *image_mean = nullptr, *image_largest = nullptr;  // (batch, heads, height, width)
+    double* product = nullptr;                             // (batch, heads, queries, x_columns): effects · x
+    int32_t* turns = nullptr;  // (batch, heads): how many segments have been added to the head's sums
 };
 
 // The backward pass: the upstream gradients, and where it writes the gradients of its inputs, which must start at 0.
@@ -114,6 +142,8 @@ struct Job {
     Problem problem;
     RowAnswers rows;
     ColumnAnswers columns;
+    OtherAnswers others;
+    EffectAnswers effects;
     GradientAnswers gradients;
     int threads = 1;         // read once by the caller: another thread may change the setting while this call runs
     int64_t group = 1;       // heads in a run
@@ -133,6 +163,7 @@ struct Job {
     char* packed_values = nullptr;
     int64_t key_chunk = 0, key_chunks = 0;  // tasks of the column pass
     int64_t segment_rows = 0;               // queries whose column sums are added up separately, as one segment
+    int64_t segments = 0;                   // tasks of a head in the passes over effects
     double* segment_sums = nullptr;         // (batch·heads, segments, keys), when the row pass computes `received`
 };
 
@@ -150,6 +181,10 @@ struct Kernel {
     void (*merge)(const Job&, int64_t run, int64_t block, void* scratch);
     void (*columns)(const Job&, int64_t head, int64_t chunk, void* scratch);
     void (*rows_and_received)(const Job&, int64_t head, int64_t segment, void* scratch);
+    int64_t (*other_scratch_bytes)(const Job&);
+    void (*others)(const Job&, int64_t head, int64_t segment, void* scratch);
+    int64_t (*effect_scratch_bytes)(const Job&);
+    void (*effects)(const Job&, int64_t head, int64_t piece, void* scratch);
     int64_t gradient_keys;  // a block of the backward pass
     int64_t (*gradient_scratch_bytes)(const Job&);
     void (*gradient_spans)(const Job&, int64_t batch);

@@ -1,8 +1,11 @@
 // The kernel, compiled once per instruction set: CMakeLists.txt sets the flags and CLEARHEAD_LEVEL, the level's name.
 // Read in this order: simd, exponential, tiles, packing, rules, top, softmax_state, key_blocks, rows, row_results,
-// received, columns, operand, gradients.
+// received, weight_tiles, tile_sums, picture, transposed, columns, operand, gradients, edge_terms, others, strongest,
+// effects.
 #include "columns.hpp"
+#include "effects.hpp"
 #include "gradients.hpp"
+#include "others.hpp"
 #include "received.hpp"
 
 #define CLEARHEAD_JOIN_(a, b) a##b
@@ -34,6 +37,10 @@ template <class M> void fill(Kernel& kernel) {
     kernel.merge = merge<M>;
     kernel.columns = columns<M>;
     kernel.rows_and_received = rows_and_received<M>;
+    kernel.other_scratch_bytes = other_scratch_bytes<M>;
+    kernel.others = others<M>;
+    kernel.effect_scratch_bytes = effect_scratch_bytes<M>;
+    kernel.effects = effects<M>;
     kernel.gradient_keys = kGradientKeys;
     kernel.gradient_scratch_bytes = gradient_scratch_bytes<M>;
     kernel.gradient_spans = gradient_spans;

@@ -78,7 +78,7 @@ bool interrupted() {
 void check_sizes(const Job& job) {
     const Problem& p = job.problem;
     const double heads = double(p.batch) * double(p.heads), queries = double(p.queries), keys = double(p.keys);
-    const double width = double(p.d_k) + double(p.d_v) + double(job.rows.top) + double(job.columns.g_columns) + 64;
+    const double width = double(p.d_k) + double(p.d_v) + double(job.rows.top) + double(job.columns.x_columns) + 64;
     if (heads * (queries + keys) * width > 0x1p52 || heads * queries * keys > 0x1p61) throw std::bad_alloc();
 }
 

@@ -162,26 +162,43 @@ void rows(int threads, const Described& d, const Given& q, const Given& k, std::
     work(attend, job, threads);
 }
 
-// `known`: the log-sum-exp, the labels of groups, g; `answers`: what is to be filled.
-void columns(int threads, const Described& d, const Given& q, const Given& k, nb::dict known, nb::dict answers) {
-    Job job;
-    job.problem = d.with(q, k);
+// So many numbers in the statistics' type; null where they are not given.
+const void* numbers(Named& given, const Problem& p, const char* name, int64_t count) {
+    const auto x = given.read(name);
+    return p.type == Type::f64 ? static_cast<const void*>(whole<double>(x, count, name))
+                               : static_cast<const void*>(whole<float>(x, count, name));
+}
+
+const void* per_query(Named& given, const Problem& p, const char* name) {
+    return numbers(given, p, name, p.batch * p.heads * p.queries);
+}
+
+// The right-hand side x of a product, with so many rows.
+void take_operand(ColumnAnswers& want, Named& given, const Problem& p, int64_t rows) {
+    const auto x = given.read("x");
+    const int x_type = given.number("x_type");
+    check(x && x->ndim() == 4 && x_type >= 0 && x_type < 4, "x");
+    want.x_heads = int64_t(x->shape(1));
+    check(want.x_heads > 0 ? p.heads % want.x_heads == 0 : p.heads == 0, "x's heads");
+    want.x_type = Type(x_type);
+    want.x_columns = int64_t(x->shape(3));
+    want.x = view(*x, bytes_of(want.x_type), p.batch, want.x_heads, rows, want.x_columns, "x");
+}
+
+void take_picture(ColumnAnswers& want, const Taken& image) {
+    check(image.ndim() == 4 && image.shape(2) > 0 && image.shape(3) > 0, "image");
+    want.height = int64_t(image.shape(2));
+    want.width = int64_t(image.shape(3));
+}
+
+// What the column pass and the pass over effects both need and answer: the log-sum-exp, the labels of groups, x.
+void take_columns(Job& job, Named& given, Named& named) {
     const Problem& p = job.problem;
     ColumnAnswers& want = job.columns;
-    Named given(known), named(answers);
     const int64_t heads = p.batch * p.heads, wide = p.type == Type::f64 ? 8 : 4;
-    const auto logsumexp = given.read("logsumexp");
-    check(bool(logsumexp), "logsumexp");
-    want.logsumexp = wide == 8 ? static_cast<const void*>(whole<double>(logsumexp, heads * p.queries, "logsumexp"))
-                               : static_cast<const void*>(whole<float>(logsumexp, heads * p.queries, "logsumexp"));
+    want.logsumexp = per_query(given, p, "logsumexp");
+    check(want.logsumexp || heads * p.queries == 0, "logsumexp");
     want.received = static_cast<double*>(room(named.write("received"), heads * p.keys, 8, "received"));
-    want.peak = static_cast<double*>(room(named.write("peak"), heads * p.keys, 8, "peak"));
-    if (const auto image = named.write("image")) {
-        check(image->ndim() == 4 && image->shape(2) > 0 && image->shape(3) > 0, "image");
-        want.height = int64_t(image->shape(2));
-        want.width = int64_t(image->shape(3));
-        want.image = static_cast<double*>(room(image, heads * want.height * want.width, 8, "image"));
-    }
     want.query_labels = whole<int64_t>(given.read("query_labels"), p.batch * p.queries, "query labels");
     want.key_labels = whole<int64_t>(given.read("key_labels"), p.batch * p.keys, "key labels");
     if (const auto groups = named.write("groups")) {
@@ -194,21 +211,104 @@ void columns(int threads, const Described& d, const Given& q, const Given& k, nb
         for (int64_t j = 0; j < p.batch * p.keys; ++j) check(want.key_labels[j] < want.key_groups, "key labels");
     }
     want.weights = room(named.write("weights"), heads * p.queries * p.keys, wide, "weights");
-    const auto g = given.read("g");
     if (const auto transposed = named.write("transposed")) {
-        const int g_type = given.number("g_type");
-        check(g && g->ndim() == 4 && g_type >= 0 && g_type < 4, "g");
-        const int64_t g_heads = int64_t(g->shape(1));
-        check(g_heads == 1 || g_heads == p.heads, "g's heads");
-        want.g_type = Type(g_type);
-        want.g_columns = int64_t(g->shape(3));
-        want.g = view(*g, bytes_of(want.g_type), p.batch, g_heads, p.queries, want.g_columns, "g");
-        if (g_heads == 1) want.g.head = 0;
-        want.transposed = room(transposed, heads * p.keys * want.g_columns, wide, "transposed");
+        take_operand(want, given, p, p.queries);
+        want.transposed = room(transposed, heads * p.keys * want.x_columns, wide, "transposed");
     }
+}
+
+// `known`: the log-sum-exp, the labels of groups, x; `answers`: what is to be filled.
+void columns(int threads, const Described& d, const Given& q, const Given& k, nb::dict known, nb::dict answers) {
+    Job job;
+    job.problem = d.with(q, k);
+    const Problem& p = job.problem;
+    Named given(known), named(answers);
+    take_columns(job, given, named);
+    if (const auto image = named.write("image")) {
+        take_picture(job.columns, *image);
+        job.columns.image =
+            static_cast<double*>(room(image, p.batch * p.heads * job.columns.height * job.columns.width, 8, "image"));
+    }
+    job.columns.peak = static_cast<double*>(room(named.write("peak"), p.batch * p.heads * p.keys, 8, "peak"));
     given.done();
     named.done();
     work(observe, job, threads);
+}
+
+// The values and the derivatives g of edges.
+void take_edges(Job& job, const Given& v, const Given& g) {
+    Problem& p = job.problem;
+    take_values(p, v);
+    job.effects.g = view(g, bytes_of(p.type), p.batch, p.heads, p.queries, p.d_v, "g");
+}
+
+void others(int threads, const Described& d, const Given& q, const Given& k, const Given& v, const Given& g,
+            nb::dict answers) {
+    Job job;
+    job.problem = d.with(q, k);
+    take_edges(job, v, g);
+    Named named(answers);
+    const int64_t count = job.problem.batch * job.problem.heads * job.problem.queries;
+    const auto take = [&](const char* name) {
+        check(answers.contains(name), name);
+        return room(named.write(name), count, 8, name);
+    };
+    OtherAnswers& want = job.others;
+    want.strongest = static_cast<int64_t*>(take("strongest"));
+    want.logit = static_cast<double*>(take("logit"));
+    want.term = static_cast<double*>(take("term"));
+    want.logsumexp = static_cast<double*>(take("logsumexp"));
+    want.others = static_cast<double*>(take("others"));
+    named.done();
+    work(find_others, job, threads);
+}
+
+// `known`: as for columns, and what each row must know for a cut; `answers`: what is to be filled.
+void effects(int threads, const Described& d, const Given& q, const Given& k, const Given& v, const Given& g,
+             nb::dict known, nb::dict answers) {
+    Job job;
+    job.problem = d.with(q, k);
+    take_edges(job, v, g);
+    const Problem& p = job.problem;
+    EffectAnswers& want = job.effects;
+    ColumnAnswers& sums = job.columns;
+    Named given(known), named(answers);
+    take_columns(job, given, named);
+    const int64_t heads = p.batch * p.heads, n = heads * p.queries, wide = p.type == Type::f64 ? 8 : 4;
+    want.whole = per_query(given, p, "whole");
+    want.others = per_query(given, p, "others");
+    want.strongest = whole<int64_t>(given.read("strongest"), n, "strongest");
+    const bool cuts = known.contains("whole");
+    check(cuts == known.contains("others") && cuts == known.contains("strongest"), "whole, others and strongest");
+    want.by_query = static_cast<double*>(room(named.write("by_query"), n, 8, "by_query"));
+    const auto values = named.write("top_values"), indices = named.write("top_indices");
+    want.top = values ? int64_t(values->shape(values->ndim() - 1)) : 0;
+    want.top_values = room(values, n * want.top, wide, "top_values");
+    want.top_indices = static_cast<int64_t*>(room(indices, n * want.top, 8, "top_indices"));
+    check(!values == !indices && (!values || want.top > 0), "top");
+    if (values) {
+        const int order = given.number("order");
+        check(order >= 0 && order < 3, "order");
+        want.order = Order(order);
+    }
+    const auto strongest = named.write("strongest_values"), places = named.write("strongest_indices");
+    want.strongest_count = strongest ? int64_t(strongest->shape(strongest->ndim() - 1)) : 0;
+    want.strongest_values = room(strongest, heads * want.strongest_count, wide, "strongest_values");
+    want.strongest_indices = static_cast<int64_t*>(room(places, heads * want.strongest_count, 8, "strongest_indices"));
+    check(!strongest == !places && (!strongest || want.strongest_count > 0), "strongest");
+    const auto mean = named.write("image_mean"), largest = named.write("image_largest");
+    if (mean) take_picture(sums, *mean);
+    want.image_mean = room(mean, heads * sums.height * sums.width, wide, "image_mean");
+    want.image_largest = room(largest, heads * sums.height * sums.width, wide, "image_largest");
+    check(!mean == !largest, "a picture's two parts");
+    if (const auto product = named.write("product")) {
+        check(!sums.transposed, "one product");
+        take_operand(sums, given, p, p.keys);
+        want.product = static_cast<double*>(room(product, n * sums.x_columns, 8, "product"));
+    }
+    given.done();
+    named.done();
+    work(find_effects, job, threads);
 }
 
 // `known`: the log-sum-exp, v, and what is known of the loss (base.Upstream); `answers`: the derivatives.
@@ -219,16 +319,11 @@ void gradients(int threads, const Described& d, const Given& q, const Given& k, 
     GradientAnswers& want = job.gradients;
     Named given(known), named(answers);
     const int64_t wide = p.type == Type::f64 ? 8 : 4, heads = p.batch * p.heads;
-    const auto per = [&](const char* name, int64_t count) {
-        const auto x = given.read(name);
-        return wide == 8 ? static_cast<const void*>(whole<double>(x, count, name))
-                         : static_cast<const void*>(whole<float>(x, count, name));
-    };
-    want.logsumexp = per("logsumexp", heads * p.queries);
-    want.rows = per("rows", heads * p.queries);
-    want.keys = per("keys", heads * p.keys);
-    want.entropy = per("entropy", heads * p.queries);
-    want.distance = per("distance", heads * p.queries);
+    want.logsumexp = per_query(given, p, "logsumexp");
+    want.rows = per_query(given, p, "rows");
+    want.keys = numbers(given, p, "keys", heads * p.keys);
+    want.entropy = per_query(given, p, "entropy");
+    want.distance = per_query(given, p, "distance");
     check(known.contains("logsumexp") && known.contains("rows"), "logsumexp and rows");
     const auto output = given.read("output"), v = given.read("v");
     const auto by_v = named.write("v");
@@ -330,6 +425,8 @@ NB_MODULE(_native, m) {
     m.def("rows", &rows);
     m.def("columns", &columns);
     m.def("gradients", &gradients);
+    m.def("others", &others);
+    m.def("effects", &effects);
     m.def("exercise", &exercise);
     m.def("read", &read_all);
     m.def("statistics", [] {

@@ -1,4 +1,4 @@
-// The choice of the instruction set, and the three passes over a problem.
+// The choice of the instruction set, and the passes over a problem.
 #pragma once
 
 #include "attend.hpp"
@@ -10,10 +10,12 @@ namespace clearhead {
 const Level* level();
 const char* level_names();  // the levels that this processor has, fastest first, separated by spaces
 
-// The row pass, the column pass and the backward pass. They return false when `stop` ended the work early, and throw
-// std::bad_alloc.
+// The row pass, the column pass, the backward pass, and the two passes over what single edges did. They return false
+// when `stop` ended the work early, and throw std::bad_alloc.
 bool attend(Job job, bool (*stop)());
 bool observe(Job job, bool (*stop)());
 bool differentiate(Job job, bool (*stop)());
+bool find_others(Job job, bool (*stop)());
+bool find_effects(Job job, bool (*stop)());
 
 }  // namespace clearhead

@@ -147,10 +147,36 @@ void gradients(const void* context, int64_t task, void* scratch) {
         for (int64_t u = unit; u < (all_heads ? units : unit + 1); ++u) f.kernel.gradients(f.job, b, u, block, scratch);
 }
 
+void others(const void* context, int64_t task, void* scratch) {
+    const Phase& f = *static_cast<const Phase*>(context);
+    f.kernel.others(f.job, task / f.job.segments, task % f.job.segments, scratch);
+}
+
+// The segments of a head come in order, so that a task waits for earlier ones only.
+void effects(const void* context, int64_t task, void* scratch) {
+    const Phase& f = *static_cast<const Phase*>(context);
+    const int64_t pieces = f.job.columns.transposed ? f.job.key_chunks : f.job.segments;
+    f.kernel.effects(f.job, task / pieces, task % pieces, scratch);
+}
+
 // Queries whose column sums are added up together: at most eight segments for each head, of whole tiles. They do not
 // depend on the number of threads.
 int64_t segment_rows(const Job& job, const Kernel& kernel) {
     return ceil_div(ceil_div(job.problem.queries, 8), kernel.tile_rows) * kernel.tile_rows;
+}
+
+// The passes over effects have a task for each segment of queries. All keys are loaded in the same chunks, whatever the
+// number of threads.
+void cut_into_segments(Job& job, const Kernel& kernel) {
+    job.segment_rows = segment_rows(job, kernel);
+    job.segments = ceil_div(job.problem.queries, job.segment_rows);
+    job.key_chunk = 4 * kernel.block_keys;
+    job.key_chunks = ceil_div(job.problem.keys, job.key_chunk);
+}
+
+// Whether the two products of q with k and of what comes with v are too small to wake another thread for.
+bool is_small(const Problem& p) {
+    return double(p.batch * p.heads) * double(p.queries) * double(p.keys) * double(p.d_k + p.d_v) < kSingleThread;
 }
 
 // Rows of a task: as many as still leave several tasks for every thread.
@@ -258,6 +284,31 @@ bool observe(Job job, bool (*stop)()) {
                      single_thread, stop);
 }
 
+bool find_others(Job job, bool (*stop)()) {
+    const Kernel& kernel = kernel_of(job.problem);
+    const int64_t heads = job.problem.batch * job.problem.heads;
+    if (heads * job.problem.queries == 0) return true;
+    cut_into_segments(job, kernel);
+    return run_phase({job, kernel, heads * job.segments, others}, kernel.other_scratch_bytes(job),
+                     is_small(job.problem), stop);
+}
+
+bool find_effects(Job job, bool (*stop)()) {
+    const Problem& p = job.problem;
+    const Kernel& kernel = kernel_of(p);
+    const int64_t heads = p.batch * p.heads;
+    if (heads * p.queries * p.keys == 0) return true;
+    cut_into_segments(job, kernel);
+    CallMemory memory;
+    const ColumnAnswers& sums = job.columns;
+    if (sums.received || job.effects.image_mean || sums.groups || job.effects.strongest_count) {
+        job.effects.turns = reinterpret_cast<int32_t*>(memory.at_least(heads * int64_t(sizeof(int32_t))));
+        for (int64_t i = 0; i < heads; ++i) job.effects.turns[i] = 0;
+    }
+    return run_phase({job, kernel, heads * (sums.transposed ? job.key_chunks : job.segments), effects},
+                     kernel.effect_scratch_bytes(job), is_small(p), stop);
+}
+
 bool differentiate(Job job, bool (*stop)()) {
     const Problem& p = job.problem;
     GradientAnswers& want = job.gradients;
@@ -276,8 +327,7 @@ bool differentiate(Job job, bool (*stop)()) {
     want.turns = reinterpret_cast<int32_t*>(want.spans + spans);
     want.span_turns = want.turns + heads * tiles;
     for (int64_t i = 0; i < turns; ++i) want.turns[i] = 0;
-    const bool single_thread =
-        double(p.batch * p.heads) * double(p.queries) * double(p.keys) * double(p.d_k + p.d_v) < kSingleThread;
+    const bool single_thread = is_small(p);
     return run_phase({job, kernel, p.batch, spans_of_tiles}, 0, single_thread, stop) &&
            run_phase({job, kernel, blocks * job.wave_runs, gradients}, kernel.gradient_scratch_bytes(job),
                      single_thread, stop);

@@ -171,6 +171,30 @@ template <class M, int R> __attribute__((noinline)) void score_panels(const type
                                         scores + r * kPitch<T> + p * kPanel<T>, prefetch);
 }
 
+// products[r·kPitch + j] = row_r · key_j for the keys j of panels first … last; the rows are a strip (depth, kStrip).
+// It sums kDepthChunk cells of the depth at a time, since one long chain of additions is less accurate. It is faster
+// than score_panels, but the scores need that one's order of additions, which the log-sum-exp was computed with.
+template <class M, int R> __attribute__((noinline)) void multiply_panels(const typename M::Cell* strip,
+                                                                         const typename M::Cell* panels, int64_t depth,
+                                                                         int first, int last, typename M::T* products) {
+    using T = typename M::T;
+    for (int p = first; p < last; ++p) {
+        const typename M::Cell* panel = panels + p * depth * kPanel<T>;
+        for (int64_t k = 0; k == 0 || k < depth; k += kDepthChunk) {
+            Vec<T> sum[R][2] = {};
+            accumulate<M, R, 2, 1, kStrip>(strip + k * kStrip, panel + k * kPanel<T>, kPanel<T>, 0,
+                                           depth - k < kDepthChunk ? depth - k : kDepthChunk, sum);
+#pragma GCC unroll 16
+            for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+                for (int c = 0; c < 2; ++c) {
+                    T* to = products + r * kPitch<T> + p * kPanel<T> + c * kLanes<T>;
+                    store(to, k ? load(to) + sum[r][c] : sum[r][c]);
+                }
+        }
+    }
+}
+
 // out[r][c] = out[r][c]·rescale[r] + Σ_j weights[r][j]·values[j][c] for R rows and C vectors of columns; without
 // `rescale`, the sum is added. Row r's weight j lies at r·ROW + j·STEP.
 template <class M, int R, int C, int64_t ROW, int64_t STEP>

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import clearhead as ch
 from calls import alone
 from clearhead.core.axes import Array
-from clearhead.engines import native
+from clearhead.engines import native, native_calls
 from clearhead.errors import RuleError
 from problems import Case, cases, examples
 from seeds import fresh
@@ -30,7 +30,7 @@ class Counting:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.kernel, name)
-        if name not in ("rows", "columns", "gradients"):
+        if name not in ("rows", "columns", "gradients", "others", "effects"):
             return found
 
         def call(threads: int, *rest: Any) -> Any:
@@ -48,8 +48,8 @@ class Counting:
 
 @pytest.fixture
 def counting(monkeypatch: pytest.MonkeyPatch) -> Counting:
-    kernel = Counting(native._native)
-    monkeypatch.setattr(native, "_native", kernel)
+    kernel = Counting(native_calls.kernel)
+    monkeypatch.setattr(native_calls, "kernel", kernel)
     return kernel
 
 

@@ -21,7 +21,7 @@ from clearhead.core.rules import FIELDS, RULES, Rule, Rules
 from clearhead.core.statistics import Wanted
 from clearhead.diagnosing import recipe
 from clearhead.distributed import shards
-from clearhead.engines import native
+from clearhead.engines import native_calls
 from clearhead.engines.gpu import library
 from clearhead.errors import EngineError, RuleError
 from clearhead.ops import torch_arguments, torch_graph
@@ -200,9 +200,9 @@ def test_everything_that_declares_rules_refuses_a_new_rule_by_name(sentence: str
 
 
 def test_the_binding_refuses_a_name_that_it_does_not_know(made_up: Problem, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(native, "RULES", native.RULES | {"made_up"})
+    monkeypatch.setattr(native_calls, "RULES", native_calls.RULES | {"made_up"})
     with pytest.raises(TypeError, match="made_up"):
-        native._describe(made_up)
+        native_calls._describe(made_up)
 
 
 @pytest.mark.parametrize("name", ["sinks", "scale", "left", "mask"])
@@ -215,12 +215,12 @@ def test_the_binding_refuses_a_call_that_lacks_a_rule(name: str, monkeypatch: py
             given.update(named)
 
     with monkeypatch.context() as patch:
-        patch.setattr(native, "_native", Recorder)
-        native._describe(describe(*arrays(), every_rule()).problem)
-    native._native.describe(**given)
+        patch.setattr(native_calls, "kernel", Recorder)
+        native_calls._describe(describe(*arrays(), every_rule()).problem)
+    native_calls.kernel.describe(**given)
     del given[name]
     with pytest.raises(TypeError, match="incompatible function arguments"):
-        native._native.describe(**given)
+        native_calls.kernel.describe(**given)
 
 
 @pytest.mark.usefixtures("made_up")

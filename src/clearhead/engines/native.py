@@ -11,47 +11,35 @@ from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from clearhead.core import rules, visibility
-from clearhead.core.arrays import bfloat16, statistics_dtype
-from clearhead.core.axes import WEIGHTS, Array
+from clearhead.core.arrays import statistics_dtype
+from clearhead.core.axes import Array
 from clearhead.core.problem import Problem
 from clearhead.core.statistics import Wanted
 from clearhead.engines.base import (
     Upstream,
     elsewhere,
     narrowed,
-    one_scale,
     room_for_columns,
     room_for_rows,
-    scales_differ,
     unsupported,
     widened,
 )
-from clearhead.engines.threads import get_num_threads, openmp_of_torch
-from clearhead.errors import SizeError
+from clearhead.engines.native_calls import RULES, TYPES, bits, call, described, import_error, labels
+from clearhead.engines.native_calls import kernel as _native
+from clearhead.engines.native_effects import effect_product, effect_tile, effects, others
 
-_native: Any
-_import_error = ""
-try:
-    from clearhead import _native  # type: ignore[no-redef]
-except ImportError as error:
-    _native, _import_error = None, str(error)
-
+__all__ = [  # what an engine answers, and what only this one has
+    "RULES", "STATISTICS", "bytes_read", "columns", "described", "effect_product", "effect_tile", "effects",
+    "engine_named", "gradients", "level", "levels", "missing", "others", "peak_multiply_adds", "reasons_not",
+    "repeatable", "rows", "transposed", "weights",
+]  # fmt: skip
 STATISTICS: frozenset[str] = (
     frozenset() if _native is None else frozenset(_native.statistics())
 )  # as the kernel lists them
-RULES = frozenset({
-    "scale", "softcap", "bias", "alibi_slopes", "spans", "causal", "window", "mask", "kv_lengths", "query_lengths",
-    "query_segments", "kv_segments", "sinks", "query_offset",
-})  # fmt: skip
-_TYPES = {np.dtype(np.float64): 0, np.dtype(np.float32): 1, bfloat16: 2, np.dtype(np.float16): 3}
-_NO_LIMIT = 1 << 62
 _MANY_QUERIES, _MANY_KEYS = 64, 1 << 15  # limits within which the row pass computes `received`
-_described: WeakKeyDictionary[Problem, Any] = WeakKeyDictionary()  # problems already converted for the kernel
 
 
 def level() -> str:
@@ -103,7 +91,7 @@ def missing() -> str:
 def _why_absent() -> str:
     """Why the compiled kernel could not be imported, as a sentence."""
     if find_spec("clearhead._native"):
-        return f"the compiled kernel cannot be loaded: {' '.join(_import_error.split())}."
+        return f"the compiled kernel cannot be loaded: {' '.join(import_error.split())}."
     folder = Path(__file__).parents[1]
     others = sorted(path.name for pattern in ("_native*.so", "_native*.pyd") for path in folder.glob(pattern))
     if others:
@@ -126,11 +114,11 @@ def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) ->
     found = room_for_rows(problem, v, want, STATISTICS)
     answers: dict[str, Any] = dict(found)
     if "output" in found:
-        answers["output"] = _bits(found["output"])
+        answers["output"] = bits(found["output"])
     if _receives(problem, want):
         answers["received"] = np.zeros((problem.batch, problem.heads, problem.keys))
         answers.setdefault("logsumexp", np.empty((problem.batch, problem.heads, problem.queries), dtype))
-    _call("rows", problem, _bits(q), _bits(k), _bits(v) if "output" in found else None, answers)
+    call("rows", problem, bits(q), bits(k), bits(v) if "output" in found else None, answers)
     if "received" in answers:
         found["received"] = answers["received"].astype(dtype, copy=False)
     return found
@@ -152,11 +140,7 @@ def _rows_in_common(problem: Problem, q: Array, k: Array, v: Array, want: Wanted
 def columns(problem: Problem, q: Array, k: Array, logsumexp: Array, want: Wanted) -> dict[str, Array]:
     """The column statistics, from weights recomputed with the log-sum-exp."""
     found = room_for_columns(problem, want, STATISTICS)
-    more: dict[str, Any] = {}
-    if want.groups is not None:
-        sides = {"query_labels": want.groups.queries, "key_labels": want.groups.keys}
-        more = {name: np.ascontiguousarray(side, np.int64) for name, side in sides.items()}
-    _columns(problem, q, k, logsumexp, found, **more)
+    _columns(problem, q, k, logsumexp, found, **labels(want.groups))
     dtype = statistics_dtype(problem.dtype)
     return {name: array.astype(dtype, copy=False) for name, array in found.items()}
 
@@ -173,7 +157,7 @@ def transposed(problem: Problem, q: Array, k: Array, logsumexp: Array, g: Array)
     """Aᵀ·g, (batch, heads, keys, d), for g (batch, heads or 1, queries, d)."""
     shape = (problem.batch, problem.heads, problem.keys, g.shape[-1])
     found = {"transposed": np.zeros(shape, statistics_dtype(problem.dtype))}
-    _columns(problem, q, k, logsumexp, found, g=_bits(g), g_type=_TYPES[g.dtype])
+    _columns(problem, q, k, logsumexp, found, x=bits(g), x_type=TYPES[g.dtype])
     return found["transposed"]
 
 
@@ -194,12 +178,12 @@ def gradients(
     per_line = {"rows": upstream.rows, "keys": upstream.keys}
     per_line |= {"entropy": upstream.entropy, "distance": upstream.distance, "logsumexp": logsumexp}
     known = {name: np.ascontiguousarray(x, dtype) for name, x in per_line.items() if x is not None}
-    values = {} if output is None else {"v": _bits(v), "output": _bits(output)}
+    values = {} if output is None else {"v": bits(v), "output": bits(output)}
     tables = (
         {} if upstream.spans is None else {"span_table": np.zeros((problem.batch, problem.heads, *upstream.spans[2:]))}
     )
     answers = {**found, **({} if bias is None else {"bias": bias}), **tables}
-    _call("gradients", problem, _bits(q), _bits(k), {**known, **values}, answers)
+    call("gradients", problem, bits(q), bits(k), {**known, **values}, answers)
     own = dtype if upstream.keep_float32 else problem.dtype
     answers = {name: array.astype(own, copy=False) for name, array in found.items()}
     if bias is not None and upstream.bias is not None:
@@ -229,110 +213,11 @@ def _gradients_in_common(
 
 
 def _columns(problem: Problem, q: Array, k: Array, logsumexp: Array, answers: dict[str, Array], **more: Any) -> None:
-    """Run the column pass, which fills `answers`; `more` holds the labels of groups, or g and its type."""
+    """Run the column pass, which fills `answers`; `more` holds the labels of groups, or x and its type."""
     known = {"logsumexp": np.ascontiguousarray(logsumexp, statistics_dtype(problem.dtype)), **more}
-    _call("columns", problem, _bits(q), _bits(k), known, answers)
-
-
-def _call(name: str, problem: Problem, *given: Any) -> None:
-    """Call the kernel, which fills the arrays given. Raises SizeError if its working memory cannot be allocated."""
-    threads = get_num_threads() if problem.num_threads is None else problem.num_threads
-    try:
-        getattr(_native, name)(threads, described(problem), *given)
-    except MemoryError:
-        raise SizeError(
-            "what the kernel needs to work in is larger than the machine's memory.",
-            "observe(queries=slice(0, 4096)) takes a part; merge_keys joins what disjoint keys answered.",
-        ) from None
+    call("columns", problem, bits(q), bits(k), known, answers)
 
 
 def repeatable(tensor_type: type | None) -> Any:
     """Room for checked calls on NumPy arrays, or on tensors of this type (see `ops/repeated.py`)."""
     return _native.Repeatable(tensor_type)
-
-
-def described(problem: Problem) -> Any:
-    """The problem as the kernel reads it, converted once and cached; contiguous arrays are not copied."""
-    found = _described.get(problem)
-    if found is None:
-        found = _described[problem] = _describe(problem)
-    return found
-
-
-def _describe(problem: Problem) -> Any:
-    """Pass every field by name: the kernel raises for an unknown name and for a missing one."""
-    left, right = visibility.reach(problem)
-    arrays = {field: _readable(getattr(problem, field), axes) for field, axes in _arrays(RULES - {"scale", "spans"})}
-    arrays |= _spans(problem)
-    arrays["scales"] = np.ascontiguousarray(problem.scale) if scales_differ(problem) else None
-    return _native.describe(
-        type=_TYPES[problem.dtype],
-        batch=problem.batch,
-        heads=problem.heads,
-        kv_heads=problem.kv_heads,
-        queries=problem.queries,
-        keys=problem.keys,
-        d_k=problem.d_k,
-        row_start=problem.rows.start,
-        row_step=problem.rows.step,
-        column_start=problem.cols.start,
-        column_step=problem.cols.step,
-        left=_NO_LIMIT if left is None else left,
-        right=_NO_LIMIT if right is None else right,
-        scale=one_scale(problem),
-        softcap=problem.softcap or 0.0,
-        team=problem.library == "torch" and _has_team(),
-        bias_type=1 if problem.bias is None else _TYPES[problem.bias.dtype],
-        kept=arrays,
-        **arrays,
-    )
-
-
-def _spans(problem: Problem) -> dict[str, Array | None]:
-    """The labels, and the table in the numbers that the kernel computes with, each row contiguous, not broadcast."""
-    table = problem.span_table
-    if table is None or problem.query_spans is None or problem.key_spans is None:
-        return dict.fromkeys(("query_spans", "key_spans", "span_table"))
-    own = tuple(slice(None, 1) if step == 0 else slice(None) for step in table.strides[:2])
-    return {
-        "query_spans": np.ascontiguousarray(problem.query_spans),
-        "key_spans": np.ascontiguousarray(problem.key_spans),
-        "span_table": np.ascontiguousarray(table[own], statistics_dtype(problem.dtype)),
-    }
-
-
-@cache
-def _has_team() -> bool:
-    """Whether PyTorch's OpenMP threads can run the kernel, which is told of them here."""
-    functions = openmp_of_torch()
-    if functions is not None:
-        _native.use_team(*functions)
-    return functions is not None
-
-
-@cache
-def _arrays(supported: frozenset[str]) -> list[tuple[str, rules.Axes]]:
-    """The fields of a problem that hold arrays for these rules, with their axes."""
-    fields = (field for rule in supported for field in rules.RULES[rule].fields)
-    return [(field, rules.FIELDS[field]) for field in fields if rules.FIELDS[field]]
-
-
-def _readable(x: Array | None, axes: rules.Axes) -> Array | None:
-    """A rule's array for the bindings: arrays over queries and keys keep their strides, others become contiguous."""
-    if x is None:
-        return None
-    if axes != WEIGHTS:
-        return np.ascontiguousarray(x)
-    return x.view(np.uint8) if x.dtype == np.bool_ else _bits(x)
-
-
-def _bits(x: Array | None) -> Array | None:
-    """An array for the bindings: bfloat16 as uint16; copied if unaligned or if strides are no multiple of the item."""
-    if x is None:
-        return None
-    layout = x.flags
-    if not (layout.c_contiguous and layout.aligned) and (
-        not layout.aligned or any(step % x.itemsize for step in x.strides)
-    ):
-        x = x.copy()
-    return x.view(np.uint16) if x.dtype == bfloat16 else x

@@ -1,0 +1,127 @@
+// Each row's key of the largest logit, and what all its other keys answer: their own online softmax, with their own
+// maximum, so that nothing is lost where the largest logit lies far above them (core/effects.py, Others).
+#pragma once
+
+#include "edge_terms.hpp"
+
+namespace clearhead {
+namespace {
+
+// A row so far. Scores are as in SoftmaxState.
+template <class T> struct OtherState {
+    int64_t strongest = -1;
+    T best = -kInfinity<T>, term = 0;  // the strongest key's score and t
+    T maximum = -kInfinity<T>;         // of the others' scores
+    double sum = 0, terms = 0;         // Σ weights and Σ weights·t of the others, relative to the maximum
+
+    void raise(T to, double log2_scale) {
+        const double factor = maximum == -kInfinity<T> ? 0 : exp2_of((double(maximum) - double(to)) * log2_scale);
+        sum *= factor, terms *= factor, maximum = to;
+    }
+
+    // Makes another key the strongest, with a larger score; the one before joins the others, of which it is the first.
+    void replace(int64_t key, T score, T its_term, double log2_scale) {
+        if (strongest >= 0) {
+            raise(best, log2_scale);
+            sum += 1, terms += double(term);
+        }
+        strongest = key, best = score, term = its_term;
+    }
+};
+
+template <class M> struct OtherTask {
+    using T = typename M::T;
+    static constexpr int64_t pitch = kPitch<T>;
+
+    const Job& job;
+    const Problem& p;
+    Arena arena;
+    int64_t head_index;
+    WeightTiles<M> tiles;
+    EdgeTerms<M> terms;
+    OtherState<T>* rows;  // (segment_rows,)
+
+    OtherTask(const Job& j, int64_t index, void* scratch)
+        : job(j),
+          p(j.problem),
+          arena{static_cast<char*>(scratch)},
+          head_index(index),
+          tiles(j, index, arena),
+          terms(j, index, arena) {
+        rows = arena.take<OtherState<T>>(job.segment_rows);
+    }
+
+    void run(int64_t start, int64_t stop) {
+        for (int64_t i = start; i < stop; ++i) rows[i - start] = {};
+        const Strip seen = tiles.seen_by(start, stop);
+        for (int64_t first = seen.low / kBlock * kBlock; first < seen.high; first += job.key_chunk) {
+            const int64_t last = min_of(p.keys, first + job.key_chunk);
+            tiles.load_keys(first, last);
+            terms.load_values(first, last);
+            tiles.each(
+                start, stop, first, last, [&](int64_t i, int count) { return terms.load_tile(i, count), true; },
+                [&](const TilePart& part) {
+                    terms.multiply(part, first);
+                    for (int r = 0; r < part.rows; ++r)
+                        add(rows[part.query + r - start], part, tiles.tile + (part.row + r) * pitch,
+                            terms.terms + r * pitch);
+                },
+                [](int64_t, int, int64_t, int64_t) {});
+        }
+        for (int64_t i = start; i < stop; ++i) write(rows[i - start], head_index * p.queries + i);
+    }
+
+    // Adds a row's scores x of one block, with their terms t. The strongest key's score is overwritten.
+    void add(OtherState<T>& row, const TilePart& part, T* x, const T* t) {
+        const T log2_scale = tiles.rules.scale_of(tiles.head).log2, hidden = -kInfinity<T>;
+        T high = largest(x, part.first, part.last);
+        if (high > row.best) {
+            int at = part.first;
+            while (x[at] != high) ++at;
+            row.replace(part.j0 + at, high, t[at], double(log2_scale));
+            x[at] = hidden;
+            high = largest(x, part.first, part.last);
+        }
+        if (high == hidden) return;
+        if (high > row.maximum) row.raise(high, double(log2_scale));
+        const Vec<T> maximum = broadcast<T>(row.maximum), scale = broadcast<T>(log2_scale);
+        Vec<T> sum = {}, weighted = {};
+        for (int j = part.first; j < part.last; j += kLanes<T>) {
+            const Vec<T> score = load(x + j), weight = power_of_two<T>((score - maximum) * scale);
+            sum = sum + weight;
+            weighted = weighted + (score == broadcast<T>(hidden) ? Vec<T>{} : weight * load(t + j));
+        }
+        row.sum += double(sum_of<T>(sum));
+        row.terms += double(sum_of<T>(weighted));
+    }
+
+    static T largest(const T* x, int first, int last) {
+        Vec<T> a = broadcast<T>(-kInfinity<T>), b = a;
+        for (int j = first; j < last; j += 2 * kLanes<T>) {
+            a = larger(load(x + j), a);
+            b = larger(load(x + j + kLanes<T>), b);
+        }
+        return largest_of<T>(larger(a, b));
+    }
+
+    void write(const OtherState<T>& row, int64_t index) const {
+        const OtherAnswers& want = job.others;
+        const double to_logit = double(tiles.rules.scale_of(tiles.head).log2) * kLn2;
+        want.strongest[index] = row.strongest;
+        want.logit[index] = row.strongest < 0 ? -kInfinity<double> : double(row.best) * to_logit;
+        want.term[index] = double(row.term);
+        want.logsumexp[index] = row.sum == 0 ? -kInfinity<double> : double(row.maximum) * to_logit + log(row.sum);
+        want.others[index] = row.sum == 0 ? 0 : row.terms / row.sum;
+    }
+};
+
+template <class M> int64_t other_scratch_bytes(const Job& job) { return OtherTask<M>(job, 0, nullptr).arena.bytes; }
+
+// The queries of one segment of one head.
+template <class M> void others(const Job& job, int64_t head, int64_t segment, void* scratch) {
+    const int64_t start = segment * job.segment_rows;
+    OtherTask<M>(job, head, scratch).run(start, min_of(job.problem.queries, start + job.segment_rows));
+}
+
+}  // namespace
+}  // namespace clearhead

@@ -1,0 +1,112 @@
+// A picture of a matrix, from tiles of it: the mean under each pixel, and the number of largest magnitude there. Pixel
+// y covers the rows y·tall … (y + 1)·tall, and likewise the columns; a row that a border cuts is divided in proportion
+// (core/observations.py, areas).
+#pragma once
+
+#include "packing.hpp"
+
+namespace clearhead {
+namespace {
+
+template <class T> struct Picture {
+    const Problem& p;
+    int64_t height, width;
+    double tall, wide;
+    struct Pixel {  // the columns first … last of a block that lie under a pixel
+        int64_t x;
+        int first, last;
+        double first_share, last_share;  // how much of the pixel the outer ones cover; those between, 1 / wide
+    }* pixels;
+    int pixel_count = 0;
+    int64_t block = -1;  // whose columns `pixels` has
+    T *line, *large;     // (kBlock,)
+
+    Picture(const Problem& problem, int64_t height_, int64_t width_, Arena& arena)
+        : p(problem),
+          height(height_),
+          width(width_),
+          tall(double(p.queries) / double(height)),
+          wide(double(p.keys) / double(width)) {
+        pixels = arena.take<Pixel>(width ? min_of(width, kBlock + 2 + width * kBlock / max_of(1, p.keys)) : 0);
+        line = arena.take<T>(kBlock);
+        large = arena.take<T>(kBlock);
+    }
+
+    // The first pixel with a part of row i.
+    int64_t first_of(int64_t i) const { return min_of(int64_t(double(i) / tall), height - 1); }
+
+    // Adds the tile of queries i … and keys j0 … to the means of the pixels, and, with LARGEST, puts the numbers of
+    // largest magnitude under them there; both arrays start at pixel row `first`.
+    template <bool LARGEST>
+    void add(const T* tile, int64_t i, int count, int64_t j0, int columns, int64_t first, double* means, T* largest) {
+        read_pixels(j0, columns);
+        for (int64_t y = first_of(i); y < height && double(y) * tall < double(i + count); ++y) {
+            T shares[kTile];
+            const double from = double(y) * tall, to = double(y + 1) * tall;
+            int top = int(max_of(0, int64_t(from) - i)), last = top;
+            for (int r = top; r < count && double(i + r) < to; ++r) {
+                const double high = to < double(i + r + 1) ? to : double(i + r + 1),
+                             low = from > double(i + r) ? from : double(i + r);
+                if (high > low)
+                    shares[r] = T((high - low) / tall), last = r + 1;
+                else if (last == top)
+                    last = top = r + 1;
+            }
+            if (top == last) continue;
+            for (int j = 0; j < columns; j += kLanes<T>) {
+                Vec<T> sum = {}, best = {};
+                for (int r = top; r < last; ++r) {
+                    const Vec<T> x = load(tile + r * kPitch<T> + j);
+                    sum = fma(x, broadcast<T>(shares[r]), sum);
+                    if constexpr (LARGEST) best = magnitude_of<T>(x) > magnitude_of<T>(best) ? x : best;
+                }
+                store(line + j, sum);
+                if constexpr (LARGEST) store(large + j, best);
+            }
+            add_line<LARGEST>(means + (y - first) * width, LARGEST ? largest + (y - first) * width : nullptr);
+        }
+    }
+
+    template <bool LARGEST> void add_line(double* means, T* largest) const {
+        const double inside = 1 / wide;
+        for (int n = 0; n < pixel_count; ++n) {
+            const Pixel& at = pixels[n];
+            double between = 0;
+            T best = large[at.first];
+            for (int j = at.first + 1; j < at.last - 1; ++j) {
+                between += double(line[j]);
+                if constexpr (LARGEST) best = larger_of(best, large[j]);
+            }
+            double sum = double(line[at.first]) * at.first_share + between * inside;
+            if (at.last - at.first > 1) {
+                sum += double(line[at.last - 1]) * at.last_share;
+                if constexpr (LARGEST) best = larger_of(best, large[at.last - 1]);
+            }
+            means[at.x] += sum;
+            if constexpr (LARGEST) largest[at.x] = larger_of(largest[at.x], best);
+        }
+    }
+
+    // Of two numbers the one of larger magnitude, the earlier one of equals.
+    CLEARHEAD_INLINE T larger_of(T best, T x) { return (x < 0 ? -x : x) > (best < 0 ? -best : best) ? x : best; }
+
+    void read_pixels(int64_t j0, int64_t columns) {
+        if (block == j0) return;
+        block = j0, pixel_count = 0;
+        const auto share = [&](int64_t x, int64_t j) {
+            const double right = double(x + 1) * wide, left = double(x) * wide;
+            return ((right < double(j + 1) ? right : double(j + 1)) - (left > double(j) ? left : double(j))) / wide;
+        };
+        for (int64_t x = min_of(int64_t(double(j0) / wide), width - 1);
+             x < width && double(x) * wide < double(j0 + columns); ++x) {
+            int64_t first = max_of(j0, int64_t(double(x) * wide)), last = first;
+            while (first < j0 + columns && !(share(x, first) > 0) && double(first) < double(x + 1) * wide) ++first;
+            for (last = first; last < j0 + columns && share(x, last) > 0; ++last) continue;
+            if (first == last) continue;
+            pixels[pixel_count++] = {x, int(first - j0), int(last - j0), share(x, first), share(x, last - 1)};
+        }
+    }
+};
+
+}  // namespace
+}  // namespace clearhead

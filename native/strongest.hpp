@@ -1,0 +1,114 @@
+// The k numbers of largest magnitude of a whole matrix, and the k first numbers of a row in some order. Both keep
+// ranks, larger for what comes first; a bit of the place keeps a number's sign where its rank does not.
+#pragma once
+
+#include "top.hpp"
+
+namespace clearhead {
+namespace {
+
+constexpr int64_t kNegative = int64_t{1} << 62;  // in a place: the number is below 0
+constexpr int64_t kNowhere = kNegative - 1;      // the place of nothing, after all others
+
+// What numbers are compared by, larger for what comes first: their magnitude, themselves, or their opposite. A NaN
+// comes last of what is visible, and what is hidden after it.
+template <class T> struct Rank {
+    IntVec<T> flip, keep;
+
+    explicit Rank(Order order) : flip{}, keep(~IntVec<T>{}) {
+        const IntVec<T> sign = (IntVec<T>)broadcast<T>(T(-0.0));
+        if (order == Order::magnitude) keep = ~sign;
+        if (order == Order::smallest) flip = sign;
+    }
+
+    template <class Hidden> CLEARHEAD_INLINE_MEMBER Vec<T> of(Vec<T> x, Hidden hidden) const {
+        const Vec<T> rank = larger((Vec<T>)(((IntVec<T>)x ^ flip) & keep), broadcast<T>(-kLargest<T>));
+        return hidden ? broadcast<T>(-kInfinity<T>) : rank;
+    }
+
+    // The number of a rank.
+    static T number(T rank, bool negative) {
+        return rank == -kLargest<T> ? T(__builtin_nan("")) : negative ? -rank : rank;
+    }
+};
+
+// A heap with what goes first at its root: the smallest rank and, of equal ones, the latest place.
+template <class T> struct StrongestList {
+    T* rank;         // (k,)
+    int64_t* place;  // (k,), with kNegative
+    int64_t k;
+    T below;  // no smaller rank, nor this one, can enter
+
+    void clear() {
+        for (int64_t i = 0; i < k; ++i) rank[i] = -kInfinity<T>, place[i] = kNowhere;
+        below = -kInfinity<T>;
+    }
+
+    static bool stays_longer(T a, int64_t at_a, T b, int64_t at_b) {
+        return a > b || (a == b && (at_a & ~kNegative) < (at_b & ~kNegative));
+    }
+
+    void enter(T x, int64_t at) {
+        if (!stays_longer(x, at, rank[0], place[0])) return;
+        sink(x, at, k);
+        below = std::nextafter(rank[0], -kInfinity<T>);
+    }
+
+    // Puts a number in the place of the root of the heap of the first `count`.
+    void sink(T x, int64_t at, int64_t count) {
+        int64_t i = 0;
+        for (int64_t child = 1; child < count; child = 2 * i + 1) {
+            if (child + 1 < count && stays_longer(rank[child], place[child], rank[child + 1], place[child + 1]))
+                ++child;
+            if (!stays_longer(x, at, rank[child], place[child])) break;
+            rank[i] = rank[child], place[i] = place[child], i = child;
+        }
+        rank[i] = x, place[i] = at;
+    }
+
+    // Falling ranks become the numbers and their places, or 0 and -1 where there are fewer than k.
+    void finish() {
+        for (int64_t count = k; --count > 0;) {
+            const T x = rank[count], first = rank[0];
+            const int64_t at = place[count], first_place = place[0];
+            sink(x, at, count);
+            rank[count] = first, place[count] = first_place;
+        }
+        for (int64_t i = 0; i < k; ++i) {
+            const bool none = place[i] == kNowhere;
+            rank[i] = none ? T(0) : Rank<T>::number(rank[i], place[i] & kNegative);
+            place[i] = none ? -1 : place[i] & ~kNegative;
+        }
+    }
+};
+
+// The first k numbers of a row.
+template <class T> struct FirstList {
+    T* rank;       // (k,), falling
+    int64_t* key;  // (k,), with kNegative; -1 for nothing
+    int64_t k;
+
+    void clear() const {
+        for (int64_t i = 0; i < k; ++i) rank[i] = -kInfinity<T>, key[i] = -1;
+    }
+
+    // Enters the ranks of columns first … last of the block at j0; x are the numbers that they are of, `high` is their
+    // maximum, lane by lane.
+    void enter(const T* ranks, const T* x, int64_t j0, int first, int last, Vec<T> high) const {
+        enter_top(rank, key, k, ranks, j0, first, last, high);
+        for (int64_t i = 0; i < k; ++i)
+            if (key[i] >= j0 && !(key[i] & kNegative) && x[key[i] - j0] < 0) key[i] |= kNegative;
+    }
+
+    void finish(Order order) const {
+        for (int64_t i = 0; i < k; ++i) {
+            const bool none = key[i] < 0,
+                       negative = order == Order::smallest || (order == Order::magnitude && (key[i] & kNegative));
+            rank[i] = none ? T(0) : Rank<T>::number(rank[i], negative);
+            if (!none) key[i] &= ~kNegative;
+        }
+    }
+};
+
+}  // namespace
+}  // namespace clearhead

@@ -1,0 +1,140 @@
+"""How the compiled kernel is called: the problem and the arrays as it reads them; an error where memory is short."""
+
+from functools import cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from clearhead.core import rules, visibility
+from clearhead.core.arrays import bfloat16, statistics_dtype
+from clearhead.core.axes import WEIGHTS, Array
+from clearhead.core.problem import Problem
+from clearhead.core.statistics import Groups
+from clearhead.engines.base import one_scale, scales_differ
+from clearhead.engines.threads import get_num_threads, openmp_of_torch
+from clearhead.errors import SizeError
+
+kernel: Any  # None where it cannot be imported
+import_error = ""
+try:
+    from clearhead import _native as kernel  # type: ignore[no-redef]
+except ImportError as error:
+    kernel, import_error = None, str(error)
+
+RULES = frozenset({
+    "scale", "softcap", "bias", "alibi_slopes", "spans", "causal", "window", "mask", "kv_lengths", "query_lengths",
+    "query_segments", "kv_segments", "sinks", "query_offset",
+})  # fmt: skip
+TYPES = {np.dtype(np.float64): 0, np.dtype(np.float32): 1, bfloat16: 2, np.dtype(np.float16): 3}
+_NO_LIMIT = 1 << 62
+_described: WeakKeyDictionary[Problem, Any] = WeakKeyDictionary()  # problems already converted for the kernel
+
+
+def call(name: str, problem: Problem, *given: Any) -> None:
+    """Call the kernel, which fills the arrays given. Raises SizeError if its working memory cannot be allocated."""
+    threads = get_num_threads() if problem.num_threads is None else problem.num_threads
+    try:
+        getattr(kernel, name)(threads, described(problem), *given)
+    except MemoryError:
+        raise SizeError(
+            "what the kernel needs to work in is larger than the machine's memory.",
+            "observe(queries=slice(0, 4096)) takes a part; merge_keys joins what disjoint keys answered.",
+        ) from None
+
+
+def described(problem: Problem) -> Any:
+    """The problem as the kernel reads it, converted once and cached; contiguous arrays are not copied."""
+    found = _described.get(problem)
+    if found is None:
+        found = _described[problem] = _describe(problem)
+    return found
+
+
+def _describe(problem: Problem) -> Any:
+    """Pass every field by name: the kernel raises for an unknown name and for a missing one."""
+    left, right = visibility.reach(problem)
+    arrays = {field: _readable(getattr(problem, field), axes) for field, axes in _arrays(RULES - {"scale", "spans"})}
+    arrays |= _spans(problem)
+    arrays["scales"] = np.ascontiguousarray(problem.scale) if scales_differ(problem) else None
+    return kernel.describe(
+        type=TYPES[problem.dtype],
+        batch=problem.batch,
+        heads=problem.heads,
+        kv_heads=problem.kv_heads,
+        queries=problem.queries,
+        keys=problem.keys,
+        d_k=problem.d_k,
+        row_start=problem.rows.start,
+        row_step=problem.rows.step,
+        column_start=problem.cols.start,
+        column_step=problem.cols.step,
+        left=_NO_LIMIT if left is None else left,
+        right=_NO_LIMIT if right is None else right,
+        scale=one_scale(problem),
+        softcap=problem.softcap or 0.0,
+        team=problem.library == "torch" and _has_team(),
+        bias_type=1 if problem.bias is None else TYPES[problem.bias.dtype],
+        kept=arrays,
+        **arrays,
+    )
+
+
+def _spans(problem: Problem) -> dict[str, Array | None]:
+    """The labels, and the table in the numbers that the kernel computes with, each row contiguous, not broadcast."""
+    table = problem.span_table
+    if table is None or problem.query_spans is None or problem.key_spans is None:
+        return dict.fromkeys(("query_spans", "key_spans", "span_table"))
+    own = tuple(slice(None, 1) if step == 0 else slice(None) for step in table.strides[:2])
+    return {
+        "query_spans": np.ascontiguousarray(problem.query_spans),
+        "key_spans": np.ascontiguousarray(problem.key_spans),
+        "span_table": np.ascontiguousarray(table[own], statistics_dtype(problem.dtype)),
+    }
+
+
+@cache
+def _has_team() -> bool:
+    """Whether PyTorch's OpenMP threads can run the kernel, which is told of them here."""
+    functions = openmp_of_torch()
+    if functions is not None:
+        kernel.use_team(*functions)
+    return functions is not None
+
+
+@cache
+def _arrays(supported: frozenset[str]) -> list[tuple[str, rules.Axes]]:
+    """The fields of a problem that hold arrays for these rules, with their axes."""
+    fields = (field for rule in supported for field in rules.RULES[rule].fields)
+    return [(field, rules.FIELDS[field]) for field in fields if rules.FIELDS[field]]
+
+
+def _readable(x: Array | None, axes: rules.Axes) -> Array | None:
+    """A rule's array for the bindings: arrays over queries and keys keep their strides, others become contiguous."""
+    if x is None:
+        return None
+    if axes != WEIGHTS:
+        return np.ascontiguousarray(x)
+    return x.view(np.uint8) if x.dtype == np.bool_ else bits(x)
+
+
+def labels(groups: Groups | None) -> dict[str, Array]:
+    """The labels of groups for the bindings, by name."""
+    if groups is None:
+        return {}
+    return {
+        "query_labels": np.ascontiguousarray(groups.queries, np.int64),
+        "key_labels": np.ascontiguousarray(groups.keys, np.int64),
+    }
+
+
+def bits(x: Array | None) -> Array | None:
+    """An array for the bindings: bfloat16 as uint16; copied if unaligned or if strides are no multiple of the item."""
+    if x is None:
+        return None
+    layout = x.flags
+    if not (layout.c_contiguous and layout.aligned) and (
+        not layout.aligned or any(step % x.itemsize for step in x.strides)
+    ):
+        x = x.copy()
+    return x.view(np.uint16) if x.dtype == bfloat16 else x
