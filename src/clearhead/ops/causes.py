@@ -10,7 +10,7 @@ import numpy as np
 
 from clearhead import engines
 from clearhead.core import room
-from clearhead.core.arrays import as_array, broadcast, empty, graphed, statistics_dtype
+from clearhead.core.arrays import as_array, broadcast, empty, graphed, on_cpu, statistics_dtype, to_device_of
 from clearhead.core.axes import WEIGHTS, Array, as_places, as_slice, group_size, named
 from clearhead.core.effects import (
     Effects,
@@ -147,7 +147,7 @@ class CauseMatrix(NumpyFunctions):
         want = wanted_effects(problem, {"groups": (query_groups, key_groups)})
         assert want.groups is not None
         found = cut_spans(self._factors, self._v, self._g, want.groups)
-        return self._factors.restore(problem.restore(found.astype(self.dtype)))
+        return self._factors.restore(problem.restore(to_device_of(found.astype(self.dtype), self._factors.q)))
 
     def observe(self, *, order: Order = "magnitude", **asked: Any) -> Effects:
         """Everything asked for, together, in the fewest passes: one, and for cuts one more, the first time.
@@ -167,10 +167,9 @@ class CauseMatrix(NumpyFunctions):
         found = dict(self._engine.effects(factors.problem, factors.q, factors.k, self._v, self._g, self._terms, want))
         answers: dict[str, Any] = {}
         if want.strongest is not None:
-            edges = _strongest(
-                found["strongest_values"], found["strongest_indices"], factors.problem.keys, want.strongest
-            )
-            answers["strongest"] = Strongest(*map(factors.restore, edges))
+            listed = on_cpu(found["strongest_values"]), on_cpu(found["strongest_indices"])
+            edges = _strongest(*listed, factors.problem.keys, want.strongest)
+            answers["strongest"] = Strongest(*[factors.restore(to_device_of(x, factors.q)) for x in edges])
         for name in [name for name in want.names() if name != "strongest"]:
             arrays = [factors.restore(factors.problem.restore(found[array])) for array in arrays_of(name)]
             answers[name] = _KINDS[name](*arrays) if name in _KINDS else arrays[0]
@@ -240,9 +239,9 @@ def contributions(factors: Factors, v: Any, g: Any, output: Any) -> CauseMatrix:
     """The matrix of contributions along g; of norms where g is None."""
     if g is None:
         values = _values(factors, v)
-        norms = _norms(factors, values, output)
+        norms = _norms(factors, on_cpu(values), output)
         ones = np.ones((factors.problem.batch, factors.problem.heads, factors.problem.queries, 1), norms.dtype)
-        return _matrix(factors, "norm", norms, ones)
+        return _matrix(factors, "norm", to_device_of(norms, factors.q), to_device_of(ones, factors.q))
     if output is not None:
         raise RuleError(
             "output is given together with g: it is for norms, and g has been carried through W_O.", "leave it out."
@@ -300,7 +299,7 @@ def _norms(factors: Factors, v: Array, output: Any) -> Array:
     if output is None:
         return np.linalg.norm(v.astype(np.float64), axis=-1, keepdims=True).astype(dtype)
     heads, width = factors.problem.heads, v.shape[-1]
-    weights = as_array(output, "output", factors.problem.device)[0].astype(np.float64)
+    weights = on_cpu(as_array(output, "output", factors.problem.device)[0]).astype(np.float64)
     if weights.ndim != 2 or weights.shape[0] != heads * width:
         raise ShapeError(f"output has shape {weights.shape}: expected W_O, (heads·d_v {heads * width}, d_model).")
     found = np.empty((v.shape[0], heads, v.shape[2], 1), dtype)

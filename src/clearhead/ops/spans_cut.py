@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from clearhead.core.arrays import on_cpu
 from clearhead.core.axes import Array
 from clearhead.core.effects import joined
 from clearhead.core.statistics import Groups, Wanted
@@ -15,7 +16,7 @@ _NUMBERS = 1 << 20  # (queries · key groups) at a time
 def cut_spans(factors: Factors, v: Array, g: Array, groups: Groups) -> Array:
     """Σ over the queries of a group of what g·o changes by without a span, (batch, heads, query and key groups).
 
-    A span of several runs of keys is joined from them by their log-sum-exp; float64.
+    A span of several runs of keys is joined from them by their log-sum-exp; float64, in the CPU's memory.
     """
     problem = factors.problem
     counts = groups.counts
@@ -38,10 +39,11 @@ def _changes(factors: Factors, v: Array, g: Array, labels: Array, count: int, ro
     heads, queries = part.problem.heads, part.problem.queries
     lse = np.full((heads, queries, count + 1), -np.inf)  # the last one: keys of no span, and the sink
     mean = np.zeros(lse.shape)
+    along = on_cpu(g[0, :, rows])
     edges = np.flatnonzero(np.diff(labels)) + 1
     for first, last in zip([0, *edges], [*edges, len(labels)], strict=True):
         at = int(labels[first]) if labels[first] >= 0 else count
-        one = _answer(part, v, g[0, :, rows], range(int(first), int(last)))
+        one = _answer(part, v, along, range(int(first), int(last)))
         lse[..., at], mean[..., at] = joined((lse[..., at], mean[..., at]), one)
     if part.problem.sinks is not None:
         sink = np.where(np.isneginf(lse).all(axis=-1), -np.inf, part.problem.sinks[:, None])
@@ -60,7 +62,8 @@ def _answer(factors: Factors, v: Array, g: Array, keys: range) -> tuple[Array, A
     problem = replace(factors.problem.take(keys=keys), sinks=None)
     want = Wanted(output=True, logsumexp=True, keep_float32=True)
     found = factors.engine.rows(problem, factors.q, factors.k[:, :, at], v[:, :, at], want)
-    return found["logsumexp"][0].astype(np.float64), (found["output"][0].astype(np.float64) * g).sum(axis=-1)
+    lse, output = (on_cpu(found[name][0]).astype(np.float64) for name in ("logsumexp", "output"))
+    return lse, (output * g).sum(axis=-1)
 
 
 def _running(lse: Array, mean: Array) -> list[Array]:

@@ -137,7 +137,7 @@ class Edges:
             )
 
     def _groups(self, groups: Groups, found: torch.Tensor) -> None:
-        """Sums between groups in bands of query groups: each launch covers the queries from the band's first to last."""
+        """Sums between groups, in bands of query groups: a launch covers the queries from the band's first to last."""
         if not found.numel():
             return
         labels = gpu.to_device(groups.queries, np.int32, self.device)
@@ -190,7 +190,8 @@ class Edges:
 
     def _tiles(self, width: int) -> tuple[dict[str, Any], gpu.Tiles]:
         """The arguments that all kernels take, with the sizes of tiles for products with `width` columns."""
-        tiles = gpu.tiles(self.problem, max(width, min(_WIDTH, self.width)), "effects")
+        what = "effect products" if width else "effects"
+        tiles = gpu.tiles(self.problem, max(width, min(_WIDTH, self.width)), what)
         sizes = {"M": tiles.owned, "N": tiles.passed, "num_warps": tiles.warps, "num_stages": tiles.stages}
         return {**self.arguments, **sizes, "PRECISION": tiles.precision, "FLOAT": tiles.number}, tiles
 

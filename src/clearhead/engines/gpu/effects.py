@@ -1,5 +1,7 @@
-"""The passes over a matrix of effects: a program of `by_queries` owns a tile of queries and goes through the keys, one of
-`by_keys` a tile of keys and goes through the queries. Each result has one writer and no atomics: it is deterministic.
+"""The passes over a matrix of effects, which compute it tile by tile (effect_tiles.py).
+
+A program of `by_queries` owns a tile of queries and goes through the keys, one of `by_keys` a tile of keys and goes
+through the queries. Each result has one writer and no atomics, so it is deterministic.
 """
 
 from typing import Any, NamedTuple

@@ -46,8 +46,8 @@ def pixels(q, q_strides, g, g_strides, k, k_strides, v, v_strides, d_k, d_v, rul
         if any_seen(rules, b, h, i[:, None], j[None, :], start_j, M):
             theirs = load(queries, i, rules.queries, DK, DV)
             scores, along = products(theirs, mine, queries, keys, rules, i, j, DV, WIDE, PRECISION)
-            e, _ = effects(scores, along, terms, rules, b, h, i, j, True)
-            e = tl.where((i < end)[:, None], e, 0.0)
+            e, visible = effects(scores, along, terms, rules, b, h, i, j, True)
+            e = tl.where(visible & (i < end)[:, None], e, 0.0)
             share = tl.where(i < end, share_of(first + row, height, i, rules.queries), 0.0).to(FLOAT)
             total += tl.sum(e * share[:, None], axis=0)
             most, least = tl.maximum(most, tl.max(e, axis=0)), tl.minimum(least, tl.min(e, axis=0))
