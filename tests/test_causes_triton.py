@@ -151,7 +151,7 @@ def several_tiles(queries: int = 70, keys: int = 75, dtype: Any = np.float64, **
 
 LARGER: dict[str, dict[str, Any]] = {
     "causal": {"causal": True, "query_offset": 9},
-    "sinks": {"sinks": np.arange(2.0), "window": (40, 20)},
+    "sinks": {"sinks": np.arange(2.0), "window": (40, 20), "query_offset": 3},
     "mask": {"mask": np.arange(70)[:, None] % 7 != np.arange(75) % 5, "softcap": 2.0},
     "labels": {"query_segments": np.arange(70) // 33, "kv_segments": np.arange(75) // 33},
     "lengths": {"kv_lengths": 40, "query_lengths": 35, "alibi_slopes": np.ones(2) / 9},

@@ -41,11 +41,10 @@ class Edges:
             "DV": min(_WIDTH, gpu.padded(self.width)), "WIDE": self.width > _WIDTH,
         }  # fmt: skip
         if terms is not None:
-            self.arguments["terms"] = RowTerms(
-                gpu.contiguous(terms.logsumexp, self.number),
-                *[None if x is None else gpu.contiguous(x, self.number) for x in (terms.whole, terms.others)],
-                None if terms.strongest is None else gpu.contiguous(terms.strongest, torch.int32),
-            )
+            numbers = {name: getattr(terms, name) for name in ("logsumexp", "whole", "others")}
+            sent = {name: None if x is None else gpu.contiguous(x, self.number) for name, x in numbers.items()}
+            strongest = None if terms.strongest is None else gpu.contiguous(terms.strongest, torch.int32)
+            self.arguments["terms"] = RowTerms(**sent, strongest=strongest)
 
     def others(self) -> list[others.Found]:
         """core/effects.Others of each split of the keys, in their order."""
