@@ -121,12 +121,16 @@ def check_image(case: Case, truth: Truth, found: Any) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_problems(kind: str):
-    @examples(0.1)
+    @examples(0.04)
     @given(cases(**TINY), st.sampled_from(ASKED))
     def body(case: Case, asked: str) -> None:
         check(case, kind, (asked,))
 
     body()
+
+
+def test_everything_of_a_small_problem():
+    check(several_tiles(9, 34, causal=True, query_offset=20, sinks=np.zeros(2)), "cuts")
 
 
 @pytest.mark.slow

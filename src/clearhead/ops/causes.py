@@ -150,7 +150,7 @@ class CauseMatrix(NumpyFunctions):
         return self._factors.restore(problem.restore(to_device_of(found.astype(self.dtype), self._factors.q)))
 
     def observe(self, *, order: Order = "magnitude", **asked: Any) -> Effects:
-        """Everything asked for, together, in the fewest passes: one, and for cuts one more, the first time.
+        """Everything asked for, together, in one pass (a GPU takes several), and for cuts one more, the first time.
 
         by_key=True, by_query=True, top=8 with order="magnitude", strongest=20, image=(256, 256),
         groups=(query_groups, key_groups): what the methods of these names answer. Returns an Effects; what was not
