@@ -13,6 +13,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from clearhead.core.device_array import DeviceArray
+from clearhead.core.effects import Terms, WantedEffects
 from clearhead.core.problem import describe
 from clearhead.core.statistics import Groups, Wanted
 from clearhead.engines import triton
@@ -66,6 +67,17 @@ def everything(dtype: torch.dtype, d: int, **rules: Any) -> None:
     spans = None if problem.span_table is None else (1, 4, *problem.span_table.shape[2:])
     told = Upstream(lse, g, lse, lse, lse, bias=(1, 4, 128, 1), spans=spans)
     triton.gradients(problem, q, k, v, lse, told)
+    strongest = array(1, 4, 128, dtype=torch.int64)
+    groups = Groups(labels, labels, (1, 1))
+    asked = {"by_key": True, "by_query": True, "top": 8, "strongest": 20, "image": (20, 20), "groups": groups}
+    arrays = problem, q, k, v, g
+    triton.others(*arrays)
+    triton.others(one, few, long, long, few)
+    for terms in (Terms("cut", lse, lse, lse, strongest), Terms("contribution", lse)):
+        triton.effects(*arrays, terms, WantedEffects(**asked, order="smallest"))
+        triton.effect_tile(*arrays, terms)
+        triton.effect_product(*arrays, terms, v, transposed=False)
+        triton.effect_product(*arrays, terms, g, transposed=True)
 
 
 if __name__ == "__main__":

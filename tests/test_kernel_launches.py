@@ -8,15 +8,18 @@ import torch
 from triton.runtime.interpreter import InterpreterBuilder
 
 from clearhead.core.axes import Array
+from clearhead.core.effects import Terms, WantedEffects
 from clearhead.core.problem import Problem, describe
 from clearhead.core.statistics import Groups, Wanted
 from clearhead.engines import portable, triton
 from clearhead.engines.base import Upstream
-from clearhead.engines.gpu import gradients, span_gradients
+from clearhead.engines.gpu import effects, gradients, pixels, span_gradients
+from clearhead.engines.gpu import others as others_kernels
 from clearhead.engines.gpu import tensors as gpu
 
 MOST = 65_535  # CUDA's limit on programs along the second and third axis of a grid
 PASSES = ("rows", "columns", "weights", "transposed", "gradients")
+PASSES += ("others", "effects", "effect_tile", "effect_product")
 RNG = np.random.default_rng(0)
 
 
@@ -45,6 +48,13 @@ def everything(q: Array, k: Array, rules: dict[str, Any], bias: tuple[int, int, 
     table = None if problem.span_table is None else problem.span_table.shape
     upstream = Upstream(lse, q, lse[:, :, :1] + np.zeros(problem.keys), lse, lse, bias, table)
     triton.gradients(problem, q, k, k, lse, upstream)
+    arrays, terms = (problem, q, k, k, q), Terms("cut", lse, lse, lse, np.zeros(lse.shape, int))
+    triton.others(*arrays)
+    asked = {"by_key": True, "by_query": True, "top": 2, "strongest": 2, "image": (1, 1)}
+    triton.effects(*arrays, terms, WantedEffects(**asked, groups=Groups(*labels, (1, 1))))
+    triton.effect_tile(*arrays, terms)
+    triton.effect_product(*arrays, terms, k, transposed=False)
+    triton.effect_product(*arrays, terms, q, transposed=True)
 
 
 def test_more_heads_than_the_second_grid_axis_holds(monkeypatch: pytest.MonkeyPatch):
@@ -54,12 +64,17 @@ def test_more_heads_than_the_second_grid_axis_holds(monkeypatch: pytest.MonkeyPa
     backward = {name: Recorder() for name in ("keys", "queries", "bias", "spans")}
     for name, kernel in backward.items():
         monkeypatch.setattr(span_gradients if name == "spans" else gradients, name, kernel)
+    causes = {"by_queries": effects, "by_keys": effects, "pixels": pixels, "pool_largest": pixels}
+    causes["others"] = others_kernels
+    of_effects = {name: Recorder() for name in causes}
+    for name, kernel in of_effects.items():
+        monkeypatch.setattr(causes[name], name, kernel)
     monkeypatch.setattr(triton, "_LONG", 64)
     monkeypatch.setattr(triton, "_SPLIT", 64)
     q, k = np.zeros((22_000, 3, 1, 1)), np.zeros((22_000, 1, 130, 1))
     spans = np.zeros(1, int), np.zeros(130, int), np.zeros((22_000, 3, 1, 1))
     everything(q, k, {"bias": np.zeros((22_000, 3, 1, 1)), "spans": spans}, (22_000, 3, 1, 1))
-    for name, kernel in (kernels | backward).items():
+    for name, kernel in (kernels | backward | of_effects).items():
         assert kernel.grids, name
         for first, *others in kernel.grids:
             assert first < 2**31, name

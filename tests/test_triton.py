@@ -173,4 +173,6 @@ def test_every_kernel_compiles_for_a_gpu(more: list[str]):
     )
     assert not done.returncode, done.stderr[-2000:]
     told = set(done.stdout.split("\n")) - {""}
-    assert told == {f"{name} True" for name in ("rows", "merge", "columns", "pool", "keys", "queries", "bias", "spans")}
+    kernels = ["rows", "merge", "columns", "pool", "keys", "queries", "bias", "spans"]
+    kernels += ["others", "by_queries", "by_keys", "pixels", "pool_largest"]
+    assert told == {f"{name} True" for name in kernels}

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, TypedDict, get_args
 
 import numpy as np
 
+from clearhead.core.arrays import on_cpu, to_device_of
 from clearhead.core.axes import Array, as_slice, brief
 from clearhead.core.statistics import PER_KEY, PER_QUERY, Groups
 
@@ -166,7 +167,8 @@ class Effects:
 class Others(NamedTuple):
     """Each row's key of the largest logit, and what all its other keys answer, (batch, heads, queries) each.
 
-    The arrays are float64 but for the index, and without sinks. Two of them over disjoint keys merge into one.
+    The arrays are float64 but for the index, in the CPU's memory, and without sinks. Two of them over disjoint keys
+    merge into one.
     """
 
     strongest: Array  # the index of the key with the largest logit, the earlier one of equal logits; -1: no key is seen
@@ -184,7 +186,7 @@ def no_keys(shape: tuple[int, ...]) -> Others:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Terms:
-    """What each row must know for its effects, (batch, heads, queries) in the statistics' dtype."""
+    """What each row must know for its effects, (batch, heads, queries) in the statistics' dtype, where q lies."""
 
     kind: Kind
     logsumexp: Array
@@ -193,7 +195,7 @@ class Terms:
     strongest: Array | None = None  # the key for which m_i stands; -1 where no key is seen
 
     def part(self, batches: Any, heads: Any, queries: range) -> "Terms":
-        """The terms of some batches, heads and queries; batches and heads index NumPy arrays."""
+        """The terms of some batches, heads and queries; batches and heads index arrays."""
         rows = as_slice(queries)
         arrays = {name: getattr(self, name) for name in ("logsumexp", "whole", "others", "strongest")}
         kept = {name: x[batches][:, heads][:, :, rows] for name, x in arrays.items() if x is not None}
@@ -203,9 +205,10 @@ class Terms:
         """The terms of the whole rows for some keys only: where each row's strongest key is among them."""
         if self.strongest is None:
             return self
-        place, between = np.divmod(self.strongest - keys.start, keys.step)
-        inside = (self.strongest >= 0) & (between == 0) & (place >= 0) & (place < len(keys))
-        return replace(self, strongest=np.where(inside, place, -1))
+        strongest = on_cpu(self.strongest)
+        place, between = np.divmod(strongest - keys.start, keys.step)
+        inside = (strongest >= 0) & (between == 0) & (place >= 0) & (place < len(keys))
+        return replace(self, strongest=to_device_of(np.where(inside, place, -1), self.strongest))
 
 
 @np.errstate(invalid="ignore")
@@ -221,15 +224,16 @@ def merged(a: Others, b: Others, keys: int) -> Others:
 
 @np.errstate(invalid="ignore", over="ignore")
 def terms_of_cuts(others: Others, sinks: Array | None, logsumexp: Array) -> Terms:
-    """The terms of cuts from each row's state over all keys; sinks (heads,), logsumexp in the statistics' dtype."""
+    """The terms of cuts from each row's state over all keys, on the device of the log-sum-exp; sinks (heads,)."""
     seen = others.strongest >= 0
     rest = others.logsumexp, others.others
     if sinks is not None:
         sink = np.where(seen, sinks[:, None], -np.inf)
         rest = joined(rest, (sink, np.zeros(sink.shape)))
     _, whole = joined((others.logit, others.term), rest)
-    dtype = logsumexp.dtype
-    return Terms("cut", logsumexp, np.where(seen, whole, 0).astype(dtype), rest[1].astype(dtype), others.strongest)
+    numbers = (np.where(seen, whole, 0), rest[1])
+    made = [*(x.astype(logsumexp.dtype) for x in numbers), others.strongest]
+    return Terms("cut", logsumexp, *(to_device_of(x, logsumexp) for x in made))
 
 
 @np.errstate(invalid="ignore", over="ignore")

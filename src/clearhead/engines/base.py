@@ -91,7 +91,7 @@ class EffectEngine(Engine, Protocol):
     """
 
     def others(self, problem: Problem, q: Array, k: Array, v: Array, g: Array) -> Others:
-        """Each row's key of the largest logit, and what all its other keys answer, without sinks."""
+        """Each row's key of the largest logit, and what all its other keys answer, without sinks; in NumPy arrays."""
 
     def effects(
         self, problem: Problem, q: Array, k: Array, v: Array, g: Array, terms: Terms, want: WantedEffects

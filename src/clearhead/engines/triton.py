@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from clearhead.core.axes import Array, group_size
+from clearhead.core.effects import Others, Terms, WantedEffects, merged, no_keys
 from clearhead.core.problem import Problem
 from clearhead.core.statistics import Groups, Wanted
 from clearhead.engines.base import Upstream, kinds, narrowed, row_kinds, unsupported, widened
@@ -27,6 +28,7 @@ try:
     from clearhead.engines.gpu import rows as row_kernels
     from clearhead.engines.gpu import tensors as gpu
     from clearhead.engines.gpu.backward import Derivatives
+    from clearhead.engines.gpu.causes import Edges
     from clearhead.engines.gpu.columns import Columns
     from clearhead.engines.gpu.labels import ordered
     from clearhead.engines.gpu.rows import Partial, Rows
@@ -314,3 +316,37 @@ def _derivatives_in_parts(
         by_v.append(part.pop("v"))
         found = {name: found[name] + x if found else x for name, x in part.items()}
     return {**found, "v": torch.cat(by_v, -1)}
+
+
+@_there
+def others(problem: Problem, q: Array, k: Array, v: Array, g: Array) -> Others:
+    """Each row's strongest key and what all its other keys answer, in the CPU's memory, in one pass over the keys."""
+    found = no_keys((problem.batch, problem.heads, problem.queries))
+    if found.logit.size and problem.keys:
+        for part in Edges(problem, q, k, v, g, None, _split(problem, 1)).others():
+            strongest, *rest = (x.cpu().numpy() for x in part)
+            found = merged(found, Others(strongest.astype(np.int64), *[x.astype(np.float64) for x in rest]), 0)
+    return found
+
+
+@_there
+def effects(
+    problem: Problem, q: Array, k: Array, v: Array, g: Array, terms: Terms, want: WantedEffects
+) -> dict[str, Array]:
+    """What is wanted of the matrix of effects: one pass by queries, one by keys, and one for each band of an image."""
+    found = Edges(problem, q, k, v, g, terms, _split(problem, 1)).effects(want)
+    return {name: gpu.from_tensor(tensor, q) for name, tensor in found.items()}
+
+
+@_there
+def effect_tile(problem: Problem, q: Array, k: Array, v: Array, g: Array, terms: Terms) -> Array:
+    """Every effect of this (small) problem, (batch, heads, queries, keys)."""
+    return gpu.from_tensor(Edges(problem, q, k, v, g, terms).tile(), q)
+
+
+@_there
+def effect_product(
+    problem: Problem, q: Array, k: Array, v: Array, g: Array, terms: Terms, x: Array, *, transposed: bool
+) -> Array:
+    """E·x, (batch, heads, queries, d), or with `transposed` Eᵀ·x, (batch, heads, keys, d)."""
+    return gpu.from_tensor(Edges(problem, q, k, v, g, terms).product(x, transposed=transposed), q)

@@ -226,7 +226,7 @@ class CauseMatrix(NumpyFunctions):
         return self._restore(factors.problem.restore(found))
 
     def observe(self, *, order: Order = "magnitude", **asked: Unpack[AskedEffects]) -> Effects:
-        """Everything asked for, together, in the fewest passes: one, and for cuts one more, the first time.
+        """Everything asked for, together, in one pass (a GPU takes several), and for cuts one more, the first time.
 
         by_key=True, by_query=True, top=8 with order="magnitude", strongest=20, image=(256, 256),
         groups=(query_groups, key_groups): what the methods of these names answer. Returns an Effects; what was not

@@ -17,7 +17,7 @@ _NUMBERS = 1 << 20  # (heads · queries · key groups) at a time
 def cut_spans(factors: Factors, v: Array, g: Array, groups: Groups) -> Array:
     """Σ over the queries of a group of what g·o changes by without a span, (batch, heads, query and key groups).
 
-    A span of several runs of keys is joined from them by their log-sum-exp; float64.
+    A span of several runs of keys is joined from them by their log-sum-exp; float64, in the CPU's memory.
     """
     problem = factors.problem
     counts = groups.counts

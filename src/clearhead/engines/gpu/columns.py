@@ -36,7 +36,7 @@ def weigh(q, k, lse, rules, b, h, i, j, MASKED: tl.constexpr, PRECISION: tl.cons
 
 
 @triton.jit
-def _share(pixel, pixels, cell, cells):
+def share_of(pixel, pixels, cell, cells):
     """The share of one cell in one of `pixels` pixels over `cells` cells: observations.areas for integer tensors."""
     low, high = pixel.to(tl.float64) * cells / pixels, (pixel + 1).to(tl.float64) * cells / pixels
     place = cell.to(tl.float64)
@@ -44,7 +44,7 @@ def _share(pixel, pixels, cell, cells):
 
 
 @triton.jit
-def _right(g, g_strides, labels, rules, b, h, i, first, size, columns, D: tl.constexpr, FLOAT: tl.constexpr):
+def factor_rows(g, g_strides, labels, rules, b, h, i, first, size, columns, D: tl.constexpr, FLOAT: tl.constexpr):
     """The rows of g in Aᵀ·g for queries i: loaded from memory, or computed from labels or from pixel rows."""
     c = tl.arange(0, D)
     if g is not None:
@@ -56,7 +56,7 @@ def _right(g, g_strides, labels, rules, b, h, i, first, size, columns, D: tl.con
         right = (mine[:, None] == first + c[None, :]).to(FLOAT)
     else:
         row = first + c[None, :]
-        share = _share(row, size, i[:, None], rules.queries)
+        share = share_of(row, size, i[:, None], rules.queries)
         right = tl.where(row < first + columns, share, 0.0).to(FLOAT)
     return right
 
@@ -150,7 +150,7 @@ def _look_at(
             unknown = tl.max((counted != counted).to(tl.int32), axis=1) > 0
             peak = tl.where(unknown | (peak != peak), float("nan"), tl.maximum(peak, tl.max(counted, axis=1)))
     if to.product is not None:
-        right = _right(g, g_strides, labels, rules, b, h, i, first, size, columns, D, FLOAT)
+        right = factor_rows(g, g_strides, labels, rules, b, h, i, first, size, columns, D, FLOAT)
         total = mixed(total, p, s > -float("inf"), right, MASKED, PRECISION)
     return received, peak, total
 
@@ -230,7 +230,7 @@ def pool(product, out, order, starts, keys, parts, width, columns, first, height
             share = here.to(FLOAT)
         else:
             j = at
-            share = tl.where(here, _share(part, parts, at, keys), 0.0).to(FLOAT)
+            share = tl.where(here, share_of(part, parts, at, keys), 0.0).to(FLOAT)
         rows = product + (line * keys + j)[:, None] * columns + e[None, :]
         block = tl.load(rows, mask=here[:, None] & (e < columns)[None, :], other=0.0)
         total += tl.sum(block * share[:, None], axis=0)
