@@ -18,8 +18,8 @@ template <class T> struct Picture {
         double first_share, last_share;  // how much of the pixel the outer ones cover; those between, 1 / wide
     }* pixels;
     int pixel_count = 0;
-    int64_t block = -1;  // whose columns `pixels` has
-    T *line, *large;     // (kBlock,)
+    int64_t block = -1, block_columns = 0;  // whose columns `pixels` has
+    T *line, *large;                        // (kBlock,)
 
     Picture(const Problem& problem, int64_t height_, int64_t width_, Arena& arena)
         : p(problem),
@@ -91,8 +91,8 @@ template <class T> struct Picture {
     CLEARHEAD_INLINE T larger_of(T best, T x) { return (x < 0 ? -x : x) > (best < 0 ? -best : best) ? x : best; }
 
     void read_pixels(int64_t j0, int64_t columns) {
-        if (block == j0) return;
-        block = j0, pixel_count = 0;
+        if (block == j0 && block_columns == columns) return;
+        block = j0, block_columns = columns, pixel_count = 0;
         const auto share = [&](int64_t x, int64_t j) {
             const double right = double(x + 1) * wide, left = double(x) * wide;
             return ((right < double(j + 1) ? right : double(j + 1)) - (left > double(j) ? left : double(j))) / wide;

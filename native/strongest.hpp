@@ -97,7 +97,7 @@ template <class T> struct FirstList {
     void enter(const T* ranks, const T* x, int64_t j0, int first, int last, Vec<T> high) const {
         enter_top(rank, key, k, ranks, j0, first, last, high);
         for (int64_t i = 0; i < k; ++i)
-            if (key[i] >= j0 && !(key[i] & kNegative) && x[key[i] - j0] < 0) key[i] |= kNegative;
+            if (key[i] >= j0 && key[i] < kNegative) key[i] += int64_t(x[key[i] - j0] < 0) * kNegative;
     }
 
     void finish(Order order) const {

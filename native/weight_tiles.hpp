@@ -65,7 +65,8 @@ template <class M> struct WeightTiles {
 
     // For each tile of the queries start … stop that sees some of the loaded keys first … last, unless begin(i, count)
     // is false, and each block of these: finish(part) turns the scores of a strip, -infinity where they are hidden,
-    // into the tile's numbers, all other numbers being 0; then add(i, count, j0, end) takes the tile.
+    // into the tile's numbers, all other numbers being 0; then add(i, count, j0, end) takes the tile's keys j0 … end,
+    // after which positions hide all of the block.
     template <class Begin, class Finish, class Add>
     void each(int64_t start, int64_t stop, int64_t first, int64_t last, Begin begin, Finish finish, Add add) {
         for (int64_t i = start; i < stop; i += kTile) {
@@ -84,7 +85,7 @@ template <class M> struct WeightTiles {
                 bool any = false;
                 for (int s = 0; s < count; s += kStrip)
                     any |= add_strip(i, s, int(min_of(kStrip, count - s)), j0, end, first, finish);
-                if (any) add(i, count, j0, end);
+                if (any) add(i, count, j0, min_of(end, all.high));
             }
         }
     }
