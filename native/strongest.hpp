@@ -10,8 +10,9 @@ namespace {
 constexpr int64_t kNegative = int64_t{1} << 62;  // in a place: the number is below 0
 constexpr int64_t kNowhere = kNegative - 1;      // the place of nothing, after all others
 
-// What numbers are compared by, larger for what comes first: their magnitude, themselves, or their opposite. A NaN
-// comes last of what is visible, and what is hidden after it.
+// What numbers are compared by, larger for what comes first: their magnitude, themselves, or their opposite. What is
+// hidden, and NaN, which has no place in an order, have the rank -infinity and are never listed; an infinite number
+// that comes last has the largest negative rank that is finite.
 template <class T> struct Rank {
     IntVec<T> flip, keep;
 
@@ -23,12 +24,14 @@ template <class T> struct Rank {
 
     template <class Hidden> CLEARHEAD_INLINE_MEMBER Vec<T> of(Vec<T> x, Hidden hidden) const {
         const Vec<T> rank = larger((Vec<T>)(((IntVec<T>)x ^ flip) & keep), broadcast<T>(-kLargest<T>));
-        return hidden ? broadcast<T>(-kInfinity<T>) : rank;
+        const Vec<T> listed = x == x ? rank : broadcast<T>(-kInfinity<T>);
+        return hidden ? broadcast<T>(-kInfinity<T>) : listed;
     }
 
     // The number of a rank.
     static T number(T rank, bool negative) {
-        return rank == -kLargest<T> ? T(__builtin_nan("")) : negative ? -rank : rank;
+        const T known = rank == -kLargest<T> ? -kInfinity<T> : rank;
+        return negative ? -known : known;
     }
 };
 
