@@ -18,8 +18,8 @@ template <class T> struct Picture {
         double first_share, last_share;  // how much of the pixel the outer ones cover; those between, 1 / wide
     }* pixels;
     int pixel_count = 0;
-    int64_t block = -1, block_columns = 0;  // whose columns `pixels` has
-    T *line, *large;                        // (kBlock,)
+    int64_t block = -1;  // whose columns `pixels` has
+    T *line, *large;     // (kBlock,)
 
     Picture(const Problem& problem, int64_t height_, int64_t width_, Arena& arena)
         : p(problem),
@@ -39,7 +39,12 @@ template <class T> struct Picture {
     // largest magnitude under them there; both arrays start at pixel row `first`.
     template <bool LARGEST>
     void add(const T* tile, int64_t i, int count, int64_t j0, int columns, int64_t first, double* means, T* largest) {
-        read_pixels(j0, columns);
+        read_pixels(j0);
+        // Whole pixels, so that no bit depends on where the tile ends; what follows in its rows is 0.
+        int used = pixel_count;
+        while (used && pixels[used - 1].first >= columns) --used;
+        if (!used) return;
+        columns = pixels[used - 1].last;
         for (int64_t y = first_of(i); y < height && double(y) * tall < double(i + count); ++y) {
             T shares[kTile];
             const double from = double(y) * tall, to = double(y + 1) * tall;
@@ -63,13 +68,13 @@ template <class T> struct Picture {
                 store(line + j, sum);
                 if constexpr (LARGEST) store(large + j, best);
             }
-            add_line<LARGEST>(means + (y - first) * width, LARGEST ? largest + (y - first) * width : nullptr);
+            add_line<LARGEST>(used, means + (y - first) * width, LARGEST ? largest + (y - first) * width : nullptr);
         }
     }
 
-    template <bool LARGEST> void add_line(double* means, T* largest) const {
+    template <bool LARGEST> void add_line(int used, double* means, T* largest) const {
         const double inside = 1 / wide;
-        for (int n = 0; n < pixel_count; ++n) {
+        for (int n = 0; n < used; ++n) {
             const Pixel& at = pixels[n];
             double between = 0;
             T best = large[at.first];
@@ -90,9 +95,10 @@ template <class T> struct Picture {
     // Of two numbers the one of larger magnitude, the earlier one of equals.
     CLEARHEAD_INLINE T larger_of(T best, T x) { return (x < 0 ? -x : x) > (best < 0 ? -best : best) ? x : best; }
 
-    void read_pixels(int64_t j0, int64_t columns) {
-        if (block == j0 && block_columns == columns) return;
-        block = j0, block_columns = columns, pixel_count = 0;
+    void read_pixels(int64_t j0) {
+        if (block == j0) return;
+        block = j0, pixel_count = 0;
+        const int64_t columns = min_of(kBlock, p.keys - j0);
         const auto share = [&](int64_t x, int64_t j) {
             const double right = double(x + 1) * wide, left = double(x) * wide;
             return ((right < double(j + 1) ? right : double(j + 1)) - (left > double(j) ? left : double(j))) / wide;
