@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from clearhead.core.agreement import spearman
 from clearhead.digits import fixed
 from clearhead.explaining.cutting import Edge, cut_again
 from clearhead.explaining.derivatives import Derivatives, derivatives, target_of
 from clearhead.explaining.gpt2 import Model, load
-from clearhead.explaining.why import spearman
 from clearhead.ops.matrix import AttentionMatrix
 
 RHYMES = Path(__file__).parent.parent / "training" / "rhymes.txt"

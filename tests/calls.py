@@ -299,6 +299,7 @@ def in_frameworks() -> dict[str, Call]:
             lambda **given: alone(ch.distributed.unshard, given), {"x": x}, ("x", "dim", "group", "layout")),
         **methods(seen, Seen, {
             "head": {"layer": 0, "head": 0}, "layer": {"layer": 0}, "matrix": {"layer": 0}, "rollout": {"query": 0},
+            "contributions": {"layer": 0}, "cuts": {"layer": 0}, "relevance": {"query": 0},
             "save": PATH, "__getitem__": {"layer": 0}}, **LOOKS),
     }
     # fmt: on

@@ -12,7 +12,7 @@ from torch import Tensor
 import calls
 import clearhead as ch
 from clearhead import nn
-from clearhead.engines import portable
+from clearhead.engines import portable_tiles
 from clearhead.errors import ClearheadError, RuleError
 from seeds import fresh
 
@@ -90,8 +90,8 @@ def test_derivatives_are_summed_in_float64():
 def test_forbidden_blocks_cost_no_arithmetic(monkeypatch: pytest.MonkeyPatch):
     """Two documents of 512 tokens, in blocks of 64 queries and 512 keys: half of the blocks are never multiplied."""
     products = []
-    whole = portable.product
-    monkeypatch.setattr(portable, "product", lambda *given: products.append(1) or whole(*given))
+    whole = portable_tiles.product
+    monkeypatch.setattr(portable_tiles, "product", lambda *given: products.append(1) or whole(*given))
     q = fresh().standard_normal((1024, 4))
     documents = np.repeat([0, 1], 512)
     table = np.where(np.eye(2, dtype=bool), 0.0, -np.inf)

@@ -5,7 +5,7 @@ Everything here is data, taken from runs; `report` prints it.
 
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from clearhead.changing.edits import Edit, off
 from clearhead.changing.edits_json import edits_to_json
+from clearhead.core.agreement import spearman
 from clearhead.core.axes import Array, brief
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import RuleError, SelectionError, shown
@@ -22,6 +23,7 @@ from clearhead.explaining.derivatives import Derivatives, Target, derivatives, d
 from clearhead.explaining.gpt2 import ForwardPass, Model, Token
 from clearhead.explaining.moving import probabilities
 from clearhead.explaining.running import check_given, forward_pass
+from clearhead.explaining.texts import check_unicode
 from clearhead.ops.matrix import AttentionMatrix
 
 if TYPE_CHECKING:
@@ -251,23 +253,6 @@ def _off_again(model: Model, found: Derivatives, layer: int, head: int) -> float
         return difference(model, hidden[found.target.position], found.target) - found.z
 
 
-def spearman(x: Sequence[float], y: Sequence[float]) -> float | None:
-    """Spearman's rank correlation, ties at their mean rank; None for fewer than three numbers or all equal ones.
-
-    >>> spearman([1, 2, 3, 4], [1, 4, 9, 16]), spearman([1, 2], [1, 2])
-    (1.0, None)
-    """
-    first, second = (_ranks(np.asarray(numbers, np.float64)) for numbers in (x, y))
-    if len(x) < 3 or not np.ptp(first) or not np.ptp(second):
-        return None
-    return round(float(np.corrcoef(first, second)[0, 1]), 12)
-
-
-def _ranks(x: Array) -> Array:
-    order = np.sort(x)
-    return np.asarray(np.searchsorted(order, x, "left") + np.searchsorted(order, x, "right")) / 2
-
-
 def _candidate(model: Model, run: ForwardPass, target: Target, token: int) -> Candidate:
     assert run.logits is not None
     logits = run.logits[target.position]
@@ -278,6 +263,7 @@ def _id_of(model: Model, logits: Array, name: str, wanted: int | str | None) -> 
     """The id of a token that a reader names: " wall", "␣wall", or "wall" for the likelier of "wall" and " wall"."""
     if not isinstance(wanted, str):
         return wanted
+    check_unicode(name, wanted)
     word = wanted.replace("␣", " ")
     spellings = [word] if not word or word.startswith(" ") else [word, f" {word}"]
     cut = [model.tokenizer.encode(spelling, add_special_tokens=False).ids for spelling in spellings]
