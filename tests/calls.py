@@ -19,9 +19,9 @@ from clearhead.core.effects import EFFECTS
 from clearhead.core.problem import Rules
 from clearhead.core.statistics import Watched, askable
 from clearhead.distributed.matrix import ShardedTransposedMatrix
+from clearhead.layers.layer import Layer
 from clearhead.ops.matrix import TransposedMatrix
 from clearhead.textbook.trace import TokenTrace, Trace
-from clearhead.watching.layers import Layer
 from clearhead.watching.seen import Seen
 
 RNG = np.random.default_rng(5)

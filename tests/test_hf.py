@@ -13,7 +13,7 @@ import transformers as hf
 
 import clearhead.hf  # noqa: F401  registers
 from clearhead.errors import RuleError
-from clearhead.watching.attending import attend
+from clearhead.layers.attending import attend
 from watched import FAMILIES, GROUPED, Family, build, inputs, logits
 
 FAMILY = {family.name: family for family in FAMILIES}

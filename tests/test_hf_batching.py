@@ -10,8 +10,8 @@ import transformers as hf
 
 import clearhead as ch
 from clearhead.errors import RuleError
-from clearhead.watching.attending import attend
-from clearhead.watching.packed import PAGED, attend_packed
+from clearhead.layers.attending import attend
+from clearhead.layers.packed import PAGED, attend_packed
 from test_hf import FAMILY, set_to
 from watched import build
 

@@ -174,7 +174,7 @@ def on_ranks() -> None:
 
 
 def watched() -> None:
-    from clearhead.watching.attending import attend
+    from clearhead.layers.attending import attend
 
     attend(torch.nn.Module(), *tensors(), None, **NEW)
 

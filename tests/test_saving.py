@@ -54,7 +54,7 @@ def saved(request: pytest.FixtureRequest, case: str) -> Callable[[Path | str], N
 
             explain("humpty", load()).save(place)
         else:
-            from clearhead.watching.saved import write as record
+            from clearhead.layers.saved import write as record
 
             record(place, [], {"model": "m", "tokens": [], "source_tokens": []})
 

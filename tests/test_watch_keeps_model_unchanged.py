@@ -17,8 +17,8 @@ from transformers import masking_utils as theirs
 
 import clearhead as ch
 from clearhead.errors import ClearheadError, DtypeError, RuleError, SelectionError, ShapeError, UnknownNameError
-from clearhead.watching.attending import attend
-from clearhead.watching.masks import RuledMask, keep_rules
+from clearhead.layers.attending import attend
+from clearhead.layers.masks import RuledMask, keep_rules
 from watched import FAMILIES, GROUPED, SMALL, build, eager, inputs, logits, shaken
 
 FAMILY = {family.name: family for family in FAMILIES}

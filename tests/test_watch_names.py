@@ -2,7 +2,7 @@
 
 import pytest
 
-from clearhead.watching.naming import LayerNames, ModulePath
+from clearhead.layers.naming import LayerNames, ModulePath
 
 PATHS = {
     "attn": ("", (), False),

@@ -27,8 +27,8 @@ torch.Size([1, 5])
 from clearhead.errors import MissingExtraError
 
 try:
-    from clearhead.watching.attending import NAME, register
-    from clearhead.watching.packed import serve_batching
+    from clearhead.layers.attending import NAME, register
+    from clearhead.layers.packed import serve_batching
 except ImportError as error:
     raise MissingExtraError(
         f"clearhead.hf needs PyTorch and Transformers: {error}.", "pip install 'clearhead[hf]'"

@@ -12,13 +12,12 @@ from clearhead.changing.edits import Edit, Off, OtherRun, read_edits, with_run
 from clearhead.changing.places import Place, Text
 from clearhead.changing.texts import Texts
 from clearhead.errors import DtypeError, MissingExtraError, RuleError
-from clearhead.watching.naming import ModulePath
-from clearhead.watching.seen import load
+from clearhead.layers.naming import ModulePath
 
 if TYPE_CHECKING:
-    from clearhead.watching.attending import Change, Finish
-    from clearhead.watching.passes import LayerCall
-    from clearhead.watching.recording import AttentionCall
+    from clearhead.layers.attending import Change, Finish
+    from clearhead.layers.passes import LayerCall
+    from clearhead.layers.recording import AttentionCall
 
 
 @contextmanager
@@ -59,12 +58,12 @@ def change(model: Any, edits: Any, *, tokenizer: Any = None) -> Iterator[None]:
     True
     """
     try:
-        from clearhead.watching import attending, switching
+        from clearhead.layers import attending, switching
     except ImportError as error:
         raise MissingExtraError(
             f"change needs PyTorch and Transformers: {error}.", "pip install 'clearhead[hf]'"
         ) from error
-    given = tuple(with_run(edit, load) for edit in read_edits(edits))
+    given = tuple(with_run(edit) for edit in read_edits(edits))
     if tokenizer is not None and not callable(getattr(tokenizer, "decode", None)):
         raise DtypeError(
             f"tokenizer is a {type(tokenizer).__name__}: expected something with decode(list of ids).",
@@ -88,7 +87,7 @@ class _Changing:
     """The state of one block: the edits of each layer, and the texts that the model runs over."""
 
     def __init__(self, model: Any, edits: tuple[Edit, ...], tokenizer: Any) -> None:
-        from clearhead.watching.passes import Passes
+        from clearhead.layers.passes import Passes
 
         self.edits, self.name = edits, type(model).__name__
         self.texts = Texts(tokenizer)
@@ -111,7 +110,7 @@ class _Changing:
 
     def _attention_modules(self) -> dict[Any, set[str]]:
         """The modules that may attend, each with all that may choose its layer."""
-        from clearhead.watching.unseen import mixes_tokens
+        from clearhead.layers.unseen import mixes_tokens
 
         passes = self.passes
         found = {module: passes.inner(path) for module, path in passes.paths.items() if mixes_tokens(module)}
@@ -119,7 +118,7 @@ class _Changing:
 
     def attention(self, module: Any) -> "Change":
         """What to do with this call of an attention module."""
-        from clearhead.watching.attending import Change
+        from clearhead.layers.attending import Change
 
         again = self.passes.in_backward(module)
         layer = self.passes.place(module) if again else self.passes.call_of(module)

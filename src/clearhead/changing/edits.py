@@ -1,7 +1,7 @@
 """The edits, as plain values that can be printed, compared and saved: what to change, and in which layers and heads."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, cast
 
@@ -10,7 +10,7 @@ import numpy as np
 from clearhead.changing.places import Places, read_places
 from clearhead.core.rule_values import is_whole, read_members, read_number, read_path
 from clearhead.errors import DtypeError, RuleError, SelectionError, shown
-from clearhead.watching.seen import LAYERS, Seen
+from clearhead.layers.run import LAYERS, Run
 
 Heads = tuple[int, ...] | dict[int | str, tuple[int, ...]] | None
 _HEADS = (int, np.integer), "a list of whole numbers from 0 up, or a dictionary of layer to such a list", "heads=[0, 1]"
@@ -123,7 +123,7 @@ class Scaled(Edit):
 class OtherRun(Edit):
     """An edit that takes something from another run; where it names no layers, from all that the run has."""
 
-    seen: Seen | str
+    seen: Run | str
 
     def acts_in(self, name: str, choices: Collection[str]) -> bool:
         """Does it act in the layer of this name, which all of `choices` choose?"""
@@ -318,7 +318,7 @@ def _told(value: Any) -> str:
     if isinstance(value, slice):
         sides = [value.start, value.stop, *([] if value.step is None else [value.step])]
         return f"slice({', '.join(map(repr, sides))})"
-    if isinstance(value, Seen):
+    if isinstance(value, Run):
         return f"<{' '.join(repr(value).splitlines()[0].split())}>"
     return repr(value)
 
@@ -372,8 +372,8 @@ def _head_list(name: str, given: Any) -> tuple[int, ...]:
     return tuple(sorted({int(head) for head in heads}))
 
 
-def _run(seen: Any) -> Seen | str:
-    if isinstance(seen, Seen):
+def _run(seen: Any) -> Run | str:
+    if isinstance(seen, Run):
         return seen
     if isinstance(seen, str) or hasattr(seen, "__fspath__"):
         return str(read_path(seen))
@@ -383,8 +383,8 @@ def _run(seen: Any) -> Seen | str:
     )
 
 
-def with_run(edit: Edit, loaded: Callable[[str], Seen]) -> Edit:
+def with_run(edit: Edit) -> Edit:
     """The same edit, its other run read from its file where it has only the path."""
     if isinstance(edit, OtherRun) and isinstance(edit.seen, str):
-        return cast("Edit", type(edit)(seen=loaded(edit.seen), layers=edit.layers, heads=edit.heads))
+        return cast("Edit", type(edit)(seen=Run.read(edit.seen), layers=edit.layers, heads=edit.heads))
     return edit

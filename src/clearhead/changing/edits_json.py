@@ -18,7 +18,7 @@ from clearhead.changing.edits import (
     values_like,
 )
 from clearhead.errors import DtypeError, FileError, RuleError, shown, unknown
-from clearhead.watching.seen import Seen
+from clearhead.layers.run import Run
 
 _MAKERS: dict[str, Callable[..., Edit]] = {
     made.__name__: made for made in (cut, boost, share, tempered, off, scaled, like, values_like)
@@ -80,7 +80,7 @@ def _words(edit: Edit) -> dict[str, Any]:
         value = given[name]
         if value is None:
             continue
-        if isinstance(value, Seen):
+        if isinstance(value, Run):
             raise RuleError(
                 f"{edit.KIND} holds a run that is in memory, and JSON has no room for it.",
                 f'seen.save("run.safetensors"), then ch.{edit.KIND}("run.safetensors")',

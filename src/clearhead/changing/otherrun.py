@@ -12,10 +12,10 @@ from clearhead.changing.tensors import numbers_like, spread, torch_of
 from clearhead.core.arrays import as_array, to_torch
 from clearhead.core.axes import KEY, QUERY, VALUE, Array, group_size, named
 from clearhead.errors import DtypeError, RuleError, SelectionError, ShapeError
+from clearhead.layers.layer import Layer
+from clearhead.layers.naming import ModulePath
 from clearhead.ops.softcaps import for_heads
 from clearhead.ops.span_terms import SpanTerm
-from clearhead.watching.layers import Layer
-from clearhead.watching.naming import ModulePath
 
 Rules = dict[str, Any]
 _PER_HEAD = {"scale": None, "alibi_slopes": 0.0, "sinks": -np.inf}  # and what each is where it is not given

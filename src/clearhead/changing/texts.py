@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clearhead.changing.places import Text, pieces_of
-from clearhead.watching.naming import ModulePath
+from clearhead.layers.naming import ModulePath
 
 _WITHOUT_WORDS = frozenset(("vision_model", "vision_tower", "visual", "audio_tower"))  # their sequences are no tokens
 

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from clearhead.core.arrays import as_host_array
-from clearhead.watching.layers import Layer
-from clearhead.watching.naming import ModulePath
+from clearhead.layers.layer import Layer
+from clearhead.layers.naming import ModulePath
 
 _TEXT = ("", "decoder", "text_model", "language_model")  # stacks whose positions are those of the text
 

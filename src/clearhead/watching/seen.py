@@ -2,10 +2,10 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from clearhead.core.axes import WEIGHTS, named
 from clearhead.core.rule_values import is_whole, read_members, read_path, whole_number
 from clearhead.deprecated import renamed
 from clearhead.errors import FileError, RuleError, SelectionError, shown, unknown
+from clearhead.layers.layer import Layer
+from clearhead.layers.run import LAYERS, Run
+from clearhead.layers.saved import write
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation
 from clearhead.ops.relevance import relevance
@@ -22,19 +25,16 @@ from clearhead.view import figure
 from clearhead.view.long import ShownLayer, ShownRun
 from clearhead.view.parts import one_sequence
 from clearhead.view.pictured import Page, Pictured
-from clearhead.watching.effects import Edges, HeadEffects, head_effects, strongest_edges, words_of
-from clearhead.watching.layers import Layer
-from clearhead.watching.saved import read, write
+from clearhead.watching.effects import Edge, Edges, HeadEffects, head_effects, strongest_edges, words_of
 from clearhead.watching.summary import Head, Summary, heads_of
+from clearhead.watching.verifying import Verified, verified
 
 if TYPE_CHECKING:
     from clearhead.ops.causes import CauseMatrix
 
-LAYERS = (int, np.integer, str), "a list of layers' numbers or names", "layers=[0, 1]"
-
 
 @dataclass(eq=False)
-class Seen(Pictured):
+class Seen(Run, Pictured):
     """What `ch.watch` saw: `seen[layer]` is an Observation, `seen.matrix(layer)` the AttentionMatrix itself.
 
     A layer is given by its number, or by its name where a model has several stacks: `seen.layers` lists the names.
@@ -50,19 +50,10 @@ class Seen(Pictured):
     (['0', '1'], torch.Size([1, 2, 4]), (1, 2, 4, 4), 4)
     """
 
-    parts: Mapping[str, Any] = field(default_factory=dict)  # by name, as they ran; each has finished()
-    tokens: list[list[Any]] = field(default_factory=list)  # (batch, length): texts with a tokenizer, ids without
-    source_tokens: list[list[Any]] = field(default_factory=list)  # the encoder's, where there is one
-    model: str = ""
-    unseen: tuple[tuple[str, str], ...] = ()  # (path, class) of attention that ran without Transformers' interface
+    watched: Any = field(default=None, repr=False)  # a weak reference to the model, in the process that watched it
 
-    @property
-    def layers(self) -> list[str]:
-        """The names of what was seen, in the order in which the layers ran; "0#2" is layer 0 run a second time."""
-        return list(self.parts)
-
-    def __len__(self) -> int:
-        return len(self.parts)
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"watched": None}
 
     def __iter__(self) -> Iterator[Observation]:
         return (self[name] for name in self.layers)
@@ -70,10 +61,6 @@ class Seen(Pictured):
     def __getitem__(self, layer: int | str) -> Observation:
         """One layer's statistics, each (batch, heads, …). Raises SelectionError for an unknown layer."""
         return self.layer(layer).observation
-
-    def layer(self, layer: int | str) -> Layer:
-        """One layer with its name, heads, q, k, v, rules and notes. Raises SelectionError for an unknown layer."""
-        return cast("Layer", self.parts[self._name(layer)].finished())
 
     def head(self, layer: int | str, head: int) -> Observation:
         """One head's statistics, each (batch, …); `head` by its number in the model.
@@ -142,6 +129,34 @@ class Seen(Pictured):
         k = whole_number("k", k, 1, hint="seen.strongest(20)")
         edges = strongest_edges(map(self.layer, self.layers), k)
         return Edges(edges, [words_of(edge, self.layer(edge.layer), self.tokens, self.source_tokens) for edge in edges])
+
+    def verify(self, edges: Iterable[Edge], run: Callable[[], Any]) -> Verified:
+        """What cutting each edge really changes, beside its estimate; it prints as a table with their rank correlation.
+
+        edges   of `seen.strongest`, or some of them
+        run     runs the model on the same text and returns the number whose derivative was taken
+
+        `run` is called once, and once more for each edge inside `ch.change` with that edge cut, under no_grad. Each
+        line is (layer, head, query, key, estimate, truth); truth is the number with the cut, less the number without.
+        Raises DtypeError for other edges or another run, RuleError where several texts were watched together or the
+        model is gone, and what `ch.change` raises.
+
+        >>> import torch, transformers, clearhead as ch
+        >>> config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, eos_token_id=0, bos_token_id=0)
+        >>> model = transformers.GPT2LMHeadModel(config).eval()
+        >>> lead = lambda: model(torch.tensor([[1, 2, 3, 4]])).logits[0, -1, 5]
+        >>> with ch.watch(model, causes=True) as seen:
+        ...     lead().backward()
+        >>> len(seen.verify(seen.strongest(4), lead))
+        4
+        """
+        model = None if self.watched is None else self.watched()
+        if model is None:
+            raise RuleError(
+                "the model that was watched is gone, or this was read from a file: there is nothing to run again.",
+                "verify while the model is there.",
+            )
+        return verified(model, edges, run, max((len(self.layer(name).q) for name in self.layers), default=0))
 
     def heads(self) -> HeadEffects:
         """Each head's Σ g·o, and -Σ g·o, the effect of switching it off to first order; it prints as a table.
@@ -272,7 +287,7 @@ class Seen(Pictured):
     def _chain(self, layers: Iterable[int | str] | None, what: str) -> list[str]:
         """The layers of self-attention that a token's content goes through. Raises SelectionError where unclear."""
         asked = None if layers is None else read_members("layers", layers, *LAYERS)
-        names = self.layers if asked is None else [self._name(layer) for layer in asked]
+        names = self.layers if asked is None else [self.layer_name(layer) for layer in asked]
         chosen = [name for name in names if not self.layer(name).cross]
         again = next((name for name in chosen if self.layer(name).call > 1), None)
         if layers is None and again:
@@ -291,21 +306,6 @@ class Seen(Pictured):
 
     def _texts_given(self) -> list[tuple[str, list[list[Any]]]]:
         return [("tokens", self.tokens), ("source tokens", self.source_tokens)]
-
-    def _name(self, layer: int | str) -> str:
-        names = self.layers
-        if not is_whole(layer) and not isinstance(layer, str):
-            raise SelectionError(f"layer is {shown(layer)}: expected its number or its name.", "layer=0")
-        if str(layer) in self.parts:
-            return str(layer)
-        if not isinstance(layer, str) and -len(names) <= layer < len(names):
-            return names[layer]
-        for name, part in self.parts.items():
-            if part.path == layer:
-                return name
-        if not names:
-            raise SelectionError("no attention was seen.", "run the model inside the `with` block.")
-        raise SelectionError(f"there is no layer {layer!r}.", f"seen are: {', '.join(names)}")
 
     @staticmethod
     def _head_index(layer: Layer, head: int) -> int:
@@ -335,5 +335,4 @@ def load(path: str | os.PathLike[str]) -> Seen:
     Traceback (most recent call last):
     clearhead.errors.FileError: nowhere.safetensors does not exist.
     """
-    layers, words = read(read_path(path))
-    return Seen({layer.name: layer for layer in layers}, **words)
+    return Seen.read(path)

@@ -7,8 +7,8 @@ import numpy as np
 
 from clearhead.core.arrays import as_host_array
 from clearhead.digits import fixed
+from clearhead.layers.layer import Layer
 from clearhead.view.head_summary import summarise_heads
-from clearhead.watching.layers import Layer
 
 
 class Head(NamedTuple):

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Unpack
+from weakref import ref
 
 import numpy as np
 
@@ -11,12 +12,13 @@ from clearhead.core.observations import check_asked
 from clearhead.core.rule_values import read_members
 from clearhead.core.statistics import Watched, explained
 from clearhead.errors import DtypeError, MissingExtraError, RuleError, SelectionError, shown
-from clearhead.watching.seen import LAYERS, Seen
+from clearhead.layers.run import LAYERS
+from clearhead.watching.seen import Seen
 
 if TYPE_CHECKING:
-    from clearhead.watching.attending import Follow, Watch
-    from clearhead.watching.passes import LayerCall
-    from clearhead.watching.recording import Recording
+    from clearhead.layers.attending import Follow, Watch
+    from clearhead.layers.passes import LayerCall
+    from clearhead.layers.recording import Recording
 
 
 @explained(Watched.__annotations__)
@@ -81,7 +83,7 @@ def watch(
     ([[1, 2, 3, 4]], 8)
     """
     try:
-        from clearhead.watching import attending, switching
+        from clearhead.layers import attending, switching
     except ImportError as error:
         raise MissingExtraError(
             f"watch needs PyTorch and Transformers: {error}.", "pip install 'clearhead[hf]'"
@@ -106,7 +108,7 @@ def watch(
 @contextmanager
 def _looking_on(watching: "_Watching") -> Iterator[None]:
     """Inside, every attention of the model is ours and reports to `watching`; afterwards the model is as before."""
-    from clearhead.watching.attending import watchers
+    from clearhead.layers.attending import watchers
 
     with ExitStack() as after:
         after.callback(watching.finish)
@@ -133,8 +135,8 @@ class _Watching:
         causes: bool,
         tokenizer: Any,
     ) -> None:
-        from clearhead.watching.derivatives import Arrivals
-        from clearhead.watching.passes import Passes
+        from clearhead.layers.derivatives import Arrivals
+        from clearhead.layers.passes import Passes
 
         self.asked, self.layers, self.keep, self.tokenizer = asked, layers, keep, tokenizer
         self.heads, self.values = heads, values or causes
@@ -143,18 +145,18 @@ class _Watching:
         self.recordings: dict[LayerCall, Recording | None] = {}
         self.found: set[int | str] = set()  # which of `layers` ran
         self.parts: dict[str, Recording] = {}
-        self.seen = Seen(self.parts, model=type(model).__name__)
+        self.seen = Seen(self.parts, model=type(model).__name__, watched=ref(model))
 
     def _begin_pass(self, _: Any = None) -> None:
         """Raise RuleError where derivatives are wanted and none could come."""
         if self.arrivals is not None:
-            from clearhead.watching.derivatives import check_graph
+            from clearhead.layers.derivatives import check_graph
 
             check_graph()
 
     def attention(self, module: Any) -> "Watch":
         """What to do with this call of an attention module."""
-        from clearhead.watching.attending import Watch
+        from clearhead.layers.attending import Watch
 
         was_eager = self.passes.was_eager(module)
         if self.passes.in_backward(module):
@@ -173,7 +175,7 @@ class _Watching:
 
     def _follow_again(self, module: Any) -> "Follow | None":
         """How to follow an output that a checkpoint computes again, where it had no graph the first time."""
-        from clearhead.watching.derivatives import computed_again
+        from clearhead.layers.derivatives import computed_again
 
         own = [one for place, one in self.recordings.items() if place.module is module and one is not None]
         waiting = [found for recording in own for found in recording.graphless()]
@@ -182,8 +184,8 @@ class _Watching:
         return lambda call, output: computed_again(waiting, call.q).follow(output)
 
     def _recording(self, call: "LayerCall") -> "Recording | None":
-        from clearhead.watching.derivatives import LayerDerivative
-        from clearhead.watching.recording import Recording
+        from clearhead.layers.derivatives import LayerDerivative
+        from clearhead.layers.recording import Recording
 
         if self.layers is not None:
             chosen = {layer for layer in self.layers if str(layer) in call.choices}

@@ -211,6 +211,7 @@ def _first(
     by_place = places.argsort(stable=True)
     values, places, taken = (x.gather(-1, by_place) for x in (values, places, taken))
     ranks = {"magnitude": values.abs(), "largest": values, "smallest": -values}[order]
+    ranks = ranks.clamp(min=torch.finfo(ranks.dtype).min)  # an effect's own -inf comes before what is not taken
     best = ranks.where(taken, torch.full_like(ranks, -float("inf"))).argsort(stable=True, descending=True)
     values, places, taken = (x.gather(-1, best[..., :count]) for x in (values, places, taken))
     return values.where(taken, torch.zeros_like(values)), places.where(taken, torch.full_like(places, -1))

@@ -57,12 +57,14 @@ def _mixed(total, e, visible, x, MASKED: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def _ranks(e, visible, ORDER: tl.constexpr):
-    """What is to be listed first is largest; -inf for what is never listed."""
+    """What is to be listed first is largest; -inf for what is never listed, so that an effect's own -inf is raised."""
     rank = e
     if ORDER == "magnitude":
         rank = tl.abs(e)
     if ORDER == "smallest":
         rank = -e
+    lowest = -1.7976931348623157e308 if rank.dtype == tl.float64 else -3.4028234663852886e38
+    rank = tl.where(rank == -float("inf"), lowest, rank)
     return tl.where(visible & (rank == rank), rank, -float("inf"))
 
 

@@ -6,8 +6,8 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from clearhead.errors import DtypeError, RuleError
-from clearhead.watching.attending import NAME, register
-from clearhead.watching.unseen import mixes_tokens
+from clearhead.layers.attending import NAME, register
+from clearhead.layers.unseen import mixes_tokens
 
 Implementations = list[tuple[PretrainedConfig, Any]]
 

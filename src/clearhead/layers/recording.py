@@ -11,13 +11,13 @@ from torch import Tensor
 
 from clearhead.core.axes import group_size
 from clearhead.errors import RuleError, SelectionError
+from clearhead.layers.derivatives import CallDerivative, LayerDerivative
+from clearhead.layers.layer import Layer
+from clearhead.layers.masks import Pattern, RuleDict
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation, among
 from clearhead.ops.softcaps import for_heads
 from clearhead.ops.span_terms import SpanTerm, combined, joined
-from clearhead.watching.derivatives import CallDerivative, LayerDerivative
-from clearhead.watching.layers import Layer
-from clearhead.watching.masks import Pattern, RuleDict
 
 AGAIN = "watch one sequence in a block, with its cache: open another `with ch.watch(…)` for another one."
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from clearhead.watching import switching
-from clearhead.watching.naming import LayerNames, ModulePath
-from clearhead.watching.unseen import mixes_tokens, unseen
+from clearhead.layers import switching
+from clearhead.layers.naming import LayerNames, ModulePath
+from clearhead.layers.unseen import mixes_tokens, unseen
 
 Ids = torch.Tensor | None
 

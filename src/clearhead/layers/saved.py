@@ -15,8 +15,8 @@ from clearhead.core.problem import describe
 from clearhead.core.rules import flat
 from clearhead.core.statistics import STATISTICS, Top, arrays_of
 from clearhead.errors import ClearheadError, FileError
+from clearhead.layers.layer import Layer, Stored
 from clearhead.ops.observation import Observation, joined_arrays, separate_arrays
-from clearhead.watching.layers import Layer, Stored
 
 FORMAT = 1
 _SAVED = [name for name in STATISTICS if name not in ("output", "groups")]

@@ -14,16 +14,16 @@ from clearhead.core.arrays import graphed
 from clearhead.core.axes import WEIGHTS, named
 from clearhead.core.rules import flat
 from clearhead.errors import ClearheadError, DtypeError, RuleError, ShapeError
+from clearhead.layers.compiled import attend_compiled
+from clearhead.layers.derivatives import check_dropout
+from clearhead.layers.masks import RuledMask, from_tensor, keep_rules
+from clearhead.layers.packed import PACKING, PAGED, attend_packed, is_packed
+from clearhead.layers.recording import AttentionCall, Recording
 from clearhead.ops.attention import attention
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.observation import Observation
 from clearhead.ops.softcaps import by_softcap
 from clearhead.torch import dropped
-from clearhead.watching.compiled import attend_compiled
-from clearhead.watching.derivatives import check_dropout
-from clearhead.watching.masks import RuledMask, from_tensor, keep_rules
-from clearhead.watching.packed import PACKING, PAGED, attend_packed, is_packed
-from clearhead.watching.recording import AttentionCall, Recording
 
 NAME = "clearhead"
 _WORDS = """

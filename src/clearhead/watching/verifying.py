@@ -1,0 +1,78 @@
+"""What cutting edges really changes: the model is run again without each, and the truth stands beside the estimate."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from clearhead.changing.change import change
+from clearhead.changing.edits import Cut
+from clearhead.core.agreement import spearman
+from clearhead.errors import DtypeError, RuleError, shown
+from clearhead.watching.effects import Edge, Edges
+
+_HINT = "seen.verify(seen.strongest(20), lambda: logit_of(model(ids)))"
+
+
+class VerifiedEdge(NamedTuple):
+    """One edge of one head, what cutting it was estimated to change, and what it does."""
+
+    layer: str
+    head: int
+    query: int
+    key: int
+    estimate: float
+    truth: float
+
+
+class Verified(list[VerifiedEdge]):
+    """Edges with estimate and truth; `str` makes a table, with the tokens where known, and their rank correlation."""
+
+    def __init__(self, edges: Iterable[VerifiedEdge] = (), tokens: Sequence[tuple[str, str]] = ()) -> None:
+        super().__init__(edges)
+        self.tokens = tuple(tokens)
+
+    @property
+    def agreement(self) -> float | None:
+        """Spearman's rank correlation of estimates and truth; None for fewer than three edges or all equal ones."""
+        return spearman([edge.estimate for edge in self], [edge.truth for edge in self])
+
+    def __str__(self) -> str:
+        width = min(max((len(edge.layer) for edge in self), default=5), 24)
+        table = [f"{'layer':<{width}} head  query    key    estimate       truth"]
+        for edge, words in zip(self, self.tokens or [("", "")] * len(self), strict=True):
+            name = edge.layer if len(edge.layer) <= width else "…" + edge.layer[1 - width :]
+            numbers = f"{edge.head:>4} {edge.query:>6} {edge.key:>6} {edge.estimate:>11.4g} {edge.truth:>11.4g}"
+            table.append(f"{name:<{width}} {numbers}" + (f"  {words[0]} ← {words[1]}" if any(words) else ""))
+        if self.agreement is not None:
+            table.append(f"rank correlation of estimate and truth: {self.agreement:.2f}")
+        return "\n".join(table)
+
+
+def verified(model: Any, edges: Any, run: Callable[[], Any], batch: int) -> Verified:
+    """Run the model once as it is and once without each edge; `seen.verify` says what is raised."""
+    if not isinstance(edges, (list, tuple)) or not all(isinstance(edge, Edge) for edge in edges):
+        raise DtypeError(f"edges is {shown(edges)}: expected what seen.strongest gives.", _HINT)
+    if not callable(run):
+        raise DtypeError(f"run is {shown(run)}: expected a function that runs the model and returns a number.", _HINT)
+    if batch > 1:
+        raise RuleError(
+            f"{batch} texts were watched together: an edge is cut in all of a batch, and its effect is one text's.",
+            "watch one text.",
+        )
+    before, found = _number(run), []
+    for edge in edges:
+        cut = Cut(queries=(edge.query,), keys=(edge.key,), layers=(edge.layer,), heads=(edge.head,))
+        with change(model, cut):
+            after = _number(run)
+        found.append(VerifiedEdge(edge.layer, edge.head, edge.query, edge.key, edge.value, after - before))
+    return Verified(found, edges.tokens if isinstance(edges, Edges) else ())
+
+
+def _number(run: Callable[[], Any]) -> float:
+    import torch
+
+    with torch.no_grad():
+        given = run()
+    try:
+        return float(given)
+    except (TypeError, ValueError, RuntimeError):
+        raise DtypeError(f"run returned {type(given).__name__}: expected one number.", _HINT) from None

@@ -1,0 +1,95 @@
+"""seen.verify: the model run again without an edge, beside the estimate."""
+
+import gc
+import pickle
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+
+import clearhead as ch
+from clearhead.errors import DtypeError, RuleError
+from seeds import fresh
+
+
+def gpt2(layers: int, heads: int) -> Any:
+    torch.manual_seed(int(fresh().integers(1 << 31)))
+    config = hf.GPT2Config(
+        n_layer=layers, n_head=heads, n_embd=16, vocab_size=40, n_positions=16, bos_token_id=0, eos_token_id=0
+    )
+    model = hf.GPT2LMHeadModel(config).eval()
+    for parameter in model.parameters():
+        parameter.data *= 3  # so that attention is not flat
+    return model
+
+
+def test_the_truth_is_that_of_a_mask_in_eager_attention():
+    """With one head in each layer, and one layer, an edge is one entry of a dense mask."""
+    model, ids = gpt2(1, 1), torch.from_numpy(fresh().integers(1, 40, (1, 7)))
+
+    def lead(mask: Any = None) -> torch.Tensor:
+        logits = model(ids, attention_mask=mask).logits[0, -1]
+        return logits[3] - logits[4]
+
+    with ch.watch(model, causes=True) as seen:
+        lead().backward()
+    edges = seen.strongest(5)
+    found = seen.verify(edges, lead)
+    assert [edge.estimate for edge in found] == [edge.value for edge in edges]
+    model.set_attn_implementation("eager")
+    lowest = torch.finfo(torch.float32).min
+    causal = torch.full((7, 7), lowest).triu(1)
+    with torch.no_grad():
+        before = lead(causal[None, None])
+        for edge in found:
+            mask = causal.clone()
+            mask[edge.query, edge.key] = lowest
+            if edge.query:  # the first query has no other key: eager attention then sees all of them
+                assert edge.truth == pytest.approx(float(lead(mask[None, None]) - before), abs=1e-4)
+
+
+def test_several_layers_and_heads_agree_with_the_edit_by_hand():
+    model, ids = gpt2(2, 4), torch.from_numpy(fresh().integers(1, 40, (1, 9)))
+
+    def number() -> torch.Tensor:
+        return model(ids).logits[0, -1].logsumexp(0)
+
+    with ch.watch(model, causes=True) as seen:
+        number().backward()
+    state = {name: x.clone() for name, x in model.state_dict().items()}
+    found = seen.verify(seen.strongest(6), number)
+    for edge in found:
+        cut = ch.cut(queries=edge.query, keys=edge.key, layers=[edge.layer], heads=[edge.head])
+        with torch.no_grad(), ch.change(model, cut):
+            after = number()
+        with torch.no_grad():
+            assert edge.truth == pytest.approx(float(after - number()), abs=1e-6)
+    assert all(torch.equal(x, state[name]) for name, x in model.state_dict().items())
+    assert "rank correlation" in str(found)
+    assert all(len(line) <= 80 for line in str(found).splitlines())
+
+
+def test_what_cannot_be_verified_is_refused():
+    model, ids = gpt2(1, 2), torch.tensor([[1, 2, 3], [4, 5, 6]])
+    with ch.watch(model, causes=True) as both:
+        model(ids).logits.sum().backward()
+    with pytest.raises(RuleError, match="2 texts were watched together"):
+        both.verify(both.strongest(2), lambda: 0.0)
+    with ch.watch(model, causes=True) as seen:
+        model(ids[:1]).logits.sum().backward()
+    edges = seen.strongest(2)
+    wrong: Any = [(0, 1)]
+    with pytest.raises(DtypeError, match=r"expected what seen\.strongest gives"):
+        seen.verify(wrong, lambda: 0.0)
+    with pytest.raises(DtypeError, match="run is 3"):
+        seen.verify(edges, 3)  # type: ignore[arg-type]
+    with pytest.raises(DtypeError, match="expected one number"):
+        seen.verify(edges, lambda: torch.zeros(2))
+    again = pickle.loads(pickle.dumps(seen))
+    with pytest.raises(RuleError, match="model that was watched is gone"):
+        again.verify(edges, lambda: 0.0)
+    del model
+    gc.collect()
+    with pytest.raises(RuleError, match="model that was watched is gone"):
+        seen.verify(edges, lambda: 0.0)
