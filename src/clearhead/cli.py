@@ -118,7 +118,7 @@ def _explain(given: argparse.Namespace) -> int:
     if given.html is not None:
         every[0].save(given.html, given.lang)
     if console is not None:
-        from clearhead.report import changed, explained
+        from clearhead.report import changed, explained, way
 
         if edits:
             changed.show(console, every[0], given.lang)
@@ -127,6 +127,7 @@ def _explain(given: argparse.Namespace) -> int:
             if seen is not every[0]:
                 console.print()
             explained.show(console, seen, given.lang)
+            way.show(console, seen, given.lang)
     return 0
 
 
