@@ -151,9 +151,10 @@ def why(
 
     Returns a Why: the two candidates, `lead` z, `edges` with estimate and truth, `by_token` (tokens,), `by_head`
     (layers, heads), `heads`, and `weights_alone`: the largest weights of the last token's row over all heads, the first
-    key and the token itself included, with what they did in truth. Raises as `explain`, and RuleError for a model that
-    is not run in NumPy and for an edit without a derivative, SelectionError for a word that is not one token and where
-    both tokens are the same. Time of three forward passes, and of one at most for each edge or head run again.
+    key and the token itself included, with what they did in truth; `save`, `to_html`, `to_json`. Raises as `explain`,
+    and RuleError for a model that is not run in NumPy and for an edit without a derivative, SelectionError for a word
+    that is not one token and where both tokens are the same. Time of three forward passes, and of one at most for each
+    edge or head run again.
 
     >>> import clearhead as ch
     >>> found = ch.why("mary had a little")
