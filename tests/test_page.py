@@ -139,7 +139,7 @@ def test_markup_in_tokens_closes_no_element():
 def test_the_page_stays_small():
     folder = Path(writing.__file__).parent
     for program in folder.glob("*.js"):
-        assert program.stat().st_size + program.with_suffix(".css").stat().st_size <= 66_000, program.name
+        assert program.stat().st_size + program.with_suffix(".css").stat().st_size <= 68_000, program.name
 
 
 def _page_with(tokens):

@@ -1,5 +1,6 @@
 // The page of steps: from X to the output, one step after the other, all drawn from one state.
 
+import { causes } from "./causes.js";
 import { byId, h } from "./dom.js";
 import { opening } from "./opening.js";
 import { bindKeys, highlightDimensions, markCurrentStep, stepMap } from "./stepmap.js";
@@ -51,7 +52,7 @@ export function openStory(page) {
       },
       commit,
     );
-    const sections = sectionsOf(story);
+    const sections = [...causes(story), ...sectionsOf(story)];
     const map = stepMap(story, sections, go);
     const band = h("div.band");
     shell.main.append(map, opening(story), ...sections.map(({ element }) => element), band);

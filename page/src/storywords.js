@@ -5,6 +5,7 @@ import { addWords } from "./words.js";
 addWords({
   "title trace": ["Attention, step by step", "逐步看懂注意力"],
   "title explain": ["How this output came to be", "这个输出是怎么来的"],
+  why: ["why", "为什么"],
   steps: ["steps", "步骤"],
   "keys arrows": ["arrows: move the cell; Enter: pin it; Esc: unpin", "方向键：移动所选格；Enter：固定；Esc：取消固定"],
   "keys search": ["/: choose the query", "/：选择查询"],

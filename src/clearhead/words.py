@@ -226,6 +226,35 @@ _WORDS: dict[str, tuple[str, str]] = {
         "只看权重会认为：{query} 在所有头中权重最大的键",
     ),
     "why rank": ("rank by that, of {count}", "按此排名（共 {count}）"),
+    # explain --why --html
+    "why title": ("Why {token} and not {against}", "为什么是 {token}，而不是 {against}"),
+    "why lead": (
+        "The logit of {token} is {logit} and that of {against} is {other}: a lead of {lead}. Their probabilities are "
+        "{share} and {other_share}.",
+        "{token} 的 logit 为 {logit}，{against} 为 {other}，领先 {lead}；两者的概率分别为 {share} 和 {other_share}。",
+    ),
+    "why behind": (
+        "The logit of {token} is {logit} and that of {against} is {other}: it is {lead} behind. Their probabilities "
+        "are {share} and {other_share}.",
+        "{token} 的 logit 为 {logit}，{against} 为 {other}，落后 {lead}；两者的概率分别为 {share} 和 {other_share}。",
+    ),
+    "why open": (
+        "Choose an edge or a head, and the steps below show its weights.",
+        "点选一条边或一个头，下方的步骤就会显示相应的权重。",
+    ),
+    "why place": ("rank of {count}", "排名（共 {count}）"),
+    "why direction": ("query ← key", "查询 ← 键"),
+    "why minus": ("− attending to it helped {token}", "− 关注它有利于 {token}"),
+    "why plus": ("+ attending to it helped {against}", "+ 关注它有利于 {against}"),
+    "why sum": (
+        "Estimates, added up over all edges to the token; colours by the square root.",
+        "数值为指向该词元的各条边的估计值之和；颜色按平方根取值。",
+    ),
+    "why exact": (
+        "An estimate is exact at the head's output and first order beyond it; the truth comes from running the model "
+        "again without that edge or head.",
+        "估计值在该头的输出处是精确的，再往后只精确到一阶；真实值来自去掉这条边或这个头之后重新运行模型。",
+    ),
     # trace
     "three axes": (
         "three axes are read as (heads {heads}, tokens, width), each head attending on its own; a batch of {heads} "
