@@ -124,7 +124,7 @@ if __name__ == "__main__":
         table = np.where(np.tri(15, dtype=bool), np.ones((4, 1, 1)), -np.inf)
         spans = {"spans": (places // 9, places // 9, table), "scale": np.arange(4.0)}
         demanding(torch.bfloat16, 64, everywhere, causal=True, **spans)
-        demanding(torch.float32, 128, WantedEffects(), causal=True)
+        demanding(torch.float32, 128, WantedEffects(top=8, strongest=20), causal=True, **spans)
         sys.exit()
     if "more" in sys.argv:
         everything(torch.bfloat16, 40)
