@@ -29,7 +29,7 @@ class Effect(NamedTuple):
     axes          of its arrays, after the batch axes
     asked         as in core/statistics.py
     over_keys     how parts over disjoint keys merge, each computed with the terms of the whole row: one after the
-                  other, added, the strongest of both, or signed: of two numbers the one of larger magnitude
+                  other, added, or the strongest of both
     over_queries  how parts over disjoint queries merge
     definition    in one line
     parts         the names of its arrays, where there are several
@@ -133,7 +133,7 @@ class Strongest(NamedTuple):
 
 
 class SignedImage(NamedTuple):
-    """The matrix as a picture: the mean under each pixel, and the value of largest magnitude there."""
+    """The matrix as a picture: the mean under each pixel, and what `larger` leaves of the effects there."""
 
     mean: Any
     largest: Any
@@ -162,6 +162,18 @@ class Effects:
 
     def __repr__(self) -> str:
         return brief("Effects", {name: getattr(self, name) for name in EFFECTS})
+
+
+def larger(a: Array, b: Array) -> Array:
+    """What `SignedImage.largest` shows of two effects: the larger in magnitude, of equal ones the positive, or NaN.
+
+    The places do not matter, so parts of a picture merge in any order.
+
+    >>> larger(np.array([-2.0, -1.0, np.nan]), np.array([1.0, 1.0, 3.0]))
+    array([-2.,  1., nan])
+    """
+    found: Array = np.where((np.abs(a) > np.abs(b)) | ((np.abs(a) == np.abs(b)) & (a > b)) | np.isnan(a), a, b)
+    return found
 
 
 class Others(NamedTuple):

@@ -9,7 +9,7 @@ import numpy as np
 
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array, blocks, group_size
-from clearhead.core.effects import Order, Others, Terms, WantedEffects, merged, no_keys
+from clearhead.core.effects import Order, Others, Terms, WantedEffects, larger, merged, no_keys
 from clearhead.core.observations import areas
 from clearhead.core.problem import Problem
 from clearhead.engines.base import room_for_effects
@@ -94,7 +94,7 @@ def effects(
             wide, broad = areas(want.image[1], problem.keys, cols)
             total["image_mean"][high, wide] += sandwich(tall, tile, broad)
             here = _largest_under(_largest_under(rounded, tall).T, broad).T
-            total["image_largest"][high, wide] = _larger(here, total["image_largest"][high, wide])
+            total["image_largest"][high, wide] = larger(here, total["image_largest"][high, wide])
         if want.groups is not None:
             add_groups(total["groups"], tile, want.groups[0][head.batch, at], want.groups[1][head.batch, cols])
     return {name: x if x.dtype == np.int64 else x.astype(dtype, copy=False) for name, x in found.items()}
@@ -180,18 +180,12 @@ def _keep_strongest(values: Array, places: Array, more: Array, at: Array) -> Non
     values[:], places[:] = found[rank], here[rank]
 
 
-def _larger(a: Array, b: Array) -> Array:
-    """The number of larger magnitude, of two equal ones the positive; NaN where there is one."""
-    found: Array = np.where((np.abs(a) > np.abs(b)) | ((np.abs(a) == np.abs(b)) & (a > b)) | np.isnan(a), a, b)
-    return found
-
-
 def _largest_under(x: Array, shares: Array) -> Array:
-    """What `_larger` leaves of the rows of x that each pixel covers, (pixels, columns); shares as from `areas`."""
+    """What `larger` leaves of the rows of x that each pixel covers, (pixels, columns); shares as from `areas`."""
     covers = shares > 1e-9  # a share is at least one over the number of rows, or a rounding error
     used, found = covers.any(axis=1), np.zeros((len(covers), x.shape[1]))
     first, last = covers.argmax(axis=1), covers.shape[1] - covers[:, ::-1].argmax(axis=1)
     bounds = np.stack([first, last], axis=1)[used].reshape(-1)  # every second part lies between two pixels
     more = np.concatenate([x, np.zeros((1, x.shape[1]))])
-    found[used] = _larger(np.maximum.reduceat(more, bounds)[::2], np.minimum.reduceat(more, bounds)[::2])
+    found[used] = larger(np.maximum.reduceat(more, bounds)[::2], np.minimum.reduceat(more, bounds)[::2])
     return found
