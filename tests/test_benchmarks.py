@@ -76,7 +76,10 @@ FOUND = {
     "causes": [CauseCost("h8 n 64 d 64", "native", 0.001, 0.9, None, 10**6)],
     "watch": [Cost(4096, "watch", 5.4, 0.85, 10**9), Cost(16384, "sdpa", 52.4, None, 10**9)],
     "change": [ChangeCost(4096, "cut", 5.4, 1.02, 10**8)],
-    "truth": [Agreement("cut", 3, 900, 0.97, 0.95, 0.93, 0.875), Agreement("weight", 3, 900, None, None, 0.5, 0.5)],
+    "truth": [
+        Agreement("all", "cut", 3, 900, 0.97, 0.95, 0.9, 0.93, 0.875),
+        Agreement("all", "weight", 3, 900, 0.1, 0.2, 3.0, 0.5, 0.5),
+    ],
 }
 
 

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers as hf
 
 import clearhead as ch
 from clearhead.errors import ClearheadError, DtypeError, RuleError, SelectionError, ShapeError, UnknownNameError
 from clearhead.layers.pieces import sentences, words
 from seeds import fresh
-from watched import BOTH_KINDS, FAMILIES, WINDOWED, build, eager, inputs, logits, shaken
+from test_watch_merged import merged_model
+from watched import FAMILIES, build, eager, inputs, logits
 
 FAMILY = {family.name: family for family in FAMILIES}
 TEXT = ["<s>", "Hum", "pty", " sat", ".", " He", "'s", " up", "!", "\n", "All"]  # as many as `inputs` has
@@ -78,7 +78,7 @@ def test_a_span_is_what_ch_change_does_without_it():
 
 
 def dense(layer: Any, weights: np.ndarray, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
-    """(batch, heads, query spans, key spans) in float64; what is left of a row is a sum over the others and the sink."""
+    """(batch, heads, query spans, key spans) in float64; the rest of a row is a sum over the others and the sink."""
     a, g, v = weights.astype(np.float64), layer.g.double().numpy(), layer.v.double().numpy()
     v = np.repeat(v, g.shape[1] // v.shape[1], 1)
     sink: Any = 0.0
@@ -240,17 +240,9 @@ def test_an_encoders_text_is_divided_apart_from_the_decoders(tmp_path: Path):
 
 
 def test_the_source_of_merged_attention_is_behind_the_text():
-    text = {**WINDOWED, "layer_types": BOTH_KINDS, "query_pre_attn_scalar": 8}
-    picture = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
-    picture |= {"image_size": 32, "patch_size": 8}
-    encoder = {"text_config": text, "vision_config": picture, "mm_tokens_per_image": 4,
-               "image_token_index": 57, "boi_token_index": 55, "eoi_token_index": 56}  # fmt: skip
-    model = shaken(hf.T5Gemma2ForConditionalGeneration(
-        hf.T5Gemma2Config(encoder=encoder, decoder=text, image_token_index=57)
-    ))  # fmt: skip
     given = {"input_ids": torch.from_numpy(fresh().integers(2, 55, (2, 5)))}
     given["decoder_input_ids"] = torch.from_numpy(fresh().integers(2, 55, (2, 4)))
-    seen = watched(model, given)
+    seen = watched(merged_model(), given)
     spans = seen.spans({"first": 0, "rest": slice(1, None)}, [slice(0, 3), slice(3, 5)])
     expected = seen.cuts("decoder.1").spans([0, 1, 1, 1], [0, 1, 1, 1, 2, 2, 2, 3, 3])
     torch.testing.assert_close(spans["decoder.1"], expected, rtol=0, atol=0)
