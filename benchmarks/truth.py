@@ -93,7 +93,7 @@ def _long_texts(model: Model, length: int) -> Iterator[list[int]]:
     rhymes = RHYMES.read_text(encoding="utf-8").split("\n\n")
     for place in range(LONG_TEXTS):
         text = "\n\n".join(rhymes[place * len(rhymes) // LONG_TEXTS :])
-        yield [token.id for token in model.tokens(text[: 12 * length])][:length]
+        yield [token.id for token in model.tokens(text[: 6 * length])][:length]
 
 
 def _cut(model: Model, ids: list[int], drawn: int | None = None) -> Text:
