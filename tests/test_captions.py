@@ -28,7 +28,7 @@ def captioned(logits, **rules):
     ("kind", "offset", "en", "zh"),
     [
         ("previous", -1, r"previous-token head, ([\d.]+)% on the token before",
-         r"前一词元头，([\d.]+)% .*前一个词元上$"),
+         r"前一词元头，([\d.]+)% 的权重在前一个词元上"),
         ("own", 0, r"self head, ([\d.]+)% on the token itself", r"自身头，([\d.]+)% 的权重在词元自身上"),
         ("sink", None, r"sink head, ([\d.]+)% on the first token", r"汇点头，([\d.]+)% 的权重在第一个词元上"),
     ],

@@ -20,6 +20,7 @@ from seeds import fresh
 from terminal import call
 
 TEXT = "mary had a little lamb its fleece was white as snow"
+PARTS = ["猫", "，", "。", " a", "mary", " lamb", "\n", " ", "x" * 30, "é", "🙂", "👩\u200d👩"]
 
 
 def shaded(text, tokens, row, width=80, color=None, language="en"):
