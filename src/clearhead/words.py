@@ -81,6 +81,7 @@ _WORDS: dict[str, tuple[str, str]] = {
         "{token} may attend to no token (head {head} of layer {layer})",
         "{token} 不可关注任何词元（第 {layer} 层第 {head} 个头）",
     ),
+    "sink takes": ("its sink takes {share} of the weight", "汇点占去权重的 {share}"),
     "left out": ("… {lines} lines with {share} of the weight", "… 略去 {lines} 行，共占权重的 {share}"),
     "legend marks": (
         "{low:.2g} {ramp} {high:.3g} on a square-root scale; unmarked: less, or masked",
@@ -158,15 +159,15 @@ _WORDS: dict[str, tuple[str, str]] = {
     ),
     "caption broad": (
         "broad head, nearly even weights: entropy {entropy} of {even} nats",
-        "分散头，权重接近均匀：熵为 {entropy} 奈特（完全均匀时为 {even}）",
+        "分散头，权重接近均匀（熵 {entropy} 奈特，完全均匀时为 {even}）",
     ),
     "caption mixed": (
         "no simple pattern, {distance} tokens away on average",
-        "没有单一的规律，平均关注距离为 {distance} 个词元",
+        "无明显规律，平均关注距离为 {distance} 个词元",
     ),
     "caption mixed without distance": (
         "no simple pattern, entropy {entropy} of {even} nats",
-        "没有单一的规律，熵为 {entropy} 奈特（完全均匀时为 {even}）",
+        "无明显规律（熵 {entropy} 奈特，完全均匀时为 {even}）",
     ),
     # explain with edits
     "edits": ("edits", "改动"),
