@@ -56,9 +56,9 @@ def test_a_head_that_looks_at_one_place_is_called_after_it(causal, kind, offset,
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_head_that_looks_nearby_is_local_and_one_without_preference_is_broad(causal):
     rng = fresh()
-    n = int(rng.integers(60, 120))
+    n = int(rng.integers(80, 120))
     distance = abs(np.subtract.outer(np.arange(n), np.arange(n)))
-    near, weights = captioned(-0.4 * distance - 9.0 * (distance < 2) + 0.1 * rng.standard_normal((n, n)), causal=causal)
+    near, weights = captioned(-1.0 * distance - 9.0 * (distance < 2) + 0.1 * rng.standard_normal((n, n)), causal=causal)
     assert near.kind == "local"
     said = re.fullmatch(r"local head, ([\d.]+) tokens away on average", near.said["en"])
     assert abs(float(said[1]) - (weights * distance).sum(1).mean()) <= 0.0501
