@@ -79,7 +79,9 @@ def everywhere(ranks: Ranks, what: str, mine: Array, shapes: Sequence[Shape]) ->
 def total(ranks: Ranks, what: str, mine: Array, merged: Callable[[Array, Array], Array] = np.add) -> Array:
     """All-reduce: the sum over ranks of arrays of one shape, added in rank order, so that bits are reproducible.
 
-    `merged` is what merges two ranks' numbers, if they are not added. Each rank sums one slice and sends it to all (reduce-scatter, then all-gather), and so receives twice the bytes.
+    merged   merges two ranks' arrays, where they are not added: element by element
+
+    Each rank sums one slice and sends it to all (reduce-scatter, then all-gather), and so receives twice the bytes.
     """
     cuts = np.array_split(mine.reshape(-1), ranks.world)
     parts = swap(ranks, what, [[cut] for cut in cuts], [[cuts[ranks.rank].shape]] * ranks.world, mine.dtype)

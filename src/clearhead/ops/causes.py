@@ -145,8 +145,7 @@ class CauseMatrix(ObservableEffects, NumpyFunctions):
                [ 4.667, -2.333]]), array([[ 1.167, -1.167],
                [ 2.333, -2.333]]))
         """
-        if self.kind != "cut":
-            raise RuleError("spans are of cuts: contributions of a span are the sum of those of its edges.", "E.groups")
+        check_cuts(self.kind)
         factors = self._factors
         want = wanted_effects(factors.problem, {"groups": (query_groups, key_groups)})
         assert want.groups is not None
@@ -272,6 +271,12 @@ def contributions(factors: Factors, v: Any, g: Any, output: Any) -> CauseMatrix:
 def cuts(factors: Factors, v: Any, g: Any) -> CauseMatrix:
     """The matrix of cuts along g."""
     return _made("cut", *cause_inputs.along_g(factors, v, g))
+
+
+def check_cuts(kind: Kind) -> None:
+    """Raise RuleError unless this is a matrix of cuts, whose spans do not just add up."""
+    if kind != "cut":
+        raise RuleError("spans are of cuts: contributions of a span are the sum of those of its edges.", "E.groups")
 
 
 def _made(kind: Kind, factors: Factors, v: Array, g: Array) -> CauseMatrix:
