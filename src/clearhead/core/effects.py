@@ -16,7 +16,6 @@ import numpy as np
 
 from clearhead.core.arrays import on_cpu, to_device_of
 from clearhead.core.axes import Array, as_slice, brief
-from clearhead.core.rule_values import whole_number
 from clearhead.core.statistics import PER_KEY, PER_QUERY, Groups
 
 Kind = Literal["contribution", "cut", "norm"]
@@ -211,7 +210,7 @@ class ObservableEffects:
         >>> A.cuts(np.array([1.0, 0.0, 4.0]), np.ones(3)).top(2, "smallest").indices.tolist()
         [[0, -1], [0, 1], [2, 0]]
         """
-        return cast("Ranked", self.observe(top=whole_number("top", k, 1, hint="top(8)"), order=order).top)
+        return cast("Ranked", self.observe(top=_count(k), order=order).top)
 
     def strongest(self, k: int) -> Strongest:
         """The k edges of largest magnitude in the whole matrix: batch, head, query, key and value, each (≤ k,).
@@ -225,7 +224,7 @@ class ObservableEffects:
         >>> E.strongest(2).key, E.strongest(2).value.round(3)
         (array([2, 2]), array([1.884, 1.058]))
         """
-        found = self.observe(strongest=whole_number("strongest", k, 1, hint="strongest(20)")).strongest
+        found = self.observe(strongest=_count(k)).strongest
         return cast("Strongest", found)
 
     def image(self, height: int, width: int) -> SignedImage:
@@ -249,6 +248,11 @@ class ObservableEffects:
         DtypeError or RuleError for labels that do not fit.
         """
         return self.observe(groups=(query_groups, key_groups)).groups
+
+
+def _count(k: Any) -> Any:
+    """What to ask of `observe`, which checks it: None, which there asks for nothing, is as wrong as 0."""
+    return 0 if k is None else k
 
 
 class Others(NamedTuple):

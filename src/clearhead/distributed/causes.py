@@ -1,6 +1,6 @@
 """The matrices of contributions, cuts and norms of a sharded sequence as objects."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Unpack
@@ -32,13 +32,12 @@ from clearhead.core.statistics import Groups, Wanted
 from clearhead.distributed import methods
 from clearhead.distributed.effects import EdgeEffects, known
 from clearhead.distributed.ranks import Ranks
+from clearhead.distributed.sharded_transposed import ShardedTransposedMatrix
 from clearhead.distributed.shards import Shards, agreed, array_of, fingerprint
-from clearhead.distributed.tiles import tile
+from clearhead.distributed.tiles import Compute, by_index
 from clearhead.ops import cause_inputs
 from clearhead.ops.causes import WORDS, check_cuts
 from clearhead.ops.factors import Factors
-from clearhead.ops.indexing import check_weights, expand
-from clearhead.ops.transposed import TransposedMatrix
 
 _KINDS: dict[str, Any] = {"top": Ranked, "image": SignedImage}
 
@@ -87,9 +86,9 @@ class ShardedCauseMatrix(ObservableEffects):
         return statistics_dtype(self._shards.whole.dtype)
 
     @property
-    def T(self) -> "TransposedMatrix[ShardedCauseMatrix]":  # noqa: N802  NumPy's name
+    def T(self) -> "ShardedTransposedMatrix[ShardedCauseMatrix]":  # noqa: N802  NumPy's name
         """The transpose: E.T @ x takes x, (…, heads, own queries, d), and gives (…, heads, own keys, d)."""
-        return TransposedMatrix(self, self._effects, self._transposed, words=WORDS)
+        return ShardedTransposedMatrix(self, self._effects, self._transposed, words=WORDS)
 
     mT = T  # noqa: N815
 
@@ -202,21 +201,11 @@ class ShardedCauseMatrix(ObservableEffects):
         size = 6 * room.array_bytes(shape, 8)
         room.check_room(f"spans, of shape {shape} on this rank,", size, "fewer spans of keys at a time.")
 
-    def _effects(self, key: Any, swapped: bool = False) -> Any:  # noqa: FBT001
-        def own() -> tuple[list[int | range], tuple[int, ...]]:
-            index = expand(key, self.shape, WEIGHTS)
-            shape = tuple(len(p) for p in index if not isinstance(p, int))
-            check_weights(shape, self.dtype, self._shards.whole.device, "effects")
-            return index, shape
+    def _effects(self, key: Any, transposed: bool = False) -> Tensor:  # noqa: FBT001
+        def known() -> tuple[Compute, Sequence[Array]]:
+            return self._edges.tile, self._edges.known
 
-        (index, shape), _ = agreed(self._ranks, "E[…]", own, lambda found: {"index": str(found[0])})
-        chosen = [range(p, p + 1) if isinstance(p, int) else p for p in index]
-        found = np.empty(shape, self.dtype)
-        if 0 not in shape:
-            with self._ranks.together("E[…]"):
-                edges = self._edges
-                found = tile(self._shards, edges.tile, edges.known, chosen[:-2], *chosen[-2:]).reshape(shape)
-        return self._shards.give(found.swapaxes(-1, -2) if swapped else found)
+        return by_index("effects", self._shards, self.shape, key, known, transposed=transposed)
 
     def _transposed(self, x: Any) -> Any:
         return self._product("E.T @ x", x, transposed=True)

@@ -31,13 +31,12 @@ from clearhead.distributed.column_sums import product, statistics
 from clearhead.distributed.graph import Call, Leaves, answers
 from clearhead.distributed.layouts import Layout
 from clearhead.distributed.ranks import Ranks
+from clearhead.distributed.sharded_transposed import ShardedTransposedMatrix
 from clearhead.distributed.shards import agreed, array_of, read
-from clearhead.distributed.tiles import sections, tile, weights
+from clearhead.distributed.tiles import Compute, by_index, sections, weights
 from clearhead.engines.base import Engine
 from clearhead.errors import EngineError, SelectionError, shown
-from clearhead.ops.indexing import check_weights, expand
 from clearhead.ops.observation import Observation, observation
-from clearhead.ops.transposed import TransposedMatrix
 
 # One machine's matrix has edits; ranks have labels of their own positions and one table for all.
 _INSTEAD = {
@@ -115,7 +114,7 @@ class ShardedAttentionMatrix(Observable):
         return statistics_dtype(self._shards.whole.dtype)
 
     @property
-    def T(self) -> "ShardedTransposedMatrix":  # noqa: N802  NumPy's name
+    def T(self) -> "ShardedTransposedMatrix[ShardedAttentionMatrix]":  # noqa: N802  NumPy's name
         """The transpose: A.T @ g takes g, (…, heads, own queries, d), and gives (…, heads, own keys, d)."""
         return ShardedTransposedMatrix(self, self._weights, self._transposed)
 
@@ -144,9 +143,11 @@ class ShardedAttentionMatrix(Observable):
         """
         return self._weights(key)
 
-    def _weights(self, key: Any, swapped: bool = False) -> Any:  # noqa: FBT001
-        tile = self._tile(key)
-        return self._shards.give(tile.swapaxes(-1, -2) if swapped else tile)
+    def _weights(self, key: Any, transposed: bool = False) -> Tensor:  # noqa: FBT001
+        def known() -> tuple[Compute, list[Array]]:
+            return weights, [self._logsumexp()]
+
+        return by_index("weights", self._shards, self.shape, key, known, transposed=transposed)
 
     def __matmul__(self, v: Tensor) -> Tensor:
         """A·v, from each rank's values to its queries' outputs; differentiable.
@@ -296,21 +297,6 @@ class ShardedAttentionMatrix(Observable):
         whole = found.reshape(local.prefix + found.shape[2:])
         return self._shards.give(whole[..., 0] if vector else whole)
 
-    def _tile(self, key: Any) -> Array:
-
-        def own() -> tuple[list[int | range], tuple[int, ...]]:
-            index = expand(key, self.shape, WEIGHTS)
-            shape = tuple(len(p) for p in index if not isinstance(p, int))
-            check_weights(shape, self.dtype, self._shards.whole.device)
-            return index, shape
-
-        (index, shape), _ = agreed(self._ranks, "A[…]", own, lambda found: {"index": str(found[0])})
-        chosen = [range(p, p + 1) if isinstance(p, int) else p for p in index]
-        if 0 in shape:
-            return np.empty(shape, self.dtype)
-        with self._ranks.together("A[…]"):
-            return tile(self._shards, weights, [self._logsumexp()], chosen[:-2], *chosen[-2:]).reshape(shape)
-
     def _only(self, queries: slice) -> tuple["ShardedAttentionMatrix", Array]:
         """The matrix restricted to some queries, and the indices of this rank's among them in its shard."""
         shards = self._shards
@@ -343,10 +329,6 @@ def _check_known(engine: Engine, want: Wanted) -> None:
     missing = lacking(want, joined & engine.STATISTICS)
     if missing:
         raise EngineError(f"{', '.join(missing)} cannot be observed of shards.", "observe it on one machine.")
-
-
-class ShardedTransposedMatrix(TransposedMatrix[ShardedAttentionMatrix]):
-    """The transpose of a sharded attention matrix: products from all queries to own keys, and weights by index."""
 
 
 def _within(chosen: range, piece: range) -> range:

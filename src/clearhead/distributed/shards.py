@@ -108,7 +108,7 @@ class Shards:
 
     def give(self, array: Array) -> Tensor:
         """An answer (…, heads, …) as a tensor on q's device."""
-        found: Tensor = to_torch(torch, np.ascontiguousarray(array)).to(self.device)
+        found: Tensor = to_torch(torch, np.asarray(array, order="C")).to(self.device)
         return found
 
     def problem(self, at: slice, rows: range, of_keys: Mapping[str, Any]) -> Problem:

@@ -5,16 +5,19 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from clearhead.core.arrays import statistics_dtype
-from clearhead.core.axes import Array, as_places, as_slice, group_size
+from clearhead.core.axes import WEIGHTS, Array, as_places, as_slice, group_size
 from clearhead.core.problem import Problem
 from clearhead.core.rules import take
 from clearhead.distributed.exchange import Kind, Messages
 from clearhead.distributed.layouts import Pieces
 from clearhead.distributed.partials import Arrays
-from clearhead.distributed.shards import Shards, kind, placed
+from clearhead.distributed.shards import Shards, agreed, kind, placed
 from clearhead.engines.base import Engine
+from clearhead.ops.indexing import check_weights, expand
+from clearhead.ops.transposed import index_of_matrix
 
 Compute = Callable[[Engine, Problem, Arrays, Sequence[Array]], Array]
 Section = tuple[slice, slice, range]  # where among the chosen positions, where in the shard, and which positions
@@ -37,6 +40,44 @@ def sections(chosen: range, own: Pieces) -> list[Section]:
 def weights(engine: Engine, problem: Problem, arrays: Arrays, own: Sequence[Array]) -> Array:
     """A tile of weights, which needs the log-sum-exp of its queries."""
     return engine.weights(problem, *arrays[:2], own[0])
+
+
+def by_index(
+    what: str,
+    shards: Shards,
+    shape: tuple[int, ...],
+    key: Any,
+    known: Callable[[], tuple[Compute, Sequence[Array]]],
+    *,
+    transposed: bool = False,
+) -> Tensor:
+    """What a matrix of this shape, or its transpose, has at an index that all ranks give: the same on every rank.
+
+    what     weights or effects
+    known    computes what `tile` takes; called once all ranks have given the index
+
+    Raises on every rank: SelectionError or SizeError on that with a wrong index, DistributedError on the others.
+    """
+
+    def own() -> tuple[list[int | range], bool]:
+        part, swap = index_of_matrix(key, (*shape[:-2], shape[-1], shape[-2])) if transposed else (key, False)
+        index = expand(part, shape, WEIGHTS)
+        check_weights(_sizes(index), statistics_dtype(shards.whole.dtype), shards.whole.device, what)
+        return index, swap
+
+    called = f"{what} by index"
+    (index, swap), _ = agreed(shards.ranks, called, own, lambda found: {"index": str(found[0])})
+    chosen = [range(p, p + 1) if isinstance(p, int) else p for p in index]
+    found = np.empty(_sizes(index), statistics_dtype(shards.whole.dtype))
+    if found.size:
+        with shards.ranks.together(called):
+            compute, rows = known()
+            found = tile(shards, compute, rows, chosen[:-2], *chosen[-2:]).reshape(found.shape)
+    return shards.give(found.swapaxes(-1, -2) if swap else found)
+
+
+def _sizes(index: Sequence[int | range]) -> tuple[int, ...]:
+    return tuple(len(p) for p in index if not isinstance(p, int))
 
 
 def tile(

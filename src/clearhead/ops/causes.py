@@ -40,7 +40,6 @@ from clearhead.ops.spans_cut import cut_spans
 from clearhead.ops.transposed import TransposedMatrix
 
 _KINDS: dict[str, Any] = {"top": Ranked, "image": SignedImage}
-_TILE = "E[..., :512, :512] is a tile; E.image(256, 256) shows the whole, E.strongest(20) its strongest edges."
 WORDS = Words(
     "E",
     "effect",
@@ -213,7 +212,7 @@ class CauseMatrix(ObservableEffects, NumpyFunctions):
         if 0 in shape:
             tile = empty(factors.q, shape, self.dtype)
         else:
-            check_weights(shape, self.dtype, factors.problem.device, "effects", _TILE)
+            check_weights(shape, self.dtype, factors.problem.device, "effects")
             tile = self._tile(*[range(p, p + 1) if isinstance(p, int) else p for p in picked]).reshape(shape)
         return self._restore(tile.swapaxes(-1, -2) if swapped else tile)
 
