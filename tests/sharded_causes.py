@@ -7,7 +7,8 @@ import numpy as np
 import torch
 
 import clearhead as ch
-from clearhead.core import reference
+from clearhead.core import arrays, reference
+from clearhead.core.device_array import DeviceArray
 from clearhead.core.problem import describe
 from sharded import METHODS, close, cut, index, main, mine, problem
 
@@ -62,7 +63,7 @@ class Problem:
 def causes(rank: int, world: int, seed: int) -> None:
     """Every answer about random problems, compared with the dense reference and with one process."""
     rng = np.random.default_rng(seed)
-    for _ in range(6):
+    for _ in range(4):
         one = Problem(rng, rank, world)
         for found, whole, dense in one.pairs():
             _observed(one, found, whole, dense)
@@ -163,6 +164,28 @@ def graphs(rank: int, world: int, _seed: int) -> None:
         texts: list[Any] = [None] * world
         torch.distributed.all_gather_object(texts, str([x.tolist() for x in (*E.strongest(9), *E.image(3, 3))]))
         assert len({*texts}) == 1, texts
+
+
+def device(rank: int, world: int, seed: int) -> None:
+    """Tensors on a device, here treated so by Triton's interpreter: effects are computed there."""
+    rng = np.random.default_rng(seed)
+    q, k, v, g = (torch.from_numpy(rng.standard_normal((1, 2, 9, 4))) for _ in range(4))
+    labels = [0] * 9, [0, 1, 1] * 3
+    E = ch.AttentionMatrix(q, k, causal=True).cuts(v, g)
+    truth = [*E.top(2), *E.image(2, 2), E.by_key(), E.groups(*labels), E.spans(*labels), E @ v, E.T @ g, E[...]]
+    sizes = [9 // world + (one < 9 % world) for one in range(world)]
+    own = [cut(x, 2, sizes, rank, "contiguous") for x in (q, k, v, g)]
+    mine_labels = [cut(np.array(x), 0, sizes, rank, "contiguous") for x in labels]
+    parts = [cut(x, 2, sizes, rank, "contiguous") if at in (0, 1, 4, 7, 8) else x for at, x in enumerate(truth)]
+    arrays._from_torch = lambda _torch, x, _name: DeviceArray(x.detach())  # read as tensors on a GPU are
+    for method in ("ring", "merge"):
+        A = ch.distributed.ShardedAttentionMatrix(own[0], own[1], causal=True, method=method)
+        E = A.cuts(own[2], own[3])
+        found = [*E.top(2), *E.image(2, 2), E.by_key(), E.groups(*mine_labels), E.spans(*mine_labels)]
+        found += [E @ own[2], E.T @ own[3], E[...]]
+        assert A.contributions(own[2], output=torch.ones(8, 3).double()).by_key().shape == own[1].shape[:3]
+        for at, (one, part) in enumerate(zip(found, parts, strict=True)):
+            close(one, part, f"{method} {at}")
 
 
 def differently(rank: int, world: int, _seed: int) -> None:

@@ -20,3 +20,8 @@ def test_effects_over_other_numbers_of_ranks(tmp_path: Path):
     seed = str(fresh().integers(2**31))
     jobs = dict.fromkeys("1234", "causes,dtypes,graphs,differently") | {"1": "causes,dtypes,graphs"}
     all_well(tmp_path, [(names, world, seed) for world, names in jobs.items()], SCRIPT)
+
+
+@pytest.mark.slow  # Triton's interpreter on several ranks
+def test_effects_of_tensors_on_a_device_are_computed_there(tmp_path: Path):
+    all_well(tmp_path, [("device", "2", "0")], SCRIPT)
