@@ -16,7 +16,7 @@ from sharded import METHODS, close, cut, index, main, mine, problem
 class Problem:
     """A random problem with values and g, whole and as this rank's shards, and the effects of one process."""
 
-    def __init__(self, rng: np.random.Generator, rank: int, world: int) -> None:
+    def __init__(self, rng: np.random.Generator, rank: int, world: int, method: str) -> None:
         self.rng, self.rank = rng, rank
         given, told, self.queries, self.keys = problem(rng, world)
         given["q"] *= float(rng.choice([1, 20]))  # weights near 1
@@ -25,7 +25,9 @@ class Problem:
                 told[name] = told[name][tuple(slice(0, 1 if rng.random() < 0.4 else None) for _ in "bh")]
         if rng.random() < 0.3:  # a value head for each query head
             given["v"] = torch.from_numpy(rng.standard_normal((*given["q"].shape[:2], sum(self.keys), 3)))
-        self.layout, self.method = str(rng.choice(["contiguous", "zigzag"])), str(rng.choice(METHODS))
+        if rng.random() < 0.5:  # pieces that see no key of some ranks
+            told |= {"causal": True, "query_offset": told.get("query_offset", 0)}
+        self.layout, self.method = str(rng.choice(["contiguous", "zigzag"])), method
         self.what = f"{self.method} {self.layout} {sorted(told)} {self.queries} {self.keys}"
         self.told, self.given = told, given
         given["g"] = torch.from_numpy(rng.standard_normal((*given["q"].shape[:3], 3)))
@@ -63,8 +65,8 @@ class Problem:
 def causes(rank: int, world: int, seed: int) -> None:
     """Every answer about random problems, compared with the dense reference and with one process."""
     rng = np.random.default_rng(seed)
-    for _ in range(4):
-        one = Problem(rng, rank, world)
+    for method in METHODS:
+        one = Problem(rng, rank, world, method)
         for found, whole, dense in one.pairs():
             _observed(one, found, whole, dense)
             _products(one, found, dense)
