@@ -52,9 +52,10 @@ class ShardedCauseMatrix(ObservableEffects):
     whole matrix, the same on every rank. Answers are tensors on q's device and carry no graph: effects have no
     derivative.
 
-    Keys and values travel around the ranks as by the method ring; by the method merge, queries travel to the keys with
-    g and what is known of their rows. Either way memory is for two shards. Creating it computes nothing; what cuts need
-    of every row is computed once, when first needed, and kept. Raises on every rank, as `ShardedAttentionMatrix` does.
+    Keys and values travel around the ranks as by the method ring, with memory for two shards of them; by the method
+    merge, queries travel to the keys with g and what is known of their rows. The log-sum-exp is computed by the
+    attention matrix's own method. Creating it computes nothing but the values' norms; what cuts need of every row is
+    computed once, when first needed, and kept. Raises on every rank, as `ShardedAttentionMatrix` does.
 
     >>> import torch, torch.distributed as dist, clearhead as ch
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
