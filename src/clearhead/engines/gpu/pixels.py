@@ -1,4 +1,4 @@
-"""A matrix of effects as a picture: the mean under each pixel, and what core/effects.larger leaves there.
+"""A matrix of effects as a picture: the mean under each pixel, and what core/effect_lists.larger leaves there.
 
 A program of `pixels` owns the queries of one pixel row and a tile of keys; `pool_largest` goes through the keys of each
 pixel column, as `columns.pool` does for the mean.
@@ -68,7 +68,7 @@ def pixels(q, q_strides, g, g_strides, k, k_strides, v, v_strides, d_k, d_v, rul
 @triton.jit
 def pool_largest(largest, out, keys, width, columns, first, height, D: tl.constexpr, FLOAT: tl.constexpr,
                  N: tl.constexpr):  # fmt: skip
-    """What core/effects.larger leaves of (batch · heads, keys, columns) among the keys of each pixel column.
+    """What core/effect_lists.larger leaves of (batch · heads, keys, columns) among the keys of each pixel column.
 
     Program (pixel column × batch · heads); into out (batch · heads, height, width), in rows first … first + columns.
     """
