@@ -220,6 +220,9 @@ def _trace(commands: Any) -> None:
         "--head", type=_whole, metavar="N", help="the head to print, from 0; default: where a claim is wrong, else 0"
     )
     trace.add_argument("--batch", type=_whole, metavar="N", help="the batch entry to print, from 0; default: as --head")
+    trace.add_argument(
+        "--query", type=_whole, metavar="N", help="whose lengths and angles to print, from 0; default: as --head"
+    )
     _files(trace, html=True)
     _languages(trace, argparse.SUPPRESS)
 

@@ -243,7 +243,7 @@ def _trace(given: argparse.Namespace) -> int:
 
     console = _console(given)
     case = check_file(given.file)
-    place = traced.chosen(case, given.batch, given.head)
+    place = traced.chosen(case, given.batch, given.head, given.query)
     if given.json is not None:
         _write_json(given.json, case.to_json())
     if given.html is not None:

@@ -41,6 +41,10 @@ _WORDS: dict[str, tuple[str, str]] = {
         "no weight is negative; each query's weights and its sink's share sum to 1",
         "权重非负；每个查询的权重与汇点所占份额之和为 1",
     ),
+    "weights given": (
+        "the weights, as given: how much of each value a query takes",
+        "权重（直接给出）：每个查询从各个值中取多少",
+    ),
     "heads": ("each head: weighted means of the values", "每个头：值的加权平均"),
     "concat": ("the heads side by side", "各个头并排拼接"),
     "output": ("each output is a weighted mean of the values", "每个输出都是值的加权平均"),
@@ -104,6 +108,19 @@ _WORDS: dict[str, tuple[str, str]] = {
     "rows sum sinks": (
         "rows sum to {low:.3g} … {high:.3g}, their sinks take the rest",
         "每行之和为 {low:.3g} … {high:.3g}，其余归汇点",
+    ),
+    "rows sum off": (
+        "rows sum to {low:.3g} … {high:.3g}, not to 1: rounded, or not from a softmax",
+        "每行之和为 {low:.3g} … {high:.3g}，并非 1：经过舍入，或不是 softmax 的结果",
+    ),
+    "columns sum": ("columns sum to 1 (largest deviation {deviation:.1g})", "每列之和为 1（最大偏差 {deviation:.1g}）"),
+    "columns sum sinks": (
+        "columns sum to {low:.3g} … {high:.3g}, their sinks take the rest",
+        "每列之和为 {low:.3g} … {high:.3g}，其余归汇点",
+    ),
+    "columns sum off": (
+        "columns sum to {low:.3g} … {high:.3g}, not to 1: rounded, or not from a softmax",
+        "每列之和为 {low:.3g} … {high:.3g}，并非 1：经过舍入，或不是 softmax 的结果",
     ),
     "how": (
         "how {token} came to be: o = Σ a·v, strongest first",
@@ -213,6 +230,11 @@ _WORDS: dict[str, tuple[str, str]] = {
     "batch of": ("batch {batch} of {batches}", "批次 {batch}（共 {batches} 个）"),
     "head of": ("head {head} of {heads}", "头 {head}（共 {heads} 个）"),
     "key head of": ("key head {head} of {heads}", "键头 {head}（共 {heads} 个）"),
+    "geometry": (
+        "query {query}: each score is two lengths and an angle, q·k = ‖q‖·‖k‖·cos θ",
+        "查询 {query}：得分由两个长度和一个夹角决定，q·k = ‖q‖·‖k‖·cos θ",
+    ),
+    "norm": ("‖q‖ = {norm:.5g}; --query N shows another query", "‖q‖ = {norm:.5g}；--query N 看其他查询"),
     "others heads": (
         "this is head {head} of {heads}, counted from 0; --head N shows another, --json FILE writes all",
         "以上是头 {head}（共 {heads} 个，编号从 0 起）；--head N 看其他头，--json FILE 写出全部",

@@ -9,6 +9,7 @@ from clearhead.core.rule_values import read_language
 from clearhead.diagnosing.recipe import Change, Recipe
 from clearhead.diagnosing.search import Candidate, Coverage
 from clearhead.digits import significant
+from clearhead.view.names import Names
 from clearhead.words import Language, filled
 
 Outcome = Literal["right", "mistake", "ambiguous", "unexplained"]
@@ -115,6 +116,7 @@ class Diagnosis:
     looked: Coverage
     unseen: tuple[MistakeExplanation, ...]  # mistakes that these inputs cannot show
     nonfinite: tuple[Nonfinite, ...] = ()  # inputs that hold NaN or infinity
+    tokens: Names = None  # (queries,)
 
     def __str__(self) -> str:
         return self.told()
@@ -282,7 +284,10 @@ def _lines(diagnosis: Diagnosis, language: Language) -> Iterator[AnswerLine]:
         yield AnswerLine("note", _say(language, "less well", names=names))
     if diagnosis.first_difference is not None:
         key = "first" if diagnosis.first_difference.head is not None else "first joined"
-        yield AnswerLine("note", _say(language, key, **diagnosis.first_difference._asdict()))
+        place = diagnosis.first_difference._asdict()
+        if diagnosis.tokens is not None:
+            place["query"] = f"{place['query']} ({diagnosis.tokens[place['query']].strip()})"
+        yield AnswerLine("note", _say(language, key, **place))
     for unseen in diagnosis.unseen:
         yield AnswerLine("note", _say(language, "unseen", did=unseen.did(language)[0], needs=unseen.needs(language)[0]))
     if not diagnosis.looked.everything:

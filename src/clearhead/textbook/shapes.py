@@ -4,7 +4,7 @@ The list of steps is written once, here; `trace` adds the arrays.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal, NamedTuple
 
@@ -223,6 +223,12 @@ def attention_steps(sizes: Sizes, used: Used, convention: Convention, itemsize: 
     steps.append(write("weights", "A", f"A = softmax({inside}), each {per}", a, (n, m), cells, words=words))
     steps.append(write("output", "O", "O = A·V" if rows else "O = V·A", ("queries", "d_v"), (n, d_v), cells * d_v))
     return Steps(steps)
+
+
+def weights_steps(sizes: Sizes, convention: Convention, itemsize: int) -> Steps:
+    """The steps from weights that are given, A and V, to A·V."""
+    _, _, v, *_, a, output = attention_steps(sizes, Used(), convention, itemsize)
+    return Steps((replace(a, formula="A", multiply_adds=0, words="weights given"), v, output))
 
 
 def layer_steps(

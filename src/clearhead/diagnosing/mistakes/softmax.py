@@ -27,6 +27,12 @@ _SOFTMAX = ("weights = softmax(scores, axis=-1)",) * 2
 _ROWS = ("weights = where(seen.any(axis=-1, keepdims=True), weights, 0)",) * 2
 _BLIND = ("a query that sees no key", "看不到任何键的查询")
 
+
+def _as_wide(inputs: Inputs) -> bool:
+    """Are keys as wide as values, so that they could be taken for them?"""
+    return inputs.v is not None and inputs.k.shape[-1] == inputs.v.shape[-1]
+
+
 SOFTMAX = (
     Mistake(
         "softmax over queries",
@@ -109,14 +115,14 @@ SOFTMAX = (
     ),
     Mistake(
         "keys instead of values",
-        always({"values": "k"}),
+        when(_as_wide, {"values": "k"}),
         ("it is A·K: keys in place of values", "算的是 A·K：把键当成了值"),
         ("out = weights @ v",) * 2,
         ("values that differ from the keys", "与键不同的值"),
     ),
     Mistake(
         "queries instead of values",
-        when(square, {"values": "q"}),
+        when(lambda inputs: square(inputs) and _as_wide(inputs), {"values": "q"}),
         ("it is A·Q: queries in place of values", "算的是 A·Q：把查询当成了值"),
         ("out = weights @ v",) * 2,
         ("values that differ from the queries", "与查询不同的值"),
