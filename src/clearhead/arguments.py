@@ -58,6 +58,22 @@ this machine alone, and works until Ctrl-C
 the server needs Starlette and Uvicorn:
   pip install "clearhead[view]"
 """
+_SHAPES_EXAMPLES = """examples:
+  clearhead shapes
+  clearhead shapes n=12 d_model=512 h=8
+  clearhead shapes n=12 m=9 d_model=512 h=8 h_kv=2
+  clearhead shapes B n=1024 d_k=64
+
+sizes, each NAME=NUMBER, or NAME alone for a symbol:
+  n        queries                     m        keys of another sequence
+  d_model  the width of X              h        heads
+  d_k      the width of a query        d_v      the width of a value
+  B        texts in a batch            h_kv     key heads, shared by queries
+d_k is d_model/h and d_v is d_k where they are not given; a size without a
+number stays a symbol
+
+in Python, shapes of your own: ch.shapes(("n", 64), ("m", 64), ("m", "d_v"))
+"""
 _TRACE_EXAMPLES = """examples:
   clearhead trace example.json
   clearhead trace layer.npz --head 3
@@ -135,7 +151,7 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"clearhead {__version__}")
     _languages(parser, None)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for add in (_explain, _trace, _diagnose, _view, _bench, _info):
+    for add in (_explain, _shapes, _trace, _diagnose, _view, _bench, _info):
         add(commands)
     return parser
 
@@ -211,6 +227,13 @@ def _edit(explain: argparse.ArgumentParser, name: str, form: str, about: str, **
         return name, text
 
     explain.add_argument(f"--{name}", dest="edits", action="append", type=named, metavar=form, help=about, **more)
+
+
+def _shapes(commands: Any) -> None:
+    shapes = _command(commands, "shapes", "print the shape and cost of every step of a layer", _SHAPES_EXAMPLES)
+    shapes.add_argument("sizes", type=_name, nargs="*", metavar="SIZE", help="n=12, or n for a symbol (see below)")
+    _files(shapes, html=False)
+    _languages(shapes, argparse.SUPPRESS)
 
 
 def _trace(commands: Any) -> None:

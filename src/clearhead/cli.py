@@ -1,4 +1,4 @@
-"""The command line: explain a text, trace a file, diagnose a file, view, bench, info.
+"""The command line: explain a text, print a layer's shapes, trace a file, diagnose a file, view, bench, info.
 
 Data goes to standard output, messages about problems to standard error.
 
@@ -237,6 +237,20 @@ def _viewed(given: argparse.Namespace) -> "list[ShownRun]":
     return [run_of(load(given.source))]
 
 
+def _shapes(given: argparse.Namespace) -> int:
+    from clearhead.textbook.layer_shapes import layer_shapes, read_sizes
+
+    console = _console(given)
+    found = layer_shapes(read_sizes(given.sizes))
+    if given.json is not None:
+        _write_json(given.json, found.to_json())
+    if console is not None:
+        from clearhead.report import shaped
+
+        shaped.show(console, found, given.lang)
+    return 0
+
+
 def _trace(given: argparse.Namespace) -> int:
     from clearhead.diagnosing.claims import check_file
     from clearhead.report import traced
@@ -244,10 +258,10 @@ def _trace(given: argparse.Namespace) -> int:
     console = _console(given)
     case = check_file(given.file)
     place = traced.chosen(case, given.batch, given.head, given.query)
-    if given.json is not None:
-        _write_json(given.json, case.to_json())
     if given.html is not None:
         case.save(given.html, given.lang)
+    if given.json is not None:
+        _write_json(given.json, case.to_json())
     if console is not None:
         traced.show(console, case, given.lang, place)
     return 0 if case.first_wrong is None else 1
@@ -338,6 +352,7 @@ def _write_json(target: str, data: dict[str, Any]) -> None:
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "explain": _explain,
+    "shapes": _shapes,
     "trace": _trace,
     "diagnose": _diagnose,
     "view": _view,

@@ -219,6 +219,12 @@ _WORDS: dict[str, tuple[str, str]] = {
         "只看权重会认为：{query} 在所有头中权重最大的键",
     ),
     "why rank": ("rank by that, of {count}", "按此排名（共 {count}）"),
+    # shapes
+    "work": ("{work} multiply-adds", "{work} 次乘加"),
+    "parameters": ("{count} parameters", "{count} 个参数"),
+    "parameters in all": ("parameters in all: {count}", "参数总数：{count}"),
+    "work in all": ("multiply-adds in all: {work}", "乘加总数：{work}"),
+    "bytes of weights": ("A in float32, if it is stored: {size} bytes", "若存下 float32 的 A：{size} 字节"),
     # trace
     "three axes": (
         "three axes are read as (heads {heads}, tokens, width), each head attending on its own; a batch of {heads} "

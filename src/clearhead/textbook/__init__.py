@@ -1,7 +1,8 @@
 """Attention step by step: the shapes, the trace of one call or one layer, and worked examples.
 
 shapes         ch.shapes: every step's shape and cost, before anything is computed
-trace          ch.trace; trace_layer: ch.trace_layer
+symbols        sizes as symbols: n, h·d_k, d_model/h
+trace          ch.trace; trace_layer: ch.trace_layer; trace_weights: ch.trace_weights
 case_file      reads the files that hold worked examples
 page           the document of the page that explains a trace
 """

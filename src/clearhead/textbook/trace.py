@@ -186,7 +186,7 @@ class Trace:
         return story([self.layer()], whole)
 
     def layer(self, number: int | None = None) -> PageLayer:
-        """One layer of a page's story: the inputs, tokens as rows, and the rules."""
+        """One layer of a page's story: the inputs, tokens as rows, and the rules. Raises RuleError without q and k."""
         given, book = self._given, self._book
         assert given.v is not None
         if not hasattr(self, "scores"):
