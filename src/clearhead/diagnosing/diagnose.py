@@ -119,7 +119,8 @@ def diagnose_layer(
     optional = {"w_o": w_o, "context": context, "b_q": b_q, "b_k": b_k, "b_v": b_v, "b_o": b_o}
     arrays = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v, **optional}
     rotation = _rotary(rotary, interleaved=rotary_interleaved)
-    return judged(layer_inputs(arrays, theirs, num_heads, convention, stage, rotation, rules))
+    inputs = layer_inputs(arrays, theirs, num_heads, convention, stage, rotation, rules)
+    return replace(judged(inputs), convention=convention)
 
 
 def diagnose_weights(weights: Any, v: Any, theirs: Any, *, convention: Convention = "rows") -> Diagnosis:
@@ -136,7 +137,7 @@ def diagnose_weights(weights: Any, v: Any, theirs: Any, *, convention: Conventio
     >>> ch.diagnose_weights(a, v, a.T @ v).explanations[0].mistakes
     ('weights transposed',)
     """
-    return judged(_weights(weights, v, theirs, convention, "output"))
+    return replace(judged(_weights(weights, v, theirs, convention, "output")), convention=convention)
 
 
 def diagnose_file(path: str | Path) -> Diagnosis:
@@ -160,7 +161,7 @@ def diagnose_file(path: str | Path) -> Diagnosis:
     values = {name: value_of(name, value) for name, value in data.items()}
     inputs = _read(place, values, theirs, stage)
     tokens, _ = token_names(names["tokens"], names["source_tokens"], inputs.problem)
-    return replace(judged(inputs, slack), tokens=tokens)
+    return replace(judged(inputs, slack), tokens=tokens, convention=values.get("convention", "rows"))
 
 
 def examined(place: Path, values: dict[str, Any], theirs: Array, stage: Any, slack: float) -> Diagnosis:

@@ -169,13 +169,13 @@ def _name(case: CheckedExample, axis: str, place: int) -> str:
 
 
 def _sums(picture: _Picture, weights: Array, language: Language) -> str:
-    """What each query's weights sum to: rows, or in columns convention columns."""
+    """Which axis is which, and what each query's weights sum to: rows, or in columns convention columns."""
     rows = picture.case.trace.convention == "rows"
     axis = -1 if rows else -2
     sums = weights.sum(axis=axis)[~picture.masked.all(axis=axis)]
-    if picture.case.trace.problem.sinks is not None:
-        return sum_words(language, sums, rows=rows, sinks=True)
-    return sum_words(language, sums, rows=rows)
+    sinks = picture.case.trace.problem.sinks is not None
+    axes = say(language, "axes" if rows else "axes columns")
+    return axes + say(language, "also") + sum_words(language, sums, rows=rows, sinks=sinks)
 
 
 def _table(console: Console, array: Array, language: Language, names: Sequence[str] | None = None) -> Iterator[Text]:

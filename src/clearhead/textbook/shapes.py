@@ -13,6 +13,7 @@ from clearhead.core.problem import check_shapes
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import RuleError, ShapeError, shown
 from clearhead.textbook.symbols import Size, is_symbolic, read_count, read_size, total
+from clearhead.words import in_columns
 
 Convention = Literal["rows", "columns"]
 
@@ -240,7 +241,8 @@ def attention_steps(sizes: Sizes, used: Used, convention: Convention, itemsize: 
 def weights_steps(sizes: Sizes, convention: Convention, itemsize: int) -> Steps:
     """The steps from weights that are given, A and V, to A·V."""
     _, _, v, *_, a, output = attention_steps(sizes, Used(), convention, itemsize)
-    return Steps((replace(a, formula="A", multiply_adds=0, words="weights given"), v, output))
+    words = "weights given" if convention == "rows" else in_columns("weights given")
+    return Steps((replace(a, formula="A", multiply_adds=0, words=words), v, output))
 
 
 def layer_steps(
@@ -285,8 +287,8 @@ def layer_steps(
     }
     for step in inner:
         formula, work = made.get(step.name, (step.formula, step.multiply_adds))
-        name = "heads" if step.name == "output" else step.name
-        steps.append(Step(name, step.symbol, formula, step.axes, step.shape, work, step.bytes, name))
+        step = replace(step, formula=formula, multiply_adds=work)
+        steps.append(replace(step, name="heads", words="heads") if step.name == "output" else step)
     wide = heads * sizes.d_v
     last = f"{{{heads}-1}}" if is_symbolic([heads]) else heads - 1
     together = "O_0" if heads == 1 else f"concat(O_0 … O_{last})"
@@ -327,7 +329,8 @@ class _Writer:
             axes, shape = (axes[1], axes[0]), (shape[1], shape[0])
         size = prod((*lead, *shape))
         described = (*lead_axes, *axes), (*lead, *shape), work, size * self.itemsize
-        return Step(name, symbol, formula, *described, words or name)
+        said = in_columns(words or name) if self.turn else words or name
+        return Step(name, symbol, formula, *described, said)
 
 
 def turned(array: Array, convention: Convention) -> Array:

@@ -38,8 +38,8 @@ SOFTMAX = (
         "softmax over queries",
         always({"axis": "queries"}),
         (
-            "the softmax runs over the queries, not over each query's keys: columns sum to 1",
-            "softmax 沿查询方向计算，而不是对每个查询的各个键计算：每列之和为 1",
+            "the softmax runs over the queries, not over each query's keys: each key's weights sum to 1",
+            "softmax 沿查询方向计算，而不是对每个查询的各个键计算：每个键的权重之和为 1",
         ),
         _SOFTMAX,
         ("scores that are not symmetric", "不对称的得分"),
@@ -48,8 +48,8 @@ SOFTMAX = (
         "softmax over the whole matrix",
         always({"axis": "matrix"}),
         (
-            "the softmax runs over the whole matrix, not row by row: all weights together sum to 1",
-            "softmax 对整个矩阵计算，而不是逐行：全部权重之和为 1",
+            "the softmax runs over the whole matrix, not over each query's keys: all weights together sum to 1",
+            "softmax 对整个矩阵计算，而不是对每个查询的各个键计算：全部权重之和为 1",
         ),
         _SOFTMAX,
         ("more than one query", "不止一个查询"),
@@ -75,8 +75,8 @@ SOFTMAX = (
         "softmax without its maximum",
         _overflows,
         (
-            "the softmax does not subtract the row's maximum, and exp leaves the range of {overflow}",
-            "softmax 没有减去每行的最大值，exp 超出了 {overflow} 的范围",
+            "the softmax does not subtract each query's largest score, and exp leaves the range of {overflow}",
+            "softmax 没有减去每个查询的最大得分，exp 超出了 {overflow} 的范围",
         ),
         ("weights = exp(scores - scores.max(axis=-1, keepdims=True))",) * 2,
         ("large scores: above 88 in float32, 11 in float16", "很大的得分：float32 超过 88，float16 超过 11"),
