@@ -5,6 +5,7 @@ import sys
 from typing import Any, NoReturn
 
 from clearhead import __version__
+from clearhead.errors import FileError, shown
 from clearhead.report.streams import complain
 
 _ABOUT = """Exact attention, with weights that stay visible."""
@@ -76,7 +77,8 @@ in Python, shapes of your own: ch.shapes(("n", 64), ("m", 64), ("m", "d_v"))
 """
 _TRACE_EXAMPLES = """examples:
   clearhead trace example.json
-  clearhead trace layer.npz --head 3
+  clearhead trace layer.npz --head 3 --query 7
+  clearhead trace layer.npz --num-heads 1,8
   clearhead trace layer.npz --json steps.json --html page.html
 
 a file holds q, k, v (or x, w_q, w_k, w_v, w_o, num_heads), any score rules,
@@ -244,6 +246,12 @@ def _trace(commands: Any) -> None:
     )
     trace.add_argument("--batch", type=_whole, metavar="N", help="the batch entry to print, from 0; default: as --head")
     trace.add_argument(
+        "--num-heads",
+        type=_name,
+        metavar="N,N",
+        help="instead of the steps, the layer with each of these numbers of heads, side by side, such as 1,8",
+    )
+    trace.add_argument(
         "--query", type=_whole, metavar="N", help="whose lengths and angles to print, from 0; default: as --head"
     )
     _files(trace, html=True)
@@ -337,3 +345,20 @@ def _whole(text: str) -> int:
 
 def _short(text: str) -> str:
     return text if len(text) <= 30 else text[:30] + "…"
+
+
+def pairs(given: str) -> list[tuple[str, int]]:
+    """Pairs of layer and head from text such as 3.5,7.0. Raises FileError."""
+    try:
+        parts = [part.rpartition(".") for part in given.split(",")]
+        return [(layer, int(head)) for layer, _, head in parts]
+    except ValueError:
+        raise FileError(f"--exact is {given!r}: expected layer.head pairs.", "--exact 3.5,7.0") from None
+
+
+def numbers(name: str, given: str) -> list[int]:
+    """Whole numbers from text such as 1,8. Raises FileError."""
+    parts = [part.strip() for part in given.split(",")]
+    if not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
+        raise FileError(f"{name} is {shown(given)}: expected whole numbers with commas.", f"{name} 1,8")
+    return [int(part) for part in parts]

@@ -247,6 +247,23 @@ _WORDS: dict[str, tuple[str, str]] = {
     "parameters in all": ("parameters in all: {count}", "参数总数：{count}"),
     "work in all": ("multiply-adds in all: {work}", "乘加总数：{work}"),
     "bytes of weights": ("A in float32, if it is stored: {size} bytes", "若存下 float32 的 A：{size} 字节"),
+    # trace, one head against several
+    "beside": (
+        "one head against several: the same matrices, their columns split into h heads",
+        "单头与多头对比：同样的矩阵，把列拆分给 h 个头",
+    ),
+    "parameters beside": ("parameters", "参数"),
+    "work beside": ("multiply-adds", "乘加次数"),
+    "scores beside": ("weights a", "权重 a 的个数"),
+    "entropy beside": ("entropy of a query, nats", "每个查询的熵（奈特）"),
+    "difference beside": ("U differs by up to", "U 的最大差值"),
+    "beside says": (
+        "every head has a softmax of its own over all keys, but sees only its share of the columns; entropy: the mean "
+        "over queries, lowest and highest head; U is compared with that of the first h",
+        "每个头对所有键各做一次 softmax，但只看到自己那一份列；熵：对各查询取平均，列出最低和最高的头；"
+        "U 与第一个 h 的结果相比",
+    ),
+    "output beside": ("U with h = {heads}", "h = {heads} 时的 U"),
     # trace
     "three axes": (
         "three axes are read as (heads {heads}, tokens, width), each head attending on its own; a batch of {heads} "

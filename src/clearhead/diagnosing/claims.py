@@ -7,8 +7,8 @@ may be called H.
 """
 
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,6 +88,7 @@ class CheckedExample:
     verdicts: list[Verdict]
     tokens: Names = None  # (queries,)
     sources: Names = None  # (keys,)
+    inputs: Mapping[str, Any] = field(default_factory=dict)  # and rules, by name, as they were read
 
     @property
     def first_wrong(self) -> Verdict | None:
@@ -177,7 +178,7 @@ def check_file(path: str | Path) -> CheckedExample:
     def explained(name: str, claimed: Array, slack: float) -> tuple[MistakeExplanation, ...]:
         return explanations(place, values, traced, name, claimed, slack)
 
-    return CheckedExample(traced, list(_verdicts(traced, claims, explained)), rows, cols)
+    return CheckedExample(traced, list(_verdicts(traced, claims, explained)), rows, cols, values)
 
 
 def _claimed(place: Path, data: dict[str, Any], needed: tuple[str, ...]) -> dict[str, Any]:

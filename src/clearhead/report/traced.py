@@ -157,7 +157,7 @@ def _step(console: Console, picture: _Picture, verdict: Verdict | None, language
         yield from matrix_lines(console, array, picture.masked, rows, cols, language)
         yield Text("  " + _sums(picture, array, language), style="dim")
     else:
-        yield from _table(console, array, language, picture.rows)
+        yield from table(console, array, language, picture.rows)
     if verdict is not None:
         yield from _verdict(console, picture, verdict, language)
 
@@ -178,7 +178,7 @@ def _sums(picture: _Picture, weights: Array, language: Language) -> str:
     return axes + say(language, "also") + sum_words(language, sums, rows=rows, sinks=sinks)
 
 
-def _table(console: Console, array: Array, language: Language, names: Sequence[str] | None = None) -> Iterator[Text]:
+def table(console: Console, array: Array, language: Language, names: Sequence[str] | None = None) -> Iterator[Text]:
     """The numbers of a matrix, its first rows and columns where it is large; with the names of its rows, if any."""
     lead = 0 if names is None else min(10, max(cell_len(printable(name.strip())) for name in names[:_ROWS])) + 1
     part = array[:_ROWS, : min(_COLS, max(1, (console.width - 1 - lead) // 9))]
@@ -203,7 +203,7 @@ def _verdict(console: Console, picture: _Picture, verdict: Verdict, language: La
         yield Text("    " + say(language, key, source=verdict.source, difference=verdict.off_source))
         if key == "also off":
             yield Text("  " + say(language, "from own", source=verdict.source))
-            yield from _table(console, picture.matrix(verdict.follows), language, picture.rows)
+            yield from table(console, picture.matrix(verdict.follows), language, picture.rows)
     claimed, right = picture.matrix(verdict.claimed), picture.matrix(verdict.truth)
     if right.shape[0] > _ROWS or right.shape[1] > _COLS:
         row, column = (int(at) for at in np.unravel_index(gaps(claimed, right).argmax(), right.shape))
@@ -211,7 +211,7 @@ def _verdict(console: Console, picture: _Picture, verdict: Verdict, language: La
         yield Text("    " + say(language, "worst", row=row, column=column, **worst))
     for key, array in (("claimed", claimed), ("right", right)):
         yield Text("  " + say(language, key))
-        yield from _table(console, array, language, picture.rows)
+        yield from table(console, array, language, picture.rows)
 
 
 def _one_query(case: CheckedExample, place: Chosen, language: Language) -> Iterator[Text]:

@@ -224,6 +224,11 @@ class Trace:
         return weights[head], np.isneginf(masked[head])
 
     @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of the layer's matrices and biases, such as w_q and b_o; empty without a layer."""
+        return tuple(name for name in self._inputs if name[:2] in ("w_", "b_"))
+
+    @property
     def geometry(self) -> Geometry:
         """The norms of queries and keys, and the cosine of each pair: S_ij = ‖q_i‖·‖k_j‖·cos θ_ij."""
         problem, restore = self.problem, self._given.restore
