@@ -383,7 +383,7 @@ def test_a_missing_package_is_named_with_the_extra_that_installs_it(gone, words,
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["explain"], ["shapes"], ["trace"], ["diagnose"], ["view"], ["bench"], ["info"]]
+    "command", [[], ["explain"], ["shapes"], ["scale"], ["trace"], ["diagnose"], ["view"], ["bench"], ["info"]]
 )
 def test_help_names_the_extras_within_eighty_columns(command):
     said = call(*command, "--help").stdout

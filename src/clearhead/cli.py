@@ -1,4 +1,4 @@
-"""The command line: explain a text, print a layer's shapes, trace a file, diagnose a file, view, bench, info.
+"""The command line: explain a text, shapes, why scores are scaled, trace a file, diagnose a file, view, bench, info.
 
 Data goes to standard output, messages about problems to standard error.
 
@@ -243,6 +243,22 @@ def _shapes(given: argparse.Namespace) -> int:
     return 0
 
 
+def _scale(given: argparse.Namespace) -> int:
+    from clearhead.textbook.why_scale import WIDTHS, saturation, why_scale
+
+    console = _console(given)
+    drawn = {"keys": given.keys, "queries": 1000}
+    widths = WIDTHS if given.widths is None else arguments.numbers("--widths", given.widths)
+    found, growing = why_scale(widths, **drawn), saturation()
+    if given.json is not None:
+        _write_json(given.json, found.to_json() | drawn)
+    if console is not None:
+        from clearhead.report import scaled
+
+        scaled.show(console, found, drawn, growing, given.lang)
+    return 0
+
+
 def _trace(given: argparse.Namespace) -> int:
     from clearhead.diagnosing.claims import check_file
     from clearhead.report import traced
@@ -366,6 +382,7 @@ def _write_json(target: str, data: dict[str, Any]) -> None:
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "explain": _explain,
     "shapes": _shapes,
+    "scale": _scale,
     "trace": _trace,
     "diagnose": _diagnose,
     "view": _view,

@@ -247,6 +247,29 @@ _WORDS: dict[str, tuple[str, str]] = {
     "parameters in all": ("parameters in all: {count}", "参数总数：{count}"),
     "work in all": ("multiply-adds in all: {work}", "乘加总数：{work}"),
     "bytes of weights": ("A in float32, if it is stored: {size} bytes", "若存下 float32 的 A：{size} 字节"),
+    # scale
+    "why scale": ("why scores are divided by √d_k", "得分为什么要除以 √d_k"),
+    "variance grows": (
+        "q and k: independent numbers with mean 0 and variance 1. q·k is a sum of d_k products, so its variance is "
+        "d_k; that of q·k/√d_k is 1, whatever d_k is",
+        "q 和 k 的各分量相互独立，均值为 0，方差为 1。q·k 是 d_k 个乘积之和，方差为 d_k；"
+        "除以 √d_k 之后，无论 d_k 多大，方差都是 1",
+    ),
+    "variance of": ("variance of", "方差"),
+    "not divided": ("softmax of q·k", "softmax(q·k)"),
+    "divided": ("softmax of q·k/√d_k", "softmax(q·k/√d_k)"),
+    "slope vanishes": (
+        "max a: a query's largest weight; a(1-a): what it changes by with its own score, the derivative ∂a/∂s, at most "
+        "1/4; means over {queries} queries with {keys} keys each. Where a is near 1, the softmax is saturated: the "
+        "derivative is near 0, and training can hardly change q and k any more",
+        "max a：查询的最大权重；a(1-a)：它随自身得分的变化，即导数 ∂a/∂s，最大为 1/4；为 {queries} 个查询（各有 {keys} "
+        "个键）的平均值。a 接近 1 时 softmax 饱和：导数接近 0，训练几乎无法再改变 q 和 k",
+    ),
+    "saturation": (
+        "one query's scores 2, 1, 0, multiplied by more and more",
+        "一个查询的得分 2、1、0，乘以越来越大的倍数",
+    ),
+    "factor": ("times", "倍数"),
     # trace, one head against several
     "beside": (
         "one head against several: the same matrices, their columns split into h heads",
