@@ -256,8 +256,8 @@ _WORDS: dict[str, tuple[str, str]] = {
         "除以 √d_k 之后，无论 d_k 多大，方差都是 1",
     ),
     "variance of": ("variance of", "方差"),
-    "not divided": ("softmax of q·k", "softmax(q·k)"),
-    "divided": ("softmax of q·k/√d_k", "softmax(q·k/√d_k)"),
+    "not divided": ("softmax(q·k)", "softmax(q·k)"),
+    "divided": ("softmax(q·k/√d_k)", "softmax(q·k/√d_k)"),
     "slope vanishes": (
         "max a: a query's largest weight; a(1-a): what it changes by with its own score, the derivative ∂a/∂s, at most "
         "1/4; means over {queries} queries with {keys} keys each. Where a is near 1, the softmax is saturated: the "
