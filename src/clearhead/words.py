@@ -194,7 +194,7 @@ _WORDS: dict[str, tuple[str, str]] = {
     "way norm bias": ("its bias", "其偏置"),
     "way sum": ("Σ, largest of {vocabulary} logits", "Σ，{vocabulary} 个 logit 中最大"),
     "way note": (
-        "the last layer norm's σ is that of this run, {sigma:.4g}; {difference:.1g} off from the model",
+        "the last layer norm's σ is this run's, {sigma:.4g}; {difference:.1g} off from the model",
         "末层归一化的 σ 取本次运行的值 {sigma:.4g}；各项之和与模型仅相差 {difference:.1g}",
     ),
     "way meaning": (

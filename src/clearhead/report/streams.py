@@ -22,6 +22,7 @@ _INSTEAD = str.maketrans(
         "√": "sqrt",
         "∞": "inf",
         "Σ": "sum",
+        "σ": "sigma",
         "‖": "|",
         "θ": "t",
     }
