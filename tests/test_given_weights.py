@@ -59,6 +59,15 @@ def test_the_example_of_four_values():
     assert written == "0.5500·v_attention + 0.2500·v_is + 0.1500·v_what + 0.0500·v_? = [0.8000 0.8000]"
 
 
+def test_a_value_of_weight_0_is_not_read():
+    v = np.array([[np.nan, 1], [np.inf, 2], [3, 4]])
+    t = ch.trace_weights(np.array([[0.0, 0, 1], [0.5, 0.5, 0]]), v)
+    np.testing.assert_array_equal(t.output, [[3, 4], [np.nan, 1.5]])
+    assert t.check.largest_difference == 0
+    np.testing.assert_array_equal(t.token(0).output, [3, 4])
+    assert ch.diagnose_weights(np.eye(3), v, v).verdict == "right"
+
+
 def test_the_kind_of_array_comes_back():
     torch = pytest.importorskip("torch")
     a, v = drawn()

@@ -3,6 +3,7 @@
 import json
 from math import prod
 
+import numpy as np
 import pytest
 
 import clearhead as ch
@@ -92,6 +93,7 @@ def test_sums_join_equal_symbols():
         (lambda: ch.shapes(("n", "d"), ("n+1", "d"), ("n", "d")), ShapeError, "in whole numbers or symbols"),
         (lambda: ch.shapes(x=("n", "d"), w_q=("e", "d"), w_k=("d", "d"), w_v=("d", "d")), ShapeError, "w_q is"),
         (lambda: ch.shapes(x=(2, 4), w_q=(4, 4), w_k=(4, 4), w_v=(4, 4), num_heads="h+1"), RuleError, "or a symbol"),
+        (lambda: ch.trace_layer(np.eye(2), *[np.eye(2)] * 3, num_heads="h"), RuleError, "expected a whole number"),
         (lambda: read_sizes(["q=3"]), UnknownNameError, "unknown size `q`"),
         (lambda: read_sizes(["n=0"]), RuleError, "n is '0'"),
         (lambda: read_sizes(["n="]), RuleError, "n is ''"),

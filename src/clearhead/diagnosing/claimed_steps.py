@@ -50,6 +50,7 @@ def _layer(values: dict[str, Any], traced: Trace) -> Inputs:
     return layer_inputs(arrays, np.asarray(traced.output), heads, convention, "output", None, cast("Rules", rest))
 
 
+@np.errstate(invalid="ignore", over="ignore")
 def _of_projection(inputs: Inputs, name: str, claimed: Array, slack: float) -> tuple[MistakeExplanation, ...]:
     """The mistakes in a projection or the split of its heads that give this Q, K or V."""
     own = {f"w_{name}", f"b_{name}", "split"}

@@ -34,6 +34,7 @@ class Following(NamedTuple):
     array: Array
 
 
+@np.errstate(invalid="ignore", over="ignore", divide="ignore")
 def following(traced: Trace, wrong: Mapping[str, Array], target: str) -> Following | None:
     """The numbers of `target` if the nearest wrong claims before it were right.
 

@@ -12,7 +12,7 @@ from clearhead.core.axes import Array, named
 from clearhead.core.problem import check_shapes
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import RuleError, ShapeError, shown
-from clearhead.textbook.symbols import Size, is_symbolic, read_count, read_size, total
+from clearhead.textbook.symbols import Size, Term, is_symbolic, read_count, read_size, total
 from clearhead.words import in_columns
 
 Convention = Literal["rows", "columns"]
@@ -147,7 +147,8 @@ def shapes(
     x_shape = _shape("x", x, turn=turn)
     source = x_shape if context is None else _shape("context", context, turn=turn)
     out = None if w_o is None else _shape("w_o", w_o, turn=turn)
-    sizes = layer_sizes(x_shape, source, weights, out, num_heads, convention)
+    heads = read_count("num_heads", num_heads) if isinstance(num_heads, str) else num_heads
+    sizes = layer_sizes(x_shape, source, weights, out, heads, convention)
     cross = context is not None
     return layer_steps(sizes, x_shape, source, out, Used(), frozenset(), convention, itemsize, cross=cross)
 
@@ -167,7 +168,7 @@ def layer_sizes(
     convention: Convention,
 ) -> Sizes:
     """The sizes of a layer's attention, or a ShapeError that says which matrix does not fit; all in rows convention."""
-    num_heads = _heads(num_heads)
+    num_heads = num_heads if isinstance(num_heads, Term) else whole_number("num_heads", num_heads, 1)
     other = "columns" if convention == "rows" else "rows"
     w_q, w_k, w_v = w_qkv
     for name, w, source, given in (
@@ -351,10 +352,6 @@ def _shape(name: str, value: Any, *, turn: bool) -> tuple[Size, ...]:
     if len(shape) < 2:
         raise ShapeError(f"{name} has {len(shape)} axes: expected at least two.")
     return (*shape[:-2], shape[-1], shape[-2]) if turn else shape
-
-
-def _heads(value: Any) -> Size:
-    return read_count("num_heads", value) if isinstance(value, str) else whole_number("num_heads", value, 1)
 
 
 def _share(name: str, width: Size, parts: Size, what: str) -> Size:

@@ -229,6 +229,7 @@ class Trace:
         return tuple(name for name in self._inputs if name[:2] in ("w_", "b_"))
 
     @property
+    @np.errstate(invalid="ignore", over="ignore")
     def geometry(self) -> Geometry:
         """The norms of queries and keys, and the cosine of each pair: S_ij = ‖q_i‖·‖k_j‖·cos θ_ij."""
         problem, restore = self.problem, self._given.restore

@@ -9,7 +9,7 @@ from clearhead import engines
 from clearhead.core.arrays import FLOATS, as_array
 from clearhead.core.axes import KEY, VALUE, WEIGHTS, Array, heads_first, named
 from clearhead.core.problem import Described, describe
-from clearhead.core.reference import Textbook, check_room
+from clearhead.core.reference import Textbook, check_room, mix
 from clearhead.core.rule_values import read_language, read_numbers, read_place
 from clearhead.core.statistics import Wanted
 from clearhead.errors import RuleError, ShapeError
@@ -30,21 +30,23 @@ class GivenWeights(NamedTuple):
 class WeightsTrace(Trace):
     """A Trace that starts with the weights: it has weights, v, output, steps and check, but no q, k or scores."""
 
+    @np.errstate(invalid="ignore", over="ignore", divide="ignore")
     def __init__(self, given: GivenWeights, convention: Convention) -> None:
         described, weights = given
         problem, v = described.problem, described.v
         assert v is not None
         values = np.repeat(v.astype(np.float64), problem.group, axis=1)
         zeros, sums = np.zeros(weights.shape), weights.sum(axis=-1)
-        with np.errstate(divide="ignore"):
-            book = Textbook(zeros, zeros, zeros, zeros, zeros, np.log(sums), weights, weights @ values)
-        arrays = {"weights": weights, "v": v, "output": weights @ values}
+        output = mix(weights, values, weights > 0)
+        book = Textbook(zeros, zeros, zeros, zeros, zeros, np.log(sums), weights, output)
+        arrays = {"weights": weights, "v": v, "output": output}
         restored = {name: x.reshape(*_lead(problem.prefix, x.shape[1]), *x.shape[-2:]) for name, x in arrays.items()}
         sizes = Sizes.of(restored["output"].shape, restored["v"].shape, restored["v"].shape)
         steps = weights_steps(sizes, convention, problem.dtype.itemsize)
         super().__init__(described, book, steps, restored, convention)
 
     @property
+    @np.errstate(over="ignore")
     def sums(self) -> Array:
         """What each query's weights sum to, (batch, heads, queries): 1, unless they were rounded or are no softmax."""
         return self._book.weights.sum(axis=-1)
@@ -58,6 +60,7 @@ class WeightsTrace(Trace):
         """The empty text: three axes are (heads, queries, keys)."""
         return read_language(language) and ""
 
+    @np.errstate(invalid="ignore", over="ignore")
     def token(self, query: int) -> TokenTrace:
         """One query's weighted sum of values, Σ_j a_j·v_j; its scores and masked are None.
 
@@ -66,7 +69,7 @@ class WeightsTrace(Trace):
         i, problem = read_place("query", query, self.problem.queries), self.problem
         weights, output = self._book.weights[:, :, i], self._book.output
         assert output is not None
-        contributions = weights[..., None] * values_of(self)
+        contributions = np.where(weights[..., None] > 0, weights[..., None] * values_of(self), 0.0)
         alone = contributions.sum(axis=-2)
         row = {"weights": weights, "contributions": contributions, "output": alone}
         given = {name: self._given.restore(problem.restore(array)) for name, array in row.items()}
@@ -74,6 +77,7 @@ class WeightsTrace(Trace):
             query=i, scores=None, masked=None, difference=largest_difference(alone, output[:, :, i]), **given
         )
 
+    @np.errstate(invalid="ignore", over="ignore")
     def _checked(self) -> Check:
         """The fast engine on logits ln a_ij, whose softmax gives each row's shares; times what the row sums to."""
         given, name = self._given, engines.choose(self.problem).engine
@@ -93,8 +97,8 @@ def trace_weights(weights: Any, v: Any, *, convention: Convention = "rows") -> W
     convention  "rows", or "columns": weights (…, keys, queries) and v (…, d_v, keys)
 
     Numbers of any dtype, computed with in float64 as they are: a row that sums to 0.99 is not divided by 0.99, and
-    `sums` says what each row sums to. Returns a Trace with weights, v and output, whose `check` compares the output
-    with the fast engine's.
+    `sums` says what each row sums to. A value of weight 0 is not read, even if it is NaN. Returns a Trace with weights,
+    v and output, whose `check` compares the output with the fast engine's.
     Raises ShapeError where the axes do not fit each other, DtypeError for what is no array of numbers, RuleError for a
     weight that is negative, infinite or NaN, or for another convention. O(queries·keys·d_v) for each head.
     Source: Vaswani et al. 2017, section 3.2: "the output is computed as a weighted sum of the values".
