@@ -290,7 +290,17 @@ def in_frameworks() -> dict[str, Call]:
         **methods_alone(sharded, ch.distributed.ShardedAttentionMatrix, {
             "top": {"k": 2}, "image": {"height": 2, "width": 2},
             "groups": {"query_groups": GROUPS[0], "key_groups": GROUPS[1]},
+            "contributions": {"v": torch.from_numpy(V)}, "cuts": {"v": torch.from_numpy(V), "g": torch.from_numpy(Q)},
             "__getitem__": {"key": 0}, "__matmul__": {"v": torch.from_numpy(V)}}),
+        **methods_alone(
+            lambda: sharded().cuts(torch.from_numpy(V), torch.from_numpy(Q)), ch.distributed.ShardedCauseMatrix,
+            {
+                "top": {"k": 2}, "strongest": {"k": 2}, "image": {"height": 2, "width": 2},
+                "groups": {"query_groups": GROUPS[0], "key_groups": GROUPS[1]},
+                "spans": {"query_groups": GROUPS[0], "key_groups": GROUPS[1]},
+                "__getitem__": {"key": 0}, "__matmul__": {"x": torch.from_numpy(V)},
+            },
+        ),
         **methods_alone(lambda: sharded().T, ShardedTransposedMatrix, {
             "__getitem__": {"key": 0}, "__matmul__": {"g": torch.from_numpy(Q)}}),
         "distributed.plan": Call(
@@ -305,6 +315,7 @@ def in_frameworks() -> dict[str, Call]:
         **methods(seen, Seen, {
             "head": {"layer": 0, "head": 0}, "layer": {"layer": 0}, "matrix": {"layer": 0}, "rollout": {"query": 0},
             "contributions": {"layer": 0}, "cuts": {"layer": 0}, "relevance": {"query": 0},
+            "spans": {"groups": [0, 1, 1]}, "verify": {"edges": [], "run": lambda: 0.0},
             "save": PATH, "__getitem__": {"layer": 0}}, **LOOKS),
     }
     # fmt: on
