@@ -29,7 +29,7 @@ class Step:
     shape: tuple[Size, ...]
     multiply_adds: Size
     bytes: Size
-    words: str = ""  # which sentence of words.py says what it does
+    words: str = ""  # which sentence of words/ says what it does
     array: Any = None
 
     @property

@@ -27,7 +27,7 @@ from clearhead.words import LANGUAGES, Language, say
 class Kind(NamedTuple):
     """A kind of head: conditions on one of the statistics of `HeadSummary`."""
 
-    name: str  # its sentence is "caption " + name in words.py
+    name: str  # its sentence is "caption " + name in words/
     statistic: str
     share: float = 0.0  # at least this
     excess: float | None = None  # (share - even)/(1 - even), at least this
