@@ -8,10 +8,18 @@ import { gapsOf, unitOf } from "./units.js";
 
 const MOST = 1200; // tokens that are shown at once
 
-/** @typedef {{by: "received" | "query" | "key", picks: "query" | "key", start: number, word: string, said: string}} Reading */
+/** @typedef {{by: "received" | "query" | "key", picks: "query" | "key", start: number, word: string, said: string, over: number | null, open: boolean}} Reading      open: its controls; over: the token under the pointer */
 
 /** @returns {Reading} */
-export const newReading = () => ({ by: "received", picks: "query", start: 0, word: "", said: "" });
+export const newReading = () => ({
+  by: "query",
+  picks: "query",
+  start: 0,
+  word: "",
+  said: "",
+  over: null,
+  open: false,
+});
 
 /**
  * The part of the text around a token, with buttons for the parts before and after.
@@ -19,9 +27,10 @@ export const newReading = () => ({ by: "received", picks: "query", start: 0, wor
  * @param {Reading} reading
  * @param {(token: number) => void} pick
  * @param {() => void} again      draw the text again
+ * @param {(token: number | null) => void} point      the pointer is over a token, or has left the text
  * @param {(key: string, values?: any) => string} t
  */
-export function passage(texts, reading, pick, again, t) {
+export function passage(texts, reading, pick, again, point, t) {
   const start = Math.max(0, Math.min(reading.start, texts.length - MOST));
   const stop = Math.min(texts.length, start + MOST);
   const turn = (/** @type {string} */ name, /** @type {number} */ to, /** @type {boolean} */ there) =>
@@ -46,6 +55,11 @@ export function passage(texts, reading, pick, again, t) {
       role: "group",
       "aria-label": t("the text"),
       onclick: (/** @type {Event} */ event) => act(event.target),
+      onpointerover: (/** @type {PointerEvent} */ { target, pointerType }) => {
+        const { token } = /** @type {HTMLElement} */ (target).dataset;
+        if (token !== undefined && pointerType !== "touch") point(Number(token));
+      },
+      onpointerleave: () => point(null),
       onkeydown: (/** @type {KeyboardEvent} */ event) => {
         if (event.key === "Enter" || event.key === " ") act(event.target);
         else if (!walk(event)) return;
@@ -86,19 +100,23 @@ function shown(text) {
   return space + (spelled(text.slice(space.length), 60) || "");
 }
 
-/** Colour the tokens on show by what the reader chose. @param {import("./shown.js").Look} look */
-export function shadeText(look) {
+/** Colour the tokens on show by what the reader chose, or by the weights of a query that is pointed at. @param {import("./shown.js").Look} look @param {{token: number, row: Float32Array} | null} [over] */
+export function shadeText(look, over = null) {
   const { parts, head, keys, offset, state, aside, received, row, column } = look;
-  const { by } = state.reading;
+  const by = over ? "query" : state.reading.by;
   const cross = head.layer.cross;
   const values =
-    by === "received" ? received : by === "query" ? row : column && !cross && alongKeys(column, offset, head.m);
+    by === "received"
+      ? received
+      : by === "query"
+        ? (over?.row ?? row)
+        : column && !cross && alongKeys(column, offset, head.m);
   const ofUnits = values
     ? inUnits(/** @type {Float32Array} */ (values), keys, by === "key" ? weightFrom : weightOn)
     : null;
   shade(parts.text, ofUnits, (token) => unitOf(keys, token), {
-    query: cross ? -1 : state.query + offset,
-    key: state.key,
+    query: cross ? -1 : (over?.token ?? state.query + offset),
+    key: over ? -1 : state.key,
     aside: aside ? head.first : -1,
   });
 }
@@ -121,8 +139,12 @@ function shade(box, values, unitAt, marks) {
     const token = Number(span.dataset.token);
     const value = values && unitAt(token) !== aside ? values[unitAt(token)] : 0;
     const colour = scale.at(value); // NaN has its own
-    span.style.background = value <= 0 ? "" : css(colour);
-    span.style.color = value <= 0 ? "" : inkOn(colour) === "dark" ? "#000" : "#fff";
+    const background = value <= 0 ? "" : css(colour);
+    if (span.dataset.shade !== background) {
+      span.dataset.shade = background;
+      span.style.background = background;
+      span.style.color = value <= 0 ? "" : inkOn(colour) === "dark" ? "#000" : "#fff";
+    }
     if (token === focusable) span.tabIndex = 0;
     span.classList.toggle("is-query", token === marks.query);
     span.classList.toggle("is-key", token === marks.key);

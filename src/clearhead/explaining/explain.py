@@ -70,6 +70,7 @@ class Explanation:
     edits: tuple[Edit, ...] = ()  # of the attention in this run
     before: "Explanation | None" = None  # with edits: the run without them
     moved: Moved | None = None  # and what they moved
+    following: Sequence[list[Choice]] = ()  # for each token what may come next; nothing where the model says none
 
     def __repr__(self) -> str:
         return brief(
@@ -163,6 +164,7 @@ def _run_facts(seen: Explanation, moved: Moved | None) -> dict[str, Any]:
     other = {i: pair[0] if seen.edits else pair[1] for i, pair in pairs.items()}
     return {
         "next": [[c.text, c.probability, *([other[c.id]] if moved else [])] for c in seen.next] or None,
+        "following": [[[c.text, float(f"{c.probability:.6g}")] for c in each] for each in seen.following],
         "entropy": listed(seen.entropy),
         "check": both("check", engine=seen.trace.check.engine, difference=seen.trace.check.largest_difference),
     }
@@ -334,6 +336,7 @@ def _of_run(
         row=steps.token(chosen[2]),
         entropy=entropy,
         window=part[2],
+        following=[] if run.logits is None else [_likeliest(model, row, count) for row in run.logits],
     )
 
 
@@ -356,6 +359,14 @@ def _least(numbers: Array, layer: int | None, head: int | None) -> tuple[int, in
 def _next(model: "Model | HubModel", logits: Array, count: int) -> list[Choice]:
     shares = probabilities(logits)
     order = np.argsort(-shares, kind="stable")[:count]
+    return [Choice(int(i), model.text(int(i)), float(shares[i])) for i in order]
+
+
+def _likeliest(model: "Model | HubModel", logits: Array, count: int) -> list[Choice]:
+    """As `_next`, in time for every token of a text: without sorting the whole vocabulary."""
+    some = np.sort(np.argpartition(-logits, min(count, len(logits) - 1))[:count])
+    order = some[np.argsort(-logits[some], kind="stable")]
+    shares = probabilities(logits)
     return [Choice(int(i), model.text(int(i)), float(shares[i])) for i in order]
 
 
