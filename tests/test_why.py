@@ -308,13 +308,12 @@ def test_encodings_without_arrows_are_printed_too(encoding):
         (["--why", "mary had"], "expected TEXT: 'mary had' follows --why"),
         (["mary had", "--against", "a"], "--against is for --why"),
         (["mary had", "--why", ""], "it is empty"),
-        (["mary had", "--why", "--html", "page.html"], "not for --html"),
         (["mary had", "--why", "--token", "mary"], "not for --token. hint: end TEXT with that token"),
         (["mary had", "--why", "--layer", "0"], "not for --layer"),
         (["mary had", "--why", "--head", "0"], "not for --head"),
         (["mary had", "--why", "--exact", "0.0"], "not for --exact"),
         (["--file", "text.txt", "--why", "--windows"], "not for --windows"),
-        (["--file", "text.txt", "--why", "--html", "page.html"], "not for --html"),
+        (["mary had", "--why", "--html", "page.html", "--dtype", "float16"], "not for --dtype"),
     ],
 )
 def test_options_that_do_not_go_with_why_are_refused(arguments, said, tmp_path, monkeypatch):

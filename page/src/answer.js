@@ -30,6 +30,7 @@ export function answerRoom(page, shell) {
         edited.edits.map((/** @type {string} */ edit) => h("li", h("code", edit))),
       ),
     h("div.answered", text, next),
+    h("div", { id: "causes" }),
   ]);
   let shown = "";
   return {

@@ -1,5 +1,6 @@
 // The page of steps: from X to the output, one step after the other, all drawn from one state.
 
+import { causes } from "./causes.js";
 import { byId, h } from "./dom.js";
 import { opening } from "./opening.js";
 import { bindKeys, highlightDimensions, markCurrentStep, stepMap } from "./stepmap.js";
@@ -57,10 +58,13 @@ export function openStory(page, place) {
       },
       commit,
     );
-    const sections = sectionsOf(story);
+    const why = causes(story);
+    const own = sectionsOf(story);
+    const sections = [...why, ...own];
+    byId("causes")?.replaceChildren(...why.map(({ element }) => element));
     const map = stepMap(story, sections, go);
     const band = h("div.band");
-    host.replaceChildren(map, opening(story), ...sections.map(({ element }) => element), band);
+    host.replaceChildren(map, opening(story), ...own.map(({ element }) => element), band);
     const updateBand = () => band.replaceChildren(...[ribbon(story)].flatMap((made) => made ?? []));
     updateBand();
     for (const [element, draw] of waiting) if (shell.printing() || visited.has(element.id)) draw();

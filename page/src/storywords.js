@@ -5,6 +5,7 @@ import { addWords } from "./words.js";
 addWords({
   "title trace": ["Attention, step by step", "逐步看懂注意力"],
   "title explain": ["How this output came to be", "这个输出是怎么来的"],
+  why: ["why", "为什么"],
   steps: ["steps", "步骤"],
   "keys edits": ["e: the run with the edits or without", "e：切换有无改动的运行"],
   edited: ["with the edits", "应用改动"],

@@ -21,6 +21,7 @@ _EXPLAIN_EXAMPLES = """examples:
   clearhead explain "humpty dumpty sat on" --cut "on>sat@0.3" --off 1.2,1.5
   clearhead explain "mary had a little" --why
   clearhead explain "mary had a little" --why lamb --against dog
+  clearhead explain "mary had a little" --why --html why.html
   clearhead explain "jack and jill" --lang zh
   clearhead explain "humpty dumpty sat on" --html page.html
   clearhead explain "Attention is all" --model ./gpt2 --json attention.json

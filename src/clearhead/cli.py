@@ -87,7 +87,8 @@ def _explain(given: argparse.Namespace) -> int:
     if (given.text is None) == (given.file is None):
         raise FileError("expected TEXT or --file, one of them.", 'clearhead explain "humpty dumpty sat on"')
     edits = edits_from_options(given.edits or (), given.layer, given.head) or None
-    if edits and (given.windows or (given.file is not None and given.html is not None)):
+    causes = given.why is not None or given.against is not None
+    if edits and (given.windows or (given.file is not None and given.html is not None and not causes)):
         raise FileError(
             "--cut, --boost and --off are for one run of a text, not for windows or the page of a file's every head.",
             'clearhead explain TEXT --cut "on>sat" --html PAGE',
@@ -98,7 +99,7 @@ def _explain(given: argparse.Namespace) -> int:
         given.text = read_text(given.file)
     if not given.text.strip():
         raise FileError("the text is empty: there is no token to explain.", 'clearhead explain "humpty dumpty sat on"')
-    if given.why is not None or given.against is not None:
+    if causes:
         return _why(given, edits)
     if given.file is not None and given.html is not None:
         return _long_page(given)
@@ -118,7 +119,7 @@ def _explain(given: argparse.Namespace) -> int:
     if given.html is not None:
         every[0].save(given.html, given.lang)
     if console is not None:
-        from clearhead.report import changed, explained
+        from clearhead.report import changed, explained, way
 
         if edits:
             changed.show(console, every[0], given.lang)
@@ -127,6 +128,7 @@ def _explain(given: argparse.Namespace) -> int:
             if seen is not every[0]:
                 console.print()
             explained.show(console, seen, given.lang)
+            way.show(console, seen, given.lang)
     return 0
 
 
@@ -137,18 +139,18 @@ def _why(given: argparse.Namespace, edits: Any) -> int:
 
     if given.why is None:
         raise FileError("--against is for --why.", "clearhead explain TEXT --why --against TOKEN")
-    for name in ("windows", "html", "exact", "dtype", "token", *(() if edits else ("layer", "head"))):
+    for name in ("windows", "exact", "dtype", "token", *(() if edits else ("layer", "head"))):
         if getattr(given, name) is not None and getattr(given, name) is not False:
             hint = "end TEXT with that token." if name == "token" else f"leave --{name} out."
-            raise FileError(
-                f"--why is for what follows a whole text, in the terminal or as JSON, not for --{name}.", hint
-            )
+            raise FileError(f"--why is for what follows a whole text, not for --{name}.", hint)
     console = _console(given)
     each = partial(progress, what="runs")
     token = None if given.why is True else given.why
     seen = why(given.text, given.model, token=token, against=given.against, edits=edits, each=each)
     if given.json is not None:
         _write_json(given.json, seen.to_json())
+    if given.html is not None:
+        seen.save(given.html, given.lang)
     if console is not None:
         from clearhead.report import why as report
 

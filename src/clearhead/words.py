@@ -113,6 +113,30 @@ _WORDS: dict[str, tuple[str, str]] = {
     "weight": ("weight a", "权重 a"),
     "contribution": ("a·v, first {count} of {width}", "a·v，{width} 维中的前 {count} 维"),
     "more": ("{count} more", "其余 {count} 个"),
+    # explain: the way to a logit
+    "way": (
+        "the way to {next} after {token}: what each part of the model adds to its logit",
+        "从文本到 {token} 之后的 {next}：模型各部分为它的 logit 加上多少",
+    ),
+    "way embeddings": ("embeddings", "嵌入"),
+    "way token": ("the token's vector", "词元的向量"),
+    "way position": ("the position's vector", "位置的向量"),
+    "way layer": ("layer {layer}", "第 {layer} 层"),
+    "way attention": ("attention, {heads} heads of {d_k}", "注意力，{heads} 个头，各 {d_k} 维"),
+    "way most": ("head {first} {adds}, head {second} {more}", "头 {first} {adds}，头 {second} {more}"),
+    "way most one": ("head {first} {adds}", "头 {first} {adds}"),
+    "way mlp": ("MLP, {d_model} to {d_mlp} to {d_model}", "MLP，{d_model} → {d_mlp} → {d_model}"),
+    "way norm": ("last norm", "末层归一化"),
+    "way norm bias": ("its bias", "其偏置"),
+    "way sum": ("Σ, largest of {vocabulary} logits", "Σ，{vocabulary} 个 logit 中最大"),
+    "way note": (
+        "the last layer norm's σ is that of this run, {sigma:.4g}; {difference:.1g} off from the model",
+        "末层归一化的 σ 取本次运行的值 {sigma:.4g}；各项之和与模型仅相差 {difference:.1g}",
+    ),
+    "way meaning": (
+        "a part's number is what it wrote, not what the logit would be without it",
+        "每个数是该部分写入的量，并不等于去掉它之后 logit 的变化",
+    ),
     "agree": (
         "this token alone against the whole matrix: largest difference {difference:.1g}",
         "单独计算这个词元与按矩阵计算相比：最大差值 {difference:.1g}",
@@ -202,6 +226,35 @@ _WORDS: dict[str, tuple[str, str]] = {
         "只看权重会认为：{query} 在所有头中权重最大的键",
     ),
     "why rank": ("rank by that, of {count}", "按此排名（共 {count}）"),
+    # explain --why --html
+    "why title": ("Why {token} and not {against}", "为什么是 {token}，而不是 {against}"),
+    "why lead": (
+        "The logit of {token} is {logit} and that of {against} is {other}: a lead of {lead}. Their probabilities are "
+        "{share} and {other_share}.",
+        "{token} 的 logit 为 {logit}，{against} 为 {other}，领先 {lead}；两者的概率分别为 {share} 和 {other_share}。",
+    ),
+    "why behind": (
+        "The logit of {token} is {logit} and that of {against} is {other}: it is {lead} behind. Their probabilities "
+        "are {share} and {other_share}.",
+        "{token} 的 logit 为 {logit}，{against} 为 {other}，落后 {lead}；两者的概率分别为 {share} 和 {other_share}。",
+    ),
+    "why open": (
+        "Choose an edge or a head, and the steps below show its weights.",
+        "点选一条边或一个头，下方的步骤就会显示相应的权重。",
+    ),
+    "why place": ("rank of {count}", "排名（共 {count}）"),
+    "why direction": ("query ← key", "查询 ← 键"),
+    "why minus": ("− attending to it helped {token}", "− 关注它有利于 {token}"),
+    "why plus": ("+ attending to it helped {against}", "+ 关注它有利于 {against}"),
+    "why sum": (
+        "Estimates, added up over all edges to the token; colours by the square root.",
+        "数值为指向该词元的各条边的估计值之和；颜色按平方根取值。",
+    ),
+    "why exact": (
+        "An estimate is exact at the head's output and first order beyond it; the truth comes from running the model "
+        "again without that edge or head.",
+        "估计值在该头的输出处是精确的，再往后只精确到一阶；真实值来自去掉这条边或这个头之后重新运行模型。",
+    ),
     # trace
     "three axes": (
         "three axes are read as (heads {heads}, tokens, width), each head attending on its own; a batch of {heads} "

@@ -25,6 +25,7 @@ from clearhead.explaining.gpt2 import SHIPPED, ForwardPass, LayerRun, Model, Tok
 from clearhead.explaining.moving import Moved, moved, probabilities
 from clearhead.explaining.running import check_given, entropy_of, forward_pass, rules_of_head, steps_of
 from clearhead.explaining.texts import find_token, parts_of
+from clearhead.explaining.way import Way, way
 from clearhead.explaining.windows import Window, token_in, windows
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.textbook.page import Edited, PageLayer, Scene, both, story
@@ -67,6 +68,7 @@ class Explanation:
     row: TokenTrace  # the chosen token, computed alone
     entropy: Array  # (layers, heads): of the chosen token's row, in nats
     window: Window | None = None  # None: the whole text
+    way: Way | None = None  # what each part adds to the logit of the token's likeliest next; None: not GPT-2's layout
     edits: tuple[Edit, ...] = ()  # of the attention in this run
     before: "Explanation | None" = None  # with edits: the run without them
     moved: Moved | None = None  # and what they moved
@@ -125,6 +127,7 @@ class Explanation:
                     "difference_from_the_matrix": self.row.difference,
                 },
                 "check": self.trace.check._asdict(),
+                "way": None if self.way is None else self.way.to_json(),
             }
             | self._edits_to_json()
         )
@@ -337,7 +340,15 @@ def _of_run(
         entropy=entropy,
         window=part[2],
         following=[] if run.logits is None else [_likeliest(model, row, count) for row in run.logits],
+        way=_way(model, part[1], run, chosen[2]),
     )
+
+
+def _way(model: "Model | HubModel", tokens: list[Token], run: ForwardPass, at: int) -> Way | None:
+    """The way to the logit of the likeliest token after the one at this position."""
+    if not isinstance(model, Model) or run.logits is None:
+        return None
+    return way(model, [token.id for token in tokens], run, at, int(run.logits[at].argmax()))
 
 
 def _called(model: "Model | HubModel") -> str:

@@ -17,7 +17,7 @@ from clearhead.core.agreement import spearman
 from clearhead.core.axes import Array, brief
 from clearhead.core.rule_values import whole_number
 from clearhead.errors import RuleError, SelectionError, shown
-from clearhead.explaining import edit_checks
+from clearhead.explaining import edit_checks, why_page
 from clearhead.explaining.cutting import Edge, cut_again
 from clearhead.explaining.derivatives import Derivatives, Target, derivatives, difference, target_of
 from clearhead.explaining.gpt2 import ForwardPass, Model, Token
@@ -25,6 +25,8 @@ from clearhead.explaining.moving import probabilities
 from clearhead.explaining.running import check_given, forward_pass
 from clearhead.explaining.texts import check_unicode
 from clearhead.ops.matrix import AttentionMatrix
+from clearhead.view import page
+from clearhead.words import Language
 
 if TYPE_CHECKING:
     from clearhead.explaining.hub import HubModel
@@ -96,6 +98,14 @@ class Why:
         parts = {"": repr(self.text), "token": repr(self.token.text), "against": repr(self.against.text)}
         return brief("Why", parts | {"lead": f"{self.lead:.3g}", "edges": len(self.edges)}).replace("( ", "(")
 
+    def to_html(self, language: Language = "en") -> str:
+        """A page with these causes above every step of the run. Raises RuleError for another language."""
+        return page.html(why_page.document(self.model, self.edits, self.to_json(), language))
+
+    def save(self, path: str | os.PathLike[str], language: Language = "en") -> None:
+        """Write that page to an .html file, whole or not at all. Raises FileError, RuleError for another language."""
+        page.write(path, lambda: why_page.document(self.model, self.edits, self.to_json(), language))
+
     def to_json(self) -> dict[str, Any]:
         """All of it as plain numbers, lists and words."""
         return {
@@ -141,9 +151,10 @@ def why(
 
     Returns a Why: the two candidates, `lead` z, `edges` with estimate and truth, `by_token` (tokens,), `by_head`
     (layers, heads), `heads`, and `weights_alone`: the largest weights of the last token's row over all heads, the first
-    key and the token itself included, with what they did in truth. Raises as `explain`, and RuleError for a model that
-    is not run in NumPy and for an edit without a derivative, SelectionError for a word that is not one token and where
-    both tokens are the same. Time of three forward passes, and of one at most for each edge or head run again.
+    key and the token itself included, with what they did in truth; `save`, `to_html`, `to_json`. Raises as `explain`,
+    and RuleError for a model that is not run in NumPy and for an edit without a derivative, SelectionError for a word
+    that is not one token and where both tokens are the same. Time of three forward passes, and of one at most for each
+    edge or head run again.
 
     >>> import clearhead as ch
     >>> found = ch.why("mary had a little")

@@ -296,7 +296,7 @@ def _put(arrays: dict[str, Array], found: Pictures, problem: Problem, prefix: st
 def _exact(
     chosen: _Chosen, layer: ShownLayer, exact: list[int], keys: list[int], logsumexp: Array | None
 ) -> dict[str, Array]:
-    """q, k, v and log-sum-exp of the exact heads; if q and k are rounded, the log-sum-exp is that of the rounded ones."""
+    """q, k, v and log-sum-exp of the exact heads, the latter of rounded q and k where these are rounded."""
     factors = layer.matrix.factors
     own, dtype = factors.q.dtype, chosen.dtype
     q, k = on_cpu(factors.q), on_cpu(factors.k)

@@ -1,0 +1,63 @@
+"""The page's document of `ch.why`: the steps of the run, and above them what made one token lead over another."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from clearhead.changing.edits import Edit
+from clearhead.digits import fixed, percent
+from clearhead.explaining import explain
+from clearhead.explaining.gpt2 import Model
+from clearhead.view.container import Document
+from clearhead.words import LANGUAGES, Language, say
+
+_SHOWN = ("token", "against", "lead", "edges", "agreement", "by_token", "heads", "weights_alone")
+_FOR_PAGE = {name: f"{{{name}}}" for name in ("token", "against", "query")}  # the page puts these texts in
+
+
+def document(model: Model, edits: Sequence[Edit], causes: Mapping[str, Any], language: Language) -> Document:
+    """The document of kind "trace" with the entry `why`; the text is run once more for its steps.
+
+    causes   as `Why.to_json` has them
+    """
+    first: Mapping[str, Any] = next(iter(causes["edges"]), {})
+    chosen: dict[str, Any] = {"layer": first.get("layer"), "head": first.get("head"), "token": first.get("query")}
+    made = explain.document(explain.explain(causes["text"], model, **chosen, edits=list(edits) or None), language)
+    words = {each: _words(each, causes) for each in LANGUAGES}
+    return Document({**made.header, "why": {name: causes[name] for name in _SHOWN} | {"words": words}}, made.arrays)
+
+
+def _words(language: Language, causes: Mapping[str, Any]) -> dict[str, str]:
+    """Every sentence of the section and the names of its columns."""
+    token, against, lead, agreement = (causes[name] for name in ("token", "against", "lead", "agreement"))
+    title = _FOR_PAGE if lead >= 0 else {"token": "{against}", "against": "{token}"}
+    facts = {"logit": _number(token["logit"]), "other": _number(against["logit"]), "lead": _number(abs(lead))}
+    shares = {"share": percent(token["probability"]), "other_share": percent(against["probability"])}
+    count = {"count": len(causes["edges"]), "agreement": agreement}
+    told = {
+        "title": say(language, "why title", **title),
+        "lead": say(language, "why lead" if lead >= 0 else "why behind", **_FOR_PAGE, **facts, **shares),
+        "open": say(language, "why open"),
+        "tokens": say(language, "why tokens", **_FOR_PAGE),
+        "helped": say(language, "why minus", **_FOR_PAGE),
+        "hurt": say(language, "why plus", **_FOR_PAGE),
+        "sum": say(language, "why sum"),
+        "edges": say(language, "why edges" if causes["edges"] else "why no edges"),
+        "exact": say(language, "why exact"),
+        "agreement": "" if agreement is None else f"{say(language, 'why agreement', **count)}{_STOP[language]}",
+        "heads": say(language, "why heads"),
+        "alone": say(language, "why weights", **_FOR_PAGE),
+        "ends": say(language, "why direction"),
+        "weight": say(language, "weight"),
+        "estimate": say(language, "why estimate"),
+        "truth": say(language, "why truth"),
+        "rank": say(language, "why place", count=causes["edges_run_again"]),
+    }
+    return {name: text[:1].upper() + text[1:] if name in _HEADINGS else text for name, text in told.items()}
+
+
+_STOP = {"en": ".", "zh": "。"}
+_HEADINGS = ("tokens", "edges", "agreement", "heads", "alone")
+
+
+def _number(x: float) -> str:
+    return fixed(x, 2, 9).replace("-", "−")

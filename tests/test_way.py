@@ -1,0 +1,101 @@
+"""The way to a logit: what each part of the model adds, against PyTorch's own modules, and by its sum."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.cells import cell_len
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import clearhead as ch
+from clearhead.explaining import gpt2
+from clearhead.explaining.way import way
+from seeds import fresh
+from terminal import call
+
+SHIPPED = Path(ch.__file__).parent / "models" / "rhymes"
+TEXT = "humpty dumpty sat on"
+
+
+def test_parts_are_what_pytorchs_modules_write(tmp_path: Path):
+    """Each module's output is caught by a hook; the last layer norm is PyTorch's, differentiated with σ held."""
+    rng = fresh()
+    torch.manual_seed(int(rng.integers(1 << 31)))
+    config = GPT2Config(
+        vocab_size=2400, n_positions=32, n_embd=24, n_layer=3, n_head=4, bos_token_id=0, eos_token_id=0,
+        tie_word_embeddings=bool(rng.integers(2)), layer_norm_epsilon=float(rng.uniform(1e-5, 0.1)),
+    )  # fmt: skip
+    peer = GPT2LMHeadModel(config).eval()
+    for parameter in peer.parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter)
+    peer.save_pretrained(tmp_path)
+    shutil.copy(SHIPPED / "tokenizer.json", tmp_path)
+    model = gpt2.load(tmp_path)
+    ids = [token.id for token in model.tokens(TEXT)]
+    position, token = int(rng.integers(len(ids))), int(rng.integers(2400))
+    written: dict[str, torch.Tensor] = {}
+    for path, module in peer.named_modules():
+        if path.endswith(("wte", "wpe", "c_proj", "ln_f")):
+            module.register_forward_hook(
+                lambda _, given, out, path=path: written.update({path: out[0], f"into {path}": given[0][0]})
+            )
+    with torch.no_grad():
+        logit = float(peer(torch.tensor([ids])).logits[0, position, token])
+    last = written["into transformer.ln_f"][position].double()
+    sigma = (last.var(unbiased=False) + config.layer_norm_epsilon).sqrt()
+    row, norm = peer.lm_head.weight[token].detach().double(), peer.transformer.ln_f
+
+    def adds(vector: torch.Tensor) -> float:
+        x = vector.detach().double()
+        return float(row @ ((x - x.mean()) / sigma * norm.weight.detach()))
+
+    found = way(model, ids, model.run(ids), position, token)
+    names = ["transformer.wte", "transformer.wpe"]
+    for layer in range(3):
+        names += [f"transformer.h.{layer}.attn.c_proj", f"transformer.h.{layer}.mlp.c_proj"]
+    expected = [adds(written[name][position]) for name in names]
+    expected.append(float(row @ norm.bias.detach().double()))
+    size = sum(map(abs, expected))
+    np.testing.assert_allclose([part.adds for part in found.parts], expected, rtol=0, atol=1e-5 * size)
+    assert found.logit == pytest.approx(logit, abs=1e-5 * size)
+    assert found.difference <= 1e-5 * size
+    for part in found.parts:
+        if part.kind == "attention":
+            assert sum(part.heads) + part.bias == pytest.approx(part.adds, abs=1e-5 * size)
+            weight = peer.transformer.h[part.layer].attn.c_proj.weight.detach()
+            given = written[f"into transformer.h.{part.layer}.attn.c_proj"][position]
+            alone = [adds(given[at : at + 6] @ weight[at : at + 6]) for at in range(0, 24, 6)]
+            np.testing.assert_allclose(part.heads, alone, rtol=0, atol=1e-5 * size)
+
+
+def test_a_head_that_is_off_adds_nothing_and_the_sum_still_holds():
+    seen = ch.explain(TEXT, edits=ch.off(layers=[0], heads=[7]))
+    assert seen.way is not None
+    assert seen.way.parts[2].heads[7] == 0
+    assert seen.way.difference < 1e-4
+    assert seen.before is not None
+    assert seen.before.way is not None
+    assert seen.before.way.parts[2].heads[7] != 0
+
+
+def test_the_way_is_to_what_follows_the_chosen_token():
+    seen = ch.explain(TEXT, token=1)
+    assert seen.way is not None
+    run = seen.model.run([token.id for token in seen.tokens])
+    assert seen.way.position == 1
+    assert seen.way.token == int(run.logits[1].argmax())
+    assert seen.way.logit == pytest.approx(float(run.logits[1].max()))
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_terminal_prints_every_part_in_80_columns(language: str):
+    printed = call("explain", TEXT, "--lang", language).stdout
+    assert ("layer 1" if language == "en" else "第 1 层") in printed
+    assert all(cell_len(line) <= 80 for line in printed.splitlines())
+    data: dict[str, Any] = json.loads(call("explain", TEXT, "--json", "-").stdout)["way"]
+    for part in data["parts"]:
+        assert f"{part['adds']:+.2f}" in printed
