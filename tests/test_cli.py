@@ -40,7 +40,7 @@ def test_explain_prints_every_section():
         assert words in done.stdout
     for words in ("O = A·V", "U = H·W^O + b^O", "(heads 8, queries 4, keys 4)", "· masked", "Σ = o", "rows sum to 1"):
         assert words in done.stdout
-    assert re.search(r"most likely next +␣a +9\d\.\d+%", done.stdout)
+    assert re.search(r"most likely next\n +␣a +9\d\.\d+%", done.stdout)
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])

@@ -69,7 +69,31 @@ _WORDS: dict[str, tuple[str, str]] = {
         "模型的分词器没有学过“{character}”，只能把它拆成字节：{first} 是 {parts} 个字节中的第 1 个"
         "（这样的字符共 {characters} 种）",
     ),
+    "attends most": (
+        "{token} attends most to {most}: {share} (head {head} of layer {layer})",
+        "{token} 最关注 {most}：{share}（第 {layer} 层第 {head} 个头）",
+    ),
+    "attends most to itself": (
+        "{token} attends most to itself: {share} (head {head} of layer {layer})",
+        "{token} 最关注自身：{share}（第 {layer} 层第 {head} 个头）",
+    ),
+    "attends to nothing": (
+        "{token} may attend to no token (head {head} of layer {layer})",
+        "{token} 不可关注任何词元（第 {layer} 层第 {head} 个头）",
+    ),
+    "left out": ("… {lines} lines with {share} of the weight", "… 略去 {lines} 行，共占权重的 {share}"),
+    "legend marks": (
+        "{low:.2g} {ramp} {high:.3g} on a square-root scale; unmarked: less, or masked",
+        "{low:.2g} {ramp} {high:.3g}，平方根刻度；无标记：权重更小，或被遮蔽",
+    ),
     "next": ("most likely next", "最可能的下一个词元"),
+    "next after": ("most likely after {token}", "{token} 之后最可能的词元"),
+    "what heads do": (
+        "over the whole text: this head, then the clearest of each kind",
+        "就整段文本而言：先列出这个头，再列出各类中最典型的头",
+    ),
+    "head caption": ("layer {layer} head {head}: {caption}", "第 {layer} 层第 {head} 个头：{caption}"),
+    "more such heads": (" ({count} more)", "（另有 {count} 个）"),
     "layer": ("layer {layer}, step by step (all {heads} heads)", "第 {layer} 层，逐步计算（共 {heads} 个头）"),
     "head": ("head {head} of layer {layer}: A", "第 {layer} 层第 {head} 个头：A"),
     "sharpest": (
@@ -144,6 +168,29 @@ _WORDS: dict[str, tuple[str, str]] = {
     "check": (
         "step by step against the {engine} engine: largest difference {difference:.1g}",
         "逐步计算与 {engine} 引擎相比：最大差值 {difference:.1g}",
+    ),
+    # what a head does
+    "caption previous": (
+        "previous-token head, {previous}% on the token before",
+        "前一词元头，{previous}% 的权重在前一个词元上",
+    ),
+    "caption own": ("self head, {own}% on the token itself", "自身头，{own}% 的权重在词元自身上"),
+    "caption sink": ("sink head, {sink}% on the first token", "汇点头，{sink}% 的权重在第一个词元上"),
+    "caption local": (
+        "local head, {distance} tokens away on average",
+        "局部头，平均关注距离为 {distance} 个词元",
+    ),
+    "caption broad": (
+        "broad head, nearly even weights: entropy {entropy} of {even} nats",
+        "分散头，权重接近均匀：熵为 {entropy} 奈特（完全均匀时为 {even}）",
+    ),
+    "caption mixed": (
+        "no simple pattern, {distance} tokens away on average",
+        "没有单一的规律，平均关注距离为 {distance} 个词元",
+    ),
+    "caption mixed without distance": (
+        "no simple pattern, entropy {entropy} of {even} nats",
+        "没有单一的规律，熵为 {entropy} 奈特（完全均匀时为 {even}）",
     ),
     # explain with edits
     "edits": ("edits", "改动"),

@@ -20,6 +20,7 @@ addWords({
   own: ["weight on itself", "对自身的权重"],
   distance: ["mean attention distance", "平均注意力距离"],
   entropy: ["entropy in nats", "熵（奈特）"],
+  "no caption": ["every query sees one key at most", "每个查询至多看到一个键"],
   run: ["run", "运行"],
   unknown: ["not known", "未知"],
   "this head": ["Layer {layer}, head {head}", "第 {layer} 层，第 {head} 个头"],

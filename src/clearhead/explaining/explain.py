@@ -21,6 +21,7 @@ from clearhead.core.rule_values import is_whole, whole_number
 from clearhead.core.rules import Rules
 from clearhead.errors import SelectionError, shown
 from clearhead.explaining import edit_checks
+from clearhead.explaining.answer import CaptionedHead, answer_to_json, captioned_heads
 from clearhead.explaining.gpt2 import SHIPPED, ForwardPass, LayerRun, Model, Token
 from clearhead.explaining.moving import Moved, moved, probabilities
 from clearhead.explaining.running import check_given, entropy_of, forward_pass, rules_of_head, steps_of
@@ -56,7 +57,8 @@ class Explanation:
     model: "Model | HubModel"
     text: str
     tokens: list[Token]
-    next: list[Choice]
+    next: list[Choice]  # after the whole text
+    after: list[Choice]  # after the chosen token
     layer: int
     head: int
     chosen: tuple[bool, bool]  # whether layer and head were chosen here, by sharpness
@@ -106,6 +108,7 @@ class Explanation:
                 "text": self.text,
                 "tokens": [token._asdict() for token in self.tokens],
                 "next": [choice._asdict() for choice in self.next],
+                "answer": self._answer_to_json(),
                 "layer": self.layer,
                 "head": self.head,
                 "token": self.token,
@@ -131,6 +134,14 @@ class Explanation:
             }
             | self._edits_to_json()
         )
+
+    def heads(self) -> list[CaptionedHead]:
+        """Every head of every layer with its statistics over the whole text and a caption. O(tokens²·d_k) for each."""
+        return captioned_heads(self.runs)
+
+    def _answer_to_json(self) -> dict[str, Any]:
+        """What the report opens with: what the chosen token attends to, what follows it, and the heads' captions."""
+        return {"next": [choice._asdict() for choice in self.after], **answer_to_json(self.row, self.heads())}
 
     def _edits_to_json(self) -> dict[str, Any]:
         """What edits add: them, what they moved, what heads' outputs are multiplied by, and the run without them."""
@@ -215,10 +226,11 @@ def explain(
                   is run with and without them. Any but like, values_like and off(to="mean")
     each          iterates over the model's layers, such as a progress bar
 
-    Returns an Explanation: tokens, next, steps (each intermediate's shape and formula), trace (the chosen head with its
-    numbers in float64, (queries, keys) and (queries, d_v)), row (the chosen token alone), entropy (layers, heads) in
-    nats; `save`, `to_html`, `to_json`. In a notebook it is shown as its page. With edits all this is of the run with
-    them, `before` is the Explanation without, and `moved` has next tokens and heads by how far they moved.
+    Returns an Explanation: tokens, next (after the text) and after (the chosen token), steps (each intermediate's shape
+    and formula), trace (the chosen head with its numbers in float64, (queries, keys) and (queries, d_v)), row (the
+    chosen token alone), entropy (layers, heads) in nats; `heads()` says in a sentence what each head does; `save`,
+    `to_html`, `to_json`. In a notebook it is shown as its page. With edits all this is of the run with them, `before`
+    is the Explanation without, and `moved` has next tokens and heads by how far they moved.
     Raises DtypeError for a text or model of another type, SelectionError for an unknown layer, head or token and for an
     edit of what there is not or that changes nothing, RuleError for an edit that it does not show and for a count that
     is not a whole number, ShapeError for an empty text or one that is too long, FileError for a model that cannot be
@@ -328,6 +340,7 @@ def _of_run(
         text=part[0],
         tokens=part[1],
         next=[] if run.logits is None else _next(model, run.logits[-1], count),
+        after=[] if run.logits is None else _next(model, run.logits[chosen[2]], count),
         layer=layer,
         head=head,
         chosen=(chosen[0] is None, chosen[1] is None),

@@ -12,10 +12,10 @@ from clearhead.core.axes import Array, named
 from clearhead.digits import fixed, percent
 from clearhead.explaining.explain import Explanation
 from clearhead.explaining.texts import parts_of
-from clearhead.report.console import put
-from clearhead.report.explained import fill, opening, spelled, title
+from clearhead.report.console import put, title
+from clearhead.report.explained import fill, opening
 from clearhead.report.heat import MOST_NUMBERS, RAMP, cell_width, colourful, label, numbers, pixels
-from clearhead.report.streams import printable
+from clearhead.report.streams import printable, spelled
 from clearhead.words import Language, say
 
 _SHOWN_TOKENS = 8

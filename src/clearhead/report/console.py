@@ -19,6 +19,11 @@ def console() -> Console:
     return made
 
 
+def title(text: str) -> Text:
+    """A heading; bold where the terminal can."""
+    return Text(text, style="bold")
+
+
 def put(at: Console, line: Text) -> None:
     """Print a line; the rest of a long one follows below, indented by two more characters."""
     if cell_len(line.plain) <= at.width:

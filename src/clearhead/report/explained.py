@@ -1,4 +1,4 @@
-"""An explanation in the terminal: tokens, next tokens, the layer's steps, one head's weights, one token's sum."""
+"""An explanation in the terminal: the answer, then tokens, the layer's steps, one head's weights, one token's sum."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -9,13 +9,14 @@ from rich.console import Console
 from rich.text import Text
 
 from clearhead.core.axes import Array, named
-from clearhead.digits import fixed, percent
+from clearhead.digits import fixed
 from clearhead.explaining.explain import Explanation
 from clearhead.explaining.gpt2 import SHIPPED, Model
 from clearhead.explaining.texts import Split, parts_of
-from clearhead.report.console import put
-from clearhead.report.heat import MOST_NUMBERS, RAMP, bar, cell_width, colourful, label, numbers, pixels
-from clearhead.report.streams import printable, shown
+from clearhead.report import answer
+from clearhead.report.console import put, title
+from clearhead.report.heat import MOST_NUMBERS, RAMP, cell_width, colourful, label, numbers, pixels
+from clearhead.report.streams import printable, shown, spelled
 from clearhead.words import Language, formula, say
 
 if TYPE_CHECKING:
@@ -26,17 +27,12 @@ _SHOWN_KEYS = 8
 
 
 def show(console: Console, seen: Explanation, language: Language) -> None:
-    """Print all of it."""
-    for part in (_opening, _layer, _weights, _arithmetic):
+    """Print all of it, the answer first."""
+    for part in (answer.lines, opening, _layer, _weights, _arithmetic):
         for line in part(console, seen, language):
             put(console, line)
         if part is not _arithmetic:
             console.print()
-
-
-def title(text: str) -> Text:
-    """A heading; bold where the terminal can."""
-    return Text(text, style="bold")
 
 
 def wrapped(console: Console, lead: str, words: list[str]) -> Iterator[Text]:
@@ -95,26 +91,12 @@ def split_note(split: Split | None, language: Language) -> Iterator[Text]:
 
 def opening(console: Console, seen: Explanation, language: Language) -> Iterator[Text]:
     """The model, and the text as its tokens."""
-    if seen.window is not None:
-        last = seen.window.stop - 1
-        yield title(say(language, "window", **seen.window._asdict(), last=last))
     yield from about(seen.model, language)
     yield Text()
     lead = say(language, "tokens") + "  "
     names, split = parts_of(seen.tokens, seen.text)
     yield from wrapped(console, lead, [f"{i} {spelled(name)}   " for i, name in enumerate(names)])
     yield from split_note(split, language)
-
-
-def _opening(console: Console, seen: Explanation, language: Language) -> Iterator[Text]:
-    yield from opening(console, seen, language)
-    lead = say(language, "next") + "  "
-    for place, choice in enumerate(seen.next):
-        text = Text(lead if place == 0 else " " * cell_len(lead))
-        text.append(f"{label(spelled(choice.text), 12)} {percent(choice.probability):>7}")
-        if drawn := bar(choice.probability, 24):
-            text.append(f"  {drawn}")
-        yield text
 
 
 def _layer(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:
@@ -187,11 +169,6 @@ def _values(row: Array, count: int) -> str:
 def figure(number: float, decimals: int, width: int) -> str:
     """A number, right-aligned in its column, with a space before it."""
     return fixed(float(number), decimals, width - 1).rjust(width)
-
-
-def spelled(text: str) -> str:
-    """A token's text with its leading space shown."""
-    return "␣" + printable(text[1:]) if text.startswith(" ") else printable(text)
 
 
 def fill(text: str, width: int, *, right: bool = False) -> str:

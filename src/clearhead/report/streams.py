@@ -34,6 +34,11 @@ def printable(text: str) -> str:
     return shown("".join(plain))
 
 
+def spelled(text: str) -> str:
+    """A token's text with its leading space shown."""
+    return "␣" + printable(text[1:]) if text.startswith(" ") else printable(text)
+
+
 def shown(text: str) -> str:
     """The text as standard output will show it; the widths of columns are measured on this text."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"

@@ -12,8 +12,8 @@ from clearhead.core.axes import Array, named
 from clearhead.diagnosing.claims import CheckedExample, Verdict, gaps, is_consequence
 from clearhead.digits import fixed
 from clearhead.errors import SelectionError
-from clearhead.report.console import put
-from clearhead.report.explained import matrix_lines, title
+from clearhead.report.console import put, title
+from clearhead.report.explained import matrix_lines
 from clearhead.report.streams import shown
 from clearhead.textbook.shapes import Step
 from clearhead.words import Language, formula, say

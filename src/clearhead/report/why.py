@@ -12,10 +12,10 @@ from rich.text import Text
 from clearhead.digits import fixed, percent
 from clearhead.explaining.texts import parts_of
 from clearhead.explaining.why import EdgeEffect, HeadEffect, Why
-from clearhead.report.console import put
-from clearhead.report.explained import about, fill, spelled, split_note, title
+from clearhead.report.console import put, title
+from clearhead.report.explained import about, fill, split_note
 from clearhead.report.heat import colourful, label
-from clearhead.report.streams import printable, shown
+from clearhead.report.streams import printable, shown, spelled
 from clearhead.words import Language, say
 
 _MOST_TOKENS = 40  # beyond that, only the strongest are shown

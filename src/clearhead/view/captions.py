@@ -1,36 +1,103 @@
-"""What a head does, as a sentence in both languages, from its statistics."""
+"""What a head does, as a sentence in each language, from its statistics: for pages and for the terminal.
 
-from collections.abc import Mapping
+A head is called by the first kind in `KINDS` all of whose conditions hold for its mean over the queries:
 
-from clearhead.words import Language
+    kind       its mean                                     is at least             and
+    previous   weight on the token before the query's own   0.5                     excess 0.25
+    own        weight on the query's own token              0.5                     excess 0.25
+    sink       weight on the first token                    0.25                    excess 0.2
+    local      mean attention distance                      -                       below 0.25 of even weights'
+    broad      entropy                                      0.9 of even weights'
 
-_SHARE = 0.25  # from this share of the weight on, a head is named by where it goes
+The excess of a share s over the share e that even weights would have is (s - e)/(1 - e): 0 for a head without
+preference, 1 where all weight is there. Half of the weight for previous tokens is the measure of Clark et al. 2019
+(What does BERT look at?); sinks are those of Xiao et al. 2023 (Efficient streaming language models with attention
+sinks), called so by Gu et al. 2024 from a share of 0.3.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from clearhead.digits import fixed
+from clearhead.view.head_summary import HeadSummary
+from clearhead.words import LANGUAGES, Language, say
 
 
-def captions(statistics: Mapping[str, float | None]) -> dict[Language, str]:
-    """One head's statistics (those of HeadSummary, None where unknown) as a caption.
+class Kind(NamedTuple):
+    """A kind of head: conditions on one of the statistics of `HeadSummary`."""
 
-    >>> captions({"sink": 0.1, "previous": 0.8, "own": 0.02, "distance": 1.4, "entropy": 0.9})["en"]
-    'previous-token head: 80 % on the token before'
+    name: str  # its sentence is "caption " + name in words.py
+    statistic: str
+    share: float = 0.0  # at least this
+    excess: float | None = None  # (share - even)/(1 - even), at least this
+    most: float | None = None  # below this part of what even weights would have
+    least: float | None = None  # at least this part of it
+
+
+KINDS = (
+    Kind("previous", "previous", share=0.5, excess=0.25),
+    Kind("own", "own", share=0.5, excess=0.25),
+    Kind("sink", "sink", share=0.25, excess=0.2),
+    Kind("local", "distance", most=0.25),
+    Kind("broad", "entropy", least=0.9),
+)
+MIXED = "mixed"  # none of these
+
+
+class Caption(NamedTuple):
+    """A head's kind, how clear its pattern is from 0 (none: mixed or broad) to 1, and the sentence in each language."""
+
+    kind: str
+    clearness: float
+    said: dict[Language, str]
+
+
+def captions(heads: HeadSummary, even: HeadSummary) -> list[Caption | None]:
+    """A caption for each head; None where its statistics are not known, or no query sees more than one key.
+
+    heads, even   what `summarise_heads` and `even_heads` give for the same matrix
+    O(heads).
+
+    >>> heads = HeadSummary(sink=[0.1], previous=[0.8], own=[0.02], distance=[1.4], entropy=[0.9])
+    >>> even = HeadSummary(sink=[0.27], previous=[0.2], own=[0.27], distance=[2.5], entropy=[1.59])
+    >>> captions(heads, even)[0].said["en"]
+    'previous-token head, 80% on the token before'
     """
-    known = {name: statistics.get(name) for name in ("previous", "own", "sink")}
-    name, share = max(
-        ((name, x) for name, x in known.items() if x is not None), key=lambda pair: pair[1], default=("", 0.0)
+    baseline = {name: values[0] if values else np.nan for name, values in even._asdict().items()}
+    return [_caption(dict(zip(heads._fields, head, strict=True)), baseline) for head in zip(*heads, strict=True)]
+
+
+def _caption(head: dict[str, float], even: dict[str, float]) -> Caption | None:
+    if not any(np.isfinite(x) for x in head.values()) or even["entropy"] == 0:
+        return None
+    kind = next((kind for kind in KINDS if _holds(kind, head[kind.statistic], even[kind.statistic])), None)
+    numbers = {name: fixed(100 * head[name], 0, 4) for name in ("sink", "previous", "own")}
+    numbers |= {name: fixed(head[name], 1, 5) for name in ("distance", "entropy")}
+    numbers["even"] = fixed(even["entropy"], 1, 5)
+    name = MIXED if kind is None else kind.name
+    key = "mixed without distance" if name == MIXED and not np.isfinite(head["distance"]) else name
+    said: dict[Language, str] = {language: say(language, f"caption {key}", **numbers) for language in LANGUAGES}
+    return Caption(name, 0.0 if kind is None else _clearness(kind, head[kind.statistic], even[kind.statistic]), said)
+
+
+def _clearness(kind: Kind, own: float, even: float) -> float:
+    if kind.most is not None:
+        return 1 - own / even
+    return 0.0 if kind.excess is None else _excess(own, even)
+
+
+def _holds(kind: Kind, own: float, even: float) -> bool:
+    """Do all conditions hold? A number that is not known fulfils none."""
+    if not np.isfinite(own) or not np.isfinite(even):
+        return False
+    return (
+        own >= kind.share
+        and (kind.excess is None or _excess(own, even) >= kind.excess)
+        and (kind.most is None or own < even * kind.most)
+        and (kind.least is None or 0 < even * kind.least <= own)
     )
-    said = f"{100 * share:.0f} %"
-    if share >= 2 * _SHARE and name == "previous":
-        return {"en": f"previous-token head: {said} on the token before", "zh": f"前词头：{said} 落在前一个词元上"}
-    if share >= _SHARE:
-        where = {
-            "previous": ("the token before", "前一个词元"),
-            "own": ("itself", "自身"),
-            "sink": ("the first token", "首个词元"),
-        }
-        return {"en": f"{said} on {where[name][0]}", "zh": f"{said} 落在{where[name][1]}上"}
-    distance = statistics.get("distance")
-    if distance is not None:
-        return {
-            "en": f"spread out, {distance:.1f} tokens away on average",
-            "zh": f"分散，平均距离 {distance:.1f} 个词元",
-        }
-    return {"en": "spread out", "zh": "分散"}
+
+
+def _excess(share: float, even: float) -> float:
+    return (share - even) / (1 - even) if even < 1 else 0.0

@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from clearhead.core.arrays import as_host_array, on_cpu
-from clearhead.core.axes import Array
+from clearhead.core.arrays import as_host_array, on_cpu, to_device_of
+from clearhead.core.axes import Array, as_slice
 from clearhead.core.rule_values import whole_number
 from clearhead.core.statistics import Answers
-from clearhead.view.protocols import Weights
+from clearhead.view.protocols import Factors, Weights
 
 
 class HeadSummary(NamedTuple):
@@ -46,32 +46,79 @@ def summarise_heads(
         if not cross:
             own = near(matrix, 0) if own is None else own
             previous = near(matrix, 1) - own
-    behind = real & (np.cumsum(real, -1) > 1)
-    means = (
-        _mean(values, which, heads)
-        for values, which in (
-            (sink, real), (previous, behind), (own, real), (None if cross else distance, real), (entropy, real)
-        )
-    )  # fmt: skip
-    return HeadSummary(*means)
+    return _means(heads, real, sink, previous, own, None if cross else distance, entropy)
+
+
+def even_heads(matrix: Weights, padding: Array | None = None, *, cross: bool = False) -> HeadSummary:
+    """The same five statistics of a head whose weights are equal, over the keys that the matrix's first head may see.
+
+    Their difference from a head's own is what it does by itself: in a short causal text every head is near to its own
+    key and to the first. One number each. O(queries·keys·d_k).
+    """
+    problem = matrix.factors.problem
+    batch, queries, keys = problem.batch, problem.queries, problem.keys
+    real = np.ones((batch, queries), bool) if padding is None else ~padding
+    factors = _even(matrix.factors)
+    seen = factors.observe(None, {"distance": True, "entropy": True})
+    q, k, alone = factors.q, factors.k, []
+    for b in range(batch):
+        at = first_key(matrix, b)
+        first = range(at, min(at + 1, keys))
+        only = factors.changed(factors.problem.take(keys=first), q, k[:, :, as_slice(first)])
+        alone.append(_part(only, factors)[b])
+    sink = np.stack(alone) if batch else np.zeros((0, 1, queries))
+    own = previous = None
+    if not cross:
+        own = _near(factors, 0)
+        previous = _near(factors, 1) - own
+    return _means(1, real, sink, previous, own, None if cross else seen.distance, seen.entropy)
 
 
 def near(matrix: Weights, left: int) -> Array:
     """The mass each query gives its own key and the `left` before it, (batch, heads, queries): exp(L_window - L)."""
-    factors = matrix.factors
+    return _near(matrix.factors, whole_number("left", left, 0))
+
+
+def _near(factors: Factors, left: int) -> Array:
     problem = factors.problem
-    left, before = min(whole_number("left", left, 0), problem.keys), problem.window[0]
+    left, before = min(left, problem.keys), problem.window[0]
     window = (left if before is None else min(left, before), 0)
-    inside = factors.changed(replace(problem, window=window, sinks=None), factors.q, factors.k)
+    return _part(factors.changed(replace(problem, window=window, sinks=None), factors.q, factors.k), factors)
+
+
+def _part(inside: Factors, factors: Factors) -> Array:
+    """The share of each query's weight on some of the keys, (batch, heads, queries): exp(L_part - L)."""
     with np.errstate(invalid="ignore"):
         within, whole = (on_cpu(part.logsumexp).astype(np.float64) for part in (inside, factors))
         return np.where(np.isneginf(within), 0.0, np.exp(within - whole))
+
+
+def _even(factors: Factors) -> Factors:
+    """One head that sees what the first one sees, and whose scores are all 0."""
+    first = factors.problem.take(heads=range(1))
+    unused: dict[str, Any] = {"softcap": None, "alibi_slopes": None, "sinks": None}
+    for name in ("bias", "span_table"):
+        value = getattr(first, name)
+        if value is not None:
+            forbids = np.isneginf(on_cpu(value))
+            plain = np.where(forbids, np.array(-np.inf, value.dtype), np.array(0, value.dtype))
+            unused[name] = to_device_of(plain, value)
+    zeros = (np.zeros((first.batch, 1, size, first.d_k), first.dtype) for size in (first.queries, first.keys))
+    q, k = (to_device_of(x, factors.q) for x in zeros)
+    return factors.changed(replace(first, **unused), q, k)
 
 
 def first_key(matrix: Weights, batch: int) -> int:
     """The index of a batch item's first key that is not padding."""
     mask = matrix.factors.problem.mask
     return 0 if mask is None else int(on_cpu(mask[batch, 0]).any(0).argmax())
+
+
+def _means(heads: int, real: Array, sink: Any, previous: Any, own: Any, distance: Any, entropy: Any) -> HeadSummary:
+    """The means over the queries that are real, of `previous` over those that have a key before their own."""
+    behind = real & (np.cumsum(real, -1) > 1)
+    found = ((sink, real), (previous, behind), (own, real), (distance, real), (entropy, real))
+    return HeadSummary(*(_mean(values, which, heads) for values, which in found))
 
 
 def _mean(values: Any, which: Array, heads: int) -> list[float]:

@@ -21,7 +21,7 @@ from clearhead.core.statistics import Answers
 from clearhead.errors import DtypeError, RuleError, SelectionError, shown
 from clearhead.view.captions import captions
 from clearhead.view.container import Document, compressed, stored
-from clearhead.view.head_summary import first_key, summarise_heads
+from clearhead.view.head_summary import even_heads, first_key, summarise_heads
 from clearhead.view.packing import forbids, packed
 from clearhead.view.parts import one_head
 from clearhead.view.picture import reach
@@ -244,8 +244,8 @@ def _layer(chosen: _Chosen, place: int) -> dict[str, Any]:
         arrays["received"] = found.received[shown].astype(np.float32)
     named_arrays = {name: f"{chosen.prefix}{place}.{name}" for name in arrays}
     chosen.arrays.update({named_arrays[name]: array for name, array in arrays.items()})
-    means = summarise_heads(matrix, seen, layer.padding, cross=layer.cross)._asdict()
-    statistics = {name: [float(f"{x:.4g}") if isfinite(x) else None for x in values] for name, values in means.items()}
+    means = summarise_heads(matrix, seen, layer.padding, cross=layer.cross)
+    told_heads = captions(means, even_heads(matrix, layer.padding, cross=layer.cross))
     return told | {
         "name": layer.name,
         "heads": list(layer.heads),
@@ -260,8 +260,11 @@ def _layer(chosen: _Chosen, place: int) -> dict[str, Any]:
         "sinks": problem.sinks is not None,
         "reach": _reaches(seen, first),
         "rules": plain,
-        "statistics": statistics,
-        "captions": [captions({name: row[at] for name, row in statistics.items()}) for at in range(problem.heads)],
+        "statistics": {
+            name: [float(f"{x:.4g}") if isfinite(x) else None for x in values]
+            for name, values in means._asdict().items()
+        },
+        "captions": [None if caption is None else caption.said for caption in told_heads],
         "exact": exact,
         "arrays": named_arrays,
     }

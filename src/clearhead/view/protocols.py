@@ -1,5 +1,6 @@
 """The protocols through which pages and pictures read AttentionMatrix and its factors."""
 
+from collections.abc import Mapping
 from typing import Any, Protocol, Self, Unpack
 
 from clearhead.core.axes import Array
@@ -28,6 +29,9 @@ class Factors(Protocol):
 
     def changed(self, problem: Problem, q: Array, k: Array) -> Self:
         """A copy with another problem, q and k."""
+
+    def observe(self, v: Any, asked: Mapping[str, Any]) -> Answers:
+        """The requested statistics."""
 
 
 class Weights(Protocol):
