@@ -21,7 +21,9 @@ export function scrubber(t, choose) {
   /** @type {Stage[]} */
   let stages = [];
   let place = { i: 0, j: 0 };
-  let [frame, size] = [0, 10];
+  let [frame, size, room] = [0, 10, 600];
+  const wideOf = (/** @type {Stage} */ stage) =>
+    stage.symbol === "O" ? Math.max(4, Math.min(44, Math.floor(room / stage.cols))) : size;
   const canvas = /** @type {HTMLCanvasElement} */ (h("canvas"));
   const says = h("p.readout");
   const slide = /** @type {HTMLInputElement} */ (
@@ -45,7 +47,7 @@ export function scrubber(t, choose) {
     h("div.pan", canvas),
   );
   canvas.addEventListener("click", ({ offsetX, offsetY }) => {
-    const [i, j] = [Math.floor(offsetY / size), Math.floor(offsetX / size)];
+    const [i, j] = [Math.floor(offsetY / size), Math.floor(offsetX / wideOf(stages[at]))];
     if (i >= 0 && i < stages[at].rows && j >= 0) choose(i, at === 4 ? place.j : Math.min(j, stages[0].cols - 1));
   });
 
@@ -81,8 +83,10 @@ export function scrubber(t, choose) {
   /** @param {Stage} stage @param {Stage | null} from @param {number} part      of the way from the step before */
   function draw(stage, from, part) {
     const dense = Math.min(3, window.devicePixelRatio || 1);
-    const cols = from ? from.cols + (stage.cols - from.cols) * part : stage.cols;
-    const [wide, high] = [Math.ceil(cols * size), stage.rows * size];
+    const between = (/** @type {number} */ before, /** @type {number} */ after) => before + (after - before) * part;
+    const cols = between(from?.cols ?? stage.cols, stage.cols);
+    const across = between(wideOf(from ?? stage), wideOf(stage));
+    const [wide, high] = [Math.ceil(cols * across), stage.rows * size];
     canvas.width = wide * dense;
     canvas.height = high * dense;
     canvas.style.width = `${wide}px`;
@@ -101,10 +105,10 @@ export function scrubber(t, choose) {
         const before = from ? colourOf(from, i, j) : to;
         const colour = to.map((x, c) => before[c] + (x - before[c]) * part);
         pen.fillStyle = css(colour);
-        pen.fillRect(j * size, i * size, size - 0.5, size - 0.5);
-        if (size < 34 || part < 1 || stage.hidden(i, j)) continue;
+        pen.fillRect(j * across, i * size, across - 0.5, size - 0.5);
+        if (Math.min(size, across) < 34 || part < 1 || stage.hidden(i, j)) continue;
         pen.fillStyle = inkOn(colour) === "dark" ? "#000" : "#fff";
-        pen.fillText(short(stage.at(i, j)), (j + 0.5) * size, (i + 0.5) * size);
+        pen.fillText(short(stage.at(i, j)), (j + 0.5) * across, (i + 0.5) * size);
       }
     pen.lineWidth = 2;
     pen.strokeStyle = css(rgb("ink"));
@@ -124,10 +128,8 @@ export function scrubber(t, choose) {
       names[4].hidden = !v;
       slide.max = String(v ? 4 : 3);
       at = Math.min(at, v ? 4 : 3);
-      size = Math.max(
-        8,
-        Math.min(44, Math.floor((element.clientWidth || 600) / Math.max(m, v?.width ?? 0)), Math.floor(560 / n)),
-      );
+      room = element.clientWidth || 600;
+      size = Math.max(6, Math.min(44, Math.floor(room / m), Math.floor(560 / n)));
       cancelAnimationFrame(frame);
       tell();
       draw(stages[at], null, 1);

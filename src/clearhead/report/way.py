@@ -10,8 +10,9 @@ from clearhead.explaining.explain import Explanation
 from clearhead.explaining.gpt2 import GPT2Config, Model
 from clearhead.explaining.texts import parts_of
 from clearhead.explaining.way import WayPart
-from clearhead.report.console import put
-from clearhead.report.explained import fill, spelled, title
+from clearhead.report.console import put, title
+from clearhead.report.explained import fill
+from clearhead.report.streams import spelled
 from clearhead.words import Language, say
 
 
