@@ -10,6 +10,8 @@ import { ribbon } from "./whatif.js";
 
 /** @typedef {import("./story.js").State} State */
 
+const RESTS = 120; // milliseconds after which the steps follow a pointer on the map
+
 /** @param {import("./container.js").Page} page @param {import("./place.js").Place} place @returns {(shell: import("./shell.js").Shell, host: HTMLElement) => void} */
 export function openStory(page, place) {
   const { runs } = page.header;
@@ -29,12 +31,15 @@ export function openStory(page, place) {
   const inView = new Set();
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   let later;
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  let resting;
   let goToPlace = () => {};
   let first = true;
   addEventListener("hashchange", () => goToPlace());
   return function draw(shell, host) {
     observer?.disconnect();
     clearTimeout(later);
+    clearTimeout(resting);
     waiting = new Map();
     inView.clear();
     const onIntersection = (/** @type {IntersectionObserverEntry[]} */ entries) => {
@@ -73,7 +78,11 @@ export function openStory(page, place) {
     bindKeys(story);
     place.follow("steps", ({ chosen: { run, layer, head, query, key }, what }) => {
       const { edited, batch } = runs[run] ?? state;
-      change({ edited, batch, layer, head, query: query < 0 ? story.head.n - 1 : query, key, what });
+      const wanted = { edited, batch, layer, head, query: query < 0 ? story.head.n - 1 : query, key, what };
+      const onlyCell = edited === state.edited && batch === state.batch && layer === state.layer && head === state.head;
+      clearTimeout(resting);
+      if (onlyCell && what === state.what) resting = setTimeout(() => change(wanted), RESTS);
+      else change(wanted);
     });
     goToPlace = () => location.hash.startsWith("#step-") && go(location.hash.replace("#step-", ""));
     if (first && location.hash) goToPlace();

@@ -40,11 +40,13 @@ export function diveRoom({ t }, place) {
   const rest = h("div", controls.element, controls.ribbon, controls.numbers, bars, steps.element);
   const element = h("section.dive", { "aria-labelledby": "dive-title" });
   add(element, [title, says, rest]);
-  place.follow("dive", () => update());
+  let { what } = place;
+  place.follow("dive", () => place.what !== what && update());
 
   function update() {
     const at = chosen();
     if (!look || !at) return;
+    what = place.what;
     const { i, j, head } = at;
     const here = Object.values(head.address).join(" ");
     if (of !== here && Object.keys(place.what.values).length) place.suppose("dive", { ...place.what, values: {} }); // edited numbers belong to their head

@@ -44,7 +44,7 @@ export function scrubber(t, choose) {
     h("div.stops", names),
     slide,
     says,
-    h("div.pan", canvas),
+    h("div.pan", { tabindex: 0, role: "group", "aria-label": t("matrix by step") }, canvas),
   );
   canvas.addEventListener("click", ({ offsetX, offsetY }) => {
     const [i, j] = [Math.floor(offsetY / size), Math.floor(offsetX / wideOf(stages[at]))];

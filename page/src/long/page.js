@@ -69,6 +69,9 @@ export function openLong(page, place) {
     /** @type {(() => void) | null} the map goes to the state's cell */
     let followed = null;
 
+    const nameOfRun = (/** @type {any} */ run, /** @type {number} */ at) =>
+      run.name || (page.header.edited ? t(run.edited ? "edited" : "not edited") : String(at));
+
     function drawFront() {
       const run = runs[state.at.run];
       front.replaceChildren(
@@ -79,7 +82,7 @@ export function openLong(page, place) {
             choice(
               t("run"),
               "run",
-              runs.map((/** @type {any} */ each, /** @type {number} */ at) => [String(at), each.name || String(at)]),
+              runs.map((/** @type {any} */ each, /** @type {number} */ at) => [String(at), nameOfRun(each, at)]),
               String(state.at.run),
               (value) => pick({ ...state.at, run: Number(value) }),
             ),
