@@ -1,4 +1,4 @@
-"""The rooms of a page in a real browser: one place in all of them, and the arithmetic of a weight under suppositions."""
+"""The rooms of a page in a real browser: one place in all of them, and a weight's arithmetic under suppositions."""
 
 import json
 import re

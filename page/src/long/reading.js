@@ -6,6 +6,9 @@ import { spelled } from "../numbers.js";
 import { alongKeys, inUnits, weightFrom, weightOn } from "./lines.js";
 import { gapsOf, unitOf } from "./units.js";
 
+const SHADES = 60; // few, so that most tokens keep theirs from one query to the next
+/** @type {WeakMap<HTMLElement, string>} */
+const coloured = new WeakMap();
 const MOST = 1200; // tokens that are shown at once
 
 /** @typedef {{by: "received" | "query" | "key", picks: "query" | "key", start: number, word: string, said: string, over: number | null, open: boolean}} Reading      open: its controls; over: the token under the pointer */
@@ -132,18 +135,22 @@ function shade(box, values, unitAt, marks) {
   let most = 0;
   if (values) for (let at = 0; at < values.length; at++) if (at !== aside && values[at] > most) most = values[at];
   const scale = weighed(most || 1);
+  const colours = Array.from({ length: SHADES + 1 }, (_, at) => scale.along(at / SHADES));
+  const written = colours.map((colour) => [css(colour), inkOn(colour) === "dark" ? "#000" : "#fff"]);
+  written.push([css(scale.along(NaN)), "#000"], ["", ""]); // not finite; no weight
   const focused = /** @type {HTMLElement | null} */ (box.querySelector('.token[tabindex="0"]'));
   const first = Number(/** @type {HTMLElement | null} */ (box.querySelector(".token"))?.dataset.token);
   const focusable = focused ? -1 : box.querySelector(`[data-token="${marks.query}"]`) ? marks.query : first;
   for (const span of /** @type {NodeListOf<HTMLElement>} */ (box.querySelectorAll(".token"))) {
     const token = Number(span.dataset.token);
     const value = values && unitAt(token) !== aside ? values[unitAt(token)] : 0;
-    const colour = scale.at(value); // NaN has its own
-    const background = value <= 0 ? "" : css(colour);
-    if (span.dataset.shade !== background) {
-      span.dataset.shade = background;
+    const place = Math.round(scale.shade(value) * SHADES);
+    const shade = value <= 0 ? SHADES + 2 : Number.isNaN(place) ? SHADES + 1 : Math.min(SHADES, place);
+    const [background, ink] = written[shade];
+    if (coloured.get(span) !== background) {
+      coloured.set(span, background);
       span.style.background = background;
-      span.style.color = value <= 0 ? "" : inkOn(colour) === "dark" ? "#000" : "#fff";
+      span.style.color = ink;
     }
     if (token === focusable) span.tabIndex = 0;
     span.classList.toggle("is-query", token === marks.query);
