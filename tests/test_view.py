@@ -136,6 +136,7 @@ def test_the_same_page_opens_and_its_numbers_come_from_the_server(port, matrix):
         until(page, "document.querySelector('.map-of').dataset.missing === '0'")
         value = float(re.search(r": ([\d.e-]+)", page.locator("#readout").text_content())[1])
         assert value == pytest.approx(matrix[1, 2, 15, 6], rel=1e-3)
+        page.locator(".controls .display > summary").click()
         page.check("#words")
         page.wait_for_timeout(300)
         until(page, "document.querySelector('.map-of').dataset.missing === '0'")

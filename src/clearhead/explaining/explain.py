@@ -352,7 +352,7 @@ def _of_run(
         row=steps.token(chosen[2]),
         entropy=entropy,
         window=part[2],
-        following=[] if run.logits is None else [_likeliest(model, row, count) for row in run.logits],
+        following=[] if run.logits is None else [_next(model, row, count) for row in run.logits],
         way=_way(model, part[1], run, chosen[2]),
     )
 
@@ -381,16 +381,9 @@ def _least(numbers: Array, layer: int | None, head: int | None) -> tuple[int, in
 
 
 def _next(model: "Model | HubModel", logits: Array, count: int) -> list[Choice]:
-    shares = probabilities(logits)
-    order = np.argsort(-shares, kind="stable")[:count]
-    return [Choice(int(i), model.text(int(i)), float(shares[i])) for i in order]
-
-
-def _likeliest(model: "Model | HubModel", logits: Array, count: int) -> list[Choice]:
-    """As `_next`, in time for every token of a text: without sorting the whole vocabulary."""
+    """The likeliest tokens, without sorting the whole vocabulary."""
     some = np.sort(np.argpartition(-logits, min(count, len(logits) - 1))[:count])
-    order = some[np.argsort(-logits[some], kind="stable")]
-    shares = probabilities(logits)
+    order, shares = some[np.argsort(-logits[some], kind="stable")], probabilities(logits)
     return [Choice(int(i), model.text(int(i)), float(shares[i])) for i in order]
 
 
