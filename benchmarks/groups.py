@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from benchmarks import causes, change, model, spans, truth, watching
+from benchmarks import causes, change, model, spans, steps, truth, watching
 
 
 class Group(NamedTuple):
@@ -28,6 +28,7 @@ GROUPS = {
     "spans": Group("spans", "the rule spans on one call", spans.costs, spans.lines, "numpy"),
     "causes": Group("causes", "looking at causes: everything of cuts", causes.costs, causes.lines, "numpy"),
     "watch": Group("watching", f"watching {GPT2}", watching.costs, watching.lines, "transformers"),
+    "steps": Group("steps", f"training steps of {GPT2}, causes watched", steps.costs, steps.lines, "transformers"),
     "change": Group("change", f"changing {GPT2}", change.costs, change.lines, "transformers"),
     "truth": Group("truth", "causes beside the truth, the model that ships", truth.agreements, truth.lines, "numpy"),
 }

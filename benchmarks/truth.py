@@ -1,7 +1,8 @@
 """How well estimates of an edge's effect agree with the truth: the model run again with that edge cut.
 
 Beginnings of the rhymes that the shipped model was trained on, 4 to 12 tokens, each with the lead of the likeliest next
-token over the second likeliest. All edges on which that lead depends are cut one by one. Nothing is timed.
+token over the second likeliest. All edges on which that lead depends are cut one by one. Then longer beginnings, of
+which some edges, drawn at random, are cut. Nothing is timed.
 """
 
 from collections.abc import Iterator
@@ -19,55 +20,61 @@ from clearhead.ops.matrix import AttentionMatrix
 
 RHYMES = Path(__file__).parent.parent / "training" / "rhymes.txt"
 TEXTS, FEW = 20, 3
+LONG, LONG_TEXTS, DRAWN = (24, 48, 96), 3, 200  # tokens; texts of each length, and edges of each text
 FIRST = 8  # of the edges that did most, how many an estimate has among as many
+SIGNED = ("cut", "contribution", "by the logit")
 
 
 class Agreement(NamedTuple):
-    """One estimate beside the truth, as means over the texts; the first two are None for one without a sign."""
+    """One estimate beside the truth, over some of the edges, as means over the texts."""
 
+    of: str  # which edges
     estimate: str
     texts: int
     edges: int
-    pearson: float | None
-    spearman: float | None
-    magnitudes: float  # Spearman's correlation of |estimate| and |truth|
+    pearson: float
+    spearman: float
+    slope: float  # Σ estimate·truth / Σ estimate²: below 1 where the truth is smaller than the estimate
+    sizes: float  # Spearman's correlation of |estimate| and |truth|, for estimates without a sign
     found: float  # the share of the FIRST edges that did most, by |truth|, among the FIRST by |estimate|
 
 
+class Text(NamedTuple):
+    """The edges of one text, and for each what it did and what it was estimated to do, (edges,)."""
+
+    tokens: int
+    edges: list[Edge]
+    truth: Any
+    estimates: dict[str, Any]
+
+
 def agreements(threads: int, *, quick: bool) -> list[Agreement]:
-    """Every estimate on the same edges."""
+    """Every estimate on the same edges: on all, and signed ones by layer and by length of text."""
     from clearhead.engines.threads import set_num_threads
 
     set_num_threads(threads)
     model = load()
-    rows: dict[str, list[tuple[float, ...]]] = {}
-    edges = 0
-    texts = list(_texts(model, FEW if quick else TEXTS))
-    for ids in texts:
-        run = model.run(ids)
-        found = derivatives(model, run, target_of(run))
-        places, estimates = _estimates(found)
-        truth = cut_again(model, run, found.target, places)
-        edges += len(places)
-        for name, numbers in estimates.items():
-            rows.setdefault(name, []).append(_compared(numbers, truth))
-    means = {name: [float(x) for x in np.mean(figures, axis=0)] for name, figures in rows.items()}
-    return [
-        Agreement(name, len(texts), edges, *((None, None) if name.startswith("weight") else own[:2]), *own[2:])
-        for name, own in means.items()
-    ]
+    short = [_cut(model, ids) for ids in _texts(model, FEW if quick else TEXTS)]
+    found = _means("all", short)
+    for number in range(model.config.layers):
+        found += _means(f"layer {number}", [_of_layer(text, number) for text in short], SIGNED)
+    for first in range(4, 13, 3):
+        some = [text for text in short if first <= text.tokens < first + 3]
+        found += _means(f"{first}-{first + 2} tokens", some, SIGNED) if some else []
+    for length in () if quick else LONG:
+        long = [_cut(model, ids, DRAWN) for ids in _long_texts(model, length)]
+        found += _means(f"{length} tokens", long, SIGNED)
+    return found
 
 
 def lines(found: list[Agreement]) -> list[tuple[str, ...]]:
     """The rows of the table, headings first."""
     rows: list[tuple[str, ...]] = [
-        ("estimate", "texts", "edges", "Pearson", "Spearman", "Spearman of sizes", f"of the {FIRST} strongest")
+        ("edges of", "estimate", "edges", "Pearson", "Spearman", "slope", "sizes", f"first {FIRST}")
     ]
     for one in found:
-        signed = ("-" if x is None else fixed(x, 3, 6) for x in (one.pearson, one.spearman))
-        rows.append(
-            (one.estimate, str(one.texts), f"{one.edges:,}", *signed, fixed(one.magnitudes, 3, 6), f"{one.found:.0%}")
-        )
+        signed = ("-" if one.estimate.startswith("weight") else fixed(x, 3, 6) for x in one[4:7])
+        rows.append((one.of, one.estimate, f"{one.edges:,}", *signed, fixed(one.sizes, 3, 6), f"{one.found:.0%}"))
     return rows
 
 
@@ -79,6 +86,40 @@ def _texts(model: Model, count: int) -> Iterator[list[int]]:
         length = 4 + place % 9
         start = place * len(cut) // count
         yield next(ids for ids in cut[start:] + cut if len(ids) >= length)[:length]
+
+
+def _long_texts(model: Model, length: int) -> Iterator[list[int]]:
+    """The ids of so many tokens from the beginnings of some rhymes, which may go on into the next one."""
+    rhymes = RHYMES.read_text(encoding="utf-8").split("\n\n")
+    for place in range(LONG_TEXTS):
+        text = "\n\n".join(rhymes[place * len(rhymes) // LONG_TEXTS :])
+        yield [token.id for token in model.tokens(text[: 6 * length])][:length]
+
+
+def _cut(model: Model, ids: list[int], drawn: int | None = None) -> Text:
+    """All edges of a text, or some, drawn at random."""
+    run = model.run(ids)
+    found = derivatives(model, run, target_of(run))
+    edges, estimates = _estimates(found)
+    if drawn is not None:
+        chosen = np.random.default_rng(len(ids)).choice(len(edges), min(drawn, len(edges)), replace=False)
+        edges, estimates = [edges[at] for at in chosen], {name: x[chosen] for name, x in estimates.items()}
+    return Text(len(ids), edges, cut_again(model, run, found.target, edges), estimates)
+
+
+def _of_layer(text: Text, number: int) -> Text:
+    own = np.array([edge.layer == number for edge in text.edges])
+    edges = [edge for edge in text.edges if edge.layer == number]
+    return Text(text.tokens, edges, text.truth[own], {name: x[own] for name, x in text.estimates.items()})
+
+
+def _means(of: str, texts: list[Text], names: tuple[str, ...] | None = None) -> list[Agreement]:
+    edges = sum(len(text.edges) for text in texts)
+    return [
+        Agreement(of, name, len(texts), edges, *means.tolist())
+        for name in names or texts[0].estimates
+        for means in [np.mean([_compared(text.estimates[name], text.truth) for text in texts], axis=0)]
+    ]
 
 
 def _estimates(found: Derivatives) -> tuple[list[Edge], dict[str, Any]]:
@@ -93,7 +134,7 @@ def _estimates(found: Derivatives) -> tuple[list[Edge], dict[str, Any]]:
         matrices = {
             "cut": cuts,
             "contribution": -contributions,
-            "derivative by the logit": weights * own.whole[..., None] - contributions,
+            "by the logit": weights * own.whole[..., None] - contributions,
             "weight": weights,
             "weight, last row": weights * (np.arange(weights.shape[1]) == position)[:, None],
         }
@@ -109,4 +150,5 @@ def _compared(estimate: Any, truth: Any) -> tuple[float, ...]:
     sizes = np.abs(estimate), np.abs(truth)
     first, second = (set(np.argsort(-x, kind="stable")[:FIRST].tolist()) for x in sizes)
     ranks = [spearman(*pair) or 0.0 for pair in ((estimate, truth), sizes)]
-    return float(np.corrcoef(estimate, truth)[0, 1]), ranks[0], ranks[1], len(first & second) / FIRST
+    slope = float(estimate @ truth / (estimate @ estimate))
+    return float(np.corrcoef(estimate, truth)[0, 1]), ranks[0], slope, ranks[1], len(first & second) / FIRST

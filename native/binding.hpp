@@ -16,17 +16,16 @@
 #include "dispatch.hpp"
 
 namespace clearhead {
-namespace {
 
 namespace nb = nanobind;
 using Given = nb::ndarray<nb::ro, nb::device::cpu>;
 using Taken = nb::ndarray<nb::device::cpu, nb::c_contig>;
 
-void check(bool fine, const char* what) {
+inline void check(bool fine, const char* what) {
     if (!fine) throw std::invalid_argument(what);
 }
 
-View view(const Given& x, int64_t bytes, int64_t b, int64_t h, int64_t r, int64_t c, const char* what) {
+inline View view(const Given& x, int64_t bytes, int64_t b, int64_t h, int64_t r, int64_t c, const char* what) {
     check(x.ndim() == 4 && x.itemsize() == size_t(bytes), what);
     check(int64_t(x.shape(0)) == b && int64_t(x.shape(1)) == h && int64_t(x.shape(2)) == r && int64_t(x.shape(3)) == c,
           what);
@@ -43,7 +42,7 @@ template <class T> const T* whole(const std::optional<Given>& x, int64_t count, 
     return static_cast<const T*>(x->data());
 }
 
-void* room(const std::optional<Taken>& x, int64_t count, int64_t bytes, const char* what) {
+inline void* room(const std::optional<Taken>& x, int64_t count, int64_t bytes, const char* what) {
     if (!x) return nullptr;
     check(x->size() == size_t(count) && x->itemsize() == size_t(bytes), what);
     return x->data();
@@ -64,9 +63,9 @@ struct Described {
 };
 
 // Looks for Ctrl-C, some twenty times a second, without holding the interpreter in between.
-thread_local std::chrono::steady_clock::time_point last_look;
+inline thread_local std::chrono::steady_clock::time_point last_look;
 
-bool interrupted() {
+inline bool interrupted() {
     const auto now = std::chrono::steady_clock::now();
     if (now - last_look < std::chrono::milliseconds(50)) return false;
     last_look = now;
@@ -75,14 +74,14 @@ bool interrupted() {
 }
 
 // Indices and byte counts are 64 bits wide. A broadcast axis may claim any size; no memory holds what these would need.
-void check_sizes(const Job& job) {
+inline void check_sizes(const Job& job) {
     const Problem& p = job.problem;
     const double heads = double(p.batch) * double(p.heads), queries = double(p.queries), keys = double(p.keys);
     const double width = double(p.d_k) + double(p.d_v) + double(job.rows.top) + double(job.columns.x_columns) + 64;
     if (heads * (queries + keys) * width > 0x1p52 || heads * queries * keys > 0x1p61) throw std::bad_alloc();
 }
 
-void work(bool (*how)(Job, bool (*)()), Job& job, int threads) {
+inline void work(bool (*how)(Job, bool (*)()), Job& job, int threads) {
     check(threads > 0, "threads");
     check_sizes(job);
     job.threads = threads;
@@ -95,5 +94,6 @@ void work(bool (*how)(Job, bool (*)()), Job& job, int threads) {
     if (!done) throw nb::python_error();
 }
 
-}  // namespace
+void bind_effects(nb::module_& m);
+
 }  // namespace clearhead

@@ -4,16 +4,13 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 
-#include <cmath>
-#include <cstring>
-#include <limits>
 #include <numeric>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "binding.hpp"
 #include "given_spans.hpp"
+#include "named.hpp"
 #include "repeated.hpp"
 #include "threads.hpp"
 
@@ -21,43 +18,6 @@ using namespace clearhead;
 using namespace nb::literals;
 
 namespace {
-
-// What Python gives by name. `done` refuses a name that nobody asked for, so that no answer is forgotten.
-class Named {
-  public:
-    explicit Named(const nb::dict& given) {
-        for (auto [name, value] : given) items.push_back({nb::cast<const char*>(name), value});
-    }
-
-    std::optional<Given> read(const char* name) { return cast<Given>(name); }
-    std::optional<Taken> write(const char* name) { return cast<Taken>(name); }
-    int number(const char* name) { return cast<int>(name).value_or(-1); }
-
-    void done() const {
-        for (const Item& item : items)
-            if (!item.asked) throw std::invalid_argument("the kernel has no " + std::string(item.name));
-    }
-
-  private:
-    struct Item {
-        const char* name;
-        nb::handle value;
-        bool asked = false;
-    };
-
-    template <class T> std::optional<T> cast(const char* name) {
-        for (Item& item : items) {
-            if (std::strcmp(item.name, name) != 0) continue;
-            item.asked = true;
-            T x;
-            if (!nb::try_cast(item.value, x, false)) throw nb::type_error(name);
-            return x;
-        }
-        return std::nullopt;
-    }
-
-    std::vector<Item> items;
-};
 
 // Named one by one in `m.def`: what Python forgets, or knows and this side does not, is a TypeError there.
 Described describe(int type, int64_t batch, int64_t heads, int64_t kv_heads, int64_t queries, int64_t keys, int64_t d_k,
@@ -129,15 +89,6 @@ Described describe(int type, int64_t batch, int64_t heads, int64_t kv_heads, int
 const char* const statistics[] = {
     CLEARHEAD_PER_QUERY(CLEARHEAD_NAME) "output", "top", "received", "peak", "image", "groups"};
 
-// Reads v (batch, heads, keys, d_v) into the problem.
-void take_values(Problem& p, const std::optional<Given>& v) {
-    check(v && v->ndim() == 4, "v");
-    p.v_heads = int64_t(v->shape(1));
-    p.d_v = int64_t(v->shape(3));
-    check(p.v_heads > 0 ? p.heads % p.v_heads == 0 : p.heads == 0, "v's heads");
-    p.v = view(*v, bytes_of(p.type), p.batch, p.v_heads, p.keys, p.d_v, "v");
-}
-
 void rows(int threads, const Described& d, const Given& q, const Given& k, std::optional<Given> v, nb::dict answers) {
     Job job;
     job.problem = d.with(q, k);
@@ -162,61 +113,6 @@ void rows(int threads, const Described& d, const Given& q, const Given& k, std::
     work(attend, job, threads);
 }
 
-// So many numbers in the statistics' type; null where they are not given.
-const void* numbers(Named& given, const Problem& p, const char* name, int64_t count) {
-    const auto x = given.read(name);
-    return p.type == Type::f64 ? static_cast<const void*>(whole<double>(x, count, name))
-                               : static_cast<const void*>(whole<float>(x, count, name));
-}
-
-const void* per_query(Named& given, const Problem& p, const char* name) {
-    return numbers(given, p, name, p.batch * p.heads * p.queries);
-}
-
-// The right-hand side x of a product, with so many rows.
-void take_operand(ColumnAnswers& want, Named& given, const Problem& p, int64_t rows) {
-    const auto x = given.read("x");
-    const int x_type = given.number("x_type");
-    check(x && x->ndim() == 4 && x_type >= 0 && x_type < 4, "x");
-    want.x_heads = int64_t(x->shape(1));
-    check(want.x_heads > 0 ? p.heads % want.x_heads == 0 : p.heads == 0, "x's heads");
-    want.x_type = Type(x_type);
-    want.x_columns = int64_t(x->shape(3));
-    want.x = view(*x, bytes_of(want.x_type), p.batch, want.x_heads, rows, want.x_columns, "x");
-}
-
-void take_picture(ColumnAnswers& want, const Taken& image) {
-    check(image.ndim() == 4 && image.shape(2) > 0 && image.shape(3) > 0, "image");
-    want.height = int64_t(image.shape(2));
-    want.width = int64_t(image.shape(3));
-}
-
-// What the column pass and the pass over effects both need and answer: the log-sum-exp, the labels of groups, x.
-void take_columns(Job& job, Named& given, Named& named) {
-    const Problem& p = job.problem;
-    ColumnAnswers& want = job.columns;
-    const int64_t heads = p.batch * p.heads, wide = p.type == Type::f64 ? 8 : 4;
-    want.logsumexp = per_query(given, p, "logsumexp");
-    check(want.logsumexp || heads * p.queries == 0, "logsumexp");
-    want.received = static_cast<double*>(room(named.write("received"), heads * p.keys, 8, "received"));
-    want.query_labels = whole<int64_t>(given.read("query_labels"), p.batch * p.queries, "query labels");
-    want.key_labels = whole<int64_t>(given.read("key_labels"), p.batch * p.keys, "key labels");
-    if (const auto groups = named.write("groups")) {
-        check(groups->ndim() == 4 && want.query_labels && want.key_labels, "labels");
-        want.query_groups = int64_t(groups->shape(2));
-        want.key_groups = int64_t(groups->shape(3));
-        want.groups = static_cast<double*>(room(groups, heads * want.query_groups * want.key_groups, 8, "groups"));
-        for (int64_t i = 0; i < p.batch * p.queries; ++i)
-            check(want.query_labels[i] < want.query_groups, "query labels");
-        for (int64_t j = 0; j < p.batch * p.keys; ++j) check(want.key_labels[j] < want.key_groups, "key labels");
-    }
-    want.weights = room(named.write("weights"), heads * p.queries * p.keys, wide, "weights");
-    if (const auto transposed = named.write("transposed")) {
-        take_operand(want, given, p, p.queries);
-        want.transposed = room(transposed, heads * p.keys * want.x_columns, wide, "transposed");
-    }
-}
-
 // `known`: the log-sum-exp, the labels of groups, x; `answers`: what is to be filled.
 void columns(int threads, const Described& d, const Given& q, const Given& k, nb::dict known, nb::dict answers) {
     Job job;
@@ -233,82 +129,6 @@ void columns(int threads, const Described& d, const Given& q, const Given& k, nb
     given.done();
     named.done();
     work(observe, job, threads);
-}
-
-// The values and the derivatives g of edges.
-void take_edges(Job& job, const Given& v, const Given& g) {
-    Problem& p = job.problem;
-    take_values(p, v);
-    job.effects.g = view(g, bytes_of(p.type), p.batch, p.heads, p.queries, p.d_v, "g");
-}
-
-void others(int threads, const Described& d, const Given& q, const Given& k, const Given& v, const Given& g,
-            nb::dict answers) {
-    Job job;
-    job.problem = d.with(q, k);
-    take_edges(job, v, g);
-    Named named(answers);
-    const int64_t count = job.problem.batch * job.problem.heads * job.problem.queries;
-    const auto take = [&](const char* name) {
-        check(answers.contains(name), name);
-        return room(named.write(name), count, 8, name);
-    };
-    OtherAnswers& want = job.others;
-    want.strongest = static_cast<int64_t*>(take("strongest"));
-    want.logit = static_cast<double*>(take("logit"));
-    want.term = static_cast<double*>(take("term"));
-    want.logsumexp = static_cast<double*>(take("logsumexp"));
-    want.others = static_cast<double*>(take("others"));
-    named.done();
-    work(find_others, job, threads);
-}
-
-// `known`: as for columns, and what each row must know for a cut; `answers`: what is to be filled.
-void effects(int threads, const Described& d, const Given& q, const Given& k, const Given& v, const Given& g,
-             nb::dict known, nb::dict answers) {
-    Job job;
-    job.problem = d.with(q, k);
-    take_edges(job, v, g);
-    const Problem& p = job.problem;
-    EffectAnswers& want = job.effects;
-    ColumnAnswers& sums = job.columns;
-    Named given(known), named(answers);
-    take_columns(job, given, named);
-    const int64_t heads = p.batch * p.heads, n = heads * p.queries, wide = p.type == Type::f64 ? 8 : 4;
-    want.whole = per_query(given, p, "whole");
-    want.others = per_query(given, p, "others");
-    want.strongest = whole<int64_t>(given.read("strongest"), n, "strongest");
-    const bool cuts = known.contains("whole");
-    check(cuts == known.contains("others") && cuts == known.contains("strongest"), "whole, others and strongest");
-    want.by_query = static_cast<double*>(room(named.write("by_query"), n, 8, "by_query"));
-    const auto values = named.write("top_values"), indices = named.write("top_indices");
-    want.top = values ? int64_t(values->shape(values->ndim() - 1)) : 0;
-    want.top_values = room(values, n * want.top, wide, "top_values");
-    want.top_indices = static_cast<int64_t*>(room(indices, n * want.top, 8, "top_indices"));
-    check(!values == !indices && (!values || want.top > 0), "top");
-    if (values) {
-        const int order = given.number("order");
-        check(order >= 0 && order < 3, "order");
-        want.order = Order(order);
-    }
-    const auto strongest = named.write("strongest_values"), places = named.write("strongest_indices");
-    want.strongest_count = strongest ? int64_t(strongest->shape(strongest->ndim() - 1)) : 0;
-    want.strongest_values = room(strongest, heads * want.strongest_count, wide, "strongest_values");
-    want.strongest_indices = static_cast<int64_t*>(room(places, heads * want.strongest_count, 8, "strongest_indices"));
-    check(!strongest == !places && (!strongest || want.strongest_count > 0), "strongest");
-    const auto mean = named.write("image_mean"), largest = named.write("image_largest");
-    if (mean) take_picture(sums, *mean);
-    want.image_mean = room(mean, heads * sums.height * sums.width, wide, "image_mean");
-    want.image_largest = room(largest, heads * sums.height * sums.width, wide, "image_largest");
-    check(!mean == !largest, "a picture's two parts");
-    if (const auto product = named.write("product")) {
-        check(!sums.transposed, "one product");
-        take_operand(sums, given, p, p.keys);
-        want.product = static_cast<double*>(room(product, n * sums.x_columns, 8, "product"));
-    }
-    given.done();
-    named.done();
-    work(find_effects, job, threads);
 }
 
 // `known`: the log-sum-exp, v, and what is known of the loss (base.Upstream); `answers`: the derivatives.
@@ -425,8 +245,7 @@ NB_MODULE(_native, m) {
     m.def("rows", &rows);
     m.def("columns", &columns);
     m.def("gradients", &gradients);
-    m.def("others", &others);
-    m.def("effects", &effects);
+    bind_effects(m);
     m.def("exercise", &exercise);
     m.def("read", &read_all);
     m.def("statistics", [] {

@@ -35,8 +35,8 @@ template <class T> struct Picture {
     // The first pixel with a part of row i.
     int64_t first_of(int64_t i) const { return min_of(int64_t(double(i) / tall), height - 1); }
 
-    // Adds the tile of queries i … and keys j0 … to the means of the pixels, and, with LARGEST, puts the numbers of
-    // largest magnitude under them there; both arrays start at pixel row `first`.
+    // Adds the tile of queries i … and keys j0 … to the means of the pixels, and, with LARGEST, puts what `larger_of`
+    // leaves of the numbers under them there; both arrays start at pixel row `first`.
     template <bool LARGEST>
     void add(const T* tile, int64_t i, int count, int64_t j0, int columns, int64_t first, double* means, T* largest) {
         read_pixels(j0);
@@ -63,7 +63,7 @@ template <class T> struct Picture {
                 for (int r = top; r < last; ++r) {
                     const Vec<T> x = load(tile + r * kPitch<T> + j);
                     sum = fma(x, broadcast<T>(shares[r]), sum);
-                    if constexpr (LARGEST) best = magnitude_of<T>(x) > magnitude_of<T>(best) ? x : best;
+                    if constexpr (LARGEST) best = larger_of(best, x);
                 }
                 store(line + j, sum);
                 if constexpr (LARGEST) store(large + j, best);
@@ -92,8 +92,11 @@ template <class T> struct Picture {
         }
     }
 
-    // Of two numbers the one of larger magnitude, the earlier one of equals.
-    CLEARHEAD_INLINE T larger_of(T best, T x) { return (x < 0 ? -x : x) > (best < 0 ? -best : best) ? x : best; }
+    // Of two numbers the one of larger magnitude, of equal ones the positive, or NaN: core/effects.py, larger.
+    template <class X> CLEARHEAD_INLINE X larger_of(X best, X x) {
+        const X size = best < X{} ? -best : best;
+        return ((x >= size) & (x != best)) | (-x > size) | (x != x) ? x : best;
+    }
 
     void read_pixels(int64_t j0) {
         if (block == j0) return;

@@ -208,10 +208,6 @@ template <class T> CLEARHEAD_INLINE T largest_of(Vec<T> v) {
 #endif
 }
 
-template <class T> CLEARHEAD_INLINE Vec<T> magnitude_of(Vec<T> x) {
-    return (Vec<T>)((IntVec<T>)x & ~(IntVec<T>)broadcast<T>(T(-0.0)));
-}
-
 // One bit for each lane of x above `threshold`.
 template <class T> CLEARHEAD_INLINE uint32_t lanes_above(Vec<T> x, T threshold) {
 #if defined(__AVX512F__)

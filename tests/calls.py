@@ -22,6 +22,7 @@ from clearhead.distributed.matrix import ShardedTransposedMatrix
 from clearhead.layers.layer import Layer
 from clearhead.ops.matrix import TransposedMatrix
 from clearhead.textbook.trace import TokenTrace, Trace
+from clearhead.textbook.trace_weights import WeightsTrace
 from clearhead.watching.seen import Seen
 
 RNG = np.random.default_rng(5)
@@ -156,6 +157,8 @@ def public() -> dict[str, Call]:
                                 ("q", "k", "engine", "logsumexp", "num_threads", *RULES)),
         "trace": Call(ch.trace, qkv, RULES),
         "trace_layer": Call(ch.trace_layer, LAYER, RULES),
+        "trace_weights": Call(ch.trace_weights, {"weights": np.abs(FLAT[:, :3]), "v": FLAT}),
+        "diagnose_weights": Call(ch.diagnose_weights, {"weights": np.abs(FLAT[:, :3]), "v": FLAT, "theirs": FLAT}),
         "diagnose": Call(ch.diagnose, {**qkv, "theirs": FLAT}, RULES),
         "diagnose_layer": Call(ch.diagnose_layer, {**LAYER, "w_o": W, "theirs": FLAT}, RULES),
         "shapes": Call(ch.shapes, qkv),
@@ -198,6 +201,8 @@ def public() -> dict[str, Call]:
              "among": {"keys": 5}, "heads": {"chosen": 0}},
         ),
         **methods(lambda: trace, Trace, {"token": {"query": 0}, "save": PATH, "document": {"scene": None}}),
+        **methods(lambda: ch.trace_weights(np.abs(FLAT[:, :3]), FLAT), WeightsTrace,
+                  {"token": {"query": 0}, "save": PATH, "document": {"scene": None}}),
         **methods(lambda: trace.token(0), TokenTrace, {}),
     }
     # fmt: on

@@ -92,3 +92,21 @@ def everything(E: Any, labels: tuple[Array, Array]) -> dict[str, Array]:
     spans = {"spans": E.spans(*labels)} if E.kind == "cut" else {}
     ones = {"product": E @ np.ones(E.shape[-1]), "transposed": E.T @ np.ones(E.shape[-2])}
     return {**found, **spans, **ones, "dense": E[...]}
+
+
+def signed_largest(x: Array, height: int, width: int, *, second: bool = False) -> Array:
+    """Under each pixel, what is largest in magnitude; or the largest magnitude of the other sign."""
+    found = np.zeros((*x.shape[:2], height, width))
+    for r in range(height):
+        rows = covered(r, height, x.shape[-2])
+        for c in range(width):
+            under = x[:, :, rows][..., covered(c, width, x.shape[-1])].reshape(*x.shape[:2], -1)
+            high, low = under.max(-1), under.min(-1)
+            wins = high >= -low
+            found[:, :, r, c] = np.where(wins != second, high, low)
+    return found
+
+
+def covered(pixel: int, pixels: int, size: int) -> slice:
+    """The cells under a pixel, in whole numbers."""
+    return slice(pixel * size // pixels, -(-(pixel + 1) * size // pixels))

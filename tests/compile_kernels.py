@@ -1,13 +1,20 @@
 """Compile every kernel for an H200 (sm_90) without one: `python compile_kernels.py [more]`; prints their names.
 
+`python compile_kernels.py effects sm_80` compiles those kernels of effects that need most, for that GPU, and prints of
+each its bytes of shared memory and of stack, into which registers spill.
+
 The driver is a stub that names the target; kernels are compiled down to the device's own instructions, never launched.
 """
 
+import re
+import subprocess
 import sys
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import numpy as np
 import torch
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
@@ -23,8 +30,10 @@ from clearhead.engines.base import Upstream
 class Stub:
     """The part of a driver that compiling needs."""
 
+    capability = 90
+
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", self.capability, 32)
 
     def get_current_device(self) -> int:
         return 0
@@ -38,8 +47,21 @@ class Stub:
 
 def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
     compiled = launch(kernel, *args, grid=grid, warmup=True, **options)
-    print(kernel.__name__, len(compiled.asm["cubin"]) > 0)
+    if "effects" in sys.argv:
+        print(kernel.__name__, compiled.metadata.shared, stack(compiled.asm["cubin"]))
+    else:
+        print(kernel.__name__, len(compiled.asm["cubin"]) > 0)
     return compiled
+
+
+def stack(cubin: bytes) -> int:
+    """The bytes of stack that a thread of a compiled kernel uses."""
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return int(re.findall(r"STACK:(\d+)", told)[0])
 
 
 def array(*shape: int, dtype: torch.dtype = torch.float32) -> Any:
@@ -80,11 +102,30 @@ def everything(dtype: torch.dtype, d: int, **rules: Any) -> None:
         triton.effect_product(*arrays, terms, g, transposed=True)
 
 
+def demanding(dtype: torch.dtype, d: int, asked: WantedEffects, **rules: Any) -> None:
+    """The kernels of cuts, with what is asked for together, and the products."""
+    q, g, k, v = (array(1, heads, 128, d, dtype=dtype) for heads in (4, 4, 2, 2))
+    lse, strongest = array(1, 4, 128), array(1, 4, 128, dtype=torch.int64)
+    arrays, terms = (describe(q, k, None, rules).problem, q, k, v, g), Terms("cut", lse, lse, lse, strongest)
+    triton.others(*arrays)
+    triton.effects(*arrays, terms, asked)
+    triton.effect_product(*arrays, terms, v, transposed=False)
+    triton.effect_product(*arrays, terms, g, transposed=True)
+
+
 if __name__ == "__main__":
     launch = JITFunction.run
     JITFunction.run = compile_only
     driver.set_active(Stub())
     places = np.arange(128)
+    if "effects" in sys.argv:
+        Stub.capability = int(sys.argv[-1].removeprefix("sm_"))
+        everywhere = WantedEffects(by_key=True, by_query=True, top=8, strongest=20, image=(256, 256))
+        table = np.where(np.tri(15, dtype=bool), np.ones((4, 1, 1)), -np.inf)
+        spans = {"spans": (places // 9, places // 9, table), "scale": np.arange(4.0)}
+        demanding(torch.bfloat16, 64, everywhere, causal=True, **spans)
+        demanding(torch.float32, 128, WantedEffects(top=8, strongest=20), causal=True, **spans)
+        sys.exit()
     if "more" in sys.argv:
         everything(torch.bfloat16, 40)
         everything(torch.float64, 16, causal=True)

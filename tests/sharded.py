@@ -1,4 +1,4 @@
-"""Ranks of tests over process groups: `python sharded.py DIRECTORY SCENARIO,…/WORLD/SEED/… …`."""
+"""Ranks of tests over process groups: `python sharded.py DIRECTORY SCENARIO,…/WORLD/SEED/… …`; started by ranks.py."""
 
 import os
 import sys
@@ -171,6 +171,7 @@ def observed(given, told, own, here, place, queries, keys, rank, what) -> None: 
     for _ in range(3):
         key = tuple(index(rng, size) for size in whole.shape)
         close(matrix[key], whole[key], f"{what} {key}")
+        assert matrix[key].shape == whole[key].shape, f"{what} {key}"
         key = (*key[:2], *key[:1:-1])
         close(matrix.T[key], whole.T[key], f"{what} {key} transposed")
 
@@ -514,6 +515,7 @@ def differently(rank: int, world: int, _seed: int) -> None:
         (lambda: matrix.observe(entropy=1 if last else True), "was refused: entropy is 1: expected True or False."),
         (lambda: matrix[0, 0, int(last)], "has index [0, 0, 1, range(0, "),
         (lambda: matrix[0, 0, 99 if last else 0], "was refused: index 99 is outside axis 2"),
+        (lambda: matrix.T[0, 0, 99 if last else 0], "was refused: index 99 is outside axis 2"),
         (lambda: matrix @ q[..., : 4 if last else 8], "has v's width 4, but rank 0 has 8"),
         (lambda: matrix.T @ q[0, 0, : 3 if last else 4], "was refused: g has shape (3, 8)"),
         (lambda: matrix.T @ (many if last else q), "was refused: Aᵀ·g of shape (1, 2, 4, 1099511627776) would take"),
@@ -619,7 +621,7 @@ def one_rank(job: str, rank: int, place: Path) -> None:
     store = meeting_place(place.with_suffix(".port"), rank, int(world), wait)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=int(world), timeout=wait)
     for name in scenarios.split(","):
-        globals()[name](rank, int(world), int(seed), *more)
+        getattr(sys.modules["__main__"], name)(rank, int(world), int(seed), *more)
     print("well", flush=True)
     if scenarios != "fault":
         dist.barrier()

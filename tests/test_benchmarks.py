@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 import benchmarks
-from benchmarks import causes, change, command, floors, gpu, run
+from benchmarks import causes, change, command, floors, gpu, run, steps, truth
 from benchmarks.__main__ import main
 from benchmarks.cases import Case
 from benchmarks.causes import CauseCost
@@ -20,6 +20,7 @@ from benchmarks.limits import Limits
 from benchmarks.memory import Single
 from benchmarks.model import Share
 from benchmarks.spans import SpanCost
+from benchmarks.steps import StepCost
 from benchmarks.truth import Agreement
 from benchmarks.watching import Cost
 from clearhead.bench.measure import interleaved
@@ -75,8 +76,12 @@ FOUND = {
     "spans": [SpanCost("n 64 d 8", "half cut", 0.001, 0.5, None)],
     "causes": [CauseCost("h8 n 64 d 64", "native", 0.001, 0.9, None, 10**6)],
     "watch": [Cost(4096, "watch", 5.4, 0.85, 10**9), Cost(16384, "sdpa", 52.4, None, 10**9)],
+    "steps": [StepCost(256, "causes", 0.9, 1.05, 1.01, 10**9)],
     "change": [ChangeCost(4096, "cut", 5.4, 1.02, 10**8)],
-    "truth": [Agreement("cut", 3, 900, 0.97, 0.95, 0.93, 0.875), Agreement("weight", 3, 900, None, None, 0.5, 0.5)],
+    "truth": [
+        Agreement("all", "cut", 3, 900, 0.97, 0.95, 0.9, 0.93, 0.875),
+        Agreement("all", "weight", 3, 900, 0.1, 0.2, 3.0, 0.5, 0.5),
+    ],
 }
 
 
@@ -127,6 +132,34 @@ def test_cutting_a_model_is_compared_with_eager_attention(monkeypatch: pytest.Mo
     found = change.costs(1, quick=True)
     assert [cost.way for cost in found] == ["unchanged", "cut", "eager"]
     assert found[0].ratio == 1
+
+
+@pytest.mark.slow
+def test_a_step_under_watch_has_the_loss_of_the_same_step_without(monkeypatch: pytest.MonkeyPatch):
+    calls: list[Any] = []
+    monkeypatch.setattr(steps, "QUICK", (20,))
+    monkeypatch.setattr(steps, "apart", lambda *_: Single(0.5, 10**6))
+    monkeypatch.setattr(steps, "interleaved", lambda made, **_: calls.append(made) or interleaved(made, **ONCE))
+    found = steps.costs(1, quick=True)
+    assert [cost.way for cost in found] == ["sdpa", "clearhead", "causes"]
+    assert (found[0].ratio, found[1].to_clearhead) == (1, 1)
+    losses = [float(call()) for call in calls[0].values()]
+    assert losses == pytest.approx([losses[0]] * 3, abs=1e-4)
+
+
+@pytest.mark.slow
+def test_estimates_are_compared_by_layer_and_by_length(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(truth, "TEXTS", 1)
+    monkeypatch.setattr(truth, "LONG", (14,))
+    monkeypatch.setattr(truth, "DRAWN", 30)
+    found = truth.agreements(1, quick=False)
+    assert list(dict.fromkeys(one.of for one in found)) == ["all", "layer 0", "layer 1", "4-6 tokens", "14 tokens"]
+    edges = {one.of: one.edges for one in found}
+    assert edges["layer 0"] + edges["layer 1"] == edges["all"] == edges["4-6 tokens"] == 8 * (10 + 4)
+    assert edges["14 tokens"] == 3 * 30
+    by = {(one.of, one.estimate): one for one in found}
+    assert by["all", "cut"].pearson > by["all", "contribution"].pearson
+    assert by["all", "cut"].spearman > 0.8
 
 
 @pytest.mark.slow

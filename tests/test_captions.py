@@ -4,9 +4,11 @@ import re
 
 import numpy as np
 import pytest
+import torch
 
 import clearhead as ch
 from clearhead.core import visibility
+from clearhead.core.device_array import DeviceArray
 from clearhead.view import captions as module
 from clearhead.view.captions import KINDS, captions
 from clearhead.view.head_summary import HeadSummary, even_heads, summarise_heads
@@ -54,9 +56,9 @@ def test_a_head_that_looks_at_one_place_is_called_after_it(causal, kind, offset,
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_head_that_looks_nearby_is_local_and_one_without_preference_is_broad(causal):
     rng = fresh()
-    n = int(rng.integers(60, 120))
+    n = int(rng.integers(80, 120))
     distance = abs(np.subtract.outer(np.arange(n), np.arange(n)))
-    near, weights = captioned(-0.4 * distance - 9.0 * (distance < 2) + 0.1 * rng.standard_normal((n, n)), causal=causal)
+    near, weights = captioned(-1.0 * distance - 9.0 * (distance < 2) + 0.1 * rng.standard_normal((n, n)), causal=causal)
     assert near.kind == "local"
     said = re.fullmatch(r"local head, ([\d.]+) tokens away on average", near.said["en"])
     assert abs(float(said[1]) - (weights * distance).sum(1).mean()) <= 0.0501
@@ -142,3 +144,16 @@ def test_even_weights_are_those_over_the_visible_keys(name, padded):
     }
     for statistic, (values, which) in expected.items():
         assert getattr(found, statistic) == pytest.approx([values[which].mean()], abs=1e-9), statistic
+
+
+@pytest.mark.slow  # it imports Triton
+def test_even_weights_of_arrays_on_a_device_are_the_same():
+    rng = fresh()
+    q, k = rng.standard_normal((1, 2, 9, 6)), rng.standard_normal((1, 1, 14, 6))
+    bias = np.where(rng.random((1, 1, 9, 14)) < 0.3, -np.inf, rng.standard_normal((1, 1, 9, 14)))
+    there = [DeviceArray(torch.from_numpy(x)) for x in (q, k, bias)]
+    found = even_heads(ch.AttentionMatrix(*there[:2], bias=there[2]), cross=True)
+    expected = even_heads(ch.AttentionMatrix(q, k, bias=bias), cross=True)
+    assert found.sink == pytest.approx(expected.sink)
+    assert found.entropy == pytest.approx(expected.entropy)
+    assert np.isnan(found.previous[0])

@@ -96,12 +96,12 @@ ERRORS: dict[str, Wrong] = {
     "top 0": (
         lambda: cuts().top(0),
         ValueError,
-        "top is 0: expected a whole number from 1 up.\n\nhint: top(8)",
+        "top is 0: expected a whole number from 1 up.\n\nhint: top=8",
     ),
     "strongest of a half": (
         lambda: cuts().strongest(2.5),  # type: ignore[arg-type]
         ValueError,
-        "strongest is 2.5: expected a whole number from 1 up.\n\nhint: strongest(20)",
+        "strongest is 2.5: expected a whole number from 1 up.\n\nhint: strongest=8",
     ),
     "an image of no height": (
         lambda: cuts().image(0, 9),

@@ -14,11 +14,13 @@ from cause_problems import (
     ENGINES,
     EVERYTHING,
     Causes,
+    covered,
     each_engine,
     everything,
     in_float64,
     normal,
     refused,
+    signed_largest,
     without,
 )
 from clearhead.core import reference, visibility
@@ -100,24 +102,6 @@ def test_what_is_observed_is_numpys_answer_to_the_references_effects(
     assert_close(edges.value, truth[at], allowed[at], "strongest")
     best = np.argsort(-np.abs(truth[visible]))[:count]
     assert_close(np.abs(edges.value), np.abs(truth[visible])[best], allowed.max(initial=0), "strongest")
-
-
-def signed_largest(x: Array, height: int, width: int, *, second: bool = False) -> Array:
-    """Under each pixel, what is largest in magnitude; or the largest magnitude of the other sign."""
-    found = np.zeros((*x.shape[:2], height, width))
-    for r in range(height):
-        rows = covered(r, height, x.shape[-2])
-        for c in range(width):
-            under = x[:, :, rows][..., covered(c, width, x.shape[-1])].reshape(*x.shape[:2], -1)
-            high, low = under.max(-1), under.min(-1)
-            wins = high >= -low
-            found[:, :, r, c] = np.where(wins != second, high, low)
-    return found
-
-
-def covered(pixel: int, pixels: int, size: int) -> slice:
-    """The cells under a pixel, in whole numbers."""
-    return slice(pixel * size // pixels, -(-(pixel + 1) * size // pixels))
 
 
 def assert_ranked(case: Case, found: Any, truth: Array, allowed: Array, order: str) -> None:
@@ -384,6 +368,26 @@ def test_equal_effects_come_in_the_order_of_their_places(engine: str):
     assert len(edges.value) == 3 * 2 * 5 * keys
     assert (edges.batch[-1], edges.head[-1], edges.query[-1], edges.key[-1]) == (2, 1, 4, keys - 1)
     np.testing.assert_allclose(E.image(2, 3).largest, 1, rtol=1e-12)
+
+
+@each_engine
+def test_a_picture_shows_the_positive_of_two_equal_effects_and_nan_where_there_is_one(engine: str):
+    """All weights are equal, so that effects of one size are equal to the bit wherever they lie: in several tiles."""
+    queries, keys = (34, 36) if engine == "triton" else (150, 1100)
+    v, g = fresh().choice([-2.0, -1, 1, 2], (2, keys, 1)), fresh().choice([-1.0, 1], (1, queries, 1))
+    v[0] = np.sign(v[0])
+    A = ch.AttentionMatrix(np.zeros((1, queries, 1)), np.zeros((1, keys, 1)), engine=engine)
+    pixels = tuple(fresh().integers(1, 4, 2).tolist())
+    for values in v:
+        E = A.contributions(values[None], g)
+        for height, width in (pixels, (1, 1)):
+            expected = signed_largest(g[None] * values[:, 0] / keys, height, width)[0]
+            np.testing.assert_allclose(E.image(height, width).largest, expected, rtol=1e-12)
+    at = fresh().integers(keys)
+    v[0, at] = np.nan
+    found = A.contributions(v[:1], g).image(1, pixels[1]).largest
+    under = [at in range(keys)[covered(pixel, pixels[1], keys)] for pixel in range(pixels[1])]
+    np.testing.assert_array_equal(np.isnan(found), np.broadcast_to(under, found.shape))
 
 
 @each_engine

@@ -382,7 +382,9 @@ def test_a_missing_package_is_named_with_the_extra_that_installs_it(gone, words,
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", [[], ["explain"], ["trace"], ["diagnose"], ["view"], ["bench"], ["info"]])
+@pytest.mark.parametrize(
+    "command", [[], ["explain"], ["shapes"], ["scale"], ["trace"], ["diagnose"], ["view"], ["bench"], ["info"]]
+)
 def test_help_names_the_extras_within_eighty_columns(command):
     said = call(*command, "--help").stdout
     assert max(map(cell_len, said.splitlines())) <= 80

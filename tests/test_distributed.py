@@ -1,17 +1,14 @@
 """Sharded attention on 1 to 4 gloo processes: the numbers of one process, the same bits, faults that name the rank."""
 
-import os
-import signal
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from ranks import all_well, run
 from seeds import fresh
 
-SCRIPT = Path(__file__).with_name("sharded.py")
 FAULTS = (  # which fault happens on which of three ranks, and during which method
     ("absent", 2, "gather"),
     ("late", 0, "ring"),
@@ -23,28 +20,6 @@ FAULTS = (  # which fault happens on which of three ranks, and during which meth
     ("forgets", 2, "merge"),
     ("dies_backward", 1, "gather"),
 )
-
-
-def run(directory: Path, jobs: list[tuple[str, ...]]) -> list[list[str]]:
-    """Start every rank of these jobs, (scenarios, ranks, seed, …), and return the output of each rank of each job."""
-    told = ["/".join(job) for job in jobs]
-    launcher = subprocess.Popen([sys.executable, str(SCRIPT), str(directory), *told], start_new_session=True)
-    try:
-        launcher.wait(timeout=150)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(launcher.pid, signal.SIGKILL)
-        launcher.wait()
-    return [
-        [(directory / f"{number}.{rank}").read_text(errors="replace") for rank in range(int(job[1]))]
-        for number, job in enumerate(jobs)
-    ]
-
-
-def all_well(directory: Path, jobs: list[tuple[str, ...]]) -> None:
-    for job, said in zip(jobs, run(directory, jobs), strict=True):
-        for rank, text in enumerate(said):
-            assert text.endswith("well\n"), f"{job}, rank {rank}:\n{text[-3000:]}"
 
 
 @pytest.mark.parametrize("worlds", ["3", pytest.param("124", marks=pytest.mark.slow)])

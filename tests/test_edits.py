@@ -10,9 +10,10 @@ import torch
 import clearhead as ch
 from clearhead.changing.applying import edited
 from clearhead.changing.edits import Edit
-from clearhead.changing.places import Place, Text, find, pieces_of, read_places
+from clearhead.changing.places import Place, Text, find, read_places
 from clearhead.errors import ClearheadError, DtypeError, FileError, RuleError, SelectionError, UnknownNameError
 from clearhead.explaining import gpt2
+from clearhead.layers.pieces import pieces_of
 from seeds import fresh
 
 EDITS = [

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from clearhead.cli import main
 from clearhead.explaining.answer import clearest
 from clearhead.explaining.explain import explain
 from clearhead.explaining.gpt2 import Token, load
+from clearhead.report import answer
 from clearhead.report.shaded import BARS, pieces_of, shaded_text
 from clearhead.report.streams import printable
 from seeds import fresh
@@ -190,3 +192,12 @@ def test_without_a_block_character_the_bars_are_ascii():
     assert text == "  mary had a little lamb its fleece was white as [snow]"
     assert set(bars) <= set(" .:-=+*#@")
     assert "@" in bars
+
+
+def test_a_sinks_share_is_said():
+    seen = explain(TEXT, load())
+    rules = seen.run.rules | {"sinks": np.zeros(8)}
+    half = replace(seen, run=replace(seen.run, rules=rules), row=replace(seen.row, weights=seen.row.weights / 2))
+    said = [line.plain for line in answer.lines(Console(width=80), half, "en")]
+    assert said[1] == "its sink takes 50.00% of the weight"
+    assert "sink takes" not in "".join(line.plain for line in answer.lines(Console(width=80), seen, "en"))

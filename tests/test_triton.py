@@ -166,13 +166,26 @@ def test_a_d_k_above_the_limit_is_refused():
 @pytest.mark.parametrize("more", [[], ["more"]], ids=str)
 def test_every_kernel_compiles_for_a_gpu(more: list[str]):
     """Also on machines without a GPU: the compiler may refuse what the interpreter accepts."""
-    program = Path(__file__).parent / "compile_kernels.py"
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", program, *more], capture_output=True, text=True, env=environment
-    )
-    assert not done.returncode, done.stderr[-2000:]
-    told = set(done.stdout.split("\n")) - {""}
     kernels = ["rows", "merge", "columns", "pool", "keys", "queries", "bias", "spans"]
     kernels += ["others", "by_queries", "by_keys", "pixels", "pool_largest"]
-    assert told == {f"{name} True" for name in kernels}
+    assert compiled(*more) == {f"{name} True" for name in kernels}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gpu", ["sm_80", "sm_90"])
+def test_the_kernels_of_effects_that_need_most_fit_a_gpu(gpu: str):
+    needs = [line.split() for line in compiled("effects", gpu)]
+    assert {name for name, *_ in needs} == {"others", "by_queries", "by_keys", "pixels", "pool", "pool_largest"}
+    for name, shared, stack in needs:
+        assert int(shared) <= 99 * 1024, name  # what sm_86 has; sm_80 has 163 KiB
+        assert int(stack) <= 512, f"{name} spills"
+
+
+def compiled(*arguments: str) -> set[str]:
+    """The lines that compile_kernels.py prints."""
+    program = Path(__file__).parent / "compile_kernels.py"
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-W", "ignore", program, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert not done.returncode, done.stderr[-2000:]
+    return set(done.stdout.split("\n")) - {""}

@@ -25,6 +25,7 @@ NOT_DRAWN = {
     ("explain", "model"): "names are looked for in a hub, which takes two seconds each; test_hub.py has them",
     ("why", "model"): "likewise",
     ("Trace.document", "scene"): "made by the program itself, as are its fields",
+    ("WeightsTrace.document", "scene"): "likewise",
 }
 OWN = {("each", "a type"), ("each", "a function")}  # a function given by the caller may raise anything
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from clearhead.core.effects import Effects as Effects
     from clearhead.diagnosing.diagnose import diagnose as diagnose
     from clearhead.diagnosing.diagnose import diagnose_layer as diagnose_layer
+    from clearhead.diagnosing.diagnose import diagnose_weights as diagnose_weights
     from clearhead.engines.threads import get_num_threads as get_num_threads
     from clearhead.engines.threads import set_num_threads as set_num_threads
     from clearhead.explaining.explain import explain as explain
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from clearhead.textbook.shapes import shapes as shapes
     from clearhead.textbook.trace import trace as trace
     from clearhead.textbook.trace_layer import trace_layer as trace_layer
+    from clearhead.textbook.trace_weights import trace_weights as trace_weights
     from clearhead.watching.seen import load as load
     from clearhead.watching.watch import watch as watch
 
@@ -53,6 +55,7 @@ _HOMES = {
     "cut": "changing.edits",
     "diagnose": "diagnosing.diagnose",
     "diagnose_layer": "diagnosing.diagnose",
+    "diagnose_weights": "diagnosing.diagnose",
     "edits_from_json": "changing.edits_json",
     "edits_to_json": "changing.edits_json",
     "explain": "explaining.explain",
@@ -69,6 +72,7 @@ _HOMES = {
     "tempered": "changing.edits",
     "trace": "textbook.trace",
     "trace_layer": "textbook.trace_layer",
+    "trace_weights": "textbook.trace_weights",
     "values_like": "changing.edits",
     "watch": "watching.watch",
     "why": "explaining.why",

@@ -5,6 +5,7 @@ import sys
 from typing import Any, NoReturn
 
 from clearhead import __version__
+from clearhead.errors import FileError, shown
 from clearhead.report.streams import complain
 
 _ABOUT = """Exact attention, with weights that stay visible."""
@@ -59,16 +60,46 @@ this machine alone, and works until Ctrl-C
 the server needs Starlette and Uvicorn:
   pip install "clearhead[view]"
 """
+_SHAPES_EXAMPLES = """examples:
+  clearhead shapes
+  clearhead shapes n=12 d_model=512 h=8
+  clearhead shapes n=12 m=9 d_model=512 h=8 h_kv=2
+  clearhead shapes B n=1024 d_k=64
+
+sizes, each NAME=NUMBER, or NAME alone for a symbol:
+  n        queries                     m        keys of another sequence
+  d_model  the width of X              h        heads
+  d_k      the width of a query        d_v      the width of a value
+  B        texts in a batch            h_kv     key heads, shared by queries
+d_k is d_model/h and d_v is d_k where they are not given; a size without a
+number stays a symbol
+
+in Python, shapes of your own: ch.shapes(("n", 64), ("m", 64), ("m", "d_v"))
+"""
+_SCALE_EXAMPLES = """examples:
+  clearhead scale
+  clearhead scale --widths 8,64,512 --keys 100
+  clearhead scale --json scale.json
+
+random queries and keys of each width d_k: the variance of q·k, and the largest
+weight a of the softmax with its derivative a(1-a), with and without 1/√d_k
+
+in Python: from clearhead.textbook.why_scale import why_scale, saturation
+"""
 _TRACE_EXAMPLES = """examples:
   clearhead trace example.json
-  clearhead trace layer.npz --head 3
+  clearhead trace layer.npz --head 3 --query 7
+  clearhead trace layer.npz --num-heads 1,8
   clearhead trace layer.npz --json steps.json --html page.html
 
-a file holds q, k, v (or x, w_q, w_k, w_v, w_o, num_heads), any score rules,
-and, if you want them checked, values that you claim for scores, scaled, weights
-or output:
+a file holds q, k, v (or x, w_q, w_k, w_v, w_o, num_heads; or weights and v),
+any score rules, the names of the tokens, and, if you want them checked, values
+that you claim for scores, scaled, weights or output, and of a layer also for Q,
+K, V, heads and H, the heads joined:
   {"q": [[1, 3], [2, 0.5]], "k": [[0.5, 2], [1, 3]], "v": [[0, 4], [1, 2]],
-   "scores": [[6.5, 10], [2, 3.5]]}
+   "scores": [[6.5, 10], [2, 3.5]], "tokens": ["hello", "world"]}
+  {"weights": [0.15, 0.25, 0.55, 0.05], "v": [[1], [2], [3], [4]]}
+tokens are those of the queries where source_tokens names the keys
 
 exit code: 0 every claim is right, 1 a claim is wrong, 2 bad input
 """
@@ -77,9 +108,9 @@ _DIAGNOSE_EXAMPLES = """examples:
   clearhead diagnose case.safetensors --lang zh
   clearhead diagnose case.json --json -
 
-a file holds q, k, v (or x, w_q, w_k, w_v, w_o, num_heads), any score rules, and
-as theirs what your code gave for them; if that is not the output, its stage
-says which step it is: weights, scores, scaled or masked:
+a file holds q, k, v (or x, w_q, w_k, w_v, w_o, num_heads; or weights and v),
+any score rules, and as theirs what your code gave for them; if that is not the
+output, its stage says which step it is: weights, scores, scaled or masked:
   {"q": [[1, 3], [2, 0.5]], "k": [[0.5, 2], [1, 3]], "v": [[0, 4], [1, 2]],
    "theirs": [[3.5, 11], [1.5, 5.5]], "stage": "scores"}
 np.savez("case.npz", q=q, k=k, v=v, theirs=out, causal=True) writes one from
@@ -136,7 +167,7 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"clearhead {__version__}")
     _languages(parser, None)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for add in (_explain, _trace, _diagnose, _view, _bench, _info):
+    for add in (_explain, _shapes, _scale, _trace, _diagnose, _view, _bench, _info):
         add(commands)
     return parser
 
@@ -214,6 +245,21 @@ def _edit(explain: argparse.ArgumentParser, name: str, form: str, about: str, **
     explain.add_argument(f"--{name}", dest="edits", action="append", type=named, metavar=form, help=about, **more)
 
 
+def _shapes(commands: Any) -> None:
+    shapes = _command(commands, "shapes", "print the shape and cost of every step of a layer", _SHAPES_EXAMPLES)
+    shapes.add_argument("sizes", type=_name, nargs="*", metavar="SIZE", help="n=12, or n for a symbol (see below)")
+    _files(shapes, html=False)
+    _languages(shapes, argparse.SUPPRESS)
+
+
+def _scale(commands: Any) -> None:
+    scale = _command(commands, "scale", "show with numbers why scores are divided by √d_k", _SCALE_EXAMPLES)
+    scale.add_argument("--widths", type=_name, metavar="N,N,…", help="the values of d_k; default: 1,4,16,64,256")
+    scale.add_argument("--keys", type=_whole, default=16, metavar="N", help="keys of each query; default: 16")
+    _files(scale, html=False)
+    _languages(scale, argparse.SUPPRESS)
+
+
 def _trace(commands: Any) -> None:
     trace = _command(commands, "trace", "compute a file's attention step by step and check its claims", _TRACE_EXAMPLES)
     trace.add_argument("file", type=_name, metavar="FILE", help="a .json, .npz or .safetensors file")
@@ -221,6 +267,15 @@ def _trace(commands: Any) -> None:
         "--head", type=_whole, metavar="N", help="the head to print, from 0; default: where a claim is wrong, else 0"
     )
     trace.add_argument("--batch", type=_whole, metavar="N", help="the batch entry to print, from 0; default: as --head")
+    trace.add_argument(
+        "--num-heads",
+        type=_name,
+        metavar="N,N",
+        help="instead of the steps, the layer with each of these numbers of heads, side by side, such as 1,8",
+    )
+    trace.add_argument(
+        "--query", type=_whole, metavar="N", help="whose lengths and angles to print, from 0; default: as --head"
+    )
     _files(trace, html=True)
     _languages(trace, argparse.SUPPRESS)
 
@@ -312,3 +367,20 @@ def _whole(text: str) -> int:
 
 def _short(text: str) -> str:
     return text if len(text) <= 30 else text[:30] + "…"
+
+
+def pairs(given: str) -> list[tuple[str, int]]:
+    """Pairs of layer and head from text such as 3.5,7.0. Raises FileError."""
+    try:
+        parts = [part.rpartition(".") for part in given.split(",")]
+        return [(layer, int(head)) for layer, _, head in parts]
+    except ValueError:
+        raise FileError(f"--exact is {given!r}: expected layer.head pairs.", "--exact 3.5,7.0") from None
+
+
+def numbers(name: str, given: str) -> list[int]:
+    """Whole numbers from text such as 1,8. Raises FileError."""
+    parts = [part.strip() for part in given.split(",")]
+    if not all(part.isascii() and part.isdecimal() and len(part) < 16 for part in parts):
+        raise FileError(f"{name} is {shown(given)}: expected whole numbers with commas.", f"{name} 1,8")
+    return [int(part) for part in parts]

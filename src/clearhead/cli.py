@@ -1,4 +1,4 @@
-"""The command line: explain a text, trace a file, diagnose a file, view, bench, info.
+"""The command line: explain a text, shapes, why scores are scaled, trace a file, diagnose a file, view, bench, info.
 
 Data goes to standard output, messages about problems to standard error.
 
@@ -27,6 +27,7 @@ from clearhead.report import streams
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from clearhead.diagnosing.claims import CheckedExample
     from clearhead.view.long import ShownRun
 
 
@@ -168,7 +169,7 @@ def _long_page(given: argparse.Namespace) -> int:
     for name in ("json", "layer", "head", "token"):
         if getattr(given, name) is not None:
             raise FileError(f"--{name} is for one token, and --file with --html shows every head of all tokens.")
-    exact = None if given.exact is None else _pairs(given.exact)
+    exact = None if given.exact is None else arguments.pairs(given.exact)
     runs = _runs(given, find(given.model), given.text)
     wish = PageOptions(title=_title(given.file), language=given.lang, exact=exact, dtype=given.dtype)
     data = page.encoded(document(runs, wish, lambda layers: progress(layers, "heads")))
@@ -179,15 +180,6 @@ def _long_page(given: argparse.Namespace) -> int:
     if given.html != "-":
         print(f"{streams.printable(given.html)}: {said}")
     return 0
-
-
-def _pairs(given: str) -> list[tuple[str, int]]:
-    """Pairs of layer and head from text such as 3.5,7.0."""
-    try:
-        parts = [part.rpartition(".") for part in given.split(",")]
-        return [(layer, int(head)) for layer, _, head in parts]
-    except ValueError:
-        raise FileError(f"--exact is {given!r}: expected layer.head pairs.", "--exact 3.5,7.0") from None
 
 
 def _view(given: argparse.Namespace) -> int:
@@ -239,20 +231,71 @@ def _viewed(given: argparse.Namespace) -> "list[ShownRun]":
     return [run_of(load(given.source))]
 
 
+def _shapes(given: argparse.Namespace) -> int:
+    from clearhead.textbook.layer_shapes import layer_shapes, read_sizes
+
+    console = _console(given)
+    found = layer_shapes(read_sizes(given.sizes))
+    if given.json is not None:
+        _write_json(given.json, found.to_json())
+    if console is not None:
+        from clearhead.report import shaped
+
+        shaped.show(console, found, given.lang)
+    return 0
+
+
+def _scale(given: argparse.Namespace) -> int:
+    from clearhead.textbook.why_scale import WIDTHS, saturation, why_scale
+
+    console = _console(given)
+    drawn = {"keys": given.keys, "queries": 1000}
+    widths = WIDTHS if given.widths is None else arguments.numbers("--widths", given.widths)
+    found, growing = why_scale(widths, **drawn), saturation()
+    if given.json is not None:
+        _write_json(given.json, found.to_json() | drawn)
+    if console is not None:
+        from clearhead.report import scaled
+
+        scaled.show(console, found, drawn, growing, given.lang)
+    return 0
+
+
 def _trace(given: argparse.Namespace) -> int:
     from clearhead.diagnosing.claims import check_file
     from clearhead.report import traced
 
     console = _console(given)
     case = check_file(given.file)
-    place = traced.chosen(case, given.batch, given.head)
-    if given.json is not None:
-        _write_json(given.json, case.to_json())
+    if given.num_heads is not None:
+        return _heads(given, case, console)
+    place = traced.chosen(case, given.batch, given.head, given.query)
     if given.html is not None:
         case.save(given.html, given.lang)
+    if given.json is not None:
+        _write_json(given.json, case.to_json())
     if console is not None:
         traced.show(console, case, given.lang, place)
     return 0 if case.first_wrong is None else 1
+
+
+def _heads(given: argparse.Namespace, case: "CheckedExample", console: "Console | None") -> int:
+    """Compare the layer of a file with the same layer with other numbers of heads."""
+    from clearhead.textbook.heads import heads_beside
+
+    for name in ("head", "batch", "query", "html"):
+        if getattr(given, name) is not None:
+            raise FileError(f"--num-heads shows all heads side by side, and goes without --{name}.")
+    if "x" not in case.inputs:
+        raise FileError("--num-heads is for a layer: x, w_q, w_k, w_v, and w_o if there is one.")
+    every = heads_beside(arguments.numbers("--num-heads", given.num_heads), **case.inputs)
+    if given.json is not None:
+        _write_json(given.json, {"heads": [each.to_json() for each in every]})
+    if console is not None:
+        from clearhead.report import beside
+
+        beside.show(console, case, every, given.lang)
+    return 0
 
 
 def _diagnose(given: argparse.Namespace) -> int:
@@ -340,6 +383,8 @@ def _write_json(target: str, data: dict[str, Any]) -> None:
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "explain": _explain,
+    "shapes": _shapes,
+    "scale": _scale,
     "trace": _trace,
     "diagnose": _diagnose,
     "view": _view,

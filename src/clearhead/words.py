@@ -16,11 +16,16 @@ _WORDS: dict[str, tuple[str, str]] = {
         "each token's vector after layer normalisation: what attention reads",
         "层归一化之后每个词元的向量，即注意力的输入",
     ),
+    "x columns": ("each column is a token's vector: what enters the layer", "每一列是一个词元的向量，即本层的输入"),
     "context": ("the other sequence: keys and values come from it", "另一个序列，键和值由它计算"),
     "q": ("queries: what each token looks for", "查询：每个词元在找什么"),
     "k": ("keys: how each token can be found", "键：每个词元凭什么被找到"),
     "v": ("values: what each token passes on", "值：每个词元传递什么"),
     "scores": ("how well each query matches each key: their dot product", "查询与键的匹配程度：两者的点积"),
+    "scores columns": (
+        "how well each key matches each query: entry (j, i) is k_j·q_i",
+        "键与查询的匹配程度：元素 (j, i) 是 k_j·q_i",
+    ),
     "scaled": (
         "divided by √d_k, so that the softmax does not put everything on one key",
         "除以 √d_k，避免 softmax 把权重全部压在一个键上",
@@ -37,17 +42,38 @@ _WORDS: dict[str, tuple[str, str]] = {
     ),
     "masked": ("what a query may not attend to becomes -∞", "查询不可关注的位置变为 -∞"),
     "weights": ("no weight is negative, and each query's weights sum to 1", "每个查询的权重非负，总和为 1"),
+    "weights columns": (
+        "no weight is negative, and each column, the weights of one query, sums to 1",
+        "权重非负；每一列是一个查询的权重，总和为 1",
+    ),
+    "weights with sink columns": (
+        "no weight is negative; each column, the weights of one query, and its sink's share sum to 1",
+        "权重非负；每一列是一个查询的权重，它们与汇点所占份额之和为 1",
+    ),
+    "weights given columns": (
+        "the weights, as given: each column says how much of each value a query takes",
+        "权重（直接给出）：每一列表示一个查询从各个值中取多少",
+    ),
     "weights with sink": (
         "no weight is negative; each query's weights and its sink's share sum to 1",
         "权重非负；每个查询的权重与汇点所占份额之和为 1",
     ),
+    "weights given": (
+        "the weights, as given: how much of each value a query takes",
+        "权重（直接给出）：每个查询从各个值中取多少",
+    ),
     "heads": ("each head: weighted means of the values", "每个头：值的加权平均"),
     "concat": ("the heads side by side", "各个头并排拼接"),
+    "concat columns": ("the heads one above the other", "各个头上下叠放"),
     "output": ("each output is a weighted mean of the values", "每个输出都是值的加权平均"),
     "layer output": ("the heads mixed by W^O: the layer's output", "用 W^O 混合各个头，得到本层的输出"),
     "layer output joined": (
         "the heads side by side (concatenated): there is no W^O to mix them",
         "各个头并排拼接即为输出：没有 W^O 来混合它们",
+    ),
+    "layer output joined columns": (
+        "the heads one above the other (concatenated): there is no W^O to mix them",
+        "各个头上下叠放即为输出：没有 W^O 来混合它们",
     ),
     # explain
     "model": (
@@ -81,6 +107,7 @@ _WORDS: dict[str, tuple[str, str]] = {
         "{token} may attend to no token (head {head} of layer {layer})",
         "{token} 不可关注任何词元（第 {layer} 层第 {head} 个头）",
     ),
+    "sink takes": ("its sink takes {share} of the weight", "汇点占去权重的 {share}"),
     "left out": ("… {lines} lines with {share} of the weight", "… 略去 {lines} 行，共占权重的 {share}"),
     "legend marks": (
         "{low:.2g} {ramp} {high:.3g} on a square-root scale; unmarked: less, or masked",
@@ -129,6 +156,19 @@ _WORDS: dict[str, tuple[str, str]] = {
         "rows sum to {low:.3g} … {high:.3g}, their sinks take the rest",
         "每行之和为 {low:.3g} … {high:.3g}，其余归汇点",
     ),
+    "rows sum off": (
+        "rows sum to {low:.3g} … {high:.3g}, not to 1: rounded, or not from a softmax",
+        "每行之和为 {low:.3g} … {high:.3g}，并非 1：经过舍入，或不是 softmax 的结果",
+    ),
+    "columns sum": ("columns sum to 1 (largest deviation {deviation:.1g})", "每列之和为 1（最大偏差 {deviation:.1g}）"),
+    "columns sum sinks": (
+        "columns sum to {low:.3g} … {high:.3g}, their sinks take the rest",
+        "每列之和为 {low:.3g} … {high:.3g}，其余归汇点",
+    ),
+    "columns sum off": (
+        "columns sum to {low:.3g} … {high:.3g}, not to 1: rounded, or not from a softmax",
+        "每列之和为 {low:.3g} … {high:.3g}，并非 1：经过舍入，或不是 softmax 的结果",
+    ),
     "how": (
         "how {token} came to be: o = Σ a·v, strongest first",
         "{token} 的输出是怎么来的：o = Σ a·v，从强到弱",
@@ -154,7 +194,7 @@ _WORDS: dict[str, tuple[str, str]] = {
     "way norm bias": ("its bias", "其偏置"),
     "way sum": ("Σ, largest of {vocabulary} logits", "Σ，{vocabulary} 个 logit 中最大"),
     "way note": (
-        "the last layer norm's σ is that of this run, {sigma:.4g}; {difference:.1g} off from the model",
+        "the last layer norm's σ is this run's, {sigma:.4g}; {difference:.1g} off from the model",
         "末层归一化的 σ 取本次运行的值 {sigma:.4g}；各项之和与模型仅相差 {difference:.1g}",
     ),
     "way meaning": (
@@ -182,15 +222,15 @@ _WORDS: dict[str, tuple[str, str]] = {
     ),
     "caption broad": (
         "broad head, nearly even weights: entropy {entropy} of {even} nats",
-        "分散头，权重接近均匀：熵为 {entropy} 奈特（完全均匀时为 {even}）",
+        "分散头，权重接近均匀（熵 {entropy} 奈特，完全均匀时为 {even}）",
     ),
     "caption mixed": (
         "no simple pattern, {distance} tokens away on average",
-        "没有单一的规律，平均关注距离为 {distance} 个词元",
+        "无明显规律，平均关注距离为 {distance} 个词元",
     ),
     "caption mixed without distance": (
         "no simple pattern, entropy {entropy} of {even} nats",
-        "没有单一的规律，熵为 {entropy} 奈特（完全均匀时为 {even}）",
+        "无明显规律（熵 {entropy} 奈特，完全均匀时为 {even}）",
     ),
     # explain with edits
     "edits": ("edits", "改动"),
@@ -302,6 +342,52 @@ _WORDS: dict[str, tuple[str, str]] = {
         "again without that edge or head.",
         "估计值在该头的输出处是精确的，再往后只精确到一阶；真实值来自去掉这条边或这个头之后重新运行模型。",
     ),
+    # shapes
+    "work": ("{work} multiply-adds", "{work} 次乘加"),
+    "parameters": ("{count} parameters", "{count} 个参数"),
+    "parameters in all": ("parameters in all: {count}", "参数总数：{count}"),
+    "work in all": ("multiply-adds in all: {work}", "乘加总数：{work}"),
+    "bytes of weights": ("A in float32, if it is stored: {size} bytes", "若存下 float32 的 A：{size} 字节"),
+    # scale
+    "why scale": ("why scores are divided by √d_k", "得分为什么要除以 √d_k"),
+    "variance grows": (
+        "q and k: independent numbers with mean 0 and variance 1. q·k is a sum of d_k products, so its variance is "
+        "d_k; that of q·k/√d_k is 1, whatever d_k is",
+        "q 和 k 的各分量相互独立，均值为 0，方差为 1。q·k 是 d_k 个乘积之和，方差为 d_k；"
+        "除以 √d_k 之后，无论 d_k 多大，方差都是 1",
+    ),
+    "variance of": ("variance of", "方差"),
+    "not divided": ("softmax(q·k)", "softmax(q·k)"),
+    "divided": ("softmax(q·k/√d_k)", "softmax(q·k/√d_k)"),
+    "slope vanishes": (
+        "max a: a query's largest weight; a(1-a): what it changes by with its own score, the derivative ∂a/∂s, at most "
+        "1/4; means over {queries} queries with {keys} keys each. Where a is near 1, the softmax is saturated: the "
+        "derivative is near 0, and training can hardly change q and k any more",
+        "max a：查询的最大权重；a(1-a)：它随自身得分的变化，即导数 ∂a/∂s，最大为 1/4；为 {queries} 个查询（各有 {keys} "
+        "个键）的平均值。a 接近 1 时 softmax 饱和：导数接近 0，训练几乎无法再改变 q 和 k",
+    ),
+    "saturation": (
+        "one query's scores 2, 1, 0, multiplied by more and more",
+        "一个查询的得分 2、1、0，乘以越来越大的倍数",
+    ),
+    "factor": ("times", "倍数"),
+    # trace, one head against several
+    "beside": (
+        "one head against several: the same matrices, their columns split into h heads",
+        "单头与多头对比：同样的矩阵，把列拆分给 h 个头",
+    ),
+    "parameters beside": ("parameters", "参数"),
+    "work beside": ("multiply-adds", "乘加次数"),
+    "scores beside": ("weights a", "权重 a 的个数"),
+    "entropy beside": ("entropy of a query, nats", "每个查询的熵（奈特）"),
+    "difference beside": ("U differs by up to", "U 的最大差值"),
+    "beside says": (
+        "every head has a softmax of its own over all keys, but sees only its share of the columns; entropy: the mean "
+        "over queries, lowest and highest head; U is compared with that of the first h",
+        "每个头对所有键各做一次 softmax，但只看到自己那一份列；熵：对各查询取平均，列出最低和最高的头；"
+        "U 与第一个 h 的结果相比",
+    ),
+    "output beside": ("U with h = {heads}", "h = {heads} 时的 U"),
     # trace
     "three axes": (
         "three axes are read as (heads {heads}, tokens, width), each head attending on its own; a batch of {heads} "
@@ -313,6 +399,11 @@ _WORDS: dict[str, tuple[str, str]] = {
     "batch of": ("batch {batch} of {batches}", "批次 {batch}（共 {batches} 个）"),
     "head of": ("head {head} of {heads}", "头 {head}（共 {heads} 个）"),
     "key head of": ("key head {head} of {heads}", "键头 {head}（共 {heads} 个）"),
+    "geometry": (
+        "query {query}: each score is two lengths and an angle, q·k = ‖q‖·‖k‖·cos θ",
+        "查询 {query}：得分由两个长度和一个夹角决定，q·k = ‖q‖·‖k‖·cos θ",
+    ),
+    "norm": ("‖q‖ = {norm:.5g}; --query N shows another query", "‖q‖ = {norm:.5g}；--query N 看其他查询"),
     "others heads": (
         "this is head {head} of {heads}, counted from 0; --head N shows another, --json FILE writes all",
         "以上是头 {head}（共 {heads} 个，编号从 0 起）；--head N 看其他头，--json FILE 写出全部",
@@ -381,6 +472,11 @@ def formula(language: Language, text: str) -> str:
 def say(language: Language, key: str, **values: object) -> str:
     """One sentence in the language asked for."""
     return filled(_WORDS[key][language == "zh"], **values)
+
+
+def in_columns(key: str) -> str:
+    """The key of the sentence where tokens are columns: another one where the sentence depends on it."""
+    return other if (other := f"{key} columns") in _WORDS else key
 
 
 def filled(sentence: str, **values: object) -> str:

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import accumulate
@@ -20,7 +20,6 @@ Places = One | tuple[One, ...] | tuple[bool, ...] | None
 
 WANTED = "a position, a slice, a word, a list of these, or one True or False for each token"
 _OPEN = 2**62  # a slice without a stop goes on into what the model generates
-_UNREADABLE = "\ufffd"  # what decoders write for a part of a character
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,20 +237,3 @@ def _tokens(pieces: Sequence[str], ends: list[int], start: int, stop: int) -> li
     while first and not pieces[first - 1]:
         first -= 1
     return list(range(first, last + 1))
-
-
-def pieces_of(ids: Sequence[int], decode: Callable[[list[int]], str]) -> list[str]:
-    """Each token's own text, so that together they are the text: with the spaces that decoding a token alone drops.
-
-    A token that holds a part of a character has "", and the last one of these has the character. O(tokens).
-    """
-    found: list[str] = []
-    start = read = 0  # the text of ids[start:read] is known, and what follows is decoded behind it
-    for stop in range(1, len(ids) + 1):
-        before, now = decode(list(ids[start:read])), decode(list(ids[start:stop]))
-        if now.endswith(_UNREADABLE) and stop < len(ids) and stop - read < 4:
-            found.append("")
-            continue
-        found.append(now[len(before) :])
-        start, read = read, stop
-    return found

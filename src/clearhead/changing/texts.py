@@ -3,8 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from clearhead.changing.places import Text, pieces_of
+from clearhead.changing.places import Text
 from clearhead.layers.naming import ModulePath
+from clearhead.layers.pieces import pieces_of
 
 _WITHOUT_WORDS = frozenset(("vision_model", "vision_tower", "visual", "audio_tower"))  # their sequences are no tokens
 

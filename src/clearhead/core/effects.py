@@ -10,7 +10,7 @@ where nothing is subtracted from 1. A sink is one more of the others, which adds
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Unpack, cast, get_args
 
 import numpy as np
 
@@ -29,7 +29,7 @@ class Effect(NamedTuple):
     axes          of its arrays, after the batch axes
     asked         as in core/statistics.py
     over_keys     how parts over disjoint keys merge, each computed with the terms of the whole row: one after the
-                  other, added, the strongest of both, or signed: of two numbers the one of larger magnitude
+                  other, added, or the strongest of both
     over_queries  how parts over disjoint queries merge
     definition    in one line
     parts         the names of its arrays, where there are several
@@ -133,7 +133,7 @@ class Strongest(NamedTuple):
 
 
 class SignedImage(NamedTuple):
-    """The matrix as a picture: the mean under each pixel, and the value of largest magnitude there."""
+    """The matrix as a picture: the mean under each pixel, and what `larger` leaves of the effects there."""
 
     mean: Any
     largest: Any
@@ -162,6 +162,97 @@ class Effects:
 
     def __repr__(self) -> str:
         return brief("Effects", {name: getattr(self, name) for name in EFFECTS})
+
+
+class ObservableEffects:
+    """One method for each thing that is observed of effects; each asks `observe` for it alone.
+
+    Ask `observe` for several at once: they share the passes over the keys. A sharded matrix answers for its own queries
+    and keys, on every rank at once; of the whole matrix are strongest, image and groups, the same on every rank.
+    """
+
+    if TYPE_CHECKING:
+
+        def observe(self, *, order: Order = "magnitude", **asked: Unpack[AskedEffects]) -> Effects:
+            """Everything asked for, together."""
+
+    def by_key(self) -> Any:
+        """Σ_i e_ij, (…, heads, keys): what each key did in all rows together. Summed in float64.
+
+        >>> import numpy as np, clearhead as ch
+        >>> A = ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)))
+        >>> A.contributions(np.array([2.0, 6.0]), np.ones(2)).by_key()
+        array([2., 6.])
+        """
+        return self.observe(by_key=True).by_key
+
+    def by_query(self) -> Any:
+        """Σ_j e_ij, (…, heads, queries). Contributions along g sum to g_i·o_i; cuts do not sum to anything simple.
+
+        >>> import numpy as np, clearhead as ch
+        >>> A = ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)))
+        >>> A.contributions(np.array([2.0, 6.0]), np.ones(2)).by_query()
+        array([4., 4.])
+        """
+        return self.observe(by_query=True).by_query
+
+    def top(self, k: int, order: Order = "magnitude") -> Ranked:
+        """The k first effects of each query and their keys, (…, heads, queries, k) each.
+
+        order   "magnitude" (largest |e| first), "largest" (most positive first) or "smallest" (most negative first)
+
+        Of equal effects the earlier key comes first. Only keys that the rules allow are listed, and no effect that is
+        NaN; the rest has effect 0 and index -1. Raises RuleError for another order, or unless k is a whole number from
+        1 up. O(queries·keys·(d_k + d_v)) time, O(queries·k) memory.
+
+        >>> import numpy as np, clearhead as ch
+        >>> A = ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True)
+        >>> A.cuts(np.array([1.0, 0.0, 4.0]), np.ones(3)).top(2, "smallest").indices.tolist()
+        [[0, -1], [0, 1], [2, 0]]
+        """
+        return cast("Ranked", self.observe(top=_count(k), order=order).top)
+
+    def strongest(self, k: int) -> Strongest:
+        """The k edges of largest magnitude in the whole matrix: batch, head, query, key and value, each (≤ k,).
+
+        `batch` counts over all leading axes together. Of equal effects the earlier place comes first. Only edges that
+        the rules allow are listed, and no effect that is NaN. Raises RuleError unless k is a whole number from 1 up.
+        O(queries·keys·(d_k + d_v)) time, O(batch·heads·k) memory.
+
+        >>> import numpy as np, clearhead as ch
+        >>> E = ch.AttentionMatrix(np.eye(3), np.eye(3)).contributions(np.array([1.0, 0.0, 4.0]), np.ones(3))
+        >>> E.strongest(2).key, E.strongest(2).value.round(3)
+        (array([2, 2]), array([1.884, 1.058]))
+        """
+        found = self.observe(strongest=_count(k)).strongest
+        return cast("Strongest", found)
+
+    def image(self, height: int, width: int) -> SignedImage:
+        """The matrix as a picture, (…, heads, height, width): the mean under each pixel, and what is largest there.
+
+        `largest` is the effect of largest magnitude, with its sign, of all cells that a pixel covers, if only in part;
+        of two equal ones the positive, and NaN where there is one. Raises RuleError unless both sides are whole numbers
+        from 1 up.
+
+        >>> import numpy as np, clearhead as ch
+        >>> A = ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True)
+        >>> A.cuts(np.array([1.0, 0.0, 4.0]), np.ones(3)).image(1, 1).largest.round(3)
+        array([[-1.649]])
+        """
+        return cast("SignedImage", self.observe(image=(height, width)).image)
+
+    def groups(self, query_groups: Any, key_groups: Any) -> Any:
+        """Σ of e_ij between labelled spans, (…, heads, query groups, key groups); labels as in AttentionMatrix.groups.
+
+        Effects of single edges do not add up to that of a whole span where it is a cut: see `spans`. Raises ShapeError,
+        DtypeError or RuleError for labels that do not fit.
+        """
+        return self.observe(groups=(query_groups, key_groups)).groups
+
+
+def _count(k: Any) -> Any:
+    """What to ask of `observe`, which checks it: None, which there asks for nothing, is as wrong as 0."""
+    return 0 if k is None else k
 
 
 class Others(NamedTuple):

@@ -49,13 +49,18 @@ def wanted_effects(problem: Problem, asked: Mapping[str, Any], order: Any = "mag
     if read.get("strongest"):
         read["strongest"] = min(read["strongest"], problem.queries * problem.keys)
     want = WantedEffects(**read, order=cast("Order", order))
+    check_effects_room(problem, want)
+    return want
+
+
+def check_effects_room(problem: Problem, want: WantedEffects) -> None:
+    """Raise SizeError where the answers about effects and the sums they come from exceed free memory."""
     itemsize = statistics_dtype(problem.dtype).itemsize
     size = shapes({axis: getattr(problem, axis) for axis in WEIGHTS}, want)
     for name in want.names():
         shape = size[arrays_of(name)[0]]
         taken = len(arrays_of(name)) * room.array_bytes(shape, 8 + itemsize)
         room.check_room(f"{name} of shape {shape}", taken, "ask for fewer at a time.", problem.device)
-    return want
 
 
 def check_asked(

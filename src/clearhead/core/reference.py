@@ -66,7 +66,7 @@ def attend(problem: Problem, q: Array, k: Array, v: Array | None = None) -> Text
     if v is None:
         return book
     values = _per_query_head(problem, v.astype(np.float64))
-    return replace(book, output=_mix(book.weights, values, visibility.dense(problem)))
+    return replace(book, output=mix(book.weights, values, visibility.dense(problem)))
 
 
 @np.errstate(invalid="ignore", over="ignore", divide="ignore")
@@ -204,8 +204,8 @@ def _logsumexp(masked: Array, sinks: Array | None) -> Array:
     return np.asarray(total)
 
 
-def _mix(weights: Array, values: Array, visible: Array) -> Array:
-    """weights·values; the value of a key that a query may not attend to is not read for it (0·NaN would be NaN)."""
+def mix(weights: Array, values: Array, visible: Array) -> Array:
+    """weights·values, (batch, heads, queries, d_v); a value that is not visible is not read (0·NaN would be NaN)."""
     finite = np.isfinite(values)
     output = weights @ np.where(finite, values, 0.0)
     for key in np.flatnonzero(~finite.all(axis=(0, 1, 3))):

@@ -1,35 +1,52 @@
 """The check of a worked example: which claimed step is the first wrong one, by how much, and what was done instead.
 
-A file (.json, .npz or .safetensors) holds q, k, v, or a layer's x, w_q, w_k, w_v, w_o, num_heads, context and biases;
-any score rules; and, if wanted, the values that it claims for steps: scores, scaled, capped, biased, masked, weights,
-output.
+A file (.json, .npz or .safetensors) holds q, k, v, or a layer's x, w_q, w_k, w_v, w_o, num_heads, context and biases,
+or weights and v; any score rules; the names of its tokens; and, if wanted, the values that it claims for steps: scores,
+scaled, capped, biased, masked, weights, output, and of a layer also q, k, v, heads and concat, the heads joined, which
+may be called H.
 """
 
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from clearhead.core import reference
 from clearhead.core.axes import Array
 from clearhead.core.rules import Rules
-from clearhead.diagnosing.diagnose import examined
-from clearhead.diagnosing.verdict import Diagnosis
+from clearhead.diagnosing.claimed_steps import explanations
+from clearhead.diagnosing.following import following
+from clearhead.diagnosing.verdict import MistakeExplanation
 from clearhead.errors import FileError, unknown
-from clearhead.textbook.case_file import INPUTS, LAYER, half_a_decimal, inputs_of, numbers, read, value_of
+from clearhead.textbook.case_file import (
+    GIVEN_WEIGHTS,
+    INPUTS,
+    LAYER,
+    NAMES,
+    check_alone,
+    half_a_decimal,
+    inputs_of,
+    names_of,
+    numbers,
+    read,
+    value_of,
+)
 from clearhead.textbook.page import Scene, Translations, both
-from clearhead.textbook.shapes import turned
-from clearhead.textbook.trace import Trace, listed, trace, values_of
-from clearhead.textbook.trace_layer import trace_layer
+from clearhead.textbook.shapes import Convention, turned
+from clearhead.textbook.trace import Trace, listed, trace
+from clearhead.textbook.trace_layer import split, trace_layer
+from clearhead.textbook.trace_weights import WeightsTrace, trace_weights
 from clearhead.view import page
 from clearhead.view.container import Document
+from clearhead.view.names import Names, token_names
 from clearhead.words import LANGUAGES, Language, say
 
-CLAIMABLE = ("scores", "scaled", "capped", "biased", "masked", "weights", "output")
-_KNOWN = (*INPUTS, *LAYER, "num_heads", "convention", *Rules.__annotations__, *CLAIMABLE)
+CLAIMABLE = (*INPUTS, "scores", "scaled", "capped", "biased", "masked", "weights", "heads", "concat", "output")
+_OTHER_NAMES = {"h": "concat"}
+_OF_LAYER = ("heads", "concat")
+_KNOWN = (*LAYER, "num_heads", "convention", *NAMES, *Rules.__annotations__, *CLAIMABLE, *_OTHER_NAMES)
 
 
 class Claim(NamedTuple):
@@ -48,30 +65,30 @@ class Verdict:
     truth: Array
     difference: float
     right: bool
-    source: str | None  # the earlier claim it should follow from, where that one is wrong
-    follows: Array | None  # what follows from that claim
+    source: str | None  # the earlier claims it should follow from, where these are wrong
+    follows: Array | None  # what follows from those claims
     off_source: float
-    diagnosis: Diagnosis | None  # of a wrong one: which mistake gives the claimed numbers
+    explanations: tuple[MistakeExplanation, ...]  # of a wrong one: mistakes that give the claimed numbers
 
     @property
     def mistake(self) -> str | None:
         """The names of the mistakes that give the claimed numbers, if any are known."""
-        known = self.diagnosis.explanations if self.diagnosis else ()
-        return " + ".join(known[0].mistakes) if known else None
+        return " + ".join(self.explanations[0].mistakes) if self.explanations else None
 
     def did(self, language: Language) -> list[str]:
         """Sentences on what was done instead, where known mistakes explain the numbers and no earlier claim does."""
-        if self.diagnosis is None or not self.diagnosis.explanations or self.follows is not None:
-            return []
-        return self.diagnosis.explanations[0].did(language)
+        return self.explanations[0].did(language) if self.explanations and self.follows is None else []
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CheckedExample:
-    """A file's inputs traced, and a verdict on every step that it claims."""
+    """A file's inputs traced, a verdict on every step that it claims, and the names of its tokens, if it has any."""
 
     trace: Trace
     verdicts: list[Verdict]
+    tokens: Names = None  # (queries,)
+    sources: Names = None  # (keys,)
+    inputs: Mapping[str, Any] = field(default_factory=dict)  # and rules, by name, as they were read
 
     @property
     def first_wrong(self) -> Verdict | None:
@@ -87,7 +104,8 @@ class CheckedExample:
             for v in self.verdicts
         ]
         claimed = {v.name: np.asarray(v.claimed, dtype=np.float64) for v in self.verdicts if not v.right}
-        scene = Scene("attention, step by step", language, claims=said, claimed=claimed)
+        names = self.tokens, self.sources
+        scene = Scene("attention, step by step", language, self.trace.convention, *names, claims=said, claimed=claimed)
         return self.trace.document(scene)
 
     def to_json(self) -> dict[str, Any]:
@@ -108,11 +126,19 @@ class CheckedExample:
         ]
         first = None if self.first_wrong is None else self.first_wrong.name
         return {
+            "tokens": None if self.tokens is None else {"queries": list(self.tokens), "keys": list(self.sources or ())},
             "steps": described,
             "claims": judged,
             "first_wrong": first,
+            "geometry": self._geometry(),
             "check": {name: listed(x) if name != "engine" else x for name, x in self.trace.check._asdict().items()},
         }
+
+    def _geometry(self) -> dict[str, Any] | None:
+        """The norms and cosines as lists; None where the file gives weights alone."""
+        if isinstance(self.trace, WeightsTrace):
+            return None
+        return {name: listed(array) for name, array in self.trace.geometry._asdict().items()}
 
 
 def _said(verdict: Verdict) -> Translations:
@@ -135,52 +161,71 @@ def _sentences(verdict: Verdict) -> Translations | None:
 def check_file(path: str | Path) -> CheckedExample:
     """Trace a file's inputs and check what it claims.
 
-    Raises FileError when the file is missing, malformed or of the wrong form, and what `trace` raises.
+    Raises FileError when the file is missing, malformed or of the wrong form, and what `trace`, `trace_layer`,
+    `trace_weights` and `token_names` raise.
     """
     place = Path(path)
     data = read(place)
     for name in data:
         if name not in _KNOWN:
             raise unknown(f"key in {place.name}:", name, _KNOWN)
-    claims = {name: _claim(name, data.pop(name)) for name in CLAIMABLE if name in data}
-    values = {name: value_of(name, value) for name, value in data.items()}
-    traced = _trace(place, dict(values))
+    names, needed = names_of(data), inputs_of(place, data)
+    claims = {name: _claim(name, value) for name, value in _claimed(place, data, needed).items()}
+    values = {name: value_of(name, value) for name, value in data.items() if name not in claims}
+    traced = _trace(place, dict(values), needed)
+    rows, cols = token_names(names["tokens"], names["source_tokens"], traced.problem)
 
-    def diagnosed(name: str, claimed: Array, slack: float) -> Diagnosis:
-        return examined(place, values, claimed, name, slack)
+    def explained(name: str, claimed: Array, slack: float) -> tuple[MistakeExplanation, ...]:
+        return explanations(place, values, traced, name, claimed, slack)
 
-    return CheckedExample(traced, list(_verdicts(traced, claims, diagnosed)))
+    return CheckedExample(traced, list(_verdicts(traced, claims, explained)), rows, cols, values)
 
 
-def _trace(place: Path, values: dict[str, Any]) -> Trace:
-    needed = inputs_of(place, values)
-    call: Callable[..., Trace] = trace_layer if needed != INPUTS else trace
+def _claimed(place: Path, data: dict[str, Any], needed: tuple[str, ...]) -> dict[str, Any]:
+    """The claims in a file's values, by the names of their steps, in the order of the steps."""
+    for other, name in _OTHER_NAMES.items():
+        if other in data and name in data:
+            raise FileError(f"{place.name} holds both {other.upper()} and {name}, which are the same.")
+        if other in data:
+            data[name] = data.pop(other)
+    found = {name: data[name] for name in CLAIMABLE if name in data and name not in needed}
+    for name in _OF_LAYER if "x" not in needed else ():
+        if name in found:
+            raise FileError(f"{place.name} claims {name}, a step of a layer.", "give the layer's x, w_q, w_k, w_v.")
+    return found
+
+
+def _trace(place: Path, values: dict[str, Any], needed: tuple[str, ...]) -> Trace:
     inputs = [values.pop(name) for name in needed]
+    if needed == GIVEN_WEIGHTS:
+        convention = values.pop("convention", "rows")
+        check_alone(place, values)
+        return trace_weights(*inputs, convention=convention)
+    call: Callable[..., Trace] = trace if needed == INPUTS else trace_layer
     return call(*inputs, **values)
 
 
 def _verdicts(
-    traced: Trace, claims: dict[str, Claim], diagnosed: Callable[[str, Array, float], Diagnosis]
+    traced: Trace, claims: dict[str, Claim], explained: Callable[[str, Array, float], tuple[MistakeExplanation, ...]]
 ) -> Iterator[Verdict]:
     wrong: dict[str, Array] = {}
     for name, claim in claims.items():
         truth = np.asarray(getattr(traced, name))
-        claimed = _shaped(name, claim.array, truth)
+        claimed = _shaped(name, claim.array, truth, traced.convention)
         difference = _largest(claimed, truth)
         slack = claim.tolerance * max(1.0, float(np.abs(truth[np.isfinite(truth)]).max(initial=0.0)))
         right = difference <= slack
-        source = next((earlier for earlier in reversed(wrong)), None)
-        follows = None if source is None else _onward(traced, source, wrong[source], name)
+        then = following(traced, wrong, name)
         verdict = Verdict(
             name=name,
             claimed=claimed,
             truth=truth,
             difference=difference,
             right=right,
-            source=None if follows is None else source,
-            follows=follows,
-            off_source=0.0 if follows is None else _largest(claimed, follows),
-            diagnosis=None if right else diagnosed(name, claimed, slack),
+            source=None if then is None else ", ".join(then.sources),
+            follows=None if then is None else then.array,
+            off_source=0.0 if then is None else _largest(claimed, then.array),
+            explanations=() if right else explained(name, claimed, slack),
         )
         if not right:
             wrong[name] = claimed
@@ -192,33 +237,23 @@ def is_consequence(verdict: Verdict) -> bool:
     return verdict.follows is not None and verdict.off_source <= max(1e-5, 0.02 * verdict.difference)
 
 
-def _onward(traced: Trace, source: str, claimed: Array, target: str) -> Array | None:
-    """What `target` would be if the claim for `source` were right; None where it does not depend on that alone."""
-    problem = traced.problem
-    array = turned(claimed, traced.convention).reshape(problem.batch, problem.heads, problem.queries, problem.keys)
-    if source == "weights":
-        if target != "output" or hasattr(traced, "concat"):
-            return None
-        return turned(problem.restore(array @ values_of(traced)), traced.convention)
-    if source == "scores":
-        then = reference.from_scores(problem, array)
-    elif source == "scaled" and problem.scale.all():
-        then = reference.from_scores(problem, array / problem.scale[:, None, None])
-    else:
-        return None
-    if target == "output":
-        return _onward(traced, "weights", turned(problem.restore(then.weights), traced.convention), target)
-    return turned(problem.restore(getattr(then, target)), traced.convention)
-
-
-def _shaped(name: str, claimed: Array, truth: Array) -> Array:
-    if claimed.shape == truth.shape:
-        return claimed
-    if claimed.size == truth.size and tuple(s for s in claimed.shape if s != 1) == tuple(
-        s for s in truth.shape if s != 1
-    ):
-        return claimed.reshape(truth.shape)
+def _shaped(name: str, claimed: Array, truth: Array, convention: Convention) -> Array:
+    """The claimed numbers in the step's shape; axes of size 1 may be missing, and Q, K and V not split into heads."""
+    for shaped in (claimed, _by_head(name, claimed, truth, convention)):
+        if shaped.shape == truth.shape:
+            return shaped
+        if [size for size in shaped.shape if size != 1] == [size for size in truth.shape if size != 1]:
+            return shaped.reshape(truth.shape)
     raise FileError(f"the claimed {name} has shape {claimed.shape}, but this step has shape {truth.shape}.")
+
+
+def _by_head(name: str, claimed: Array, truth: Array, convention: Convention) -> Array:
+    """(…, tokens, heads·d_k) as (…, heads, tokens, d_k), where it is Q, K or V of all heads; else as it is."""
+    rows = turned(claimed, convention)
+    heads, width = (truth.shape[-3], turned(truth, convention).shape[-1]) if truth.ndim > 2 else (1, 0)
+    if name not in INPUTS or rows.ndim < 2 or rows.shape[-1] != heads * width:
+        return claimed
+    return turned(split(rows, heads), convention)
 
 
 def gaps(a: Array, b: Array) -> Array:

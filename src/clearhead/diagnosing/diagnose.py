@@ -17,11 +17,29 @@ from clearhead.diagnosing.recipe import RIGHT, RULES, STAGES, Inputs, LayerInput
 from clearhead.diagnosing.search import Candidate, Search
 from clearhead.diagnosing.verdict import Confidence, Diagnosis, MistakeExplanation, Nonfinite, Outcome, Place
 from clearhead.errors import DtypeError, FileError, RuleError, ShapeError, shown, unknown
-from clearhead.textbook.case_file import INPUTS, LAYER, half_a_decimal, inputs_of, numbers, precision, read, value_of
+from clearhead.textbook.case_file import (
+    GIVEN_WEIGHTS,
+    INPUTS,
+    LAYER,
+    NAMES,
+    check_alone,
+    half_a_decimal,
+    inputs_of,
+    names_of,
+    numbers,
+    precision,
+    read,
+    value_of,
+)
 from clearhead.textbook.shapes import Convention, check_convention, layer_sizes, turned
+from clearhead.textbook.trace_weights import describe_weights
+from clearhead.view.names import token_names
 
 _OPTIONS = ("stage", "rotary", "rotary_interleaved")
-_KNOWN = (*INPUTS, *LAYER, "num_heads", "convention", "theirs", *_OPTIONS, *Rules.__annotations__)
+_KNOWN = (
+    *(*INPUTS, *LAYER, "weights", *NAMES, "num_heads", "convention", "theirs"),
+    *(*_OPTIONS, *Rules.__annotations__),
+)
 
 
 def diagnose(
@@ -101,13 +119,31 @@ def diagnose_layer(
     optional = {"w_o": w_o, "context": context, "b_q": b_q, "b_k": b_k, "b_v": b_v, "b_o": b_o}
     arrays = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v, **optional}
     rotation = _rotary(rotary, interleaved=rotary_interleaved)
-    return judged(_layer(arrays, theirs, num_heads, convention, stage, rotation, rules))
+    inputs = layer_inputs(arrays, theirs, num_heads, convention, stage, rotation, rules)
+    return replace(judged(inputs), convention=convention)
+
+
+def diagnose_weights(weights: Any, v: Any, theirs: Any, *, convention: Convention = "rows") -> Diagnosis:
+    """`diagnose` where the weights are given: what did their code do on the way from weights and values to the output?
+
+    weights, v, convention   as in `trace_weights`
+    theirs                   the output (…, heads, queries, d_v)
+
+    Returns a Diagnosis. Raises what `trace_weights` raises, ShapeError or DtypeError where theirs does not fit.
+    O(queries·keys·d_v) for each head and each candidate.
+
+    >>> import numpy as np, clearhead as ch
+    >>> a, v = np.array([[0.5, 0.5], [0.2, 0.8]]), np.array([[1.0, 0], [0, 3]])
+    >>> ch.diagnose_weights(a, v, a.T @ v).explanations[0].mistakes
+    ('weights transposed',)
+    """
+    return replace(judged(_weights(weights, v, theirs, convention, "output")), convention=convention)
 
 
 def diagnose_file(path: str | Path) -> Diagnosis:
-    """`diagnose` or `diagnose_layer` on a file's values: .json, .npz or .safetensors.
+    """`diagnose`, `diagnose_layer` or `diagnose_weights` on a file's values: .json, .npz or .safetensors.
 
-    Raises FileError when the file is missing, malformed or of the wrong form, and what those two raise.
+    Raises FileError when the file is missing, malformed or of the wrong form, and what those three raise.
     """
     place = Path(path)
     data = read(place)
@@ -121,26 +157,36 @@ def diagnose_file(path: str | Path) -> Diagnosis:
     theirs = numbers("theirs", written)
     theirs = theirs if theirs.dtype in FLOATS else theirs.astype(np.float64)
     theirs = theirs if isinstance(written, np.ndarray) else precision(written, theirs)
-    stage = data.pop("stage", "output")
+    stage, names = data.pop("stage", "output"), names_of(data)
     values = {name: value_of(name, value) for name, value in data.items()}
-    return examined(place, values, theirs, stage, slack)
+    inputs = _read(place, values, theirs, stage)
+    tokens, _ = token_names(names["tokens"], names["source_tokens"], inputs.problem)
+    return replace(judged(inputs, slack), tokens=tokens, convention=values.get("convention", "rows"))
 
 
 def examined(place: Path, values: dict[str, Any], theirs: Array, stage: Any, slack: float) -> Diagnosis:
     """The verdict on a file's values: inputs and rules by name."""
+    return judged(_read(place, values, theirs, stage), slack)
+
+
+def _read(place: Path, values: dict[str, Any], theirs: Array, stage: Any) -> Inputs:
     values = dict(values)
     needed = inputs_of(place, values)
     stage = str(stage.item()) if isinstance(stage, np.ndarray) and stage.ndim == 0 else stage
     rotation = _rotary(values.pop("rotary", None), interleaved=values.pop("rotary_interleaved", False))
+    if needed == GIVEN_WEIGHTS:
+        weights, v, convention = values.pop("weights"), values.pop("v"), values.pop("convention", "rows")
+        check_alone(place, [*values, *(["rotary"] if rotation else [])])
+        return _weights(weights, v, theirs, convention, stage)
     if needed == INPUTS:
         q, k, v = (values.pop(name) for name in INPUTS)
         convention = values.pop("convention", "rows")
         check_convention(convention)
         q, k, v, theirs = (turned(x, convention) for x in (q, k, v, theirs))
-        return judged(_plain(q, k, v, theirs, stage, rotation, cast("Rules", values)), slack)
+        return _plain(q, k, v, theirs, stage, rotation, cast("Rules", values))
     arrays = {name: values.pop(name, None) for name in LAYER}
     heads, convention = values.pop("num_heads", 1), values.pop("convention", "rows")
-    return judged(_layer(arrays, theirs, heads, convention, stage, rotation, cast("Rules", values)), slack)
+    return layer_inputs(arrays, theirs, heads, convention, stage, rotation, cast("Rules", values))
 
 
 @np.errstate(all="ignore")  # wrong recipes overflow and divide by 0
@@ -214,7 +260,18 @@ def _plain(q: Any, k: Any, v: Any, theirs: Any, stage: Stage, rotary: Rotary | N
     return Inputs(described.problem, described.q, described.k, values, read_theirs, stage, None, rotary)
 
 
-def _layer(
+def _weights(weights: Any, v: Any, theirs: Any, convention: Convention, stage: Stage) -> Inputs:
+    described, given = describe_weights(weights, v, convention)
+    values, problem = described.v, described.problem
+    assert values is not None
+    if stage != "output":
+        raise RuleError(f"stage is {shown(stage)}: where the weights are given, only the output can be wrong.")
+    shape = (*problem.prefix, problem.queries, values.shape[-1])
+    read_theirs = heads_first(_theirs(turned(as_array(theirs, "theirs")[0], convention), shape, problem, stage))
+    return Inputs(problem, described.q, described.k, values, read_theirs, stage, weights=given)
+
+
+def layer_inputs(
     arrays: dict[str, Any],
     theirs: Any,
     num_heads: int,
@@ -223,6 +280,7 @@ def _layer(
     rotary: Rotary | None,
     rules: Rules,
 ) -> Inputs:
+    """The inputs of a layer's diagnosis, checked; arguments as in `diagnose_layer`."""
     check_convention(convention)
     check_names(rules)
     arrays = arrays | {"context": arrays["x"] if arrays["context"] is None else arrays["context"]}

@@ -115,6 +115,11 @@ def shown(change: Change, stage: Stage) -> bool:
     )
 
 
+def acts_on_given_weights(change: Change) -> bool:
+    """Can it be made where the weights are given: on the way from weights and values to the output?"""
+    return "groups" in change or ("values" not in change and not shown(change, "weights"))
+
+
 def changed(recipe: Recipe, change: Change) -> Recipe:
     """The recipe with other fields."""
     return recipe._replace(**change)
@@ -150,6 +155,7 @@ class Inputs:
     layer: LayerInputs | None = None
     rotary: Rotary | None = None
     per_head: bool = False  # is theirs a layer's heads, before they are joined?
+    weights: Array | None = None  # (batch, heads, queries, keys), where they are given; then q and k are zeros
 
     @property
     def merged(self) -> bool:

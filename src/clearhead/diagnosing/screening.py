@@ -123,5 +123,6 @@ def taken(inputs: Inputs, batches: tuple[int, ...]) -> Inputs:
         k=inputs.k[index],
         v=select(inputs.v),
         theirs=inputs.theirs[index],
+        weights=select(inputs.weights),
         layer=None if layer is None else replace(layer, x=layer.x[index], context=layer.context[index]),
     )

@@ -16,7 +16,7 @@ from clearhead.core.problem import Problem
 from clearhead.diagnosing import evidence
 from clearhead.diagnosing.fitting import Fit, coarser, differences, largest
 from clearhead.diagnosing.mistakes import MISTAKES, Mistake
-from clearhead.diagnosing.recipe import RIGHT, Change, Inputs, Recipe, Selection, changed, shown
+from clearhead.diagnosing.recipe import RIGHT, Change, Inputs, Recipe, Selection, acts_on_given_weights, changed, shown
 from clearhead.diagnosing.screening import Screen, taken
 
 _SOFTMAX = {"axis", "blocks", "overflow"}  # each replaces the whole softmax, so that no two of them go together
@@ -175,7 +175,7 @@ class Search:
             Candidate((mistake,), (change,), changed(RIGHT, change))
             for mistake in filter(only, MISTAKES)
             for change in (mistake.rare if rare else mistake.variants)(inputs)
-            if shown(change, inputs.stage)
+            if shown(change, inputs.stage) and (inputs.weights is None or acts_on_given_weights(change))
         ]
 
     def unseen(self) -> list[Candidate]:

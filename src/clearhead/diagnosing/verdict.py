@@ -9,6 +9,7 @@ from clearhead.core.rule_values import read_language
 from clearhead.diagnosing.recipe import Change, Recipe
 from clearhead.diagnosing.search import Candidate, Coverage
 from clearhead.digits import significant
+from clearhead.view.names import Names
 from clearhead.words import Language, filled
 
 Outcome = Literal["right", "mistake", "ambiguous", "unexplained"]
@@ -115,6 +116,8 @@ class Diagnosis:
     looked: Coverage
     unseen: tuple[MistakeExplanation, ...]  # mistakes that these inputs cannot show
     nonfinite: tuple[Nonfinite, ...] = ()  # inputs that hold NaN or infinity
+    tokens: Names = None  # (queries,)
+    convention: str = "rows"
 
     def __str__(self) -> str:
         return self.told()
@@ -191,6 +194,11 @@ _SAID: dict[str, tuple[str, str]] = {
     "tell": (
         "    to tell it from the others, try an input with {needs}",
         "    要与其他解释区分，请换用这样的输入：{needs}",
+    ),
+    "columns": (
+        "your tokens are columns; the lines of code above have them as rows, so transpose each matrix: Q·Kᵀ there is "
+        "the transpose of your Kᵀ·Q",
+        "你的词元按列排列，而以上代码按行书写，每个矩阵都要转置：其中的 Q·Kᵀ 就是你的 Kᵀ·Q 的转置",
     ),
     "less well": ("fits too, but less well: {names}", "也说得通，但吻合得稍差：{names}"),
     "first": (
@@ -276,13 +284,18 @@ def _lines(diagnosis: Diagnosis, language: Language) -> Iterator[AnswerLine]:
         yield from _explained(best, language)
         sure = {"residual": best.residual, "tolerance": best.tolerance, "difference": diagnosis.difference}
         yield AnswerLine("note", _say(language, best.confidence, **sure))
+    if diagnosis.explanations and diagnosis.convention == "columns":
+        yield AnswerLine("note", _say(language, "columns"))
     less = [e for e in diagnosis.explanations[1:] if e.confidence != "ambiguous"]
     if less:
         names = _say(language, "between").join(" + ".join(e.mistakes) for e in less[:5])
         yield AnswerLine("note", _say(language, "less well", names=names))
     if diagnosis.first_difference is not None:
         key = "first" if diagnosis.first_difference.head is not None else "first joined"
-        yield AnswerLine("note", _say(language, key, **diagnosis.first_difference._asdict()))
+        place = diagnosis.first_difference._asdict()
+        if diagnosis.tokens is not None:
+            place["query"] = f"{place['query']} ({diagnosis.tokens[place['query']].strip()})"
+        yield AnswerLine("note", _say(language, key, **place))
     for unseen in diagnosis.unseen:
         yield AnswerLine("note", _say(language, "unseen", did=unseen.did(language)[0], needs=unseen.needs(language)[0]))
     if not diagnosis.looked.everything:

@@ -252,6 +252,9 @@ class Workings:
 
     def weights(self, recipe: Recipe, selection: Selection) -> Array:
         """A, (batch, heads, rows, keys)."""
+        if self.inputs.weights is not None:
+            given = _take(_take(self.inputs.weights, selection.heads, 1), selection.rows, 2)
+            return self.rounded(given.astype(self.dtype))
         wide = selection
         if recipe.axis in ("queries", "matrix"):
             wide = self.selection(selection.heads, tuple(range(self.problem.queries)))

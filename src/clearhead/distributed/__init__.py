@@ -15,6 +15,7 @@ current GPU for NCCL, which has not been tested.
 
     attention, plan            the output, differentiable; which method is chosen, and why
     ShardedAttentionMatrix     the attention matrix: statistics, products, weights by index
+    ShardedCauseMatrix         what single edges did: made by its contributions and cuts
     shard, unshard, positions  cut a sequence into shards, and put it together again
 """
 
@@ -28,6 +29,7 @@ except ImportError as error:
     ) from None
 from clearhead.distributed.call import attention as attention
 from clearhead.distributed.call import plan as plan
+from clearhead.distributed.causes import ShardedCauseMatrix as ShardedCauseMatrix
 from clearhead.distributed.matrix import ShardedAttentionMatrix as ShardedAttentionMatrix
 from clearhead.distributed.sharding import positions as positions
 from clearhead.distributed.sharding import shard as shard

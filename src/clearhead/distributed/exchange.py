@@ -1,6 +1,6 @@
 """Messages of arrays between ranks. Shapes and dtypes are known in advance; empty messages are skipped."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -76,8 +76,10 @@ def everywhere(ranks: Ranks, what: str, mine: Array, shapes: Sequence[Shape]) ->
     return [part[0] for part in swap(ranks, what, [[mine]] * ranks.world, [[shape] for shape in shapes], mine.dtype)]
 
 
-def total(ranks: Ranks, what: str, mine: Array) -> Array:
+def total(ranks: Ranks, what: str, mine: Array, merged: Callable[[Array, Array], Array] = np.add) -> Array:
     """All-reduce: the sum over ranks of arrays of one shape, added in rank order, so that bits are reproducible.
+
+    merged   merges two ranks' arrays, where they are not added: element by element
 
     Each rank sums one slice and sends it to all (reduce-scatter, then all-gather), and so receives twice the bytes.
     """
@@ -85,7 +87,7 @@ def total(ranks: Ranks, what: str, mine: Array) -> Array:
     parts = swap(ranks, what, [[cut] for cut in cuts], [[cuts[ranks.rank].shape]] * ranks.world, mine.dtype)
     own = parts[0][0].copy()
     for part in parts[1:]:
-        own += part[0]
+        own = merged(own, part[0])
     sums = everywhere(ranks, what, own, [cut.shape for cut in cuts])
     return np.concatenate(sums).reshape(mine.shape)
 

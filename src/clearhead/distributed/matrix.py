@@ -10,7 +10,6 @@ from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import WEIGHTS, Array, named
 from clearhead.core.observations import check_room, wanted
 from clearhead.core.operands import check_transposed, operand
-from clearhead.core.problem import Problem
 from clearhead.core.rule_values import read_slice
 from clearhead.core.rules import Rules, take
 from clearhead.core.statistics import (
@@ -25,19 +24,19 @@ from clearhead.core.statistics import (
     lacking,
     listed,
 )
-from clearhead.distributed import methods, pooled
+from clearhead.distributed import causes, methods, pooled
+from clearhead.distributed.causes import ShardedCauseMatrix
 from clearhead.distributed.choice import Method, choose
 from clearhead.distributed.column_sums import product, statistics
 from clearhead.distributed.graph import Call, Leaves, answers
 from clearhead.distributed.layouts import Layout
 from clearhead.distributed.ranks import Ranks
+from clearhead.distributed.sharded_transposed import ShardedTransposedMatrix
 from clearhead.distributed.shards import agreed, array_of, read
-from clearhead.distributed.tiles import sections, tile
+from clearhead.distributed.tiles import Compute, by_index, sections, weights
 from clearhead.engines.base import Engine
 from clearhead.errors import EngineError, SelectionError, shown
-from clearhead.ops.indexing import check_weights, expand
 from clearhead.ops.observation import Observation, observation
-from clearhead.ops.transposed import TransposedMatrix
 
 # One machine's matrix has edits; ranks have labels of their own positions and one table for all.
 _INSTEAD = {
@@ -61,7 +60,7 @@ class ShardedAttentionMatrix(Observable):
     float32, or float64 for float64; A @ v and the output have q's dtype.
 
     A @ v, the output, logsumexp, entropy, distance, received, image and groups are differentiable: gradients are those
-    of the sum of all ranks' losses. All other answers carry no graph.
+    of the sum of all ranks' losses. All other answers carry no graph, and neither do contributions and cuts.
 
     Creation and methods raise on every rank: what `AttentionMatrix` raises on the rank whose argument is wrong, and
     DistributedError on the others; DistributedError on all where ranks asked for different things, or one did not call
@@ -115,7 +114,7 @@ class ShardedAttentionMatrix(Observable):
         return statistics_dtype(self._shards.whole.dtype)
 
     @property
-    def T(self) -> "ShardedTransposedMatrix":  # noqa: N802  NumPy's name
+    def T(self) -> "ShardedTransposedMatrix[ShardedAttentionMatrix]":  # noqa: N802  NumPy's name
         """The transpose: A.T @ g takes g, (…, heads, own queries, d), and gives (…, heads, own keys, d)."""
         return ShardedTransposedMatrix(self, self._weights, self._transposed)
 
@@ -144,9 +143,11 @@ class ShardedAttentionMatrix(Observable):
         """
         return self._weights(key)
 
-    def _weights(self, key: Any, swapped: bool = False) -> Any:  # noqa: FBT001
-        tile = self._tile(key)
-        return self._shards.give(tile.swapaxes(-1, -2) if swapped else tile)
+    def _weights(self, key: Any, transposed: bool = False) -> Tensor:  # noqa: FBT001
+        def known() -> tuple[Compute, list[Array]]:
+            return weights, [self._logsumexp()]
+
+        return by_index("weights", self._shards, self.shape, key, known, transposed=transposed)
 
     def __matmul__(self, v: Tensor) -> Tensor:
         """A·v, from each rank's values to its queries' outputs; differentiable.
@@ -155,7 +156,7 @@ class ShardedAttentionMatrix(Observable):
         (…, heads, own queries, d_v), without the last axis for a vector, in q's dtype. Raises ShapeError, DtypeError,
         SizeError where the output is larger than memory, and DistributedError as said above.
         """
-        local = self._local()
+        local = self._shards.local()
         heads = local.kv_heads, local.heads
 
         def own() -> tuple[Array, bool]:
@@ -188,7 +189,7 @@ class ShardedAttentionMatrix(Observable):
         for a statistic that the engine does not compute or that cannot be merged between ranks, and DistributedError
         as said above.
         """
-        local = self._local()
+        local = self._shards.local()
 
         def own() -> tuple[Array | None, Wanted]:
             length = self._shards.whole.queries
@@ -221,7 +222,7 @@ class ShardedAttentionMatrix(Observable):
 
     def _check_room(self, want: Wanted, values: Array | None) -> None:
         """Raise SizeError where this rank's answers, or what they are summed in, are larger than memory."""
-        local = self._local()
+        local = self._shards.local()
         check_room(local, replace(want, output=values is not None), 0 if values is None else values.shape[-1])
         shapes = {f"image={want.image}": want.image, "groups": want.groups and want.groups.counts}
         for what, shape in shapes.items():
@@ -252,14 +253,27 @@ class ShardedAttentionMatrix(Observable):
         sinks = self._shards.whole.sinks is not None
         return observation(given, self._shards.q.shape[2], self._shards.k.shape[2], sinks=sinks)
 
+    def contributions(self, v: Tensor, g: Tensor | None = None, *, output: Tensor | None = None) -> ShardedCauseMatrix:
+        """What each edge brings along g, a_ij·(g_i·v_j), as by `AttentionMatrix.contributions`; norms without g.
+
+        v        own values, (…, kv_heads or heads, own keys, d_v), or one for all heads, (own keys, d_v)
+        g        (…, heads, own queries, d_v), for own queries
+        output   without g: W_O (heads·d_v, d_model), the same on every rank
+
+        Returns a matrix of effects, which carry no graph. Raises as said above. It computes nothing but the norms.
+        """
+        return causes.contributions(self._shards, self._method, self._logsumexp, v, g, output)
+
+    def cuts(self, v: Tensor, g: Tensor) -> ShardedCauseMatrix:
+        """What g_i·o_i changes by when query i may not see key j, as by `AttentionMatrix.cuts`; v and g as above.
+
+        Returns a matrix of effects, which carry no graph. Raises as said above. It computes nothing.
+        """
+        return causes.cuts(self._shards, self._method, self._logsumexp, v, g)
+
     @property
     def _ranks(self) -> Ranks:
         return self._shards.ranks
-
-    def _local(self) -> Problem:
-        """The problem with the sizes of this rank's own queries and keys, for reading its arguments."""
-        shards = self._shards
-        return replace(shards.whole, rows=range(shards.q.shape[2]), cols=range(shards.k.shape[2]), prefix=shards.prefix)
 
     def _logsumexp(self) -> Array:
         if self._known is None:
@@ -268,7 +282,7 @@ class ShardedAttentionMatrix(Observable):
 
     def _transposed(self, g: Tensor) -> Any:
         """Aᵀ·g over the queries of all ranks, from g of own queries: (…, heads, own keys, d), without a graph."""
-        local = self._local()
+        local = self._shards.local()
 
         def own() -> tuple[Array, bool]:
             found = operand(local, array_of(g, "g"), "g", local.queries, (local.heads, 1))
@@ -282,21 +296,6 @@ class ShardedAttentionMatrix(Observable):
             found = methods.columns(self._method, self._shards, ask)[0].astype(self.dtype)
         whole = found.reshape(local.prefix + found.shape[2:])
         return self._shards.give(whole[..., 0] if vector else whole)
-
-    def _tile(self, key: Any) -> Array:
-
-        def own() -> tuple[list[int | range], tuple[int, ...]]:
-            index = expand(key, self.shape, WEIGHTS)
-            shape = tuple(len(p) for p in index if not isinstance(p, int))
-            check_weights(shape, self.dtype, self._shards.whole.device)
-            return index, shape
-
-        (index, shape), _ = agreed(self._ranks, "A[…]", own, lambda found: {"index": str(found[0])})
-        chosen = [range(p, p + 1) if isinstance(p, int) else p for p in index]
-        if 0 in shape:
-            return np.empty(shape, self.dtype)
-        with self._ranks.together("A[…]"):
-            return tile(self._shards, self._logsumexp(), chosen[:-2], *chosen[-2:]).reshape(shape)
 
     def _only(self, queries: slice) -> tuple["ShardedAttentionMatrix", Array]:
         """The matrix restricted to some queries, and the indices of this rank's among them in its shard."""
@@ -330,10 +329,6 @@ def _check_known(engine: Engine, want: Wanted) -> None:
     missing = lacking(want, joined & engine.STATISTICS)
     if missing:
         raise EngineError(f"{', '.join(missing)} cannot be observed of shards.", "observe it on one machine.")
-
-
-class ShardedTransposedMatrix(TransposedMatrix[ShardedAttentionMatrix]):
-    """The transpose of a sharded attention matrix: products from all queries to own keys, and weights by index."""
 
 
 def _within(chosen: range, piece: range) -> range:

@@ -14,6 +14,7 @@ from clearhead.core.axes import Array
 from clearhead.core.rules import FIELDS, take
 from clearhead.core.statistics import Wanted
 from clearhead.distributed.column_sums import ColumnSums
+from clearhead.distributed.edges import EdgeQuestion, of_columns
 from clearhead.distributed.exchange import Kind, Messages
 from clearhead.distributed.layouts import Pieces
 from clearhead.distributed.partials import (
@@ -194,10 +195,25 @@ def _returned(shards: Shards, send: dict[int, list[Array]], dtype: np.dtype[Any]
 
 def columns(shards: Shards, ask: ColumnSums) -> list[Array]:
     """Sums for this rank's keys: queries come here with the arrays that the question needs; nothing travels back."""
+    return meet(shards, of_columns(shards, ask))[1]
+
+
+def meet(shards: Shards, ask: EdgeQuestion) -> tuple[list[Array], list[Array]]:
+    """The answers per query and per key for this rank's own: queries travel with what the question needs, and back."""
     keys = own_keys(shards)
-    totals = ask.nothing(shards.whole.batch, shards.whole.heads, keys.k.shape[2])
-    for queries, rows in _visitors(shards, "queries to keys, columns", ask.rows).values():
+    totals, send = ask.per_key(keys.k.shape[2]), {}
+    for reader, (queries, rows) in _visitors(shards, "queries to keys, edges", ask.rows).items():
+        send[reader] = ask.per_query(queries.q.shape[2])
         for one in meetings(shards, queries, keys):
-            part = ask.find(one.problem, *one.arrays[:2], [x[:, :, one.at] for x in rows])
-            ask.add(totals, one.here, part)
-    return totals
+            ask.meet(one, rows, send[reader], totals)
+    own = {rank: visits(shards, shards.rank, rank) for rank in range(shards.ranks.world)}
+    kinds = {
+        rank: [(x.shape, x.dtype) for x in ask.per_query(_count(pieces))] for rank, pieces in own.items() if pieces
+    }
+    got = Messages(shards.ranks, "answers about edges", send, kinds).arrays()
+    found = ask.per_query(shards.q.shape[2])
+    for rank in sorted(kinds):
+        there = placed(tuple(rows for _, rows in own[rank]))
+        for (at, _), (come, _) in zip(own[rank], there, strict=True):
+            ask.merge(found, at, [x[:, :, come] for x in got[rank]])
+    return found, totals

@@ -10,6 +10,7 @@ from clearhead.core.axes import Array
 from clearhead.core.statistics import Wanted
 from clearhead.distributed import gather, merge, ring
 from clearhead.distributed.column_sums import ColumnSums
+from clearhead.distributed.edges import EdgeQuestion
 from clearhead.distributed.shards import Names, Shards
 from clearhead.distributed.ulysses import ByHeads
 
@@ -38,6 +39,11 @@ def columns(method: str, shards: Shards, ask: ColumnSums) -> list[Array]:
         found: list[Array] = BY_ROWS[method].columns(shards, ask)
         return found
     return ByHeads.of(shards).columns(ask)
+
+
+def meet(method: str, shards: Shards, ask: EdgeQuestion) -> tuple[list[Array], list[Array]]:
+    """Answers per own query and per own key: by merge queries travel to the keys; by all others, keys around a ring."""
+    return merge.meet(shards, ask) if method == "merge" else ring.meet(shards, ask)
 
 
 def gradients(

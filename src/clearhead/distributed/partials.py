@@ -36,6 +36,7 @@ class Keys:
     k: Array
     v: Array | None
     values: dict[str, Array]  # fields of a problem along the keys
+    more: list[Array]  # what else travels with them, (batch, heads or 1, keys, …)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -45,6 +46,7 @@ class Meeting:
     at, here      where the pieces lie in the arrays of queries and of keys
     rows, keys    their positions in the whole sequence
     arrays        q (batch, heads, queries, d_k), k (batch, kv_heads, keys, d_k), v or None
+    more          what else travels with these keys, (batch, heads or 1, keys, …)
     """
 
     at: slice
@@ -53,6 +55,7 @@ class Meeting:
     keys: range
     problem: Problem
     arrays: Arrays
+    more: list[Array]
 
 
 def own_queries(shards: Shards) -> Queries:
@@ -62,7 +65,7 @@ def own_queries(shards: Shards) -> Queries:
 
 def own_keys(shards: Shards) -> Keys:
     """The keys and values of this rank."""
-    return Keys(shards.own_keys(), shards.k, shards.v, shards.of_keys())
+    return Keys(shards.own_keys(), shards.k, shards.v, shards.of_keys(), list(shards.more))
 
 
 def sees(shards: Shards, rows: range, keys: Pieces) -> bool:
@@ -80,7 +83,8 @@ def meetings(shards: Shards, queries: Queries, keys: Keys) -> Iterator[Meeting]:
             own, theirs = take(queries.values, {"queries": at, "keys": seen}), take(keys.values, {"keys": here})
             problem = replace(shards.whole, rows=rows, cols=cols, **own, **theirs)
             v = None if keys.v is None else keys.v[:, :, here]
-            yield Meeting(at, rows, here, cols, problem, (queries.q[:, :, at], keys.k[:, :, here], v))
+            more = [x[:, :, here] for x in keys.more]
+            yield Meeting(at, rows, here, cols, problem, (queries.q[:, :, at], keys.k[:, :, here], v), more)
 
 
 def alone(shards: Shards, at: slice, rows: range) -> Meeting:
@@ -89,7 +93,7 @@ def alone(shards: Shards, at: slice, rows: range) -> Meeting:
     nothing = {name: x for name, x in shards.values.items() if name not in DENSE}
     problem = replace(shards.whole, rows=rows, cols=none, **take(nothing, {"queries": at, "keys": none}))
     v = None if shards.v is None else shards.v[:, :, :0]
-    return Meeting(at, rows, slice(0), none, problem, (shards.q[:, :, at], shards.k[:, :, :0], v))
+    return Meeting(at, rows, slice(0), none, problem, (shards.q[:, :, at], shards.k[:, :, :0], v), [])
 
 
 def asked(want: Wanted) -> Wanted:

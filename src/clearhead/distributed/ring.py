@@ -14,6 +14,7 @@ from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array
 from clearhead.core.statistics import Wanted
 from clearhead.distributed.column_sums import ColumnSums
+from clearhead.distributed.edges import EdgeQuestion, of_columns
 from clearhead.distributed.exchange import Kind, Messages, swap
 from clearhead.distributed.gather import key_bytes
 from clearhead.distributed.layouts import common, needed
@@ -31,7 +32,7 @@ from clearhead.distributed.shards import Names, Shards, kind, placed
 from clearhead.ops import backward
 from clearhead.ops.observation import Observation
 
-Block = list[Array]  # keys (batch, kv_heads, own keys, d_k), values if there are, rules' fields of keys
+Block = list[Array]  # keys (batch, kv_heads, own keys, d_k), values, what else travels with them, rules' fields
 
 
 def hops(shards: Shards) -> list[int]:
@@ -79,14 +80,16 @@ def _laps(shards: Shards, block: Block, what: str) -> Any:
 def _kinds(shards: Shards, owner: int) -> list[Kind]:
     """Shapes and dtypes of a block of `owner`'s keys."""
     keys = sum(map(len, shards.key_pieces[owner]))
-    found = [((*x.shape[:2], keys, *x.shape[3:]), x.dtype) for x in (shards.k, shards.v) if x is not None]
+    own = [x for x in (shards.k, shards.v, *shards.more) if x is not None]
+    found = [((*x.shape[:2], keys, *x.shape[3:]), x.dtype) for x in own]
     return found + [kind(name, x, keys=keys) for name, x in shards.of_keys().items()]
 
 
 def _keys(shards: Shards, owner: int, block: Block) -> Keys:
-    v = None if shards.v is None else block[1]
-    values = dict(zip(shards.of_keys(), block[1 if v is None else 2 :], strict=True))
-    return Keys(placed(shards.key_pieces[owner]), block[0], v, values)
+    v, rest = (None, block[1:]) if shards.v is None else (block[1], block[2:])
+    more, fields = rest[: len(shards.more)], rest[len(shards.more) :]
+    values = dict(zip(shards.of_keys(), fields, strict=True))
+    return Keys(placed(shards.key_pieces[owner]), block[0], v, values, more)
 
 
 def attend(shards: Shards, want: Wanted) -> dict[str, Array]:
@@ -99,7 +102,7 @@ def attend(shards: Shards, want: Wanted) -> dict[str, Array]:
 
 
 def _own_block(shards: Shards) -> Block:
-    return [x for x in (shards.k, shards.v, *shards.of_keys().values()) if x is not None]
+    return [x for x in (shards.k, shards.v, *shards.more, *shards.of_keys().values()) if x is not None]
 
 
 def differentiate(shards: Shards, answers: dict[str, Array], by: dict[str, Array], *, asked: Names) -> dict[str, Array]:
@@ -137,33 +140,39 @@ def differentiate(shards: Shards, answers: dict[str, Array], by: dict[str, Array
 
 def _home(shards: Shards, sums: dict[int, list[Array]], dtype: np.dtype[Any]) -> dict[str, Array]:
     """Send the gradients of each block to its owner, who adds them in the order of the ranks."""
-    world, rank, far = shards.ranks.world, shards.rank, hops(shards)
     own = [x for x in (shards.k, shards.v) if x is not None]
-    send = [sums.get(owner, []) for owner in range(world)]
-    shapes = [[x.shape for x in own] if (reader - rank) % world <= far[rank] else [] for reader in range(world)]
-    got = swap(shards.ranks, "return of derivatives", send, shapes, dtype)
     found = {name: np.zeros(x.shape, dtype) for name, x in zip(("k", "v"), own, strict=False)}
-    for arrays in got:
-        for name, array in zip(found, arrays, strict=False):
+    for arrays in _returned(shards, "return of derivatives", sums, [x.shape for x in own], dtype):
+        for name, array in zip(found, arrays, strict=True):
             found[name] += array
     return found
 
 
+def _returned(
+    shards: Shards, what: str, sums: dict[int, list[Array]], shapes: list[Any], dtype: np.dtype[Any]
+) -> list[list[Array]]:
+    """Send what was summed for each block to its owner; what came here for own keys, in the order of the ranks."""
+    world, rank, far = shards.ranks.world, shards.rank, hops(shards)
+    expected = [shapes if (reader - rank) % world <= far[rank] else [] for reader in range(world)]
+    got = swap(shards.ranks, what, [sums.get(owner, []) for owner in range(world)], expected, dtype)
+    return [arrays for arrays in got if arrays]
+
+
 def columns(shards: Shards, ask: ColumnSums) -> list[Array]:
     """Sums for this rank's keys: keys travel a second time, without values, and the sums return to their owners."""
-    keys_only = replace(shards, v=None)
-    lead = (shards.whole.batch, shards.whole.heads)
+    return meet(replace(shards, v=None), of_columns(shards, ask))[1]
+
+
+def meet(shards: Shards, ask: EdgeQuestion) -> tuple[list[Array], list[Array]]:
+    """The answers per query and per key for this rank's own: keys travel, and sums return to their owners."""
+    found = ask.per_query(shards.q.shape[2])
     sums: dict[int, list[Array]] = {}
-    for owner, _, block in _laps(keys_only, _own_block(keys_only), "second lap of keys"):
-        sums[owner] = ask.nothing(*lead, block[0].shape[2])
-        for one in meetings(keys_only, own_queries(shards), _keys(keys_only, owner, block)):
-            rows = [x[:, :, one.at] for x in ask.rows]
-            ask.add(sums[owner], one.here, ask.find(one.problem, *one.arrays[:2], rows))
-    world, rank, far = shards.ranks.world, shards.rank, hops(shards)
-    totals = ask.nothing(*lead, shards.k.shape[2])
-    shapes = [[x.shape for x in totals] if (reader - rank) % world <= far[rank] else [] for reader in range(world)]
-    send = [sums.get(owner, []) for owner in range(world)]
-    for arrays in swap(shards.ranks, "return of what keys received", send, shapes, np.dtype(np.float64)):
-        if arrays:
-            ask.add_arrays(totals, slice(None), arrays)
-    return totals
+    for owner, _, block in _laps(shards, _own_block(shards), "further lap of keys"):
+        sums[owner] = ask.per_key(block[0].shape[2])
+        for one in meetings(shards, own_queries(shards), _keys(shards, owner, block)):
+            ask.meet(one, ask.rows, found, sums[owner])
+    totals = ask.per_key(shards.k.shape[2])
+    dtype = np.dtype(np.float64)
+    for arrays in _returned(shards, "return of sums over queries", sums, [x.shape for x in totals], dtype):
+        ask.add(totals, slice(None), arrays)
+    return found, totals

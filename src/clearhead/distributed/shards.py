@@ -68,11 +68,16 @@ class Shards:
     values: dict[str, Array]
     lead: dict[str, tuple[int, int]]  # how many batches and heads bias, mask and spans were given for, 1 or all
     engine: Engine  # computes on the device, for arrays in the CPU's memory
+    more: tuple[Array, ...] = ()  # what else travels with the keys, (batch, heads or 1, own keys, …)
     kept: dict[str, Any] = field(default_factory=dict, init=False)  # what a method keeps for its further passes
 
     @property
     def rank(self) -> int:
         return self.ranks.rank
+
+    def local(self) -> Problem:
+        """The problem with the sizes of this rank's own queries and keys, for reading its arguments."""
+        return replace(self.whole, rows=range(self.q.shape[2]), cols=range(self.k.shape[2]), prefix=self.prefix)
 
     def own_rows(self) -> list[tuple[slice, range]]:
         """Own pieces of queries: where in the shard, and which positions."""
@@ -103,7 +108,7 @@ class Shards:
 
     def give(self, array: Array) -> Tensor:
         """An answer (…, heads, …) as a tensor on q's device."""
-        found: Tensor = to_torch(torch, np.ascontiguousarray(array)).to(self.device)
+        found: Tensor = to_torch(torch, np.asarray(array, order="C")).to(self.device)
         return found
 
     def problem(self, at: slice, rows: range, of_keys: Mapping[str, Any]) -> Problem:
@@ -257,12 +262,13 @@ def _signature(q: Tensor, k: Tensor, v: Tensor | None, rules: Rules) -> dict[str
         if name in _SHARDED:
             told[name] = "given" if value is not None else "not given"
         else:
-            told[name] = _told(name, value)
+            told[name] = fingerprint(name, value)
     return told
 
 
 @torch.no_grad()
-def _told(name: str, value: Any) -> Any:
+def fingerprint(name: str, value: Any) -> Any:
+    """An argument as text and numbers that ranks can compare and an error can show; of a large array its hash."""
     array = as_rule_array(value, name) if isinstance(value, (Tensor, np.ndarray, list)) else None
     if array is None or (array.dtype.kind not in "biuf" and array.dtype not in FLOATS):
         return shown(value.item() if isinstance(value, np.generic) else value)
@@ -313,7 +319,7 @@ def _lead(whole: Problem, value: Any) -> tuple[int, int]:
 
 def _kinds(whole: Problem, content: Mapping[str, Any], found: Mapping[str, Array]) -> dict[str, Any]:
     """What of these rules must be the same on all ranks, as text and numbers that an error can show."""
-    told: dict[str, Any] = {name: _told(name, x) for name, x in found.items() if not _in_pieces(name)}
+    told: dict[str, Any] = {name: fingerprint(name, x) for name, x in found.items() if not _in_pieces(name)}
     told |= {f"{name}'s dtype": str(found[name].dtype) for name in DENSE if name in found}
     leads = {name: list(_lead(whole, x)) for name, x in _shared(content).items()}
     return told | {f"{name}'s batches and heads": lead for name, lead in leads.items()}

@@ -9,6 +9,7 @@ import numpy as np
 
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array, blocks, group_size
+from clearhead.core.effect_lists import first, larger, largest_under
 from clearhead.core.effects import Order, Others, Terms, WantedEffects, merged, no_keys
 from clearhead.core.observations import areas
 from clearhead.core.problem import Problem
@@ -29,7 +30,6 @@ from clearhead.engines.portable_tiles import (
 )
 from clearhead.engines.products import pieces, product
 
-_MOST = float(np.finfo(np.float64).max)
 _quiet = np.errstate(all="ignore")  # NaN and infinity are legal values, and need no warning
 
 
@@ -93,8 +93,8 @@ def effects(
             high, tall = areas(want.image[0], problem.queries, at)
             wide, broad = areas(want.image[1], problem.keys, cols)
             total["image_mean"][high, wide] += sandwich(tall, tile, broad)
-            here = _largest_under(_largest_under(rounded, tall).T, broad).T
-            total["image_largest"][high, wide] = _larger(here, total["image_largest"][high, wide])
+            here = largest_under(largest_under(rounded, tall).T, broad).T
+            total["image_largest"][high, wide] = larger(here, total["image_largest"][high, wide])
         if want.groups is not None:
             add_groups(total["groups"], tile, want.groups[0][head.batch, at], want.groups[1][head.batch, cols])
     return {name: x if x.dtype == np.int64 else x.astype(dtype, copy=False) for name, x in found.items()}
@@ -155,15 +155,10 @@ def _effects(terms: Terms, here: tuple[int, int], at: slice, cols: slice, weight
 
 def _insert(values: Array, indices: Array, tile: Array, visible: Array, first_key: int, order: Order) -> None:
     """Put a tile's effects into each query's list of the first k in this order; of equal ones the earlier key."""
-    count = values.shape[-1]
     keys = np.broadcast_to(np.arange(first_key, first_key + tile.shape[1]), tile.shape)
     found = np.concatenate([values, tile], axis=-1)
     places = np.concatenate([indices, np.where(visible & ~np.isnan(tile), keys, -1)], axis=-1)
-    by = np.clip({"magnitude": -np.abs(found), "largest": -found, "smallest": found}[order], -_MOST, _MOST)
-    rank = np.argsort(np.where(places < 0, np.inf, by), axis=-1, kind="stable")[:, :count]
-    chosen = np.take_along_axis(places, rank, axis=-1)
-    values[:] = np.where(chosen < 0, 0.0, np.take_along_axis(found, rank, axis=-1))
-    indices[:] = chosen
+    values[:], indices[:] = first(found, places, order, values.shape[-1])
 
 
 def _keep_strongest(values: Array, places: Array, more: Array, at: Array) -> None:
@@ -178,20 +173,3 @@ def _keep_strongest(values: Array, places: Array, more: Array, at: Array) -> Non
         found, here, by = found[near], here[near], by[near]
     rank = np.lexsort((here, by))[: len(values)]
     values[:], places[:] = found[rank], here[rank]
-
-
-def _larger(a: Array, b: Array) -> Array:
-    """The number of larger magnitude, of two equal ones the positive; NaN where there is one."""
-    found: Array = np.where((np.abs(a) > np.abs(b)) | ((np.abs(a) == np.abs(b)) & (a > b)) | np.isnan(a), a, b)
-    return found
-
-
-def _largest_under(x: Array, shares: Array) -> Array:
-    """What `_larger` leaves of the rows of x that each pixel covers, (pixels, columns); shares as from `areas`."""
-    covers = shares > 1e-9  # a share is at least one over the number of rows, or a rounding error
-    used, found = covers.any(axis=1), np.zeros((len(covers), x.shape[1]))
-    first, last = covers.argmax(axis=1), covers.shape[1] - covers[:, ::-1].argmax(axis=1)
-    bounds = np.stack([first, last], axis=1)[used].reshape(-1)  # every second part lies between two pixels
-    more = np.concatenate([x, np.zeros((1, x.shape[1]))])
-    found[used] = _larger(np.maximum.reduceat(more, bounds)[::2], np.minimum.reduceat(more, bounds)[::2])
-    return found

@@ -148,8 +148,15 @@ def add_groups(total: Array, weights: Array, query_labels: Array, key_labels: Ar
 
 
 def sandwich(left: Array, weights: Array, right: Array) -> Array:
-    """left·weights·rightᵀ."""
-    return product(product(left, pieces(weights), weights.shape[1]), pieces(right.T), len(right))
+    """left·weights·rightᵀ, for shares of at least 0; a NaN or an infinity counts where neither of its shares is 0."""
+    finite = np.isfinite(weights)
+    known = weights if finite.all() else np.where(finite, weights, 0.0)
+    found = product(product(left, pieces(known), weights.shape[1]), pieces(right.T), len(right))
+    if known is not weights:
+        rows, cols = ((shares > 1e-9).astype(np.float64) for shares in (left, right))  # less is a rounding error
+        for value, cells in ((np.nan, np.isnan(weights)), (np.inf, weights == np.inf), (-np.inf, weights == -np.inf)):
+            found = found + np.where(rows @ cells @ cols.T > 0, value, 0.0)
+    return found
 
 
 def _one_hot(labels: Array) -> tuple[Array, Array]:

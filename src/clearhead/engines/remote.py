@@ -7,6 +7,7 @@ import numpy as np
 
 from clearhead.core.arrays import on_cpu, to_device_of
 from clearhead.core.axes import Array
+from clearhead.core.effects import Terms
 from clearhead.engines.base import Engine, Upstream
 
 
@@ -18,13 +19,15 @@ class Remote:
         self.STATISTICS = engine.STATISTICS
 
     def __getattr__(self, name: str) -> Any:
-        def call(*arguments: Any) -> Any:
-            result = getattr(self.engine, name)(*(self._sent(x) for x in arguments))
+        function = getattr(self.engine, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            result = function(*(self._sent(x) for x in arguments), **options)
             return {key: on_cpu(x) for key, x in result.items()} if isinstance(result, dict) else on_cpu(result)
 
         return call
 
     def _sent(self, x: Any) -> Any:
-        if isinstance(x, Upstream):
+        if isinstance(x, (Upstream, Terms)):
             return replace(x, **{f.name: self._sent(getattr(x, f.name)) for f in fields(x)})
         return to_device_of(x, self.like) if isinstance(x, np.ndarray) else x

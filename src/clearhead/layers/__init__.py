@@ -9,5 +9,6 @@ naming      what layers are called
 recording   one layer while it runs
 derivatives the derivative by each layer's outputs, as backward passes bring it
 layer       one layer afterwards; run: all layers of a model, and saved: their file
+pieces      the tokens' texts, and their words and sentences
 unseen      attention that does not go through Transformers' interface
 """

@@ -16,13 +16,25 @@ from clearhead.core.arrays import (
     to_device_of,
 )
 from clearhead.core.axes import Array, blocks, group_size
+from clearhead.core.effects import Kind
 from clearhead.core.operands import operand
-from clearhead.errors import DtypeError, ShapeError
+from clearhead.errors import DtypeError, RuleError, ShapeError
 from clearhead.ops.factors import Factors
 
 Inputs = tuple[Factors, Array, Array]  # the factors, v (batch, its heads, keys, d_v), g (batch, heads, queries, d_v)
 
 _BLOCK = 4096  # keys whose projected values are held at a time
+
+
+def contributions(factors: Factors, v: Any, g: Any, output: Any) -> tuple[Kind, Factors, Array, Array]:
+    """The inputs of contributions along g; of norms where g is None. Raises RuleError where g and W_O are given."""
+    if g is None:
+        return "norm", *norms(factors, v, output)
+    if output is not None:
+        raise RuleError(
+            "output is given together with g: it is for norms, and g has been carried through W_O.", "leave it out."
+        )
+    return "contribution", *along_g(factors, v, g)
 
 
 def along_g(factors: Factors, v: Any, g: Any) -> Inputs:

@@ -12,10 +12,12 @@ from clearhead import engines
 from clearhead.core import room
 from clearhead.core.arrays import as_array, broadcast, empty, on_cpu, to_device_of
 from clearhead.core.axes import WEIGHTS, Array, as_places, as_slice, group_size, named
+from clearhead.core.effect_lists import strongest_edges
 from clearhead.core.effects import (
     AskedEffects,
     Effects,
     Kind,
+    ObservableEffects,
     Order,
     Ranked,
     SignedImage,
@@ -27,7 +29,6 @@ from clearhead.core.effects import (
 )
 from clearhead.core.observations import wanted_effects
 from clearhead.core.operands import operand
-from clearhead.core.rule_values import whole_number
 from clearhead.engines.base import EffectEngine, room_for_effects
 from clearhead.errors import DtypeError, RuleError
 from clearhead.ops import cause_inputs
@@ -39,8 +40,7 @@ from clearhead.ops.spans_cut import cut_spans
 from clearhead.ops.transposed import TransposedMatrix
 
 _KINDS: dict[str, Any] = {"top": Ranked, "image": SignedImage}
-_TILE = "E[..., :512, :512] is a tile; E.image(256, 256) shows the whole, E.strongest(20) its strongest edges."
-_WORDS = Words(
+WORDS = Words(
     "E",
     "effect",
     {
@@ -54,7 +54,7 @@ _WORDS = Words(
 )
 
 
-class CauseMatrix(NumpyFunctions):
+class CauseMatrix(ObservableEffects, NumpyFunctions):
     """The effect of every edge, (…, heads, queries, keys), as an array-like object that is never stored.
 
     Made by `AttentionMatrix.contributions` and `AttentionMatrix.cuts`, which have the formulas. `kind` is
@@ -72,7 +72,7 @@ class CauseMatrix(NumpyFunctions):
     (CauseMatrix(cut, queries 3, keys 3) float64, array([ 0.413,  0.773, -1.649]))
     """
 
-    _words = _WORDS
+    _words = WORDS
 
     def __init__(self, factors: Factors, kind: Kind, v: Array, g: Array) -> None:
         self.kind = kind
@@ -128,79 +128,6 @@ class CauseMatrix(NumpyFunctions):
         """
         return self._product(x)
 
-    def by_key(self) -> Any:
-        """Σ_i e_ij, (…, heads, keys): what each key did in all rows together. Summed in float64.
-
-        >>> import numpy as np, clearhead as ch
-        >>> A = ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)))
-        >>> A.contributions(np.array([2.0, 6.0]), np.ones(2)).by_key()
-        array([2., 6.])
-        """
-        return self.observe(by_key=True).by_key
-
-    def by_query(self) -> Any:
-        """Σ_j e_ij, (…, heads, queries). Contributions along g sum to g_i·o_i; cuts do not sum to anything simple.
-
-        >>> import numpy as np, clearhead as ch
-        >>> A = ch.AttentionMatrix(np.zeros((2, 4)), np.zeros((2, 4)))
-        >>> A.contributions(np.array([2.0, 6.0]), np.ones(2)).by_query()
-        array([4., 4.])
-        """
-        return self.observe(by_query=True).by_query
-
-    def top(self, k: int, order: Order = "magnitude") -> Ranked:
-        """The k first effects of each query and their keys, (…, heads, queries, k) each.
-
-        order   "magnitude" (largest |e| first), "largest" (most positive first) or "smallest" (most negative first)
-
-        Of equal effects the earlier key comes first. Only keys that the rules allow are listed, and no effect that is
-        NaN; the rest has effect 0 and index -1. Raises RuleError for another order, or unless k is a whole number from
-        1 up. O(queries·keys·(d_k + d_v)) time, O(queries·k) memory.
-
-        >>> import numpy as np, clearhead as ch
-        >>> A = ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True)
-        >>> A.cuts(np.array([1.0, 0.0, 4.0]), np.ones(3)).top(2, "smallest").indices.tolist()
-        [[0, -1], [0, 1], [2, 0]]
-        """
-        return cast("Ranked", self.observe(top=whole_number("top", k, 1, hint="top(8)"), order=order).top)
-
-    def strongest(self, k: int) -> Strongest:
-        """The k edges of largest magnitude in the whole matrix: batch, head, query, key and value, each (≤ k,).
-
-        `batch` counts over all leading axes together. Of equal effects the earlier place comes first. Only edges that
-        the rules allow are listed, and no effect that is NaN. Raises RuleError unless k is a whole number from 1 up.
-        O(queries·keys·(d_k + d_v)) time, O(batch·heads·k) memory.
-
-        >>> import numpy as np, clearhead as ch
-        >>> E = ch.AttentionMatrix(np.eye(3), np.eye(3)).contributions(np.array([1.0, 0.0, 4.0]), np.ones(3))
-        >>> E.strongest(2).key, E.strongest(2).value.round(3)
-        (array([2, 2]), array([1.884, 1.058]))
-        """
-        found = self.observe(strongest=whole_number("strongest", k, 1, hint="strongest(20)")).strongest
-        return cast("Strongest", found)
-
-    def image(self, height: int, width: int) -> SignedImage:
-        """The matrix as a picture, (…, heads, height, width): the mean under each pixel, and what is largest there.
-
-        `largest` is the effect of largest magnitude, with its sign, of all cells that a pixel covers, if only in part;
-        of two equal ones the positive, and NaN where there is one. Raises RuleError unless both sides are whole numbers
-        from 1 up.
-
-        >>> import numpy as np, clearhead as ch
-        >>> A = ch.AttentionMatrix(np.eye(3), np.eye(3), causal=True)
-        >>> A.cuts(np.array([1.0, 0.0, 4.0]), np.ones(3)).image(1, 1).largest.round(3)
-        array([[-1.649]])
-        """
-        return cast("SignedImage", self.observe(image=(height, width)).image)
-
-    def groups(self, query_groups: Any, key_groups: Any) -> Any:
-        """Σ of e_ij between labelled spans, (…, heads, query groups, key groups); labels as in AttentionMatrix.groups.
-
-        Effects of single edges do not add up to that of a whole span where it is a cut: see `spans`. Raises ShapeError,
-        DtypeError or RuleError for labels that do not fit.
-        """
-        return self.observe(groups=(query_groups, key_groups)).groups
-
     def spans(self, query_groups: Any, key_groups: Any) -> Any:
         """What g·o changes by when a query may see no key of a span at all, summed over the queries of each group.
 
@@ -217,8 +144,7 @@ class CauseMatrix(NumpyFunctions):
                [ 4.667, -2.333]]), array([[ 1.167, -1.167],
                [ 2.333, -2.333]]))
         """
-        if self.kind != "cut":
-            raise RuleError("spans are of cuts: contributions of a span are the sum of those of its edges.", "E.groups")
+        check_cuts(self.kind)
         factors = self._factors
         want = wanted_effects(factors.problem, {"groups": (query_groups, key_groups)})
         assert want.groups is not None
@@ -248,7 +174,7 @@ class CauseMatrix(NumpyFunctions):
             arrays = [found[array] for array in arrays_of(name)]
             if name == "strongest":
                 values, places = map(on_cpu, arrays)
-                edges = _strongest(values, places, problem.keys, cast("int", asked["strongest"]))
+                edges = strongest_edges(values, places, problem.keys, cast("int", asked["strongest"]))
                 answers[name] = Strongest(*map(self._restore, edges))
             else:
                 restored = [self._restore(problem.restore(array)) for array in arrays]
@@ -286,7 +212,7 @@ class CauseMatrix(NumpyFunctions):
         if 0 in shape:
             tile = empty(factors.q, shape, self.dtype)
         else:
-            check_weights(shape, self.dtype, factors.problem.device, "effects", _TILE)
+            check_weights(shape, self.dtype, factors.problem.device, "effects")
             tile = self._tile(*[range(p, p + 1) if isinstance(p, int) else p for p in picked]).reshape(shape)
         return self._restore(tile.swapaxes(-1, -2) if swapped else tile)
 
@@ -338,13 +264,7 @@ class CauseMatrix(NumpyFunctions):
 
 def contributions(factors: Factors, v: Any, g: Any, output: Any) -> CauseMatrix:
     """The matrix of contributions along g; of norms where g is None."""
-    if g is None:
-        return _made("norm", *cause_inputs.norms(factors, v, output))
-    if output is not None:
-        raise RuleError(
-            "output is given together with g: it is for norms, and g has been carried through W_O.", "leave it out."
-        )
-    return _made("contribution", *cause_inputs.along_g(factors, v, g))
+    return _made(*cause_inputs.contributions(factors, v, g, output))
 
 
 def cuts(factors: Factors, v: Any, g: Any) -> CauseMatrix:
@@ -352,15 +272,12 @@ def cuts(factors: Factors, v: Any, g: Any) -> CauseMatrix:
     return _made("cut", *cause_inputs.along_g(factors, v, g))
 
 
+def check_cuts(kind: Kind) -> None:
+    """Raise RuleError unless this is a matrix of cuts, whose spans do not just add up."""
+    if kind != "cut":
+        raise RuleError("spans are of cuts: contributions of a span are the sum of those of its edges.", "E.groups")
+
+
 def _made(kind: Kind, factors: Factors, v: Array, g: Array) -> CauseMatrix:
     engines.with_effects(factors.engine, factors.problem, factors.asked_engine)  # raises here, where it was asked for
     return CauseMatrix(factors, kind, v, g)
-
-
-def _strongest(values: Array, places: Array, keys: int, count: int) -> tuple[Array, ...]:
-    """The strongest of all batches and heads from those of each, (batch, heads, k)."""
-    batch, head, rank = np.nonzero(places >= 0)
-    value, place = values[batch, head, rank], places[batch, head, rank]
-    order = np.lexsort((place, head, batch, -np.abs(value)))[:count]
-    query, key = np.divmod(place[order], max(1, keys))
-    return batch[order], head[order], query, key, value[order]

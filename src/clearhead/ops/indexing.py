@@ -29,14 +29,15 @@ def expand(key: Any, shape: tuple[int, ...], axes: Sequence[str]) -> list[int | 
     return [_pick(part, axis, shape, axes) for axis, part in enumerate(parts)]
 
 
-_TILE = "A[..., :512, :512] is a tile; A.image(256, 256) shows the whole, A.top(8) its strongest weights."
+_TILES = {
+    "weights": "A[..., :512, :512] is a tile; A.image(256, 256) shows the whole, A.top(8) its strongest weights.",
+    "effects": "E[..., :512, :512] is a tile; E.image(256, 256) shows the whole, E.strongest(20) its strongest edges.",
+}
 
 
-def check_weights(
-    shape: tuple[int, ...], dtype: np.dtype[Any], device: str, what: str = "weights", hint: str = _TILE
-) -> None:
+def check_weights(shape: tuple[int, ...], dtype: np.dtype[Any], device: str, what: str = "weights") -> None:
     """Raise SizeError when weights, or effects, of this shape do not fit in memory."""
-    check_room(f"{what} of shape {shape}", array_bytes(shape, dtype.itemsize), hint, device)
+    check_room(f"{what} of shape {shape}", array_bytes(shape, dtype.itemsize), _TILES[what], device)
 
 
 def _pick(part: Any, axis: int, shape: tuple[int, ...], axes: Sequence[str]) -> int | range:

@@ -7,13 +7,14 @@ import numpy as np
 from clearhead.core.arrays import on_cpu
 from clearhead.core.axes import Array
 from clearhead.core.effects import joined
+from clearhead.core.problem import Problem
 from clearhead.core.statistics import Groups, Wanted
+from clearhead.engines.base import Engine
 from clearhead.ops.factors import Factors
 
 _NUMBERS = 1 << 20  # (heads · queries · key groups) at a time
 
 
-@np.errstate(invalid="ignore", over="ignore")  # NaN and infinity are legal values, and need no warning
 def cut_spans(factors: Factors, v: Array, g: Array, groups: Groups) -> Array:
     """Σ over the queries of a group of what g·o changes by without a span, (batch, heads, query and key groups).
 
@@ -30,41 +31,67 @@ def cut_spans(factors: Factors, v: Array, g: Array, groups: Groups) -> Array:
         one = factors.take_batches(np.array([batch]))
         for start in range(0, problem.queries, step):
             rows = slice(start, min(start + step, problem.queries))
-            change = _changes(one, v[batch : batch + 1], along[batch, :, rows], groups.keys[batch], counts[1], rows)
-            labels = groups.queries[batch, rows]
-            for head in range(problem.heads):
-                np.add.at(found[batch, head], labels[labels >= 0], change[head][labels >= 0])
+            part = one.take_queries(range(rows.start, rows.stop))
+            arrays = part.q, part.k, v[batch : batch + 1]
+            answers = of_spans(part.engine, part.problem, arrays, along[batch, :, rows], groups.keys[batch], counts[1])
+            add_changes(found[batch], changes(*answers, problem.sinks), groups.queries[batch, rows])
     return found
 
 
-def _changes(factors: Factors, v: Array, g: Array, labels: Array, count: int, rows: slice) -> Array:
-    """(heads, queries, key groups): what each of these queries' g·o changes by without each span; g is theirs."""
-    part = factors.take_queries(range(rows.start, rows.stop))
-    heads, queries = part.problem.heads, part.problem.queries
-    lse = np.full((heads, queries, count + 1), -np.inf)  # the last one: keys of no span, and the sink
+@np.errstate(invalid="ignore", over="ignore")  # NaN and infinity are legal values, and need no warning
+def of_spans(
+    engine: Engine, problem: Problem, arrays: tuple[Array, Array, Array], g: Array, labels: Array, count: int
+) -> tuple[Array, Array]:
+    """The log-sum-exp and g·o of each span alone, (heads, queries, count + 1); the last one is of the keys of no span.
+
+    arrays   q, k and v of one batch item
+    g        (heads, queries, d_v)
+    labels   the span of each key, (keys,)
+
+    Without sinks. Answers over disjoint keys merge by `joined`.
+    """
+    lse = np.full((problem.heads, problem.queries, count + 1), -np.inf)
     mean = np.zeros(lse.shape)
     edges = np.flatnonzero(np.diff(labels)) + 1
-    for first, last in zip([0, *edges], [*edges, len(labels)], strict=True):
-        at = int(labels[first]) if labels[first] >= 0 else count
-        one = _answer(part, v, g, range(int(first), int(last)))
+    for start, stop in zip([0, *edges], [*edges, len(labels)], strict=True):
+        at = int(labels[start]) if labels[start] >= 0 else count
+        one = _answer(engine, problem, arrays, g, range(int(start), int(stop)))
         lse[..., at], mean[..., at] = joined((lse[..., at], mean[..., at]), one)
-    if part.problem.sinks is not None:
-        sink = np.where(np.isneginf(lse).all(axis=-1), -np.inf, part.problem.sinks[:, None])
-        lse[..., count], mean[..., count] = joined((lse[..., count], mean[..., count]), (sink, np.zeros(sink.shape)))
+    return lse, mean
+
+
+@np.errstate(invalid="ignore", over="ignore")
+def changes(lse: Array, mean: Array, sinks: Array | None) -> Array:
+    """What g·o changes by without each span, (…, heads, queries, spans), from `of_spans` over all keys; sinks (heads,).
+
+    The sink is added to the keys of no span, in place.
+    """
+    if sinks is not None:
+        sink = np.where(np.isneginf(lse).all(axis=-1), -np.inf, sinks[:, None])
+        lse[..., -1], mean[..., -1] = joined((lse[..., -1], mean[..., -1]), (sink, np.zeros(sink.shape)))
     before, after = _running(lse, mean), [x[..., ::-1] for x in _running(lse[..., ::-1], mean[..., ::-1])]
-    others = joined((before[0][..., :-1], before[1][..., :-1]), (after[0][..., 1:], after[1][..., 1:]))[1][..., :count]
+    others = joined((before[0][..., :-1], before[1][..., :-1]), (after[0][..., 1:], after[1][..., 1:]))[1]
     whole = np.logaddexp.reduce(lse, axis=-1, keepdims=True)
-    share = np.exp(lse[..., :count] - np.where(np.isneginf(whole), 0.0, whole))
-    change: Array = share * (others - mean[..., :count])
+    share = np.exp(lse - np.where(np.isneginf(whole), 0.0, whole))
+    change: Array = (share * (others - mean))[..., :-1]
     return change
 
 
-def _answer(factors: Factors, v: Array, g: Array, keys: range) -> tuple[Array, Array]:
+def add_changes(found: Array, change: Array, labels: Array) -> None:
+    """Add the changes (heads, queries, spans) of the queries of each group to found (heads, groups, spans)."""
+    for into, own in zip(found, change, strict=True):
+        np.add.at(into, labels[labels >= 0], own[labels >= 0])
+
+
+def _answer(
+    engine: Engine, problem: Problem, arrays: tuple[Array, Array, Array], g: Array, keys: range
+) -> tuple[Array, Array]:
     """The log-sum-exp and g·o of some keys alone, (heads, queries) each."""
+    q, k, v = arrays
     at = slice(keys.start, keys.stop)
-    problem = replace(factors.problem.take(keys=keys), sinks=None)
+    part = replace(problem.take(keys=keys), sinks=None)
     want = Wanted(output=True, logsumexp=True, keep_float32=True)
-    found = factors.engine.rows(problem, factors.q, factors.k[:, :, at], v[:, :, at], want)
+    found = engine.rows(part, q, k[:, :, at], v[:, :, at], want)
     lse, output = (on_cpu(found[name])[0].astype(np.float64) for name in ("logsumexp", "output"))
     return lse, (output * g).sum(axis=-1)
 

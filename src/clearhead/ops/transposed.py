@@ -69,10 +69,7 @@ class TransposedMatrix(NumpyFunctions, Generic[M_co]):
 
     def __getitem__(self, key: Any) -> Any:
         """Exact weights: A[…] with its last two axes swapped; indices and errors as in the matrix."""
-        picked = expand(key, self.shape, TRANSPOSED)
-        picked[-1], picked[-2] = picked[-2], picked[-1]
-        both = not isinstance(picked[-1], int) and not isinstance(picked[-2], int)
-        return self._weights(tuple(p if isinstance(p, int) else as_slice(p) for p in picked), both)
+        return self._weights(*index_of_matrix(key, self.shape))
 
     def __matmul__(self, g: Any) -> Any:
         """Aᵀ·g: g (…, heads, queries, d), or one for all heads, (queries,) or (queries, d); gives (…, heads, keys, d).
@@ -83,3 +80,14 @@ class TransposedMatrix(NumpyFunctions, Generic[M_co]):
         g are zero; O(queries + keys) memory.
         """
         return self._product(g)
+
+
+def index_of_matrix(key: Any, shape: tuple[int, ...]) -> tuple[tuple[int | slice, ...], bool]:
+    """The index into a matrix for one into its transpose of this shape, and whether to swap the result's last two axes.
+
+    Raises as `expand`.
+    """
+    picked = expand(key, shape, TRANSPOSED)
+    picked[-1], picked[-2] = picked[-2], picked[-1]
+    both = not isinstance(picked[-1], int) and not isinstance(picked[-2], int)
+    return tuple(p if isinstance(p, int) else as_slice(p) for p in picked), both

@@ -35,6 +35,8 @@ def _attending(console: Console, seen: Explanation, language: Language) -> Itera
         key = int(np.where(masked, -1.0, weights).argmax())
         facts = {"most": _name(seen, key), "share": percent(float(weights[key]))}
         yield title(say(language, "attends most to itself" if key == seen.token else "attends most", **place, **facts))
+    if "sinks" in seen.run.rules:
+        yield Text(say(language, "sink takes", share=percent(max(0.0, 1 - float(weights.sum())))), style="dim")
     yield Text()
     yield from shaded_text(console, seen.text, seen.tokens, (weights, masked, seen.token), language)
 

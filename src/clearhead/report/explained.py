@@ -125,10 +125,18 @@ def _weights(console: Console, seen: Explanation, language: Language) -> Iterato
 def _sums(seen: Explanation, language: Language) -> str:
     """A sentence on what the rows of A sum to."""
     attending = ~np.isneginf(seen.trace.masked).all(axis=-1)
-    sums = seen.trace.weights.sum(axis=-1)[attending]
-    if "sinks" in seen.run.rules:
-        return say(language, "rows sum sinks", low=float(sums.min(initial=1)), high=float(sums.max(initial=0)))
-    return say(language, "rows sum", deviation=float(np.abs(sums - 1).max(initial=0)))
+    return sum_words(language, seen.trace.weights.sum(axis=-1)[attending], rows=True, sinks="sinks" in seen.run.rules)
+
+
+def sum_words(language: Language, sums: Array, *, rows: bool, sinks: bool = False) -> str:
+    """A sentence on what each query's weights sum to; `rows` says whether a query's weights are a row or a column."""
+    which, low, high = "rows" if rows else "columns", float(sums.min(initial=1)), float(sums.max(initial=0))
+    deviation = float(np.abs(sums - 1).max(initial=0))
+    if sinks:
+        return say(language, f"{which} sum sinks", low=low, high=high)
+    if deviation > 1e-6:  # weights that were given; those that were computed are nearer
+        return say(language, f"{which} sum off", low=low, high=high)
+    return say(language, f"{which} sum", deviation=deviation)
 
 
 def _arithmetic(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:

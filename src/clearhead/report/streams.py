@@ -12,7 +12,20 @@ from clearhead.words import Language
 
 _MOST = 600  # characters of a message about a mistake
 _INSTEAD = str.maketrans(
-    {"ᵀ": "T", "␣": "_", "⏎": "/", "…": "~", "·": ".", "×": "x", "√": "sqrt", "∞": "inf", "Σ": "sum", "‖": "|"}
+    {
+        "ᵀ": "T",
+        "␣": "_",
+        "⏎": "/",
+        "…": "~",
+        "·": ".",
+        "×": "x",
+        "√": "sqrt",
+        "∞": "inf",
+        "Σ": "sum",
+        "σ": "sigma",
+        "‖": "|",
+        "θ": "t",
+    }
     | {"≤": "<=", "≠": "!=", "→": "->", "«": '"', "»": '"', "✓": "ok", "✗": "x", "⟨": "<", "⟩": ">", "╷": "|"}
     | dict.fromkeys("▀█▉▊▋▌", "#")
     | dict.fromkeys("▍▎▏", " ")

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
@@ -18,6 +18,8 @@ from clearhead.core.rules import joined
 from clearhead.errors import FileError
 
 INPUTS = ("q", "k", "v")
+GIVEN_WEIGHTS = ("weights", "v")
+NAMES = ("tokens", "source_tokens")
 LAYER = ("x", "w_q", "w_k", "w_v", "w_o", "context", "b_q", "b_k", "b_v", "b_o")
 
 
@@ -36,19 +38,46 @@ def read(place: Path) -> dict[str, Any]:
     return dict(joined(lowered))
 
 
-def inputs_of(place: Path, values: dict[str, Any]) -> tuple[str, ...]:
-    """Which names hold the inputs: q, k, v or a layer's x, w_q, w_k, w_v."""
-    layer = [name for name in LAYER if name in values]
-    plain = [name for name in INPUTS if name in values]
-    if layer and plain:
+def inputs_of(place: Path, names: Collection[str]) -> tuple[str, ...]:
+    """Which names hold the inputs: q, k, v, a layer's x, w_q, w_k, w_v, or weights and v.
+
+    Beside a whole layer, q, k and v are claims; and beside q or k, weights are.
+    """
+    layer = [name for name in LAYER if name in names]
+    plain = [name for name in INPUTS if name in names]
+    needed: tuple[str, ...] = ("x", "w_q", "w_k", "w_v") if layer else INPUTS
+    if "weights" in names and not layer and plain in ([], ["v"]):
+        needed = GIVEN_WEIGHTS
+    missing = [name for name in needed if name not in names]
+    if layer and plain and missing:
         raise FileError(
             f"{place.name} holds both {plain[0]} and {layer[0]}: give q, k, v, or a layer's x, w_q, w_k, w_v."
         )
-    needed = ("x", "w_q", "w_k", "w_v") if layer else INPUTS
-    missing = [name for name in needed if name not in values]
     if missing:
-        raise FileError(f"{place.name} lacks {', '.join(missing)}.", "it needs q, k, v, or a layer's x, w_q, w_k, w_v.")
+        raise FileError(
+            f"{place.name} lacks {', '.join(missing)}.",
+            "it needs q, k, v, or a layer's x, w_q, w_k, w_v, or weights and v.",
+        )
     return needed
+
+
+def check_alone(place: Path, others: Collection[str]) -> None:
+    """Raise FileError where a file of weights and values holds anything that acts before weights are there."""
+    for name in others:
+        raise FileError(
+            f"{place.name} holds weights without q and k, and {name}, which acts before there are weights.",
+            f"leave {name} out, or give q, k and v: then the weights are checked.",
+        )
+
+
+def names_of(data: dict[str, Any]) -> dict[str, Any]:
+    """Take the names of tokens out of a file's values: {"tokens": […], "source_tokens": […]}, None where it has none.
+
+    An array of texts, as .npz files hold them, becomes a list.
+    """
+    given = {name: data.pop(name, None) for name in NAMES}
+    texts = {n: x.tolist() for n, x in given.items() if isinstance(x, np.ndarray) and x.dtype.kind == "U"}
+    return given | texts
 
 
 def numbers(name: str, value: Any) -> Array:
@@ -106,7 +135,7 @@ def precision(value: Any, array: Array) -> Array:
 
 def value_of(name: str, value: Any) -> Any:
     """The value of a name: an array of floats, or for rules a number, a flag, a pair or whole numbers."""
-    if name in (*INPUTS, *LAYER, "bias"):
+    if name in (*INPUTS, *LAYER, *GIVEN_WEIGHTS, "bias"):
         array = numbers(name, value)
         return array if array.dtype in FLOATS else array.astype(np.float64)
     if name == "spans" and isinstance(value, (list, tuple)):

@@ -18,7 +18,7 @@ from clearhead.view.container import Document
 from clearhead.view.long import OPENING, ShownLayer, ShownRun
 from clearhead.view.long import described as described_runs
 from clearhead.view.packing import packed
-from clearhead.words import IN_FORMULAS, Language, say
+from clearhead.words import IN_FORMULAS, Language, in_columns, say
 
 _STEPS = ("x", "context", "q", "k", "v", "scores", "scaled", "capped", "biased", "masked", "weights", "heads", "concat")
 _SENTENCES = (*_STEPS, "scaled by", "weights with sink", "output", "layer output", "illustration")
@@ -84,7 +84,8 @@ def story(layers: Sequence[PageLayer], scene: Scene, edited: Edited | None = Non
         "tokens": None if scene.tokens is None else list(scene.tokens),
         "sources": None if scene.sources is None else list(scene.sources),
         "words": {
-            language: _words(language, (*layers, *(edited.layers if edited else ()))) for language in ("en", "zh")
+            language: _words(language, (*layers, *(edited.layers if edited else ())), scene.convention)
+            for language in ("en", "zh")
         },
         "layers": described,
         "chosen": {"layer": 0, "head": 0, "query": -1} | dict(scene.chosen),
@@ -122,9 +123,10 @@ def both(key: str, **values: object) -> Translations:
     return {"en": say("en", key, **values), "zh": say("zh", key, **values)}
 
 
-def _words(language: Language, layers: Sequence[PageLayer]) -> dict[str, Any]:
+def _words(language: Language, layers: Sequence[PageLayer], convention: Convention) -> dict[str, Any]:
     """The sentences that the reports use too, and the translations of the few words in formulas."""
-    sentences = {name: say(language, name) for name in _SENTENCES}
+    columns = convention == "columns"
+    sentences = {name: say(language, in_columns(name) if columns else name) for name in _SENTENCES}
     for step in (step for layer in layers for step in layer.steps):
         if step.name in (
             "x",

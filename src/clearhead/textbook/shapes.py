@@ -4,14 +4,16 @@ The list of steps is written once, here; `trace` adds the arrays.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal, NamedTuple
 
 from clearhead.core.axes import Array, named
 from clearhead.core.problem import check_shapes
-from clearhead.core.rule_values import is_whole, whole_number
+from clearhead.core.rule_values import whole_number
 from clearhead.errors import RuleError, ShapeError, shown
+from clearhead.textbook.symbols import Size, Term, is_symbolic, read_count, read_size, total
+from clearhead.words import in_columns
 
 Convention = Literal["rows", "columns"]
 
@@ -24,17 +26,23 @@ class Step:
     symbol: str
     formula: str
     axes: tuple[str, ...]
-    shape: tuple[int, ...]
-    multiply_adds: int
-    bytes: int
+    shape: tuple[Size, ...]
+    multiply_adds: Size
+    bytes: Size
     words: str = ""  # which sentence of words.py says what it does
     array: Any = None
 
+    @property
+    def sizes(self) -> str:
+        """The shape as text: (queries 3, keys 5), or (n, m) where there are symbols."""
+        symbols = is_symbolic(self.shape)
+        return f"({', '.join(map(str, self.shape))})" if symbols else named(self.shape, self.axes)
+
     def __str__(self) -> str:
-        return f"{self.formula:<34} {named(self.shape, self.axes)}"
+        return f"{self.formula:<34} {self.sizes}"
 
     def __repr__(self) -> str:
-        return f"Step({self.name}: {self.formula}, {named(self.shape, self.axes)})"
+        return f"Step({self.name}: {self.formula}, {self.sizes})"
 
 
 class Steps(tuple[Step, ...]):
@@ -44,14 +52,15 @@ class Steps(tuple[Step, ...]):
 
     def __str__(self) -> str:
         width = max((len(step.formula) for step in self), default=0) + 2
-        shapes = [named(step.shape, step.axes) for step in self]
-        wide = max(map(len, shapes), default=0) + 2
+        wide = max((len(step.sizes) for step in self), default=0) + 2
         rows = [
-            f"{step.formula:<{width}}{shape:<{wide}}{_cost(step.multiply_adds, step.bytes)}"
-            for step, shape in zip(self, shapes, strict=True)
+            f"{step.formula:<{width}}{step.sizes:<{wide}}{_cost([step.multiply_adds], [step.bytes])}" for step in self
         ]
-        total = _cost(sum(step.multiply_adds for step in self), sum(step.bytes for step in self))
-        return "\n".join([*(row.rstrip() for row in rows), f"{'in all':<{width + wide}}{total}"])
+        work, size = [step.multiply_adds for step in self], [step.bytes for step in self]
+        last = f"{'in all':<{width + wide}}{_cost(work, size)}"
+        if is_symbolic(work + size):
+            last = f"in all: {total(work)} multiply-adds\n        {total(size)} bytes"
+        return "\n".join([*(row.rstrip() for row in rows), last])
 
     def __repr__(self) -> str:
         return f"Steps({', '.join(step.name for step in self)})"
@@ -60,16 +69,16 @@ class Steps(tuple[Step, ...]):
 class Sizes(NamedTuple):
     """The sizes behind one attention: lead (batch axes), then heads or None in 2-D, then the rest."""
 
-    lead: tuple[int, ...]
-    heads: int | None
-    kv_heads: int | None
-    queries: int
-    keys: int
-    d_k: int
-    d_v: int
+    lead: tuple[Size, ...]
+    heads: Size | None
+    kv_heads: Size | None
+    queries: Size
+    keys: Size
+    d_k: Size
+    d_v: Size
 
     @staticmethod
-    def of(q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> "Sizes":
+    def of(q: Sequence[Size], k: Sequence[Size], v: Sequence[Size]) -> "Sizes":
         many = len(q) > 2
         return Sizes(tuple(q[:-3]), q[-3] if many else None, k[-3] if many else None, q[-2], k[-2], q[-1], v[-1])
 
@@ -95,13 +104,13 @@ def shapes(
     w_k: Any = None,
     w_v: Any = None,
     w_o: Any = None,
-    num_heads: int = 1,
+    num_heads: Any = 1,
     context: Any = None,
     convention: Convention = "rows",
 ) -> Steps:
     """The shape of every step of attention, before anything is computed.
 
-    Give arrays, or only their shapes as tuples: either
+    Give arrays, or only their shapes as tuples, in numbers or in symbols such as "n", "h·d_k" and "d_model/h": either
 
     q, k, v         (…, heads, queries, d_k), (…, kv_heads, keys, d_k), (…, kv_heads, keys, d_v)
 
@@ -116,12 +125,16 @@ def shapes(
     convention      "rows" for tokens as rows; "columns" swaps the last two axes of all of these
 
     Returns the steps in order, each with name, symbol, formula, axes, shape, multiply-adds and bytes (those of float32
-    for bare shapes); they print as a table. Raises ShapeError where shapes do not fit, with the transpose that would,
-    RuleError for another convention or a num_heads that is not a whole number from 1 up. O(1) time and memory.
+    for bare shapes); they print as a table. Where symbols are given, shapes and costs are products of them.
+    Raises ShapeError where shapes do not fit, with the transpose that would, RuleError for another convention or a
+    num_heads that is neither a whole number from 1 up nor a symbol. O(1) time and memory.
 
     >>> import clearhead as ch
     >>> [step.shape for step in ch.shapes((3, 2), (5, 2), (5, 4))]
     [(3, 2), (5, 2), (5, 4), (3, 5), (3, 5), (3, 5), (3, 4)]
+    >>> scores = ch.shapes(("n", "d_k"), ("m", "d_k"), ("m", "d_v"))[3]
+    >>> print(scores, scores.multiply_adds)
+    S = Q·Kᵀ                           (n, m) n·m·d_k
     """
     check_convention(convention)
     turn = convention == "columns"
@@ -134,7 +147,8 @@ def shapes(
     x_shape = _shape("x", x, turn=turn)
     source = x_shape if context is None else _shape("context", context, turn=turn)
     out = None if w_o is None else _shape("w_o", w_o, turn=turn)
-    sizes = layer_sizes(x_shape, source, weights, out, num_heads, convention)
+    heads = read_count("num_heads", num_heads) if isinstance(num_heads, str) else num_heads
+    sizes = layer_sizes(x_shape, source, weights, out, heads, convention)
     cross = context is not None
     return layer_steps(sizes, x_shape, source, out, Used(), frozenset(), convention, itemsize, cross=cross)
 
@@ -146,15 +160,15 @@ def check_convention(convention: str) -> None:
 
 
 def layer_sizes(
-    x: Sequence[int],
-    context: Sequence[int],
-    w_qkv: tuple[Sequence[int], Sequence[int], Sequence[int]],
-    w_o: Sequence[int] | None,
-    num_heads: int,
+    x: Sequence[Size],
+    context: Sequence[Size],
+    w_qkv: tuple[Sequence[Size], Sequence[Size], Sequence[Size]],
+    w_o: Sequence[Size] | None,
+    num_heads: Any,
     convention: Convention,
 ) -> Sizes:
     """The sizes of a layer's attention, or a ShapeError that says which matrix does not fit; all in rows convention."""
-    num_heads = whole_number("num_heads", num_heads, 1)
+    num_heads = num_heads if isinstance(num_heads, Term) else whole_number("num_heads", num_heads, 1)
     other = "columns" if convention == "rows" else "rows"
     w_q, w_k, w_v = w_qkv
     for name, w, source, given in (
@@ -225,11 +239,18 @@ def attention_steps(sizes: Sizes, used: Used, convention: Convention, itemsize: 
     return Steps(steps)
 
 
+def weights_steps(sizes: Sizes, convention: Convention, itemsize: int) -> Steps:
+    """The steps from weights that are given, A and V, to A·V."""
+    _, _, v, *_, a, output = attention_steps(sizes, Used(), convention, itemsize)
+    words = "weights given" if convention == "rows" else in_columns("weights given")
+    return Steps((replace(a, formula="A", multiply_adds=0, words=words), v, output))
+
+
 def layer_steps(
     sizes: Sizes,
-    x: Sequence[int],
-    context: Sequence[int],
-    w_o: Sequence[int] | None,
+    x: Sequence[Size],
+    context: Sequence[Size],
+    w_o: Sequence[Size] | None,
     used: Used,
     biases: frozenset[str],
     convention: Convention,
@@ -267,10 +288,11 @@ def layer_steps(
     }
     for step in inner:
         formula, work = made.get(step.name, (step.formula, step.multiply_adds))
-        name = "heads" if step.name == "output" else step.name
-        steps.append(Step(name, step.symbol, formula, step.axes, step.shape, work, step.bytes, name))
+        step = replace(step, formula=formula, multiply_adds=work)
+        steps.append(replace(step, name="heads", words="heads") if step.name == "output" else step)
     wide = heads * sizes.d_v
-    together = f"concat(O_0 … O_{heads - 1})" if heads > 1 else "O_0"
+    last = f"{{{heads}-1}}" if is_symbolic([heads]) else heads - 1
+    together = "O_0" if heads == 1 else f"concat(O_0 … O_{last})"
     steps.append(flat("concat", "H", f"H = {together}", ("queries", "heads·d_v"), (n, wide), 0))
     if w_o is None:
         said = "layer output joined"
@@ -295,8 +317,8 @@ class _Writer:
         symbol: str,
         formula: str,
         axes: tuple[str, str],
-        shape: tuple[int, int],
-        work: int,
+        shape: tuple[Size, Size],
+        work: Size,
         *,
         kv: bool = False,
         words: str = "",
@@ -308,7 +330,8 @@ class _Writer:
             axes, shape = (axes[1], axes[0]), (shape[1], shape[0])
         size = prod((*lead, *shape))
         described = (*lead_axes, *axes), (*lead, *shape), work, size * self.itemsize
-        return Step(name, symbol, formula, *described, words or name)
+        said = in_columns(words or name) if self.turn else words or name
+        return Step(name, symbol, formula, *described, said)
 
 
 def turned(array: Array, convention: Convention) -> Array:
@@ -316,26 +339,27 @@ def turned(array: Array, convention: Convention) -> Array:
     return array.swapaxes(-1, -2) if convention == "columns" and array.ndim >= 2 else array
 
 
-def _shape(name: str, value: Any, *, turn: bool) -> tuple[int, ...]:
+def _shape(name: str, value: Any, *, turn: bool) -> tuple[Size, ...]:
     if value is None:
         raise ShapeError(f"{name} is missing.", "give q, k and v, or x, w_q, w_k and w_v: arrays or shapes.")
     given = value.shape if hasattr(value, "shape") else value
-    if not isinstance(given, (tuple, list)) or not all(is_whole(size) and size >= 0 for size in given):
+    shape = tuple(map(read_size, given)) if isinstance(given, (tuple, list)) else (None,)
+    if None in shape:
         raise ShapeError(
-            f"{name} is {shown(given)}: expected an array, or its shape in whole numbers.", f"{name}=(3, 4)"
+            f"{name} is {shown(given)}: expected an array, or its shape in whole numbers or symbols.",
+            f'{name}=(3, 4), or {name}=("n", "d_k")',
         )
-    shape = tuple(int(size) for size in given)
     if len(shape) < 2:
         raise ShapeError(f"{name} has {len(shape)} axes: expected at least two.")
     return (*shape[:-2], shape[-1], shape[-2]) if turn else shape
 
 
-def _share(name: str, width: int, parts: int, what: str) -> int:
+def _share(name: str, width: Size, parts: Size, what: str) -> Size:
     if parts == 0 or width % parts:
         raise ShapeError(f"{name} is {width} wide, which {what} does not divide.", f"{name} is (d_model, heads·width).")
     return width // parts
 
 
-def _cost(multiply_adds: int, size: int) -> str:
-    work = f"{multiply_adds:,} multiply-adds" if multiply_adds else ""
-    return f"{work:<28}{size:,} bytes"
+def _cost(multiply_adds: Sequence[Size], sizes: Sequence[Size]) -> str:
+    work = "" if set(multiply_adds) <= {0} else f"{total(multiply_adds)} multiply-adds"
+    return f"{work:<28}{' ' if len(work) > 27 else ''}{total(sizes)} bytes"

@@ -15,6 +15,7 @@ from clearhead.core.rule_values import has_axes, read_language, read_place, whol
 from clearhead.core.rules import Rules
 from clearhead.core.statistics import Wanted
 from clearhead.digits import fixed
+from clearhead.errors import RuleError
 from clearhead.textbook.page import PageLayer, Scene, both, story
 from clearhead.textbook.shapes import (
     Convention,
@@ -27,7 +28,7 @@ from clearhead.textbook.shapes import (
 )
 from clearhead.view import notebook, page, picture
 from clearhead.view.container import Document
-from clearhead.view.names import token_names
+from clearhead.view.names import key_names, token_names
 from clearhead.words import Language, say
 
 _INPUTS = ("x", "context", "w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o")
@@ -56,8 +57,8 @@ class TokenTrace:
     """One query's attention, computed from q_i alone: q_i·k_j for each key, softmax, the weighted sum of values."""
 
     query: int
-    scores: Any  # (…, heads, keys)
-    masked: Any  # (…, heads, keys)
+    scores: Any  # (…, heads, keys); None where the weights were given
+    masked: Any  # (…, heads, keys); likewise
     weights: Any  # (…, heads, keys)
     contributions: Any  # (…, heads, keys, d_v): a_ij·v_j
     output: Any  # (…, heads, d_v)
@@ -66,17 +67,20 @@ class TokenTrace:
     def __repr__(self) -> str:
         return brief("TokenTrace", {"query": self.query, "weights": self.weights, "output": self.output})
 
-    def written_out(self, head: int = 0, count: int = 8) -> str:
+    def written_out(self, head: int = 0, count: int = 8, *, tokens: Any = None) -> str:
         """One head's weighted sum as text, its `count` largest weights first: 0.92·v_1 + 0.08·v_0 = [0.92 2.16].
 
-        Raises SelectionError for an unknown head, RuleError where `count` is not a whole number from 0 up.
+        tokens   (keys,) strings, written in the place of the keys' numbers: 0.92·v_sat
+        Raises SelectionError for an unknown head, RuleError where `count` is not a whole number from 0 up or `tokens`
+        are no strings, ShapeError for tokens of another number.
         """
         rows = np.asarray(self.weights).reshape(-1, np.shape(self.weights)[-1])
         head, count = read_place("head", head, len(rows)), whole_number("count", count, 0)
         weights = rows[head]
         output = np.asarray(self.output).reshape(-1, np.shape(self.output)[-1])[head]
         strongest = [j for j in np.argsort(-weights, kind="stable") if weights[j] > 0]
-        terms = [f"{fixed(float(weights[j]), 4, 8)}·v_{j}" for j in strongest[:count]]
+        names = [str(j) for j in range(len(weights))] if tokens is None else key_names(tokens, len(weights))
+        terms = [f"{fixed(float(weights[j]), 4, 8)}·v_{names[j].strip()}" for j in strongest[:count]]
         if len(strongest) > count:
             rest = float(weights[strongest[count:]].sum())
             terms.append(f"({len(strongest) - count} more, {fixed(rest, 4, 8)} together)")
@@ -122,7 +126,14 @@ class Trace:
         self.steps = Steps(replace(s, array=given.restore(turned(arrays[s.name], convention))) for s in steps)
         for name, array in arrays.items():
             setattr(self, name, given.restore(array if name == "logsumexp" else turned(array, convention)))
-        self.check = _check(given, book)
+        self.check = self._checked()
+
+    def _checked(self) -> Check:
+        given, output = self._given, self._book.output
+        name = engines.choose(given.problem).engine
+        fast = engines.get(name).rows(given.problem, given.q, given.k, given.v, Wanted(output=True))["output"]
+        assert output is not None
+        return Check(name, largest_difference(fast.astype(np.float64), output))
 
     def __str__(self) -> str:
         engine, difference = self.check
@@ -175,9 +186,14 @@ class Trace:
         return story([self.layer()], whole)
 
     def layer(self, number: int | None = None) -> PageLayer:
-        """One layer of a page's story: the inputs, tokens as rows, and the rules."""
+        """One layer of a page's story: the inputs, tokens as rows, and the rules. Raises RuleError without q and k."""
         given, book = self._given, self._book
         assert given.v is not None
+        if not hasattr(self, "scores"):
+            raise RuleError(
+                "a page computes the weights from q and k, and here the weights themselves were given.",
+                "print(trace), or clearhead trace without --html, shows the steps.",
+            )
         arrays = {"q": given.q, "k": given.k, "v": given.v, "logsumexp": book.logsumexp, **self._inputs}
         for name in {"x", "context"} & set(arrays):
             arrays[name] = arrays[name].reshape(-1, *arrays[name].shape[-2:])
@@ -208,6 +224,12 @@ class Trace:
         return weights[head], np.isneginf(masked[head])
 
     @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of the layer's matrices and biases, such as w_q and b_o; empty without a layer."""
+        return tuple(name for name in self._inputs if name[:2] in ("w_", "b_"))
+
+    @property
+    @np.errstate(invalid="ignore", over="ignore")
     def geometry(self) -> Geometry:
         """The norms of queries and keys, and the cosine of each pair: S_ij = ‖q_i‖·‖k_j‖·cos θ_ij."""
         problem, restore = self.problem, self._given.restore
@@ -240,8 +262,8 @@ class Trace:
         visible = ~np.isneginf(book.masked[:, :, 0, :, None])
         contributions = np.where(visible, book.weights[:, :, 0, :, None] * np.where(visible, values, 0.0), 0.0)
         difference = max(
-            _largest(book.weights[:, :, 0], self._book.weights[:, :, i]),
-            _largest(book.output[:, :, 0], self._book.output[:, :, i]),
+            largest_difference(book.weights[:, :, 0], self._book.weights[:, :, i]),
+            largest_difference(book.output[:, :, 0], self._book.output[:, :, i]),
         )
 
         def give(row: Array) -> Any:
@@ -344,14 +366,7 @@ def _turn(x: Any, name: str, convention: Convention) -> Any:
     return restore(turned(array, convention))
 
 
-def _check(given: Described, book: reference.Textbook) -> Check:
-    name = engines.choose(given.problem).engine
-    output = engines.get(name).rows(given.problem, given.q, given.k, given.v, Wanted(output=True))["output"]
-    assert book.output is not None
-    return Check(name, _largest(output.astype(np.float64), book.output))
-
-
-def _largest(a: Array, b: Array) -> float:
+def largest_difference(a: Array, b: Array) -> float:
     """The largest difference, 0 where both are NaN."""
     with np.errstate(invalid="ignore"):
         return float(np.max(np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b)), initial=0.0))

@@ -68,14 +68,14 @@ def trace_layer(
     out_shape = None if out is None else out.shape
     w_shapes = (read["w_q"].shape, read["w_k"].shape, read["w_v"].shape)
     sizes = layer_sizes(x.shape, source.shape, w_shapes, out_shape, num_heads, convention)
-    q = _split(_project(x, read["w_q"], biases, "b_q"), num_heads)
-    k = _split(_project(source, read["w_k"], biases, "b_k"), sizes.kv_heads or 1)
-    v = _split(_project(source, read["w_v"], biases, "b_v"), sizes.kv_heads or 1)
+    q = split(_project(x, read["w_q"], biases, "b_q"), num_heads)
+    k = split(_project(source, read["w_k"], biases, "b_k"), sizes.kv_heads or 1)
+    v = split(_project(source, read["w_v"], biases, "b_v"), sizes.kv_heads or 1)
     given = replace(describe(q, k, v, rules), restore=restore)
     book = reference.attend(given.problem, given.q, given.k, given.v)
     assert book.output is not None
     heads = given.problem.restore(book.output)
-    concat = heads.swapaxes(-2, -3).reshape(*heads.shape[:-3], heads.shape[-2], heads.shape[-3] * heads.shape[-1])
+    concat = joined(heads)
     output = concat if out is None else _project(concat, out, biases, "b_o")
     weights = {name: w for name, w in read.items() if name.startswith("w_")} | biases
     used, cross, names = used_rules(rules), context is not None, frozenset(biases)
@@ -105,6 +105,11 @@ def _project(x: Array, w: Array, biases: dict[str, Array], name: str) -> Array:
     return product + b.astype(np.float64)
 
 
-def _split(x: Array, heads: int) -> Array:
+def joined(heads: Array) -> Array:
+    """(…, heads, tokens, width) to (…, tokens, heads·width)."""
+    return heads.swapaxes(-2, -3).reshape(*heads.shape[:-3], heads.shape[-2], heads.shape[-3] * heads.shape[-1])
+
+
+def split(x: Array, heads: int) -> Array:
     """(…, tokens, heads·width) to (…, heads, tokens, width)."""
     return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads).swapaxes(-2, -3)

@@ -1,7 +1,7 @@
 """What the edges and heads of a watched model did: the tables of `seen.strongest` and `seen.heads`."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -23,20 +23,22 @@ class Edge(NamedTuple):
     value: float
 
 
-class Edges(list[Edge]):
+One = TypeVar("One", bound=Any)  # an Edge, or a SpanEdge
+
+
+class Edges(list[One]):
     """Edges by the magnitude of their effect, largest first; `str` makes a table, with the tokens where known."""
 
-    def __init__(self, edges: Iterable[Edge] = (), tokens: Sequence[tuple[str, str]] = ()) -> None:
+    def __init__(self, edges: Iterable[One] = (), tokens: Sequence[tuple[str, str]] = ()) -> None:
         super().__init__(edges)
-        self.tokens = tuple(tokens)  # of each edge's query and key
+        self.tokens = tuple(tokens)  # the texts of each edge's query and key
 
     def __str__(self) -> str:
         width = min(max((len(edge.layer) for edge in self), default=5), 24)
         table = [f"{'layer':<{width}} head batch  query    key      effect"]
         for edge, words in zip(self, self.tokens or [("", "")] * len(self), strict=True):
             place = f"{edge.head:>4} {edge.batch:>5} {edge.query:>6} {edge.key:>6}"
-            said = f"  {words[0]} ← {words[1]}" if any(words) else ""
-            table.append(f"{_end(edge.layer, width):<{width}} {place} {edge.value:>11.4g}{said}".rstrip())
+            table.append(with_words(f"{end_of(edge.layer, width):<{width}} {place} {edge.value:>11.4g}", words))
         return "\n".join(table)
 
 
@@ -56,7 +58,7 @@ class HeadEffects(list[HeadEffect]):
         width = min(max((len(line.layer) for line in self), default=5), 24)
         table = [f"{'layer':<{width}} head contribution  switched off"]
         table += [
-            f"{_end(line.layer, width):<{width}} {line.head:>4} {line.contribution:>12.4g} {line.off:>13.4g}"
+            f"{end_of(line.layer, width):<{width}} {line.head:>4} {line.contribution:>12.4g} {line.off:>13.4g}"
             for line in self
         ]
         return "\n".join(table)
@@ -74,14 +76,30 @@ def strongest_edges(layers: Iterable[Layer], k: int) -> list[Edge]:
     return found
 
 
+def sides_of(layer: Layer, *, has_source: bool) -> tuple[str, str]:
+    """Which text a layer's queries and keys are of: the model's "own", its encoder's "source", or "" for none."""
+    stack = ModulePath.of(layer.path).stack
+    own = "source" if stack == "encoder" and has_source else "own" if stack == "encoder" or stack in _TEXT else ""
+    return own, "source" if layer.cross else own
+
+
 def words_of(edge: Edge, layer: Layer, tokens: list[list[Any]], sources: list[list[Any]]) -> tuple[str, str]:
     """The tokens of an edge's query and key; "" where they are not known."""
-    stack = ModulePath.of(layer.path).stack
-    own = sources or tokens if stack == "encoder" else tokens if stack in _TEXT else []
+    texts = {"own": tokens, "source": sources, "": []}
+    own, other = sides_of(layer, has_source=bool(sources))
     seen = layer.observation
-    sides = (own, edge.query, seen.queries), (sources if layer.cross else own, edge.key, seen.keys)
-    query, key = (_word(rows, edge.batch, place, count) for rows, place, count in sides)
-    return query, key
+    query = _word(texts[own], edge.batch, edge.query, seen.queries)
+    return query, _word(texts[other], edge.batch, edge.key, seen.keys)
+
+
+def with_words(line: str, words: tuple[str, str]) -> str:
+    """A line of a table with the texts of query and key behind it, cut so that it has at most 80 columns."""
+    if not any(words):
+        return line.rstrip()
+    query, key = (" ".join(text.split()) or repr(text)[1:-1] for text in words)
+    room = max(80 - len(line) - len("   ← "), 8)
+    first = min(len(query), max(room // 2, room - len(key)))
+    return f"{line}  {_start(query, first)} ← {_start(key, room - first)}"
 
 
 def _word(rows: list[list[Any]], batch: int, place: int, count: int) -> str:
@@ -96,5 +114,10 @@ def head_effects(layer: Layer) -> list[HeadEffect]:
     return [HeadEffect(layer.name, head, float(x), -float(x)) for head, x in zip(layer.heads, sums, strict=True)]
 
 
-def _end(name: str, width: int) -> str:
+def end_of(name: str, width: int) -> str:
+    """A layer's name, its beginning cut off where it is too long."""
     return name if len(name) <= width else "…" + name[1 - width :]
+
+
+def _start(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"

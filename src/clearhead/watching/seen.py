@@ -25,7 +25,9 @@ from clearhead.view import figure
 from clearhead.view.long import ShownLayer, ShownRun
 from clearhead.view.parts import one_sequence
 from clearhead.view.pictured import Page, Pictured
+from clearhead.watching.dividing import Sequences, Written
 from clearhead.watching.effects import Edge, Edges, HeadEffects, head_effects, strongest_edges, words_of
+from clearhead.watching.spans import SpanEdge, Spans, spanned
 from clearhead.watching.summary import Head, Summary, heads_of
 from clearhead.watching.verifying import Verified, verified
 
@@ -51,9 +53,10 @@ class Seen(Run, Pictured):
     """
 
     watched: Any = field(default=None, repr=False)  # a weak reference to the model, in the process that watched it
+    written: Written | None = field(default=None, repr=False)  # likewise: what the tokenizer reads
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"watched": None}
+        return self.__dict__ | {"watched": None, "written": None}
 
     def __iter__(self) -> Iterator[Observation]:
         return (self[name] for name in self.layers)
@@ -107,7 +110,7 @@ class Seen(Run, Pictured):
         """What g_i·o_i changes by when query i may not see key j, (batch, heads, queries, keys), never stored.
 
         Exact at the head's output, its row renormalised; what comes after the head is taken to first order. Between
-        words, sentences or speakers: `seen.cuts(layer).spans(labels, labels)`. Otherwise as `contributions`.
+        words, sentences or speakers: `seen.spans`. Otherwise as `contributions`.
 
         >>> import torch, transformers, clearhead as ch
         >>> config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, eos_token_id=0, bos_token_id=0)
@@ -120,7 +123,7 @@ class Seen(Run, Pictured):
         """
         return self.layer(layer).cuts()
 
-    def strongest(self, k: int = 20) -> Edges:
+    def strongest(self, k: int = 20) -> Edges[Edge]:
         """The k edges of all layers, heads and batch items whose cut changes most; it prints as a table.
 
         Each is (layer, batch, head, query, key, value), the largest magnitude first. Raises RuleError unless k is a
@@ -130,10 +133,39 @@ class Seen(Run, Pictured):
         edges = strongest_edges(map(self.layer, self.layers), k)
         return Edges(edges, [words_of(edge, self.layer(edge.layer), self.tokens, self.source_tokens) for edge in edges])
 
-    def verify(self, edges: Iterable[Edge], run: Callable[[], Any]) -> Verified:
+    def spans(self, groups: Any, source_groups: Any = None, *, layers: Iterable[int | str] | None = None) -> Spans:
+        """What g·o changes by when a query may see no key of a whole span of tokens; it prints as a table.
+
+        groups   "words" or "sentences", where `watch` had a tokenizer; a label for each token, (tokens,) or
+                 (batch, tokens), below 0 for none; or places as `ch.cut` takes them, by name or as a list of slices:
+                 {"user": slice(0, 9), "model": [slice(9, 20), slice(31, 40)]}
+        source_groups   the same for an encoder's text; None where there is none, or groups is a word
+        layers   None is all
+
+        Gives a Spans: `spans[layer]` (batch, heads, query spans, key spans) is exact at the head's output, added over
+        the queries of a span; `spans.strongest(20)` for `seen.verify`. Nothing is computed before that: then
+        O(queries·keys·(d_k + d_v)) for each head, O(queries·spans) memory and what is returned.
+        Raises UnknownNameError for another word, RuleError for tokens without texts and spans that overlap, DtypeError
+        and ShapeError for labels that do not fit, SelectionError for places that are not there, and as `cuts`.
+
+        >>> import torch, transformers, clearhead as ch
+        >>> config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, eos_token_id=0, bos_token_id=0)
+        >>> model = transformers.GPT2LMHeadModel(config).eval()
+        >>> with ch.watch(model, causes=True) as seen:
+        ...     model(torch.tensor([[1, 2, 3, 4]])).logits[0, -1, 5].backward()
+        >>> spans = seen.spans({"user": slice(0, 2), "model": slice(2, None)})
+        >>> spans[0].shape, [names for names in spans.names(0)[0]], len(spans.strongest(3))
+        (torch.Size([1, 2, 2, 2]), ['user', 'model'], 3)
+        """
+        asked = None if layers is None else read_members("layers", layers, *LAYERS)
+        names = self.layers if asked is None else [self.layer_name(layer) for layer in asked]
+        texts = Sequences(self.tokens, self.source_tokens, self.written)
+        return Spans(spanned(map(self.layer, names), groups, source_groups, texts))
+
+    def verify(self, edges: Iterable[Edge | SpanEdge], run: Callable[[], Any]) -> Verified:
         """What cutting each edge really changes, beside its estimate; it prints as a table with their rank correlation.
 
-        edges   of `seen.strongest`, or some of them
+        edges   of `seen.strongest` or `seen.spans(…).strongest`, or some of them
         run     runs the model on the same text and returns the number whose derivative was taken
 
         `run` is called once, and once more for each edge inside `ch.change` with that edge cut, under no_grad. Each

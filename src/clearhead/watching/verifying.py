@@ -7,7 +7,8 @@ from clearhead.changing.change import change
 from clearhead.changing.edits import Cut
 from clearhead.core.agreement import spearman
 from clearhead.errors import DtypeError, RuleError, shown
-from clearhead.watching.effects import Edge, Edges
+from clearhead.watching.effects import Edge, Edges, end_of, with_words
+from clearhead.watching.spans import SpanEdge
 
 _HINT = "seen.verify(seen.strongest(20), lambda: logit_of(model(ids)))"
 
@@ -17,7 +18,7 @@ class VerifiedEdge(NamedTuple):
 
     layer: str
     head: int
-    query: int
+    query: int  # the number of the token, or of the span
     key: int
     estimate: float
     truth: float
@@ -39,9 +40,8 @@ class Verified(list[VerifiedEdge]):
         width = min(max((len(edge.layer) for edge in self), default=5), 24)
         table = [f"{'layer':<{width}} head  query    key    estimate       truth"]
         for edge, words in zip(self, self.tokens or [("", "")] * len(self), strict=True):
-            name = edge.layer if len(edge.layer) <= width else "…" + edge.layer[1 - width :]
             numbers = f"{edge.head:>4} {edge.query:>6} {edge.key:>6} {edge.estimate:>11.4g} {edge.truth:>11.4g}"
-            table.append(f"{name:<{width}} {numbers}" + (f"  {words[0]} ← {words[1]}" if any(words) else ""))
+            table.append(with_words(f"{end_of(edge.layer, width):<{width}} {numbers}", words))
         if self.agreement is not None:
             table.append(f"rank correlation of estimate and truth: {self.agreement:.2f}")
         return "\n".join(table)
@@ -49,7 +49,7 @@ class Verified(list[VerifiedEdge]):
 
 def verified(model: Any, edges: Any, run: Callable[[], Any], batch: int) -> Verified:
     """Run the model once as it is and once without each edge; `seen.verify` says what is raised."""
-    if not isinstance(edges, (list, tuple)) or not all(isinstance(edge, Edge) for edge in edges):
+    if not isinstance(edges, (list, tuple)) or not all(isinstance(edge, (Edge, SpanEdge)) for edge in edges):
         raise DtypeError(f"edges is {shown(edges)}: expected what seen.strongest gives.", _HINT)
     if not callable(run):
         raise DtypeError(f"run is {shown(run)}: expected a function that runs the model and returns a number.", _HINT)
@@ -60,7 +60,8 @@ def verified(model: Any, edges: Any, run: Callable[[], Any], batch: int) -> Veri
         )
     before, found = _number(run), []
     for edge in edges:
-        cut = Cut(queries=(edge.query,), keys=(edge.key,), layers=(edge.layer,), heads=(edge.head,))
+        whole = (edge.queries, edge.keys) if isinstance(edge, SpanEdge) else ((edge.query,), (edge.key,))
+        cut = Cut(queries=whole[0], keys=whole[1], layers=(edge.layer,), heads=(edge.head,))
         with change(model, cut):
             after = _number(run)
         found.append(VerifiedEdge(edge.layer, edge.head, edge.query, edge.key, edge.value, after - before))

@@ -13,6 +13,7 @@ from clearhead.core.rule_values import read_members
 from clearhead.core.statistics import Watched, explained
 from clearhead.errors import DtypeError, MissingExtraError, RuleError, SelectionError, shown
 from clearhead.layers.run import LAYERS
+from clearhead.watching.dividing import Written
 from clearhead.watching.seen import Seen
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def watch(
     keep       keep queries and keys as well, O(tokens), so that `seen.matrix(layer)` has every weight
     values     keep values as well: `seen.layer(i).v`, for what each key brings to the output
     causes     keep values, and the derivative g that backward() brings by each head's output: for `seen.cuts(layer)`,
-               `seen.contributions(layer)`, `seen.strongest(20)`, `seen.heads()`, `seen.relevance(query)`
+               `seen.strongest(20)`, `seen.spans("words")`, `seen.heads()`, `seen.verify(edges, run)` and others
     tokenizer  makes texts of the ids in `seen.tokens`; anything with decode(list of ids)
 
     Gives a Seen: `seen[layer]` is an Observation, `seen.matrix(layer)` an AttentionMatrix, both (batch, heads, queries,
@@ -145,7 +146,8 @@ class _Watching:
         self.recordings: dict[LayerCall, Recording | None] = {}
         self.found: set[int | str] = set()  # which of `layers` ran
         self.parts: dict[str, Recording] = {}
-        self.seen = Seen(self.parts, model=type(model).__name__, watched=ref(model))
+        written = None if tokenizer is None else Written(tokenizer)
+        self.seen = Seen(self.parts, model=type(model).__name__, watched=ref(model), written=written)
 
     def _begin_pass(self, _: Any = None) -> None:
         """Raise RuleError where derivatives are wanted and none could come."""
@@ -200,17 +202,22 @@ class _Watching:
 
     def _take_tokens(self, ids: Any, source: Any) -> None:
         """Add the ids that an outermost forward pass is called with; an encoder's once."""
+        written = self.seen.written
         if not self.seen.source_tokens:
-            self._add(self.seen.source_tokens, source)
-        self._add(self.seen.tokens, ids)
+            self._add(self.seen.source_tokens, source, None if written is None else written.source)
+        self._add(self.seen.tokens, ids, None if written is None else written.own)
 
-    def _add(self, rows: list[list[Any]], ids: Any) -> None:
+    def _add(self, rows: list[list[Any]], ids: Any, read: list[list[int]] | None) -> None:
+        """Add ids to what is shown, and to those that the tokenizer reads."""
         if ids is None or (rows and len(rows) != len(ids)):  # another batch, refused by `Recording.check` where it must
             return
-        if not rows:
-            rows += [[] for _ in ids]
-        for row, more in zip(rows, ids.tolist(), strict=True):
-            row += more if self.tokenizer is None else [self.tokenizer.decode([token]) for token in more]
+        for kept in (rows, read):
+            if kept is not None and not kept:
+                kept += [[] for _ in ids]
+        for at, more in enumerate(ids.tolist()):
+            rows[at] += more if read is None else [self.tokenizer.decode([token]) for token in more]
+            if read is not None:
+                read[at] += more
 
     def check_chosen(self) -> None:
         """At the block's end: raise where no attention was seen, or a chosen layer was not."""

@@ -205,8 +205,8 @@ MASKS = (
         "mask after softmax",
         when(hides, {"masking": "after"}),
         (
-            "the mask is applied after the softmax: rows no longer sum to 1",
-            "softmax 之后才遮蔽：各行之和不再为 1",
+            "the mask is applied after the softmax: a query's weights no longer sum to 1",
+            "softmax 之后才遮蔽：每个查询的权重之和不再为 1",
         ),
         _WHERE,
         _HIDDEN,
@@ -215,8 +215,8 @@ MASKS = (
         "mask after softmax, renormalised",
         when(lambda inputs: hides(inputs) and inputs.problem.sinks is not None, {"masking": "renormalised"}),
         (
-            "the mask is applied after the softmax, and the rows are divided by their sums again",
-            "softmax 之后才遮蔽，各行再除以各自的和",
+            "the mask is applied after the softmax, and each query's weights are divided by their sum again",
+            "softmax 之后才遮蔽，每个查询的权重再除以它们的和",
         ),
         _WHERE,
         (

@@ -27,13 +27,19 @@ _SOFTMAX = ("weights = softmax(scores, axis=-1)",) * 2
 _ROWS = ("weights = where(seen.any(axis=-1, keepdims=True), weights, 0)",) * 2
 _BLIND = ("a query that sees no key", "看不到任何键的查询")
 
+
+def _as_wide(inputs: Inputs) -> bool:
+    """Are keys as wide as values, so that they could be taken for them?"""
+    return inputs.v is not None and inputs.k.shape[-1] == inputs.v.shape[-1]
+
+
 SOFTMAX = (
     Mistake(
         "softmax over queries",
         always({"axis": "queries"}),
         (
-            "the softmax runs over the queries, not over each query's keys: columns sum to 1",
-            "softmax 沿查询方向计算，而不是对每个查询的各个键计算：每列之和为 1",
+            "the softmax runs over the queries, not over each query's keys: each key's weights sum to 1",
+            "softmax 沿查询方向计算，而不是对每个查询的各个键计算：每个键的权重之和为 1",
         ),
         _SOFTMAX,
         ("scores that are not symmetric", "不对称的得分"),
@@ -42,8 +48,8 @@ SOFTMAX = (
         "softmax over the whole matrix",
         always({"axis": "matrix"}),
         (
-            "the softmax runs over the whole matrix, not row by row: all weights together sum to 1",
-            "softmax 对整个矩阵计算，而不是逐行：全部权重之和为 1",
+            "the softmax runs over the whole matrix, not over each query's keys: all weights together sum to 1",
+            "softmax 对整个矩阵计算，而不是对每个查询的各个键计算：全部权重之和为 1",
         ),
         _SOFTMAX,
         ("more than one query", "不止一个查询"),
@@ -69,8 +75,8 @@ SOFTMAX = (
         "softmax without its maximum",
         _overflows,
         (
-            "the softmax does not subtract the row's maximum, and exp leaves the range of {overflow}",
-            "softmax 没有减去每行的最大值，exp 超出了 {overflow} 的范围",
+            "the softmax does not subtract each query's largest score, and exp leaves the range of {overflow}",
+            "softmax 没有减去每个查询的最大得分，exp 超出了 {overflow} 的范围",
         ),
         ("weights = exp(scores - scores.max(axis=-1, keepdims=True))",) * 2,
         ("large scores: above 88 in float32, 11 in float16", "很大的得分：float32 超过 88，float16 超过 11"),
@@ -109,14 +115,14 @@ SOFTMAX = (
     ),
     Mistake(
         "keys instead of values",
-        always({"values": "k"}),
+        when(_as_wide, {"values": "k"}),
         ("it is A·K: keys in place of values", "算的是 A·K：把键当成了值"),
         ("out = weights @ v",) * 2,
         ("values that differ from the keys", "与键不同的值"),
     ),
     Mistake(
         "queries instead of values",
-        when(square, {"values": "q"}),
+        when(lambda inputs: square(inputs) and _as_wide(inputs), {"values": "q"}),
         ("it is A·Q: queries in place of values", "算的是 A·Q：把查询当成了值"),
         ("out = weights @ v",) * 2,
         ("values that differ from the queries", "与查询不同的值"),

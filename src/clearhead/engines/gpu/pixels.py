@@ -1,4 +1,4 @@
-"""A matrix of effects as a picture: the mean under each pixel, and the effect of largest magnitude there.
+"""A matrix of effects as a picture: the mean under each pixel, and what core/effect_lists.larger leaves there.
 
 A program of `pixels` owns the queries of one pixel row and a tile of keys; `pool_largest` goes through the keys of each
 pixel column, as `columns.pool` does for the mean.
@@ -21,7 +21,16 @@ def _under(pixel, pixels, cells):
 
 
 @triton.jit
-def _of_largest_magnitude(most, least):
+def _extremes(most, least, e):
+    """The largest and the smallest effect of each column so far, with a block e more; of the largest, NaN counts."""
+    known = tl.where(e == e, e, 0.0)
+    unknown = tl.max((e != e).to(tl.int32), axis=0) > 0
+    highest = tl.where(unknown, float("nan"), tl.max(known, axis=0))
+    return tl.maximum(most, highest, tl.PropagateNan.ALL), tl.minimum(least, tl.min(known, axis=0))
+
+
+@triton.jit
+def _larger(most, least):
     return tl.where(-least > most, least, most)
 
 
@@ -50,16 +59,16 @@ def pixels(q, q_strides, g, g_strides, k, k_strides, v, v_strides, d_k, d_v, rul
             e = tl.where(visible & (i < end)[:, None], e, 0.0)
             share = tl.where(i < end, share_of(first + row, height, i, rules.queries), 0.0).to(FLOAT)
             total += tl.sum(e * share[:, None], axis=0)
-            most, least = tl.maximum(most, tl.max(e, axis=0)), tl.minimum(least, tl.min(e, axis=0))
+            most, least = _extremes(most, least, e)
     place = (head.to(tl.int64) * rules.keys + j) * count + row
     tl.store(mean + place, total, mask=j < rules.keys)
-    tl.store(largest + place, _of_largest_magnitude(most, least), mask=j < rules.keys)
+    tl.store(largest + place, _larger(most, least), mask=j < rules.keys)
 
 
 @triton.jit
 def pool_largest(largest, out, keys, width, columns, first, height, D: tl.constexpr, FLOAT: tl.constexpr,
                  N: tl.constexpr):  # fmt: skip
-    """The entry of largest magnitude of (batch · heads, keys, columns) among the keys of each pixel column.
+    """What core/effect_lists.larger leaves of (batch · heads, keys, columns) among the keys of each pixel column.
 
     Program (pixel column × batch · heads); into out (batch · heads, height, width), in rows first … first + columns.
     """
@@ -72,5 +81,5 @@ def pool_largest(largest, out, keys, width, columns, first, height, D: tl.conste
         j = start + tl.arange(0, N)
         here = (j < high)[:, None] & (c < columns)[None, :]
         block = tl.load(largest + (line * keys + j)[:, None] * columns + c[None, :], mask=here, other=0.0)
-        most, least = tl.maximum(most, tl.max(block, axis=0)), tl.minimum(least, tl.min(block, axis=0))
-    tl.store(out + (line * height + first + c) * width + part, _of_largest_magnitude(most, least), mask=c < columns)
+        most, least = _extremes(most, least, block)
+    tl.store(out + (line * height + first + c) * width + part, _larger(most, least), mask=c < columns)

@@ -18,16 +18,17 @@ from clearhead.engines.gpu.rules import Rules
 
 _FAR = 1 << 29  # positions up to this size are stored in 32 bits
 # Tiles by padded width: the fields of Tiles from `owned` to `stages`. Chosen so that registers do not spill (ptxas -v
-# for sm_90a, Triton 3.6 and 3.9); not measured.
+# for sm_90a, Triton 3.6 and 3.9; effects: sm_80 and sm_90, Triton 3.9, widths up to 128). Effects in float32 above a
+# width of 64 spill some hundred bytes whatever the tile. Not measured.
 _SIZES: dict[tuple[str, bool], dict[int, tuple[int, int, int, int]]] = {
     ("rows", True): {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 64, 8, 2)},
     ("rows", False): {64: (64, 32, 8, 2), 128: (64, 32, 8, 2), 256: (64, 32, 8, 1)},
     ("columns", True): {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 64, 8, 2)},
     ("columns", False): {64: (64, 32, 8, 2), 128: (64, 32, 8, 2), 256: (64, 32, 8, 1)},
-    ("effects", True): {64: (64, 64, 8, 2), 128: (64, 32, 8, 2), 256: (32, 32, 8, 1)},
-    ("effects", False): {64: (32, 32, 8, 1), 128: (32, 32, 8, 1), 256: (32, 32, 8, 1)},
-    ("effect products", True): {64: (32, 32, 8, 1), 128: (32, 32, 8, 1), 256: (32, 32, 8, 1)},
-    ("effect products", False): {64: (32, 32, 8, 1), 128: (32, 32, 8, 1), 256: (32, 32, 8, 1)},
+    ("effects", True): {64: (64, 32, 8, 2), 128: (64, 32, 8, 2), 256: (32, 32, 8, 1)},
+    ("effects", False): {64: (32, 32, 8, 1), 128: (32, 16, 8, 1), 256: (32, 32, 8, 1)},
+    ("effect products", True): {64: (32, 16, 8, 1), 128: (32, 16, 8, 1), 256: (32, 32, 8, 1)},
+    ("effect products", False): {64: (32, 16, 8, 1), 128: (32, 16, 8, 1), 256: (32, 32, 8, 1)},
     ("gradients", True): {64: (128, 64, 8, 2), 128: (64, 32, 8, 2), 256: (32, 32, 8, 1)},
     ("gradients", False): {64: (64, 32, 8, 2), 128: (32, 32, 8, 1), 256: (32, 32, 8, 1)},
 }

@@ -1,0 +1,117 @@
+"""A whole layer's shapes from its sizes, n=12 d_model=512 h=8: in symbols, and in numbers where they are given."""
+
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import Any, NamedTuple
+
+from clearhead.errors import RuleError, shown, unknown
+from clearhead.textbook.shapes import Steps, shapes
+from clearhead.textbook.symbols import Size, read_size
+
+NAMES = ("B", "n", "m", "d_model", "h", "h_kv", "d_k", "d_v")
+
+
+class LayerShapes(NamedTuple):
+    """The same steps twice: with symbols alone, and with every number that is known."""
+
+    symbols: Steps
+    numbers: Steps | None  # None where no size is known
+    parameters: dict[str, tuple[Size, Size]]  # of w_q, w_k, w_v and w_o: in symbols, and with numbers
+
+    def to_json(self) -> dict[str, Any]:
+        """Steps and parameters as plain numbers and text: a size is a number, or a symbol's text."""
+        counted = self.numbers or self.symbols
+        return {
+            "steps": [
+                {"name": a.name, "symbol": a.symbol, "formula": a.formula, "axes": a.axes, "shape": _plain(a.shape)}
+                | {"multiply_adds": _plain(a.multiply_adds), "shape_in_numbers": _plain(b.shape)}
+                | {"multiply_adds_in_numbers": _plain(b.multiply_adds), "bytes_in_numbers": _plain(b.bytes)}
+                for a, b in zip(self.symbols, counted, strict=True)
+            ],
+            "parameters": {name: _plain(sizes) for name, sizes in self.parameters.items()},
+        }
+
+
+def read_sizes(given: Iterable[str]) -> dict[str, int | None]:
+    """Read sizes such as "n=12", or "m" for a symbol without a number. Raises UnknownNameError or RuleError."""
+    found: dict[str, int | None] = {}
+    for text in given:
+        name, equals, number = text.partition("=")
+        if name not in NAMES:
+            raise unknown("size", name, NAMES)
+        digits = number.isdecimal() and number.isascii() and len(number) <= 15 and int(number) > 0
+        if equals and not digits:
+            raise RuleError(f"{name} is {shown(number)}: expected a whole number from 1 up.", f"{name}=8")
+        found[name] = int(number) if equals else None
+    return found
+
+
+def layer_shapes(sizes: Mapping[str, int | None]) -> LayerShapes:
+    """The steps of a layer from X to U, from its sizes by name; None is a size without a number.
+
+    B        texts in a batch; n queries; m keys, for cross-attention, else n; d_model the width of X
+    h, h_kv  query heads, and key heads where several query heads share one; d_k, d_v the widths of a head
+
+    d_k is d_model/h and d_v is d_k where they are not given, and d_model is h·d_k. Raises UnknownNameError for another
+    name, RuleError or ShapeError where numbers do not divide. O(1).
+
+    >>> layer_shapes({"n": 12, "d_model": 512, "h": 8}).numbers[-1].shape
+    (12, 512)
+    """
+    for name in sizes:
+        if name not in NAMES:
+            raise unknown("size", name, NAMES)
+    known = _completed({name: size for name, size in sizes.items() if size is not None})
+    more = {name for name in ("B", "m", "h_kv") if name in sizes}
+    symbols = {name: name for name in NAMES if name not in ("B", "m", "h_kv") or name in more}
+    told = _steps(symbols)
+    values: dict[str, Size] = {name: known.get(name, name) for name in symbols}
+    numbers = _steps(values) if known else None
+    each = zip(_parameters(symbols), _parameters(values), strict=True)
+    return LayerShapes(told, numbers, dict(zip(("w_q", "w_k", "w_v", "w_o"), each, strict=True)))
+
+
+def _completed(known: dict[str, int]) -> dict[str, int]:
+    """The sizes that follow from others, added."""
+    found = dict(known)
+    if "d_model" not in found and {"h", "d_k"} <= set(found):
+        found["d_model"] = found["h"] * found["d_k"]
+    if "d_k" not in found and {"h", "d_model"} <= set(found):
+        if found["d_model"] % found["h"]:
+            raise RuleError(f"d_model {found['d_model']} is not divisible by h {found['h']}.", "give d_k as well.")
+        found["d_k"] = found["d_model"] // found["h"]
+    if "d_v" not in found and "d_k" in found:
+        found["d_v"] = found["d_k"]
+    return found
+
+
+def _weights(sizes: Mapping[str, Size]) -> dict[str, tuple[Any, ...]]:
+    d_model, kv = sizes["d_model"], sizes.get("h_kv", sizes["h"])
+    return {
+        "w_q": (d_model, _times(sizes["h"], sizes["d_k"])),
+        "w_k": (d_model, _times(kv, sizes["d_k"])),
+        "w_v": (d_model, _times(kv, sizes["d_v"])),
+        "w_o": (_times(sizes["h"], sizes["d_v"]), d_model),
+    }
+
+
+def _times(a: Size, b: Size) -> Size:
+    """The product of two numbers or names, as `shapes` reads it."""
+    return a * b if not isinstance(a, str) and not isinstance(b, str) else f"{a}·{b}"
+
+
+def _steps(sizes: Mapping[str, Size]) -> Steps:
+    lead = (sizes["B"],) if "B" in sizes else ()
+    x = (*lead, sizes["n"], sizes["d_model"])
+    context = (*lead, sizes["m"], sizes["d_model"]) if "m" in sizes else None
+    w_q, w_k, w_v, w_o = _weights(sizes).values()
+    return shapes(x=x, w_q=w_q, w_k=w_k, w_v=w_v, w_o=w_o, num_heads=sizes["h"], context=context)
+
+
+def _parameters(sizes: Mapping[str, Size]) -> list[Size]:
+    return [prod(map(read_size, shape)) for shape in _weights(sizes).values()]
+
+
+def _plain(size: Any) -> Any:
+    """A size, or several, as JSON has them."""
+    return [_plain(each) for each in size] if isinstance(size, tuple) else size if isinstance(size, int) else str(size)

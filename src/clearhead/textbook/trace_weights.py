@@ -1,0 +1,154 @@
+"""`ch.trace_weights`: attention whose weights are given, as in an example that starts with them: O = A·V."""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from clearhead import engines
+from clearhead.core.arrays import FLOATS, as_array
+from clearhead.core.axes import KEY, VALUE, WEIGHTS, Array, heads_first, named
+from clearhead.core.problem import Described, describe
+from clearhead.core.reference import Textbook, check_room, mix
+from clearhead.core.rule_values import read_language, read_numbers, read_place
+from clearhead.core.statistics import Wanted
+from clearhead.errors import RuleError, ShapeError
+from clearhead.textbook.shapes import Convention, Sizes, check_convention, turned, weights_steps
+from clearhead.textbook.trace import Check, Geometry, TokenTrace, Trace, largest_difference, values_of
+from clearhead.words import Language
+
+_NO_SCORES = "the weights were given: there are no queries, keys and scores."
+
+
+class GivenWeights(NamedTuple):
+    """Weights and values as a problem: its logits are the weights' logarithms, so its softmax gives their shares."""
+
+    described: Described  # q and k are zeros
+    weights: Array  # (batch, heads, queries, keys), float64, as given: a row need not sum to 1
+
+
+class WeightsTrace(Trace):
+    """A Trace that starts with the weights: it has weights, v, output, steps and check, but no q, k or scores."""
+
+    @np.errstate(invalid="ignore", over="ignore", divide="ignore")
+    def __init__(self, given: GivenWeights, convention: Convention) -> None:
+        described, weights = given
+        problem, v = described.problem, described.v
+        assert v is not None
+        values = np.repeat(v.astype(np.float64), problem.group, axis=1)
+        zeros, sums = np.zeros(weights.shape), weights.sum(axis=-1)
+        output = mix(weights, values, weights > 0)
+        book = Textbook(zeros, zeros, zeros, zeros, zeros, np.log(sums), weights, output)
+        arrays = {"weights": weights, "v": v, "output": output}
+        restored = {name: x.reshape(*_lead(problem.prefix, x.shape[1]), *x.shape[-2:]) for name, x in arrays.items()}
+        sizes = Sizes.of(restored["output"].shape, restored["v"].shape, restored["v"].shape)
+        steps = weights_steps(sizes, convention, problem.dtype.itemsize)
+        super().__init__(described, book, steps, restored, convention)
+
+    @property
+    @np.errstate(over="ignore")
+    def sums(self) -> Array:
+        """What each query's weights sum to, (batch, heads, queries): 1, unless they were rounded or are no softmax."""
+        return self._book.weights.sum(axis=-1)
+
+    @property
+    def geometry(self) -> Geometry:
+        """Raises RuleError: without queries and keys there are no norms."""
+        raise RuleError(_NO_SCORES, "ch.trace(q, k, v) starts with them.")
+
+    def read_as(self, language: Language = "en") -> str:
+        """The empty text: three axes are (heads, queries, keys)."""
+        return read_language(language) and ""
+
+    @np.errstate(invalid="ignore", over="ignore")
+    def token(self, query: int) -> TokenTrace:
+        """One query's weighted sum of values, Σ_j a_j·v_j; its scores and masked are None.
+
+        Raises SelectionError for an unknown query. O(heads·keys·d_v).
+        """
+        i, problem = read_place("query", query, self.problem.queries), self.problem
+        weights, output = self._book.weights[:, :, i], self._book.output
+        assert output is not None
+        contributions = np.where(weights[..., None] > 0, weights[..., None] * values_of(self), 0.0)
+        alone = contributions.sum(axis=-2)
+        row = {"weights": weights, "contributions": contributions, "output": alone}
+        given = {name: self._given.restore(problem.restore(array)) for name, array in row.items()}
+        return TokenTrace(
+            query=i, scores=None, masked=None, difference=largest_difference(alone, output[:, :, i]), **given
+        )
+
+    @np.errstate(invalid="ignore", over="ignore")
+    def _checked(self) -> Check:
+        """The fast engine on logits ln a_ij, whose softmax gives each row's shares; times what the row sums to."""
+        given, name = self._given, engines.choose(self.problem).engine
+        output = engines.get(name).rows(self.problem, given.q, given.k, given.v, Wanted(output=True))["output"]
+        assert self._book.output is not None
+        return Check(name, largest_difference(output * self.sums[..., None], self._book.output))
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return {"text/plain": str(self), "image/svg+xml": self.to_svg()}
+
+
+def trace_weights(weights: Any, v: Any, *, convention: Convention = "rows") -> WeightsTrace:
+    """Attention that starts with its weights: every output is the sum of the values, each times its weight, O = A·V.
+
+    weights     (…, heads, queries, keys), or (queries, keys) for one head, or (keys,) for one query; not negative
+    v           (…, kv_heads, keys, d_v)
+    convention  "rows", or "columns": weights (…, keys, queries) and v (…, d_v, keys)
+
+    Numbers of any dtype, computed with in float64 as they are: a row that sums to 0.99 is not divided by 0.99, and
+    `sums` says what each row sums to. A value of weight 0 is not read, even if it is NaN. Returns a Trace with weights,
+    v and output, whose `check` compares the output with the fast engine's.
+    Raises ShapeError where the axes do not fit each other, DtypeError for what is no array of numbers, RuleError for a
+    weight that is negative, infinite or NaN, or for another convention. O(queries·keys·d_v) for each head.
+    Source: Vaswani et al. 2017, section 3.2: "the output is computed as a weighted sum of the values".
+
+    >>> import numpy as np, clearhead as ch
+    >>> t = ch.trace_weights(np.array([0.15, 0.25, 0.55, 0.05]), np.array([[1.0, 0], [0, 1], [1, 1], [2, 0]]))
+    >>> t.output.round(4).tolist()
+    [[0.8, 0.8]]
+    """
+    return WeightsTrace(describe_weights(weights, v, convention), convention)
+
+
+def describe_weights(weights: Any, v: Any, convention: Convention) -> GivenWeights:
+    """Read and check weights and values; arguments and errors as in `trace_weights`."""
+    check_convention(convention)
+    restore = as_array(v, "v")[1]
+    a, values = read_numbers("weights", weights), turned(read_numbers("v", v), convention)
+    a = a[None] if a.ndim == 1 else turned(a, convention)
+    if a.size and not ((a >= 0) & np.isfinite(a)).all():
+        odd = float(a[~((a >= 0) & np.isfinite(a))].flat[0])
+        raise RuleError(
+            f"weights holds {odd:g}: a weight is a share, finite and not below 0.",
+            "scores may be anything; the softmax makes shares of them.",
+        )
+    _check(a, values)
+    check_room(a.size)
+    values = values if values.dtype in FLOATS else values.astype(np.float64)
+    q = np.broadcast_to(np.zeros((), values.dtype), (*a.shape[:-1], 1))
+    k = np.broadcast_to(np.zeros((), values.dtype), (*values.shape[:-1], 1))
+    with np.errstate(divide="ignore"):
+        logits = np.log(a.astype(np.float64))
+    described = replace(describe(q, k, values, {"bias": logits, "scale": 1.0}), restore=restore)
+    return GivenWeights(described, heads_first(a.astype(np.float64)))
+
+
+def _check(a: Array, v: Array) -> None:
+    """Raise ShapeError where weights and values do not fit each other."""
+    told = f"weights is {named(a.shape, WEIGHTS)} and v is {named(v.shape, VALUE)}"
+    if v.ndim != a.ndim or v.ndim < 2:
+        raise ShapeError(f"{told}: expected as many axes, at least two.", f"v is {named((4, 2), VALUE)} for 4 weights.")
+    if a.shape[-1] != v.shape[-2]:
+        swapped = a.shape[-2] == v.shape[-2]
+        raise ShapeError(
+            f"{told}: each of the {a.shape[-1]} weights of a query needs a value.",
+            "weights.swapaxes(-1, -2) would fit, or convention='columns'." if swapped else "",
+        )
+    if a.shape[:-3] != v.shape[:-3] or (a.ndim > 2 and (not v.shape[-3] or a.shape[-3] % v.shape[-3])):
+        raise ShapeError(f"{told}: batches must be equal, and query heads a multiple of the values' {KEY[1]}.")
+
+
+def _lead(prefix: tuple[int, ...], heads: int) -> tuple[int, ...]:
+    """The caller's leading axes, with so many heads."""
+    return (*prefix[:-1], heads) if prefix else ()

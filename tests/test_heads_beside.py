@@ -1,0 +1,93 @@
+"""One head against several: shapes, parameters, cost and outputs of the same layer."""
+
+import json
+
+import numpy as np
+import pytest
+
+import clearhead as ch
+from clearhead.cli import main
+from clearhead.errors import ClearheadError, SelectionError, ShapeError
+from clearhead.textbook.heads import heads_beside
+from seeds import fresh
+
+
+def layer(*lead, **more):
+    rng = fresh()
+    arrays = {"x": rng.standard_normal((*lead, 5, 8)), "w_o": rng.standard_normal((4, 3))}
+    arrays |= {name: rng.standard_normal((8, 8)) for name in ("w_q", "w_k")} | {"w_v": rng.standard_normal((8, 4))}
+    return arrays | {"b_q": rng.standard_normal(8), "b_o": rng.standard_normal(3)} | more
+
+
+def by_hand(layer, heads):
+    """A layer's weights (heads, queries, keys) and output, head by head, in float64."""
+    q, k, v = layer["x"] @ layer["w_q"] + layer["b_q"], layer["x"] @ layer["w_k"], layer["x"] @ layer["w_v"]
+    parts, weights = [], []
+    for each in range(heads):
+        d, e = q.shape[-1] // heads, v.shape[-1] // heads
+        s = q[:, each * d : each * d + d] @ k[:, each * d : each * d + d].T / np.sqrt(d)
+        a = np.exp(s - s.max(axis=-1, keepdims=True))
+        a /= a.sum(axis=-1, keepdims=True)
+        weights.append(a)
+        parts.append(a @ v[:, each * e : each * e + e])
+    return np.array(weights), np.concatenate(parts, axis=-1) @ layer["w_o"] + layer["b_o"]
+
+
+@pytest.mark.parametrize("convention", ["rows", "columns"])
+def test_each_number_of_heads_is_the_layer_computed_by_hand(convention):
+    given = layer()
+    turned = given
+    if convention == "columns":
+        turned = {name: a.T if a.ndim > 1 else a for name, a in given.items()} | {"convention": "columns"}
+    found = heads_beside((4, 1, 2), **turned)
+    outputs = []
+    for heads, each in zip((4, 1, 2), found, strict=True):
+        weights, output = by_hand(given, heads)
+        outputs.append(output)
+        seen = np.asarray(each.trace.output)
+        np.testing.assert_allclose(seen.T if convention == "columns" else seen, output, rtol=1e-9, atol=1e-10)
+        assert (each.num_heads, each.parameters) == (heads, 8 * 8 * 2 + 8 * 4 + 4 * 3 + 8 + 3)
+        assert each.multiply_adds == sum(step.multiply_adds for step in each.trace.steps)
+        assert each.difference == pytest.approx(np.abs(output - outputs[0]).max(), rel=1e-8, abs=1e-12)
+        entropy = -(weights * np.log(weights)).sum(axis=-1).mean(axis=-1)
+        np.testing.assert_allclose(each.entropy, entropy, rtol=1e-9)
+    costs = {each.num_heads: each.multiply_adds for each in found}
+    softmax = 5 * 5 * 2  # a multiplication by the scale and an exponential for each of a head's weights
+    assert costs[2] - costs[1] == softmax
+    assert costs[4] - costs[1] == 3 * softmax
+
+
+def test_errors_say_what_is_wrong():
+    given = layer()
+    with pytest.raises(SelectionError, match="1 numbers of heads: expected two to 4"):
+        heads_beside((2,), **given)
+    with pytest.raises(SelectionError):
+        heads_beside("12", **given)
+    with pytest.raises(ShapeError, match="which num_heads 3 does not divide"):
+        heads_beside((1, 3), **given)
+    with pytest.raises(ClearheadError, match="num_heads is 0"):
+        heads_beside((1, 0), **given)
+
+
+def test_the_command_prints_them_side_by_side(tmp_path, capsys):
+    np.savez(tmp_path / "layer.npz", **layer(2, num_heads=2))
+    out = tmp_path / "out.json"
+    assert main(["trace", str(tmp_path / "layer.npz"), "--num-heads", "1,4", "--json", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert [line.split() for line in said.splitlines()[1:2]] == [["h", "=", "1", "h", "=", "4"]]
+    assert "(2, 4, 5, 2)" in said
+    assert "U with h = 4\n  batch 0 of 2" in said
+    data = json.loads(out.read_text())["heads"]
+    expected = ch.trace_layer(**{**dict(np.load(tmp_path / "layer.npz")), "num_heads": 4})
+    np.testing.assert_allclose(data[1]["output"], expected.output)
+    assert main(["trace", str(tmp_path / "layer.npz"), "--num-heads", "1,4", "--lang", "zh"]) == 0
+    assert "单头与多头对比" in capsys.readouterr().out
+    for wrong, words in (
+        (["--num-heads", "1,x"], "expected whole numbers with commas"),
+        (["--num-heads", "1,4", "--head", "0"], "goes without --head"),
+        (["--num-heads", "1,4,8,2,1"], "expected two to 4"),
+    ):
+        assert main(["trace", str(tmp_path / "layer.npz"), *wrong]) == 2
+        assert words in capsys.readouterr().err
+    assert main(["trace", "examples/wrong.json", "--num-heads", "1,2"]) == 2
+    assert "for a layer" in capsys.readouterr().err

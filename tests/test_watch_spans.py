@@ -1,0 +1,297 @@
+"""seen.spans: whole words, sentences and speakers cut in every layer and head."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead.errors import ClearheadError, DtypeError, RuleError, SelectionError, ShapeError, UnknownNameError
+from clearhead.layers.pieces import sentences, words
+from seeds import fresh
+from test_watch_merged import merged_model
+from watched import FAMILIES, build, eager, inputs, logits
+
+FAMILY = {family.name: family for family in FAMILIES}
+TEXT = ["<s>", "Hum", "pty", " sat", ".", " He", "'s", " up", "!", "\n", "All"]  # as many as `inputs` has
+WORDS, SENTENCES = [0, 1, 1, 2, 3, 4, 4, 5, 6, 7, 8], [0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 2]
+
+
+class Tokenizer:
+    """Knows the texts of some ids; like SentencePiece, it drops the space before the first where `drops`."""
+
+    def __init__(self, ids: Any, texts: list[str], *, drops: bool) -> None:
+        self.texts = dict(zip(ids.tolist(), texts, strict=True))
+        self.drops = drops
+
+    def decode(self, ids: list[int]) -> str:
+        text = "".join(self.texts[one] for one in ids)
+        return text.removeprefix(" ") if self.drops else text
+
+
+def number_of(out: Any, factors: list[torch.Tensor]) -> torch.Tensor:
+    """A number that depends on every output, each with its own factor, the same for a list that is kept."""
+    found = logits(out)
+    if not factors:
+        factors.append(torch.from_numpy(fresh().standard_normal(found.shape)).to(found))
+    return (found * factors[0]).sum()
+
+
+def watched(model: Any, given: dict[str, Any], **more: Any) -> Any:
+    with ch.watch(model, causes=True, **more) as seen:
+        number_of(model(**given), []).backward()
+    return seen
+
+
+def gpt2(tokenizer: Any = None, ids: Any = None) -> Any:
+    given = torch.arange(11)[None] if ids is None else ids
+    return watched(build(FAMILY["gpt2"]), {"input_ids": given}, tokenizer=tokenizer)
+
+
+def test_a_span_is_what_ch_change_does_without_it():
+    """Every pair of spans, each cut at the output of a model's only attention layer, on which the number is linear."""
+    model, rng = build(FAMILY["gpt2"], n_layer=1).double(), fresh()
+    given = {"input_ids": torch.from_numpy(rng.integers(2, 59, (2, 8)))}
+    outputs: list[torch.Tensor] = []
+    model.transformer.h[0].attn.register_forward_hook(lambda _, __, out: outputs.append(out[0]))
+    along = torch.from_numpy(rng.standard_normal((2, 8, 32)))
+    with ch.watch(model, causes=True) as seen:
+        model(**given)
+        (outputs[-1] * along).sum().backward()
+    labels = rng.integers(-1, 3, 8)
+    labels[:3] = 0, 1, 2
+    found = seen.spans(labels)[0]
+    assert found.shape == (2, 4, 3, 3)
+    for query, key in np.ndindex(3, 3):
+        places = [np.flatnonzero(labels == which).tolist() for which in (query, key)]
+        if min(places[1]) <= max(places[0]):
+            edit = ch.cut(queries=places[0], keys=places[1], heads=[2])
+            with torch.no_grad(), ch.change(model, edit):
+                model(**given)
+            effect = ((outputs[-1] - outputs[0]) * along).sum((1, 2)).detach()
+            np.testing.assert_allclose(found[:, 2, query, key], effect, rtol=1e-6, atol=1e-9)
+        else:
+            assert not found[:, :, query, key].any()
+
+
+def dense(layer: Any, weights: np.ndarray, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
+    """(batch, heads, query spans, key spans) in float64; the rest of a row is a sum over the others and the sink."""
+    a, g, v = weights.astype(np.float64), layer.g.double().numpy(), layer.v.double().numpy()
+    v = np.repeat(v, g.shape[1] // v.shape[1], 1)
+    sink: Any = 0.0
+    if "sinks" in layer.rules:
+        sink = layer.rules["sinks"].double().numpy()[:, None] - layer.observation.logsumexp.double().numpy()
+        sink = np.exp(sink)[..., None]
+    found = np.zeros((*a.shape[:2], rows.max() + 1, cols.max() + 1))
+    for batch, query, key in np.ndindex(len(a), *found.shape[2:]):
+        kept = a[batch] * (cols[batch] != key)
+        left = kept.sum(-1, keepdims=True) + (sink[batch] if np.ndim(sink) else 0.0)
+        output = np.divide(kept @ v[batch], left, out=np.zeros_like(g[batch]), where=left > 0)
+        change = (g[batch] * (output - a[batch] @ v[batch])).sum(-1)
+        found[batch, :, query, key] = change[:, rows[batch] == query].sum(-1)
+    return found
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt-oss", "t5"])
+def test_every_layer_and_head_has_the_formula_of_eager_weights(name: str):
+    family, rng = FAMILY[name], fresh()
+    model, given = build(family), inputs(family)
+    _, truth = eager(model, given)
+    seen = watched(model, given)
+    sizes = [given["decoder_input_ids"].shape[1] if name == "t5" else 11, 11]
+    own, source = (rng.integers(-1, 4, (2, size)) for size in sizes)
+    spans = seen.spans(own, source) if name == "t5" else seen.spans(own)
+    assert list(spans) == seen.layers
+    for layer, weights in truth.items():
+        rows = source if layer.startswith("encoder") else own
+        cols = own if ("decoder" in layer and "self" in layer) or name != "t5" else source
+        expected = dense(seen.layer(layer), weights, rows, cols)
+        np.testing.assert_allclose(spans[layer], expected, atol=2e-4 * np.abs(expected).max(), err_msg=layer)
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_words_and_sentences_are_those_of_the_text(drops: bool):  # noqa: FBT001
+    ids = torch.from_numpy(fresh().permutation(59)[:11])
+    seen = gpt2(Tokenizer(ids, TEXT, drops=drops), ids[None])
+    for groups, labels in (("words", WORDS), ("sentences", SENTENCES)):
+        spans = seen.spans(groups)
+        for layer in (0, 1):
+            torch.testing.assert_close(spans[layer], seen.cuts(layer).spans(labels, labels), rtol=0, atol=0)
+    assert seen.spans("words").names(1) == (["<s>", "Humpty", "sat", ".", "He's", "up", "!", "\n", "All"],) * 2
+    assert seen.spans("sentences", layers=[1]).names(1)[0] == ["<s>Humpty sat.", "He's up!", "All"]
+    by_name = seen.spans({"who": ["Humpty", "He's"], "rest": range(7, 11)})
+    assert by_name.names()[0] == ["who", "rest"]
+    places = [-1, 0, 0, -1, -1, 0, 0, 1, 1, 1, 1]
+    torch.testing.assert_close(by_name[0], seen.cuts(0).spans(places, places), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        ([" un", "believ", "ably", " still", ",", " it"], [0, 0, 0, 1, 2, 3]),
+        (["don", "'", "t", " ", "x", "2", "y"], [0, 0, 0, 1, 2, 2, 2]),
+        (["", "é", "t", "", "", "€", ""], [0, 0, 0, 1, 1, 1, 1]),
+        (["我们", "关", "注", " it"], [0, 1, 2, 3]),
+        (["한", "국", "어"], [0, 0, 0]),
+        ([], []),
+    ],
+)  # fmt: skip
+def test_words(pieces: list[str], expected: list[int]):
+    assert words(pieces) == expected
+
+
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        (["It", " is", " 3", ".", "1", "4", "!", '"', " So", "\n", "what", "?"], [0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1]),
+        (["a", "\n\n", "b", "\n", " \n", "c"], [0, 0, 1, 1, 1, 2]),
+        (["他来", "了。", "我", "去。"], [0, 0, 1, 1]),
+        (["...", " so", " on", "…", "\n", "", "é"], [0, 1, 1, 1, 1, 2, 2]),
+        ([], []),
+    ],
+)  # fmt: skip
+def test_sentences(pieces: list[str], expected: list[int]):
+    assert sentences(pieces) == expected
+
+
+def test_the_strongest_pairs_are_those_of_all_layers_and_heads():
+    ids = torch.from_numpy(fresh().permutation(59)[:11])
+    seen = gpt2(Tokenizer(ids, TEXT, drops=False), ids[None])
+    spans = seen.spans("words")
+    every = np.stack([spans[layer].numpy() for layer in range(2)])
+    found = spans.strongest(12)
+    order = np.argsort(-np.abs(every).reshape(-1), kind="stable")[:12]
+    places = np.stack(np.unravel_index(order, every.shape), axis=1).tolist()
+    assert [[int(one.layer), *one[1:5]] for one in found] == places
+    assert [one.value for one in found] == every.reshape(-1)[order].tolist()
+    for one, names in zip(found, found.tokens, strict=True):
+        assert one.queries == tuple(np.flatnonzero(np.array(WORDS) == one.query))
+        assert one.keys == tuple(np.flatnonzero(np.array(WORDS) == one.key))
+        assert names == (spans.names()[0][one.query], spans.names()[1][one.key])
+    causal = 9 * 10 // 2
+    assert len(spans.strongest(10**6)) == 2 * 4 * causal
+    for table in (str(spans), str(seen.spans("sentences")), str(seen.strongest(9))):
+        assert max(map(len, table.splitlines())) <= 80
+    assert len(str(spans).splitlines()) == 21
+    assert "<s>Humpty sat. ← <s>Humpty sat." in str(seen.spans("sentences"))
+    assert "\\n" in str(spans.strongest(10**6))
+    assert repr(spans) == "Spans(2 layers; the first has 9 × 9 spans)"
+
+
+def test_a_long_text_is_cut_to_the_table():
+    ids = torch.from_numpy(fresh().permutation(59)[:11])
+    seen = gpt2(Tokenizer(ids, [text * 9 for text in TEXT], drops=False), ids[None])
+    lines = str(seen.spans([0] * 5 + [1] * 6)).splitlines()[1:]
+    assert all(len(line) == 80 and line.count("…") == 2 for line in lines)
+
+
+def test_spans_are_verified_by_running_the_model_without_them():
+    model, ids = build(FAMILY["gpt2"]), torch.from_numpy(fresh().integers(2, 59, (1, 9)))
+
+    def number() -> torch.Tensor:
+        return model(ids).logits[0, -1].logsumexp(0)
+
+    with ch.watch(model, causes=True) as seen:
+        number().backward()
+    pairs = seen.spans({"a": slice(0, 2), "b": [2, 5, 6], "c": [slice(3, 5), slice(7, None)]}).strongest(4)
+    found = seen.verify(pairs, number)
+    for pair, line in zip(pairs, found, strict=True):
+        cut = ch.cut(queries=pair.queries, keys=pair.keys, layers=[pair.layer], heads=[pair.head])
+        with torch.no_grad(), ch.change(model, cut):
+            after = number()
+        with torch.no_grad():
+            assert line.truth == pytest.approx(float(after - number()), abs=1e-6)
+        assert line.estimate == pair.value
+    assert "c ← " in str(found)
+
+
+def test_texts_of_a_batch_are_divided_each_for_itself():
+    ids = torch.from_numpy(fresh().permutation(59)[:11])
+    rows = torch.stack([ids, ids.flip(0)])
+    seen = gpt2(Tokenizer(ids, TEXT, drops=False), rows)
+    own = [WORDS, words(TEXT[::-1])]
+    torch.testing.assert_close(seen.spans("words")[0], seen.cuts(0).spans(own, own), rtol=0, atol=0)
+    assert seen.spans("words").names(0, 1)[0][:3] == ["All", "\n", "!"]
+    both = seen.spans({"x": "up"})
+    assert both[1].shape == (2, 4, 1, 1)
+    alone = gpt2(ids=rows).spans([[0] * 11, [-1] * 11])
+    assert not alone[0][1].any()
+
+
+def test_an_encoders_text_is_divided_apart_from_the_decoders(tmp_path: Path):
+    family = FAMILY["t5"]
+    ids = torch.from_numpy(fresh().permutation(59)[:11])
+    given = {"input_ids": ids[None], "decoder_input_ids": ids[None, :7]}
+    tokenizer = Tokenizer(ids, TEXT, drops=False)
+    seen = watched(build(family), given, tokenizer=tokenizer)
+    spans = seen.spans("sentences")
+    shapes = {name.partition(".")[0] + name[-5:]: tuple(x.shape[2:]) for name, x in spans.items()}
+    assert shapes == {"encoder.self": (3, 3), "decoder.self": (2, 2), "decodercross": (2, 3)}
+    mixed = seen.spans("words", "sentences", layers=["decoder.1.cross"])
+    assert mixed.names("decoder.1.cross")[1] == ["<s>Humpty sat.", "He's up!", "All"]
+    with pytest.raises(RuleError, match=r"keys of layer decoder\.1\.cross are of the source"):
+        seen.spans([0] * 7, layers=["decoder.1.cross"])
+    seen.save(tmp_path / "seen")
+    again = ch.load(tmp_path / "seen").spans("sentences")
+    np.testing.assert_allclose(again["decoder.0.cross"], spans["decoder.0.cross"], rtol=1e-5, atol=1e-6)
+
+
+def test_the_source_of_merged_attention_is_behind_the_text():
+    given = {"input_ids": torch.from_numpy(fresh().integers(2, 55, (2, 5)))}
+    given["decoder_input_ids"] = torch.from_numpy(fresh().integers(2, 55, (2, 4)))
+    seen = watched(merged_model(), given)
+    spans = seen.spans({"first": 0, "rest": slice(1, None)}, [slice(0, 3), slice(3, 5)])
+    expected = seen.cuts("decoder.1").spans([0, 1, 1, 1], [0, 1, 1, 1, 2, 2, 2, 3, 3])
+    torch.testing.assert_close(spans["decoder.1"], expected, rtol=0, atol=0)
+    assert spans.names("decoder.1")[1] == ["first", "rest", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("groups", "error", "match"),
+    [
+        ("word", UnknownNameError, "did you mean `words`"),
+        ("words", RuleError, "the tokens have no texts"),
+        (None, DtypeError, "groups is None: expected"),
+        ([0, 1], ShapeError, r"shape \(2,\), and there are 11 queries of layer 0"),
+        ([0.5] * 11, DtypeError, "expected \"words\""),
+        (np.zeros((1, 1, 11), int), ShapeError, "expected one label for each"),
+        (np.zeros((3, 11), int), ClearheadError, "3"),
+        ({}, SelectionError, "it has no spans"),
+        ({"a": slice(0, 3), "b": [2, 5]}, RuleError, r"token 2 is in groups\['b'\] and in groups\['a'\]"),
+        ([slice(0, 3), slice(20, 30)], SelectionError, r"groups\[1\] is slice\(20, 30, None\): none of the 11"),
+        ({"a": None}, DtypeError, "is None: expected positions"),
+        ({"a": "sat"}, SelectionError, r"groups\['a'\] is the word 'sat', and the tokens have no texts"),
+        ({"a": 11}, SelectionError, "position 11"),
+    ],
+)  # fmt: skip
+def test_groups_that_do_not_fit_are_refused(groups: Any, error: type[Exception], match: str):
+    with pytest.raises(error, match=match):
+        print(gpt2().spans(groups))
+
+
+def test_what_has_no_text_or_no_derivative_is_refused(tmp_path: Path):
+    ids = torch.from_numpy(fresh().permutation(59)[:11])
+    seen = gpt2(Tokenizer(ids, TEXT, drops=True), ids[None])
+    for again in (pickle.loads(pickle.dumps(seen)), seen.save(tmp_path / "seen") or ch.load(tmp_path / "seen")):
+        with pytest.raises(RuleError, match="do not say where words begin"):
+            again.spans("words")
+        np.testing.assert_allclose(again.spans(WORDS)[1], seen.spans("words")[1], rtol=1e-5, atol=1e-6)
+    with pytest.raises(SelectionError, match="asked for are: 1"):
+        seen.spans("words", layers=[1])["0"]
+    with pytest.raises(SelectionError, match="no layer 7"):
+        seen.spans("words", layers=[7])
+    with pytest.raises(RuleError, match="k is 0"):
+        seen.spans("words").strongest(0)
+    family = FAMILY["clip"]
+    model, given = build(family), inputs(family)
+    clip = watched(model, given, tokenizer=Tokenizer(torch.arange(60), ["a"] * 60, drops=False))
+    with pytest.raises(RuleError, match=r"the 17 queries of layer vision_model\.0 are not the tokens of the text"):
+        clip.spans("words")
+    assert clip.spans("words", layers=["text_model.1"])[0].shape == (2, 4, 1, 1)
+    with ch.watch(model) as without:
+        model(**given)
+    with pytest.raises(RuleError, match="watched without derivatives"):
+        without.spans([0] * 11)
