@@ -14,7 +14,7 @@ addWords({
   ],
   "every head": ["Every head", "所有注意力头"],
   "colour by": ["shown of each head", "每个头显示"],
-  "its weights": ["its weights", "它的权重"],
+  "its weights": ["its weights", "权重图"],
   sink: ["weight on the first key", "对首个键的权重"],
   previous: ["weight on the previous token", "对前一个词元的权重"],
   own: ["weight on itself", "对自身的权重"],
