@@ -361,7 +361,7 @@ def test_equal_effects_come_in_the_order_of_their_places(engine: str):
         np.testing.assert_array_equal(E.top(3, order).indices, np.tile(first + step * np.arange(3), (3, 2, 5, 1)))
     at = np.arange(2 * keys + 100)
     edges = E.strongest(len(at))
-    places = (0 * at, at // (5 * keys), at // keys % 5, at % keys, 1 - at % 2 * 2.0)
+    places = (at // (10 * keys), at // (5 * keys) % 2, at // keys % 5, at % keys, 1 - at % 2 * 2.0)
     for found, expected in zip(edges, places, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-12)
     edges = E.strongest(10**9)

@@ -11,11 +11,11 @@ from clearhead.core import reference
 from clearhead.core.arrays import as_array
 from clearhead.core.axes import Array, brief
 from clearhead.core.problem import Described, Problem, describe_whole
-from clearhead.core.rule_values import has_axes, read_language, read_place, whole_number
+from clearhead.core.rule_values import has_axes, read_language, read_members, read_place, whole_number
 from clearhead.core.rules import Rules
 from clearhead.core.statistics import Wanted
 from clearhead.digits import fixed
-from clearhead.errors import RuleError
+from clearhead.errors import RuleError, ShapeError
 from clearhead.textbook.page import PageLayer, Scene, both, story
 from clearhead.textbook.shapes import (
     Convention,
@@ -28,7 +28,7 @@ from clearhead.textbook.shapes import (
 )
 from clearhead.view import notebook, page, picture
 from clearhead.view.container import Document
-from clearhead.view.names import key_names, token_names
+from clearhead.view.names import token_names
 from clearhead.words import Language, say
 
 _INPUTS = ("x", "context", "w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o")
@@ -71,15 +71,15 @@ class TokenTrace:
         """One head's weighted sum as text, its `count` largest weights first: 0.92·v_1 + 0.08·v_0 = [0.92 2.16].
 
         tokens   (keys,) strings, written in the place of the keys' numbers: 0.92·v_sat
-        Raises SelectionError for an unknown head, RuleError where `count` is not a whole number from 0 up or `tokens`
-        are no strings, ShapeError for tokens of another number.
+        Raises SelectionError for an unknown head or tokens that are no strings, RuleError where `count` is not a whole
+        number from 0 up, ShapeError for tokens of another number.
         """
         rows = np.asarray(self.weights).reshape(-1, np.shape(self.weights)[-1])
         head, count = read_place("head", head, len(rows)), whole_number("count", count, 0)
         weights = rows[head]
         output = np.asarray(self.output).reshape(-1, np.shape(self.output)[-1])[head]
         strongest = [j for j in np.argsort(-weights, kind="stable") if weights[j] > 0]
-        names = [str(j) for j in range(len(weights))] if tokens is None else key_names(tokens, len(weights))
+        names = [str(j) for j in range(len(weights))] if tokens is None else _names(tokens, len(weights))
         terms = [f"{fixed(float(weights[j]), 4, 8)}·v_{names[j].strip()}" for j in strongest[:count]]
         if len(strongest) > count:
             rest = float(weights[strongest[count:]].sum())
@@ -313,6 +313,13 @@ def trace(q: Any, k: Any, v: Any, *, convention: Convention = "rows", **rules: U
     assert book.output is not None
     output = given.problem.restore(book.output)
     return Trace(given, book, steps, {**raw, **intermediates(given.problem, book), "output": output}, convention)
+
+
+def _names(tokens: Any, keys: int) -> list[str]:
+    names = read_members("tokens", tokens, (str,), "a list of strings", "tokens=['the', ' cat', ' sat']")
+    if len(names) != keys:
+        raise ShapeError(f"tokens has {len(names)} strings for {keys} keys: expected one for each.")
+    return names
 
 
 def values_of(traced: Trace) -> Array:

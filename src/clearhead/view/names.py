@@ -38,13 +38,6 @@ def token_names(tokens: Any, source_tokens: Any, problem: Problem) -> tuple[Name
     return own[start : start + n], own
 
 
-def key_names(tokens: Any, keys: int) -> list[str]:
-    """Names of the keys, (keys,) strings. Raises RuleError or ShapeError as `token_names`."""
-    own = _strings("tokens", tokens) or []
-    _check("tokens", own, keys, "keys")
-    return own
-
-
 def _strings(name: str, value: Any) -> list[str] | None:
     if value is None:
         return None
