@@ -20,7 +20,7 @@ SHOTS = {  # name: language, width, height, theme, the step it shows
     "page-phone.png": ("zh", 390, 800, "dark", "scores"),
 }
 
-LONG = "#at=0.1.3&cell=150.140&by=previous&show=most.sqrt.0.0"
+LONG = "#at=0.1.3&cell=150.140&show=most.sqrt.0.0"
 
 
 def main() -> None:
@@ -44,6 +44,12 @@ def main() -> None:
             until(page, "document.querySelector('.map-of').dataset.missing === '0'")
             page.wait_for_timeout(500)
             page.screenshot(path=HERE / "long.png", full_page=True)
+        seen = explain("mary had a little lamb its fleece was white as snow", load())
+        seen.save(path)
+        options = {"color_scheme": "light", "device_scale_factor": 1.5, "wait": ".map-of"}
+        with opened(running, path, 1240, 900, **options) as (page, _):
+            until(page, "[...document.querySelectorAll('.heads canvas')].every((each) => each.width > 1)")
+            page.screenshot(path=HERE / "answer.png")
 
 
 if __name__ == "__main__":

@@ -67,7 +67,15 @@ def check_files() -> None:
     package = Path(ch.__file__).resolve().parent
     assert Path(__file__).resolve().parents[1] / "src" not in package.parents, "this is the source tree"
     files = {str(path).replace("\\", "/") for path in distribution("clearhead").files or ()}
-    for name in ("LICENSE", "nanobind.txt", "robin_map.txt", "py.typed", "heads.css", "trace.js", "tokenizer.json"):
+    for name in (
+        "LICENSE",
+        "nanobind.txt",
+        "robin_map.txt",
+        "py.typed",
+        "attention.css",
+        "attention.js",
+        "tokenizer.json",
+    ):
         assert any(path.endswith("/" + name) for path in files), name
     assert not any(path.endswith((".cpp", ".hpp")) for path in files)
 

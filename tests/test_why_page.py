@@ -130,7 +130,7 @@ def test_text_edges_heads_and_weights_have_the_numbers_of_the_run(running, seen,
             section.locator("h2").inner_text().replace("\u2068", "").replace("\u2069", "") == "Why ␣lamb and not ␣nut"
         )
         assert f"a lead of {seen.lead:.2f}" in section.locator(".says").text_content()
-        assert page.locator(".opening + #step-why").count() == 1
+        assert page.locator(".answer #step-why").count() == 1
         tokens = section.locator("ol.tokens li").all()
         for at, (token, effect) in enumerate(zip(tokens, seen.by_token, strict=True)):
             assert token.locator("bdi").text_content() == f"{at} {seen.tokens[at].text.replace(' ', '␣')}"

@@ -143,6 +143,19 @@ function fourAtATime(q, k, scale, i, low, high, l, out, shift) {
 }
 
 /**
+ * ln Σ exp over one query's logits and the sink.
+ * @param {Rows} q @param {Rows} k @param {Rules} r @param {number} i
+ * @param {Float64Array} line      room for a logit of each key
+ */
+export function rowLogsumexp(q, k, r, i, line) {
+  const [first, end] = range(r, i);
+  const m = line.length;
+  line.fill(-Infinity);
+  for (let j = Math.max(0, first); j < Math.min(m, end); j++) line[j] = logit(r, dot(q, i, k, j), i, j);
+  return logsumexp(m, (j) => line[j], r.sink);
+}
+
+/**
  * The keys that positions (causal, window, lengths) let query i see: one range, which may reach past the last key.
  * @param {Rules} r @param {number} i
  * @returns {[number, number]}

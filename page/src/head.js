@@ -2,23 +2,34 @@
 
 import { biased, capped, dot, logit, logsumexp, rulesOf, visible } from "./attention.js";
 
-/** @typedef {{scale: boolean, temperature: number, causal: boolean | null, window: number | null}} WhatIf */
+/** @typedef {{scale: boolean, temperature: number, causal: boolean | null, window: number | null, cuts: [number, number][], values: Record<string, number>}} WhatIf      cuts: query and key, query −1 for all; values: numbers of the chosen head by "q row column", likewise k and v */
 
 /** @returns {WhatIf} */
-export const asRun = () => ({ scale: true, temperature: 1, causal: null, window: null });
+export const asRun = () => ({ scale: true, temperature: 1, causal: null, window: null, cuts: [], values: {} });
 
 /** @param {WhatIf} w */
-export const isAsRun = (w) => w.scale && w.temperature === 1 && w.causal === null && w.window === null;
+export const isAsRun = (w) =>
+  w.scale &&
+  w.temperature === 1 &&
+  w.causal === null &&
+  w.window === null &&
+  !w.cuts.length &&
+  !Object.keys(w.values).length;
 
 /**
+ * The rules under what is supposed.
  * @param {import("./attention.js").Rules} r
  * @param {WhatIf} w
  */
-function changed(r, w) {
+export function supposed(r, w) {
   const rules = { ...r, temperature: w.temperature };
   if (!w.scale) rules.scale = 1;
   if (w.causal !== null) rules.causal = w.causal;
   if (w.window !== null) rules.window = [w.window, rules.window[1]];
+  if (w.cuts.length) {
+    const cut = new Set(w.cuts.map(([i, j]) => `${i} ${j}`));
+    rules.allowed = (i, j) => !cut.has(`-1 ${j}`) && !cut.has(`${i} ${j}`) && (!r.allowed || r.allowed(i, j));
+  }
   return rules;
 }
 
@@ -31,14 +42,23 @@ function changed(r, w) {
  * @param {Float64Array} [known]      the raw scores, if computed before: they do not depend on what is supposed
  */
 export function headOf(page, layer, batch, number, whatIf, known) {
-  const rules = changed(rulesOf(page, layer, batch, number), whatIf);
+  const rules = supposed(rulesOf(page, layer, batch, number), whatIf);
   const n = layer.queries;
   const m = layer.keys;
   const shared = Math.floor(number / (layer.heads / layer.kv_heads));
   /** @param {string} name @param {number} head @param {number} length */
   const rows = (name, head, length) => {
     const { data, shape } = page.array(layer.arrays[name]);
-    return { data, width: shape[3], at: (batch * shape[1] + head) * length * shape[3] };
+    const width = shape[3];
+    const at = (batch * shape[1] + head) * length * width;
+    const edits = Object.entries(whatIf.values).filter(([key]) => key.startsWith(`${name} `));
+    if (!edits.length) return { data, width, at };
+    const own = Float64Array.from(/** @type {ArrayLike<number>} */ (data.subarray(at, at + length * width)));
+    for (const [key, value] of edits) {
+      const [, row, col] = key.split(" ").map(Number);
+      own[row * width + col] = value;
+    }
+    return { data: own, width, at: 0 };
   };
   const q = rows("q", number, n);
   const k = rows("k", shared, m);

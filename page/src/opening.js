@@ -1,77 +1,14 @@
-// The top of the page: the text and the likeliest next tokens, the dimensions, and all steps drawn to one scale; and its end.
+// The top of the steps: the dimensions, and all steps drawn to one scale; and their end.
 
 import { h, svg } from "./dom.js";
 import { isAsRun } from "./head.js";
-import { fmt, percent, spelled } from "./numbers.js";
+import { fmt } from "./numbers.js";
 import { dimension } from "./matrixframe.js";
 
 /** @typedef {import("./story.js").Story} Story */
 
 /** @param {Story} s */
-export function opening(s) {
-  const { facts } = s;
-  const { title, edited } = s.page.header;
-  const explained = facts.text !== undefined;
-  return h(
-    "section.opening",
-    { "aria-labelledby": "opening-title" },
-    h("h1", { id: "opening-title" }, s.t(explained ? "title explain" : "title trace")),
-    explained ? h("p.quoted", h("bdi", spelled(title, 200))) : null,
-    facts.model
-      ? h("p.model", facts.model[s.shell.language()], facts.illustration ? ` — ${s.words("illustration")}` : null)
-      : null,
-    edited
-      ? h(
-          "ul.edits",
-          edited.edits.map((/** @type {string} */ edit) => h("li", h("code", edit))),
-        )
-      : null,
-    explained ? tokens(s) : null,
-    facts.next ? next(s, facts.next) : null,
-    axes(s),
-    way(s),
-  );
-}
-
-/** @param {Story} s */
-function tokens(s) {
-  const { tokens } = s.page.header;
-  const pick = (/** @type {number} */ query) => () => s.commit({ query, key: -1 });
-  return h(
-    "div.block",
-    h("h2", { id: "text-title" }, s.t("text")),
-    h(
-      "div.tokens",
-      { role: "group", "aria-labelledby": "text-title" },
-      tokens.map((/** @type {string} */ token, /** @type {number} */ i) =>
-        h(
-          "button",
-          { id: `token-${i}`, "aria-pressed": String(i === s.state.query), onclick: pick(i) },
-          h("small", i),
-          h("bdi", spelled(token)),
-        ),
-      ),
-    ),
-  );
-}
-
-/** @param {Story} s @param {[string, number, number?][]} choices      a token, its probability, and that in the other run */
-function next(s, choices) {
-  const row = (/** @type {[string, number, number?]} */ [token, share, other]) => {
-    const bar = h("span.share");
-    bar.style.width = `${Math.max(0.5, share * 100)}%`;
-    return h(
-      "li",
-      h("bdi", spelled(token)),
-      h("span.track", bar),
-      h("span.figures", percent(share)),
-      other === undefined
-        ? null
-        : h("small", s.t(s.state.edited ? "without edits" : "with edits", { x: percent(other) })),
-    );
-  };
-  return h("div.block", h("h2", s.t("next")), h("ol.next", choices.map(row)));
-}
+export const opening = (s) => h("section.opening", { "aria-label": s.t("sizes") }, axes(s), way(s));
 
 /** @param {Story} s */
 function axes(s) {

@@ -26,7 +26,7 @@ export function openShell(header, draw) {
   let language = header.language === "zh" ? "zh" : "en";
   let theme = "auto";
   let printing = false; // on paper: light, and everything drawn
-  /** @type {Map<string, (event: KeyboardEvent) => void>} */
+  /** @type {Map<string, (event: KeyboardEvent) => void | false>} */
   const keys = new Map();
   const live = h("div.live", { role: "status", "aria-live": "polite" });
   const bar = h("header.bar");
@@ -44,7 +44,7 @@ export function openShell(header, draw) {
       clearTimeout(later);
       later = setTimeout(() => (live.textContent = words), 250);
     },
-    /** @param {string} key @param {(event: KeyboardEvent) => void} act */
+    /** @param {string} key @param {(event: KeyboardEvent) => void | false} act      false: the key is not used */
     key: (key, act) => void keys.set(key, act),
     redraw,
   };
@@ -52,13 +52,13 @@ export function openShell(header, draw) {
     const act = keys.get(event.key);
     if (
       !act ||
+      event.defaultPrevented ||
       event.metaKey ||
       (event.ctrlKey && !event.altKey) ||
       ownKeys(/** @type {HTMLElement} */ (event.target)).test(event.key)
     )
       return;
-    event.preventDefault();
-    act(event);
+    if (act(event) !== false) event.preventDefault();
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   for (const [name, on] of /** @type {[string, boolean][]} */ ([

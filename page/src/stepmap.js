@@ -114,22 +114,6 @@ export function highlightDimensions(main) {
 /** The keyboard's shortcuts. @param {Story} s */
 export function bindKeys(s) {
   const { shell, state, page, t } = s;
-  const { layers } = page.header;
-  const shortcut = (
-    /** @type {string} */ key,
-    /** @type {"head" | "layer"} */ name,
-    /** @type {number} */ by,
-    /** @type {number} */ size,
-  ) =>
-    shell.key(key, () => {
-      s.commit({ [name]: (state[name] + by + size) % size, key: -1 });
-      shell.say(`${t("layer")} ${layers[state.layer].number ?? state.layer}, ${t("head")} ${state.head}`);
-    });
-  shortcut("[", "head", -1, s.layer.heads);
-  shortcut("]", "head", 1, s.layer.heads);
-  shortcut("{", "layer", -1, layers.length);
-  shortcut("}", "layer", 1, layers.length);
-  shell.key("/", () => byId("pick-query")?.focus());
   if (page.header.edited)
     shell.key("e", () => {
       const focused = document.activeElement?.id ?? "";

@@ -10,9 +10,17 @@ import { ribbon } from "./whatif.js";
 
 /** @typedef {import("./story.js").State} State */
 
-/** @param {import("./container.js").Page} page @returns {(shell: import("./shell.js").Shell) => void} */
-export function openStory(page) {
-  const state = begin(page);
+const RESTS = 120; // milliseconds after which the steps follow a pointer on the map
+
+/** @param {import("./container.js").Page} page @param {import("./place.js").Place} place @returns {(shell: import("./shell.js").Shell, host: HTMLElement) => void} */
+export function openStory(page, place) {
+  const { runs } = page.header;
+  const state = begin(page, place);
+  const runOf = () =>
+    Math.max(
+      0,
+      runs.findIndex((/** @type {any} */ run) => run.edited === state.edited && run.batch === state.batch),
+    );
   /** @type {IntersectionObserver | undefined} */
   let observer;
   /** @type {Map<Element, () => void>} */
@@ -23,12 +31,15 @@ export function openStory(page) {
   const inView = new Set();
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   let later;
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  let resting;
   let goToPlace = () => {};
   let first = true;
   addEventListener("hashchange", () => goToPlace());
-  return (shell) => {
+  return function draw(shell, host) {
     observer?.disconnect();
     clearTimeout(later);
+    clearTimeout(resting);
     waiting = new Map();
     inView.clear();
     const onIntersection = (/** @type {IntersectionObserverEntry[]} */ entries) => {
@@ -40,7 +51,7 @@ export function openStory(page) {
       }
     };
     observer = new IntersectionObserver(onIntersection, { rootMargin: "600px" });
-    const room = shell.main.clientWidth - 2 * (shell.main.clientWidth < 640 ? 14 : 32);
+    const room = host.clientWidth - 2 * (host.clientWidth < 640 ? 14 : 32);
     const story = makeStory(
       page,
       shell,
@@ -52,17 +63,28 @@ export function openStory(page) {
       },
       commit,
     );
-    const sections = [...causes(story), ...sectionsOf(story)];
+    const why = causes(story);
+    const own = sectionsOf(story);
+    const sections = [...why, ...own];
+    byId("causes")?.replaceChildren(...why.map(({ element }) => element));
     const map = stepMap(story, sections, go);
     const band = h("div.band");
-    shell.main.append(map, opening(story), ...sections.map(({ element }) => element), band);
+    host.replaceChildren(map, opening(story), ...own.map(({ element }) => element), band);
     const updateBand = () => band.replaceChildren(...[ribbon(story)].flatMap((made) => made ?? []));
     updateBand();
     for (const [element, draw] of waiting) if (shell.printing() || visited.has(element.id)) draw();
     markCurrentStep(map, sections);
-    highlightDimensions(shell.main);
+    highlightDimensions(host);
     bindKeys(story);
-    goToPlace = () => go(location.hash.replace("#step-", ""));
+    place.follow("steps", ({ chosen: { run, layer, head, query, key }, what }) => {
+      const { edited, batch } = runs[run] ?? state;
+      const wanted = { edited, batch, layer, head, query: query < 0 ? story.head.n - 1 : query, key, what };
+      const onlyCell = edited === state.edited && batch === state.batch && layer === state.layer && head === state.head;
+      clearTimeout(resting);
+      if (onlyCell && what === state.what) resting = setTimeout(() => change(wanted), RESTS);
+      else change(wanted);
+    });
+    goToPlace = () => location.hash.startsWith("#step-") && go(location.hash.replace("#step-", ""));
     if (first && location.hash) goToPlace();
     first = false;
 
@@ -77,15 +99,27 @@ export function openStory(page) {
       putHash(`#step-${id}`);
     }
 
+    /** @param {Partial<State>} wanted */
+    function commit(wanted) {
+      const { what } = state;
+      change(wanted);
+      const { layer, head, query, key } = state;
+      place.choose("steps", { run: runOf(), layer, head, query, key });
+      if (state.what !== what) place.suppose("steps", state.what);
+    }
+
     /** @param {Partial<State>} change */
-    function commit(change) {
+    function change(change) {
       const differs = (/** @type {(keyof State)[]} */ ...names) =>
         names.some((name) => name in change && change[name] !== state[name]);
       if (differs("layer", "batch", "edited")) {
         Object.assign(state, change);
-        return shell.redraw();
+        const { scrollY } = window;
+        draw(shell, host);
+        return window.scrollTo({ top: scrollY, behavior: "instant" });
       }
       const [supposed, otherHead] = [differs("what"), differs("head")];
+      if (!supposed && !otherHead && !differs("query", "key", "feature")) return;
       const anchor = document.querySelector(".figure:hover") ?? document.activeElement;
       const before = anchor?.getBoundingClientRect().top ?? 0;
       Object.assign(state, change);
@@ -101,8 +135,6 @@ export function openStory(page) {
         const pick = /** @type {HTMLSelectElement | null} */ (byId(`pick-${name}`));
         if (pick) pick.value = String(state[name]);
       }
-      for (const [i, token] of [...shell.main.querySelectorAll(".tokens button")].entries())
-        token.setAttribute("aria-pressed", String(i === state.query));
       const now =
         (anchor?.isConnected ? anchor : document.querySelector(".figure:hover"))?.getBoundingClientRect().top ?? before;
       if (now !== before) window.scrollBy({ top: now - before, behavior: "instant" }); // so that the figure under the pointer stays there

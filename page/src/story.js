@@ -9,25 +9,9 @@ import { transposed } from "./matrix.js";
 /** @typedef {ReturnType<typeof makeStory>} Story */
 /** @typedef {{edited: boolean, layer: number, batch: number, head: number, query: number, key: number, feature: number, what: import("./head.js").WhatIf}} State */
 
-/** @param {import("./container.js").Page} page @returns {State} */
-export function begin(page) {
-  const { layer, head, query } = page.header.chosen;
-  const { layers } = page.header;
-  const place = Math.max(
-    0,
-    layers.findIndex((/** @type {any} */ each) => each.number === layer),
-  );
-  const { queries } = layers[place];
-  return {
-    edited: Boolean(page.header.edited),
-    layer: place,
-    batch: 0,
-    head,
-    query: query < 0 ? queries + query : query,
-    key: -1,
-    feature: 0,
-    what: asRun(),
-  };
+/** @param {import("./container.js").Page} page @param {import("./place.js").Place} place @returns {State} */
+export function begin(page, { chosen: { layer, head, query, key }, what }) {
+  return { edited: Boolean(page.header.edited), layer, batch: 0, head, query, key, feature: 0, what };
 }
 
 /**
@@ -48,8 +32,11 @@ export function makeStory(page, shell, state, room, whenSeen, commit) {
   /** @type {Map<number, import("./head.js").Head>} */
   const heads = new Map();
   const make = (/** @type {number} */ number, /** @type {import("./head.js").WhatIf} */ what) => {
-    const made = headOf(page, layer, state.batch, number, what, scores.get(number));
-    scores.set(number, made.raw);
+    const edited = Object.keys(what.values).length > 0;
+    const own = number === state.head;
+    const supposed = own ? what : { ...what, values: {} };
+    const made = headOf(page, layer, state.batch, number, supposed, edited && own ? undefined : scores.get(number));
+    if (!edited || !own) scores.set(number, made.raw);
     return made;
   };
   const headAt = (/** @type {number} */ number) => {

@@ -105,6 +105,8 @@ export function ribbon(s) {
   if (what.temperature !== 1) list.push(s.t("what if temperature", { x: fmt(what.temperature, 3) }));
   if (what.causal !== null) list.push(s.t(what.causal ? "what if causal" : "what if uncausal"));
   if (what.window !== null) list.push(s.t("what if window", { x: what.window + 1 }));
+  if (what.cuts.length) list.push(s.t("what if cuts", { x: what.cuts.length }));
+  if (Object.keys(what.values).length) list.push(s.t("what if values", { x: Object.keys(what.values).length }));
   const back = () => s.commit({ what: asRun() });
   return h(
     "div.ribbon",

@@ -10,13 +10,13 @@ import { readout } from "./readout.js";
 import { onPage, stillAt } from "./shown.js";
 import { fillTable } from "./table.js";
 import { tokenAt } from "./units.js";
-import { follow } from "./view.js";
+import { follow as bringIntoView } from "./view.js";
 
 /** @typedef {import("./shown.js").Look} Look */
 
 /** After the cell moved. @param {Look} look @param {number} [wait]      milliseconds to wait: where a row takes long, only the last of many moves is computed */
 export async function moved(look, wait) {
-  const { cell, head, other, queries, keys, parts, state, shell } = look;
+  const { cell, head, other, queries, keys, parts, state, shell, place } = look;
   const { i, j } = cell;
   const still = stillAt(look);
   if (!onPage(look)) return;
@@ -36,19 +36,33 @@ export async function moved(look, wait) {
   shell.say(parts.readout.textContent);
   fillLists(look, (query, key) => jump(look, query, key));
   shadeText(look);
+  follow(look, state.query);
+  look.dive.show(look);
   fillTable(look);
   toLink(state);
+  place.choose("map", { ...state.at, query: state.query, key: state.key });
 }
 
 /** @param {Float32Array} row @param {import("./units.js").Units} keys @param {number} unit */
 const weightIn = (row, keys, unit) => Math.max(0, weightOn(row, keys, unit)); // a masked weight counts as 0
 
-/** Choose a cell and bring it into view. @param {Look} look @param {number} i @param {number} j */
+/** What the model says comes after a query's token. @param {Look} look @param {number} query */
+export function follow({ answer, page, state, offset, queryName }, query) {
+  answer.follow(page.header.runs[state.at.run].edited, query + offset, queryName(query));
+}
+
+/** The reader chooses a cell: bring it into view. @param {Look} look @param {number} i @param {number} j */
 export function jump(look, i, j) {
+  look.state.quiet = false;
+  return show(look, i, j);
+}
+
+/** @param {Look} look @param {number} i @param {number} j */
+export function show(look, i, j) {
   Object.assign(look.cell, { i, j });
-  follow(look, frameOf(look));
+  bringIntoView(look, frameOf(look));
   refresh(look);
-  moved(look);
+  return moved(look);
 }
 
 /** @param {Look} look @param {number} down @param {number} right */

@@ -41,26 +41,46 @@ export function controls(look) {
       }),
       ` ${label}`,
     );
+  const turn = (/** @type {string} */ name, /** @type {string} */ sign, /** @type {number} */ by) =>
+    h(
+      "button",
+      { title: t(name), "aria-label": t(name), onclick: () => look.pick({ ...state.at, head: state.at.head + by }) },
+      sign,
+    );
+  const more = h(
+    "details.display",
+    {
+      open: state.display,
+      ontoggle: (/** @type {Event} */ { target }) => (state.display = /** @type {HTMLDetailsElement} */ (target).open),
+    },
+    h("summary", t("display")),
+    h(
+      "div.picks",
+      choice(t("pixel"), "rule", names("most", "mean"), state.rule, (rule) => set(look, { rule })),
+      choice(
+        t("up to"),
+        "inView",
+        [
+          ["", t("up to here")],
+          ["1", t("up to view")],
+          ["fixed", t("up to one")],
+        ],
+        look.fixed ? "fixed" : inView ? "1" : "",
+        (value) => set(look, { inView: value === "1", fixed: value === "fixed" }),
+      ),
+      check("aside", t("first aside")),
+      canWords && check("words", t("as words")),
+      comparison(look),
+      linkButton(look),
+      state.words && h("small", t("words rule")),
+    ),
+  );
   return h(
     "div.picks.controls",
+    look.head.layer.heads.length > 1 && h("span.zooms", turn("head before", "‹", -1), turn("head after", "›", 1)),
     h("span.zooms", near("nearer", "+", 0.5), near("farther", "−", 2), near("whole", "⤢", 0)),
-    choice(t("pixel"), "rule", names("most", "mean"), state.rule, (rule) => set(look, { rule })),
     choice(t("scale"), "scale", names("sqrt", "linear", "log"), state.scale, (scale) => set(look, { scale })),
-    choice(
-      t("up to"),
-      "inView",
-      [
-        ["", t("up to here")],
-        ["1", t("up to view")],
-      ],
-      inView ? "1" : "",
-      (value) => set(look, { inView: value === "1" }),
-    ),
-    check("aside", t("first aside")),
-    canWords && check("words", t("as words")),
-    comparison(look),
-    linkButton(look),
-    state.words && h("small", t("words rule")),
+    more,
   );
 }
 

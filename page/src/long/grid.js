@@ -1,44 +1,75 @@
-// The overview: layers × heads, each a square coloured by one statistic.
+// All heads, layers × heads: of each its picture, or a square coloured by one statistic, with a caption.
 
 import { css, weighed } from "../colour.js";
 import { h } from "../dom.js";
 import { fmt } from "../numbers.js";
 
+export const PICTURES = "weights"; // in place of a statistic
+export const CAPTIONED = 24; // up to so many heads have their captions below them
+const MANY = 64; // from so many heads on their pictures are small
+
+/** How many heads a run has. @param {any} run @returns {number} */
+export const headsOf = (run) =>
+  run.layers.reduce((/** @type {number} */ sum, /** @type {any} */ layer) => sum + layer.heads.length, 0);
+
+/** @typedef {ReturnType<typeof import("./thumbnails.js").thumbnails>} Thumbnails */
+
 /**
  * @param {any} run
  * @param {string} statistic
- * @param {{layer: number, head: number}} chosen
+ * @param {import("./source.js").Address} chosen
  * @param {(layer: number, head: number) => void} choose
  * @param {import("../shell.js").Shell} shell
+ * @param {Thumbnails} pictures
  */
-export function grid(run, statistic, chosen, choose, { t, say }) {
+export function grid(run, statistic, chosen, choose, { t, say, language }, pictures) {
+  const pictured = statistic === PICTURES;
   const values = run.layers
-    .flatMap((/** @type {any} */ layer) => layer.statistics[statistic])
+    .flatMap((/** @type {any} */ layer) => layer.statistics[statistic] ?? [])
     .filter((/** @type {any} */ x) => x !== null);
   const [least, most] = [Math.min(...values), Math.max(...values)];
   const shade = weighed(values.length ? most - least || 1 : 1, "linear");
   const widest = Math.max(...run.layers.map((/** @type {any} */ layer) => layer.heads.length));
   const several = run.layers.length > 1 || run.layers[0].name !== "";
+  const count = headsOf(run);
+  const captioned = pictured && count <= CAPTIONED;
+  const caption = h("p.caption", { "aria-hidden": "true" });
   const rows = run.layers.map((/** @type {any} */ layer, /** @type {number} */ at) => [
     several && h("span.layer", { id: `layer-${at}` }, layer.name),
     layer.heads.map((/** @type {number} */ number, /** @type {number} */ place) => {
-      const value = layer.statistics[statistic][place];
-      const said = `${several ? t("this head", { layer: layer.name, head: number }) : t("this matrix", { head: number })}: ${value === null ? t("unknown") : fmt(value, 3)}`;
+      const value = pictured ? null : layer.statistics[statistic][place];
+      const name = several ? t("this head", { layer: layer.name, head: number }) : t("this matrix", { head: number });
+      const told = layer.captions[place]?.[language()] ?? t("no caption");
+      const said = `${name}: ${pictured ? told : value === null ? t("unknown") : fmt(value, 3)}`;
       const here = chosen.layer === at && chosen.head === place;
-      return h(value === null ? "button.head.unknown" : "button.head", {
-        style: { "grid-column": place + 2, ...(value === null ? {} : { background: css(shade.at(value - least)) }) },
-        title: said,
-        "aria-label": said,
-        "aria-pressed": here ? "true" : "false",
-        tabindex: here ? 0 : -1,
-        "data-place": `${at} ${place}`,
-        onclick: () => choose(at, place),
-        onfocus: () => say(said),
-      });
+      const tell = () => {
+        caption.textContent = said;
+      };
+      if (here) tell();
+      return h(
+        !pictured && value === null ? "button.head.unknown" : "button.head",
+        {
+          style: { "grid-column": place + 2, ...(value === null ? {} : { background: css(shade.at(value - least)) }) },
+          title: said,
+          "aria-label": said,
+          "aria-pressed": here ? "true" : "false",
+          tabindex: here ? 0 : -1,
+          "data-place": `${at} ${place}`,
+          onclick: () => choose(at, place),
+          onpointerenter: tell,
+          onfocus: () => {
+            tell();
+            say(said);
+          },
+        },
+        pictured && pictures.of({ run: chosen.run, layer: at, head: place }),
+        captioned && h("small", h("b", number), ` ${told}`),
+      );
     }),
   ]);
+  const size = captioned ? "captioned" : count > MANY ? "many" : "some";
   const box = h(
-    "div.heads",
+    `div.heads.${size}`,
     {
       style: { "--heads": widest },
       role: "group",
@@ -47,7 +78,8 @@ export function grid(run, statistic, chosen, choose, { t, say }) {
     },
     rows,
   );
-  return h("div.hold", box, values.length ? legend(shade, fmt(least, 3), fmt(most, 3)) : h("p.note", t("unknown")));
+  const key = values.length ? legend(shade, fmt(least, 3), fmt(most, 3)) : h("p.note", t("unknown"));
+  return h("div.hold", box, pictured ? !captioned && caption : key);
 }
 
 /** Arrows go from head to head while one of them has the focus. @param {KeyboardEvent} event */

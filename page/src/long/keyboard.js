@@ -14,9 +14,13 @@ const ARROWS = [
 
 /** @param {import("./shown.js").Look} look */
 export function bindKeys(look) {
-  const { shell, cell, state, go } = look;
+  const { shell, cell, state, pick } = look;
+  const { box } = look.parts;
+  /** Whether the map is in view: elsewhere the arrows scroll. */
+  const inView = () => box.getBoundingClientRect().bottom > 0 && box.getBoundingClientRect().top < innerHeight;
   for (const [key, down, right] of ARROWS)
     shell.key(key, ({ shiftKey }) => {
+      if (!inView()) return false;
       const far = shiftKey ? 10 : 1;
       step(look, far * down, far * right);
     });
@@ -40,6 +44,6 @@ export function bindKeys(look) {
     ["{", -1, 0],
     ["}", 1, 0],
   ]))
-    shell.key(key, () => go({ ...state.at, layer: state.at.layer + layers, head: state.at.head + heads }));
-  shell.key("/", () => byId("search")?.focus());
+    shell.key(key, () => pick({ ...state.at, layer: state.at.layer + layers, head: state.at.head + heads }));
+  shell.key("/", () => (byId("search") ?? byId("pick-query"))?.focus());
 }

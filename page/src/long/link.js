@@ -1,7 +1,10 @@
 // Keeps what is shown in the page's address, so that a link leads back to it.
 
+import { PICTURES } from "./grid.js";
+
 /** @param {any} state */
 export function toLink(state) {
+  if (state.quiet) return;
   const { at, query, key, view, rule, scale, aside, words: whole, statistic } = state;
   const place = [
     `at=${at.run}.${at.layer}.${at.head}`,
@@ -35,5 +38,5 @@ export function fromLink(state, runs) {
   if (["most", "mean"].includes(rule)) state.rule = rule;
   if (["sqrt", "linear", "log"].includes(scale)) state.scale = scale;
   Object.assign(state, { aside: aside === "1", words: whole === "1" });
-  if (Object.hasOwn(told.statistics, parts.get("by") ?? "")) state.statistic = parts.get("by");
+  if (Object.hasOwn({ ...told.statistics, [PICTURES]: 0 }, parts.get("by") ?? "")) state.statistic = parts.get("by");
 }

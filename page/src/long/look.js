@@ -2,7 +2,7 @@
 
 import { h } from "../dom.js";
 import { fmt } from "../numbers.js";
-import { moved } from "./cell.js";
+import { jump, moved, show } from "./cell.js";
 import { controls } from "./controls.js";
 import { bindKeys } from "./keyboard.js";
 import { strongestKey } from "./lines.js";
@@ -25,16 +25,18 @@ import { showWhole } from "./view.js";
 let latest = null;
 addEventListener("resize", () => latest && refresh(latest));
 
-/** Put a head on the page. @param {Given} given @param {HTMLElement} here @param {HTMLElement} heading */
-export async function openLook(given, here, heading) {
+/** Put a head on the page. @param {Given} given @param {HTMLElement} here @param {HTMLElement} heading @param {(follow: () => void) => void} follows      takes what brings the map to the state's cell */
+export async function openLook(given, here, heading, follows) {
   const { state, head } = given;
   const parts = newParts(given);
   const look = (latest = lookAt(given, parts));
   const { box, where, scale, readout, table, lists, text } = parts;
-  const shownBeside = [h("div.left", box, where, scale, readout, table), h("div.right", lists, text)];
+  const shownBeside = [h("div.left", box, scale, where, table), h("div.right", readout, given.dive.lines, lists)];
+  given.answer.text.replaceChildren(text);
   here.replaceChildren(heading, ...facts(given), controls(look), h("div.looking", shownBeside));
   if (!state.view) showWhole(look, frameOf(look));
   table.addEventListener("toggle", () => fillTable(look));
+  look.jumpTo = (query, key) => jump(look, unitOf(look.queries, query), unitOf(look.keys, key));
   listen(look);
   bindKeys(look);
   drawText(look);
@@ -44,8 +46,17 @@ export async function openLook(given, here, heading) {
     const key = await strongestKey(head, state.query).catch(given.failed);
     if (state.key < 0) look.cell.j = unitOf(look.keys, key ?? 0);
   }
+  follows(() => goTo(look));
   await moved(look);
   fetchMore(look);
+}
+
+/** @param {Look} look */
+async function goTo(look) {
+  const { state, head, queries, keys } = look;
+  if (state.query < 0 || state.query >= head.n) state.query = head.n - 1;
+  const key = state.key < 0 ? await strongestKey(head, state.query).catch(look.failed) : state.key;
+  if (onPage(look)) show(look, unitOf(queries, state.query), unitOf(keys, Math.min(key ?? 0, head.m - 1)));
 }
 
 /** @param {Given} given @returns {import("./shown.js").Parts} */

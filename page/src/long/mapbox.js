@@ -41,7 +41,7 @@ export function refresh(look) {
       open[0] + fmt(shade.low, 2),
       open[1] + fmt(shade.high, 3),
       swatches,
-      h("span.note", t(look.inView ? "ends in view" : "ends here")),
+      h("span.note", t(look.fixed ? "ends at one" : look.inView ? "ends in view" : "ends here")),
     ),
   );
   const end = endOf(look, f);

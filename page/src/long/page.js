@@ -1,74 +1,102 @@
 // The long view: every head as a square, one head as a map, and the text. All is drawn from one state.
 
 import { add, h } from "../dom.js";
-import { spelled } from "../numbers.js";
+import { diveRoom } from "../dive/dive.js";
 import { choice } from "./controls.js";
-import { grid } from "./grid.js";
+import { CAPTIONED, grid, headsOf, PICTURES } from "./grid.js";
 import { fromLink } from "./link.js";
 import { openLook } from "./look.js";
 import { newReading } from "./reading.js";
 import { headAt } from "./source.js";
+import { thumbnails } from "./thumbnails.js";
 
 /** @typedef {import("./source.js").Address} Address */
 /** @typedef {ReturnType<typeof newState>} State */
+/** @typedef {ReturnType<typeof import("../answer.js").answerRoom>} Answer */
 
 export const newState = () => ({
-  statistic: "entropy",
+  statistic: PICTURES,
   at: /** @type {Address} */ ({ run: 0, layer: 0, head: 0 }),
   other: /** @type {Address | null} */ (null),
   rule: /** @type {"most" | "mean"} */ ("most"),
   scale: /** @type {"sqrt" | "linear" | "log"} */ ("sqrt"),
   aside: false,
   inView: /** @type {boolean | null} */ (null), // null: in view where the matrix is large
+  fixed: false, // colours from 0 to 1
   words: false,
+  display: false, // the further controls are open
   query: -1, // tokens; −1: the last
   key: -1, // −1: the one with the query's largest weight
   pinned: false,
+  quiet: false, // the page's address stays as it is until the reader acts on the map
   view: /** @type {import("./shown.js").View | null} */ (null),
   reading: newReading(),
 });
 
-/** @param {import("../container.js").Page} page */
-export function openLong(page) {
-  const { runs, title } = page.header;
+/** A place in a list that goes round. @param {number} at @param {number} size */
+const around = (at, size) => (at < 0 ? size - 1 : at >= size ? 0 : at);
+
+/** @param {import("../container.js").Page} page @param {import("../place.js").Place} place */
+export function openLong(page, place) {
+  const { runs, layers: steps } = page.header;
   const state = newState();
+  const { run, layer, head, query, key } = place.chosen;
+  Object.assign(state, { at: { run, layer, head }, query, key, quiet: Boolean(steps) });
   fromLink(state, runs);
   let latest = 0; // number of the latest head that was opened: an older one that arrives later is not drawn
-  return (/** @type {import("../shell.js").Shell} */ shell) => {
-    const { t, main } = shell;
+  return (
+    /** @type {import("../shell.js").Shell} */ shell,
+    /** @type {HTMLElement} */ host,
+    /** @type {Answer} */ answer,
+  ) => {
+    const { t } = shell;
+    const pictures = thumbnails(page);
     const front = h("section.front");
     const here = h("section.here", { "aria-live": "off" });
-    add(main, [h("h1", spelled(title, 80)), front, here]);
+    const dive = diveRoom(shell, place);
+    const most = Math.max(...runs.map((/** @type {any} */ run) => headsOf(run)));
+    front.hidden = most < 2 && runs.length < 2;
+    add(host, [front, here, dive.element]);
+    host.classList.toggle("beside", most > CAPTIONED); // many heads stand beside the text
+    place.follow("map", ({ chosen }) => {
+      const { at } = state;
+      const { query, key } = chosen;
+      Object.assign(state, { query, key });
+      if (at.run !== chosen.run || at.layer !== chosen.layer || at.head !== chosen.head)
+        go({ run: chosen.run, layer: chosen.layer, head: chosen.head });
+      else followed?.();
+    });
+    /** @type {(() => void) | null} the map goes to the state's cell */
+    let followed = null;
+
+    const nameOfRun = (/** @type {any} */ run, /** @type {number} */ at) =>
+      run.name || (page.header.edited ? t(run.edited ? "edited" : "not edited") : String(at));
 
     function drawFront() {
       const run = runs[state.at.run];
-      const heads = run.layers.reduce(
-        (/** @type {number} */ sum, /** @type {any} */ layer) => sum + layer.heads.length,
-        0,
-      );
       front.replaceChildren(
         h("h2", t("every head")),
-        h("p.says", t("every head says", { layers: run.layers.length, heads, tokens: run.layers[0].keys })),
         h(
           "div.picks",
           runs.length > 1 &&
             choice(
               t("run"),
               "run",
-              runs.map((/** @type {any} */ each, /** @type {number} */ at) => [String(at), each.name || String(at)]),
+              runs.map((/** @type {any} */ each, /** @type {number} */ at) => [String(at), nameOfRun(each, at)]),
               String(state.at.run),
-              (value) => go({ ...state.at, run: Number(value) }),
+              (value) => pick({ ...state.at, run: Number(value) }),
             ),
           choice(
             t("colour by"),
             "statistic",
-            Object.keys(run.layers[0].statistics)
-              .filter((name) =>
+            [
+              PICTURES,
+              ...Object.keys(run.layers[0].statistics).filter((name) =>
                 run.layers.some((/** @type {any} */ layer) =>
                   layer.statistics[name].some((/** @type {any} */ x) => x !== null),
                 ),
-              )
-              .map((name) => [name, t(name)]),
+              ),
+            ].map((name) => [name, t(name === PICTURES ? "its weights" : name)]),
             state.statistic,
             (value) => {
               state.statistic = value;
@@ -77,16 +105,23 @@ export function openLong(page) {
             },
           ),
         ),
-        grid(run, state.statistic, state.at, (layer, head) => go({ ...state.at, layer, head }), shell),
+        grid(run, state.statistic, state.at, (layer, head) => pick({ ...state.at, layer, head }), shell, pictures),
       );
+    }
+
+    /** The reader chooses a head. @param {Address} at */
+    function pick(at) {
+      state.quiet = false;
+      go(at);
+      place.choose("map", state.at);
     }
 
     /** @param {Address} at */
     function go(at) {
       const layers = runs[at.run].layers;
-      const layer = Math.max(0, Math.min(at.layer, layers.length - 1));
+      const layer = around(at.layer, layers.length);
       const before = runs[state.at.run].layers[state.at.layer];
-      state.at = { run: at.run, layer, head: Math.max(0, Math.min(at.head, layers[layer].heads.length - 1)) };
+      state.at = { run: at.run, layer, head: around(at.head, layers[layer].heads.length) };
       if (before.queries !== layers[layer].queries || before.keys !== layers[layer].keys) state.view = null;
       const focused = document.activeElement?.getAttribute("data-place");
       drawFront();
@@ -113,7 +148,9 @@ export function openLong(page) {
       if (request !== latest || !head) return;
       if (state.query < 0 || state.query >= head.n) state.query = head.n - 1;
       if (state.key >= head.m) state.key = -1;
-      await openLook({ page, state, shell, head, other, go, again: openHead, failed }, here, heading);
+      const given = { answer, dive, page, state, place, shell, head, other, pick, again: openHead, failed };
+      await openLook(given, here, heading, (follow) => (followed = follow));
+      pictures.start();
 
       /** @param {unknown} why */
       function failed(why) {

@@ -15,6 +15,7 @@ export function listen(look) {
     parts: { canvas, box },
     cell,
     head,
+    state,
   } = look;
   const under = (/** @type {MouseEvent} */ event) => {
     const { left, top } = canvas.getBoundingClientRect();
@@ -26,12 +27,14 @@ export function listen(look) {
     if (dragged(event)) return;
     const found = under(event);
     if (!found || cell.pinned || isChosen(found)) return;
+    state.quiet = false;
     Object.assign(cell, { i: found.i, j: found.j });
     moved(look, head.n * head.m > SLOW ? 60 : 0);
   });
   canvas.addEventListener("click", (event) => {
     const found = under(event);
     if (!found || dragged(event)) return;
+    state.quiet = false;
     Object.assign(cell, { i: found.i, j: found.j, pinned: !(isChosen(found) && cell.pinned) });
     moved(look);
   });

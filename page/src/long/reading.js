@@ -6,12 +6,23 @@ import { spelled } from "../numbers.js";
 import { alongKeys, inUnits, weightFrom, weightOn } from "./lines.js";
 import { gapsOf, unitOf } from "./units.js";
 
+const SHADES = 60; // few, so that most tokens keep theirs from one query to the next
+/** @type {WeakMap<HTMLElement, string>} */
+const coloured = new WeakMap();
 const MOST = 1200; // tokens that are shown at once
 
-/** @typedef {{by: "received" | "query" | "key", picks: "query" | "key", start: number, word: string, said: string}} Reading */
+/** @typedef {{by: "received" | "query" | "key", picks: "query" | "key", start: number, word: string, said: string, over: number | null, open: boolean}} Reading      open: its controls; over: the token under the pointer */
 
 /** @returns {Reading} */
-export const newReading = () => ({ by: "received", picks: "query", start: 0, word: "", said: "" });
+export const newReading = () => ({
+  by: "query",
+  picks: "query",
+  start: 0,
+  word: "",
+  said: "",
+  over: null,
+  open: false,
+});
 
 /**
  * The part of the text around a token, with buttons for the parts before and after.
@@ -19,9 +30,10 @@ export const newReading = () => ({ by: "received", picks: "query", start: 0, wor
  * @param {Reading} reading
  * @param {(token: number) => void} pick
  * @param {() => void} again      draw the text again
+ * @param {(token: number | null) => void} point      the pointer is over a token, or has left the text
  * @param {(key: string, values?: any) => string} t
  */
-export function passage(texts, reading, pick, again, t) {
+export function passage(texts, reading, pick, again, point, t) {
   const start = Math.max(0, Math.min(reading.start, texts.length - MOST));
   const stop = Math.min(texts.length, start + MOST);
   const turn = (/** @type {string} */ name, /** @type {number} */ to, /** @type {boolean} */ there) =>
@@ -46,6 +58,11 @@ export function passage(texts, reading, pick, again, t) {
       role: "group",
       "aria-label": t("the text"),
       onclick: (/** @type {Event} */ event) => act(event.target),
+      onpointerover: (/** @type {PointerEvent} */ { target, pointerType }) => {
+        const { token } = /** @type {HTMLElement} */ (target).dataset;
+        if (token !== undefined && pointerType !== "touch") point(Number(token));
+      },
+      onpointerleave: () => point(null),
       onkeydown: (/** @type {KeyboardEvent} */ event) => {
         if (event.key === "Enter" || event.key === " ") act(event.target);
         else if (!walk(event)) return;
@@ -86,19 +103,23 @@ function shown(text) {
   return space + (spelled(text.slice(space.length), 60) || "");
 }
 
-/** Colour the tokens on show by what the reader chose. @param {import("./shown.js").Look} look */
-export function shadeText(look) {
+/** Colour the tokens on show by what the reader chose, or by the weights of a query that is pointed at. @param {import("./shown.js").Look} look @param {{token: number, row: Float32Array} | null} [over] */
+export function shadeText(look, over = null) {
   const { parts, head, keys, offset, state, aside, received, row, column } = look;
-  const { by } = state.reading;
+  const by = over ? "query" : state.reading.by;
   const cross = head.layer.cross;
   const values =
-    by === "received" ? received : by === "query" ? row : column && !cross && alongKeys(column, offset, head.m);
+    by === "received"
+      ? received
+      : by === "query"
+        ? (over?.row ?? row)
+        : column && !cross && alongKeys(column, offset, head.m);
   const ofUnits = values
     ? inUnits(/** @type {Float32Array} */ (values), keys, by === "key" ? weightFrom : weightOn)
     : null;
   shade(parts.text, ofUnits, (token) => unitOf(keys, token), {
-    query: cross ? -1 : state.query + offset,
-    key: state.key,
+    query: cross ? -1 : (over?.token ?? state.query + offset),
+    key: over ? -1 : state.key,
     aside: aside ? head.first : -1,
   });
 }
@@ -114,15 +135,23 @@ function shade(box, values, unitAt, marks) {
   let most = 0;
   if (values) for (let at = 0; at < values.length; at++) if (at !== aside && values[at] > most) most = values[at];
   const scale = weighed(most || 1);
+  const colours = Array.from({ length: SHADES + 1 }, (_, at) => scale.along(at / SHADES));
+  const written = colours.map((colour) => [css(colour), inkOn(colour) === "dark" ? "#000" : "#fff"]);
+  written.push([css(scale.along(NaN)), "#000"], ["", ""]); // not finite; no weight
   const focused = /** @type {HTMLElement | null} */ (box.querySelector('.token[tabindex="0"]'));
   const first = Number(/** @type {HTMLElement | null} */ (box.querySelector(".token"))?.dataset.token);
   const focusable = focused ? -1 : box.querySelector(`[data-token="${marks.query}"]`) ? marks.query : first;
   for (const span of /** @type {NodeListOf<HTMLElement>} */ (box.querySelectorAll(".token"))) {
     const token = Number(span.dataset.token);
     const value = values && unitAt(token) !== aside ? values[unitAt(token)] : 0;
-    const colour = scale.at(value); // NaN has its own
-    span.style.background = value <= 0 ? "" : css(colour);
-    span.style.color = value <= 0 ? "" : inkOn(colour) === "dark" ? "#000" : "#fff";
+    const place = Math.round(scale.shade(value) * SHADES);
+    const shade = value <= 0 ? SHADES + 2 : Number.isNaN(place) ? SHADES + 1 : Math.min(SHADES, place);
+    const [background, ink] = written[shade];
+    if (coloured.get(span) !== background) {
+      coloured.set(span, background);
+      span.style.background = background;
+      span.style.color = ink;
+    }
     if (token === focusable) span.tabIndex = 0;
     span.classList.toggle("is-query", token === marks.query);
     span.classList.toggle("is-key", token === marks.key);

@@ -24,6 +24,7 @@ import { tokens, unitOf, words } from "./units.js";
  * @property {number} whole      the end of the colour scale for the whole head
  * @property {number} high      the end of the colour scale
  * @property {boolean} inView      the scale's end is that of the rows in view
+ * @property {boolean} fixed      the scale's end is 1
  * @property {View} view
  * @property {Cell} cell
  * @property {Float32Array | null} row      weights of the chosen query, by key token
@@ -50,15 +51,18 @@ import { tokens, unitOf, words } from "./units.js";
  * @typedef {object} Given
  * @property {import("../container.js").Page} page
  * @property {import("./page.js").State} state
+ * @property {import("./page.js").Answer} answer
+ * @property {import("../dive/dive.js").Dive} dive
+ * @property {import("../place.js").Place} place
  * @property {import("../shell.js").Shell} shell
  * @property {Head} head
  * @property {Head | null} other
- * @property {(at: import("./source.js").Address) => void} go
+ * @property {(at: import("./source.js").Address) => void} pick
  * @property {() => Promise<void>} again      draws the head again, from the present state
  * @property {(why: unknown) => null} failed
  */
 
-/** @typedef {Given & Shown & {offset: number, keyTexts: string[] | null, canWords: boolean, parts: Parts}} Look      offset: the key position of query 0 */
+/** @typedef {Given & Shown & {offset: number, keyTexts: string[] | null, canWords: boolean, parts: Parts, jumpTo: (query: number, key: number) => void}} Look      offset: the key position of query 0 */
 
 /** Whether this view is still on the page. @param {Look} look */
 export const onPage = ({ parts }) => parts.box.isConnected;
@@ -104,12 +108,14 @@ export function lookAt(given, parts) {
     aside: state.aside,
     whole: 1,
     high: 1,
-    inView: state.inView ?? n * m > 2 ** 20,
+    inView: !state.fixed && (state.inView ?? n * m > 2 ** 20),
+    fixed: state.fixed,
     view: state.view ?? { y: 0, x: 0, step: 1 },
     cell: { i: unitOf(queries, state.query), j: unitOf(keys, Math.max(0, state.key)), pinned: state.pinned },
     row: null,
     column: null,
     received: head.received,
     nonfinite: false,
+    jumpTo: () => {},
   };
 }

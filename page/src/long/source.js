@@ -1,6 +1,6 @@
 // Where weights come from: computed here from q, k and L, requested from the viewer's server, or read from a picture.
 
-import { range, rowInto, rulesOf } from "../attention.js";
+import { range, rowInto, rowLogsumexp, rulesOf } from "../attention.js";
 import { load } from "../packed.js";
 
 /** @typedef {import("../container.js").Page} Page */
@@ -39,7 +39,7 @@ export const areAlike = (page, head, layer, at) =>
   Boolean((head.exact && isExact(page, layer, at)) || (head.small.most && layer.pixels));
 
 /** @param {Page} page @param {Address} address */
-async function openHead(page, { run, layer: place, head: position }) {
+export async function openHead(page, { run, layer: place, head: position }) {
   const told = page.header.runs[run];
   const layer = told.layers[place];
   const { queries: n, keys: m, first } = layer;
@@ -110,14 +110,32 @@ const drawn = () => new Promise((go) => requestAnimationFrame(() => setTimeout(g
  */
 async function computed(page, layer, at, rules) {
   const { queries: n, keys: m, d_k: width, arrays } = layer;
-  const [q, k, lse] = await Promise.all(["q", "k", "logsumexp"].map((name) => load(page, arrays[name])));
+  const [q, k] = await Promise.all(["q", "k"].map((name) => load(page, arrays[name])));
+  const lse = arrays.logsumexp ? await load(page, arrays.logsumexp) : null;
   const rows = {
     q: { data: q.data, at: at * n * width, width },
     k: { data: k.data, at: layer.key_of[at] * m * width, width },
   };
-  const L = lse.data.subarray(at * n, (at + 1) * n);
+  const values = arrays.v ? await load(page, arrays.v) : null;
+  const wide = values ? values.shape[2] : 0;
+  const v = values && { data: values.data, at: layer.key_of[at] * m * wide, width: wide };
+  const L = lse ? lse.data.subarray(at * n, (at + 1) * n) : new Float64Array(n);
+  const known = new Uint8Array(n).fill(lse ? 1 : 0);
+  const line = new Float64Array(m);
+  const know = (/** @type {number} */ i) => {
+    if (!known[i]) L[i] = rowLogsumexp(rows.q, rows.k, rules, i, line);
+    known[i] = 1;
+  };
   const stored = page.header.arrays[arrays.q].dtype;
-  return { ...rows, L, bound: bounds(rows.q, rows.k, L, rules, stored === layer.dtype ? "" : stored, m) };
+  const bound = bounds(rows.q, rows.k, L, rules, stored === layer.dtype ? "" : stored, m);
+  return {
+    ...rows,
+    v,
+    /** How far a query's weights may be from the run's, as a share of them. @param {number} i */
+    bound: (i) => (know(i), bound(i)),
+    /** A query's weights on keys from…to. @param {number} i @param {number} from @param {number} to @param {Float32Array} out @param {number} place      where in `out` key `from` stands */
+    rowInto: (i, from, to, out, place) => (know(i), rowInto(rows.q, rows.k, L, rules, i, from, to, out, place)),
+  };
 }
 
 /** @type {Record<string, number>} unit roundoff */
@@ -177,7 +195,7 @@ export async function rowOf(head, i) {
   if (head.served) return ask(head, "row", { at: i });
   if (!c) return null;
   const out = new Float32Array(head.m);
-  rowInto(c.q, c.k, c.L, head.rules, i, 0, head.m, out, 0);
+  c.rowInto(i, 0, head.m, out, 0);
   return out;
 }
 
@@ -188,7 +206,7 @@ export async function columnOf(head, j) {
   if (head.served) return ask(head, "column", { at: j });
   if (!c) return null;
   const out = new Float32Array(head.n);
-  for (let i = 0; i < head.n; i++) rowInto(c.q, c.k, c.L, head.rules, i, j, j + 1, out, i);
+  for (let i = 0; i < head.n; i++) c.rowInto(i, j, j + 1, out, i);
   return out;
 }
 

@@ -1,6 +1,6 @@
 // Statistics of a whole head: where its colour scale ends, and what each key receives.
 
-import { MASKED, rowInto } from "../attention.js";
+import { MASKED } from "../attention.js";
 import { breathe } from "../dom.js";
 import { NONFINITE } from "./source.js";
 
@@ -49,7 +49,7 @@ async function fromWeights(head) {
   let nonfinite = false;
   let since = performance.now();
   for (let i = 0; i < n; i++) {
-    rowInto(c.q, c.k, c.L, head.rules, i, 0, m, line, 0);
+    c.rowInto(i, 0, m, line, 0);
     for (let j = 0; j < m; j++) {
       if (line[j] === MASKED) continue;
       received[j] += line[j];

@@ -1,8 +1,9 @@
 // The text beside the map, with its controls and its search.
 
 import { add, byId, h } from "../dom.js";
-import { jump } from "./cell.js";
+import { follow, jump } from "./cell.js";
 import { choice } from "./controls.js";
+import { unitRow } from "./lines.js";
 import { passage, shadeText } from "./reading.js";
 import { search, unitOf } from "./units.js";
 
@@ -14,9 +15,10 @@ export function drawText(look) {
     parts: { text },
     keyTexts,
     head,
-    state: { reading },
+    state,
     shell: { t },
   } = look;
+  const { reading } = state;
   text.replaceChildren();
   if (!keyTexts || !head.exact) return;
   const modes = /** @type {[string, string][]} */ ([
@@ -29,26 +31,59 @@ export function drawText(look) {
     shadeText(look);
   };
   add(text, [
+    passage(
+      keyTexts,
+      reading,
+      (token) => choose(look, token),
+      again,
+      (token) => pointAt(look, token),
+      t,
+    ),
     h(
       "div.picks",
-      choice(t("text shaded"), "by", modes, reading.by, (value) => {
-        reading.by = /** @type {any} */ (value);
-        shadeText(look);
-      }),
-      choice(
-        t("click picks"),
-        "picks",
-        [
-          ["query", t("query")],
-          ["key", t("key")],
-        ],
-        reading.picks,
-        (value) => (reading.picks = /** @type {any} */ (value)),
-      ),
+      h("span.note", t(head.layer.cross ? "lens cross" : "lens")),
       searchField(look, again),
+      h(
+        "details.display",
+        { open: state.reading.open, ontoggle: (/** @type {any} */ { target }) => (reading.open = target.open) },
+        h("summary", t("display")),
+        h(
+          "div.picks",
+          choice(t("text shaded"), "by", modes, reading.by, (value) => {
+            reading.by = /** @type {any} */ (value);
+            shadeText(look);
+          }),
+          choice(
+            t("click picks"),
+            "picks",
+            [
+              ["query", t("query")],
+              ["key", t("key")],
+            ],
+            reading.picks,
+            (value) => (reading.picks = /** @type {any} */ (value)),
+          ),
+        ),
+      ),
     ),
-    passage(keyTexts, reading, (token) => choose(look, token), again, t),
   ]);
+  text.classList.toggle("short", keyTexts.length <= 60);
+}
+
+/** The text as the token under the pointer attends to it; null: as the chosen one does. @param {Look} look @param {number | null} token */
+async function pointAt(look, token) {
+  const { head, offset, queries, reading } = { ...look, ...look.state };
+  if (reading.over === token) return;
+  reading.over = token;
+  const query = token === null || head.layer.cross ? -1 : token - offset;
+  if (query < 0 || query >= head.n) {
+    shadeText(look);
+    return follow(look, look.state.query);
+  }
+  const row = await unitRow(head, queries, unitOf(queries, query)).catch(() => null);
+  if (reading.over !== token || !row) return;
+  shadeText(look, { token: /** @type {number} */ (token), row });
+  follow(look, query);
 }
 
 /** @param {Look} look @param {() => void} again */

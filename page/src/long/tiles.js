@@ -1,6 +1,6 @@
 // Tiles of 256 × 256 pixels, computed in short slices of time so that the page stays responsive; the last 64 are kept.
 
-import { MASKED, rowInto } from "../attention.js";
+import { MASKED } from "../attention.js";
 import { breathe } from "../dom.js";
 import { ask } from "./source.js";
 import { tokenAt } from "./units.js";
@@ -122,7 +122,7 @@ export function pixelRow({ head, rows, cols, level, row, col, rule }, y, out) {
     const [i0, i1] = [tokenAt(rows, u), tokenAt(rows, u + 1)];
     unit.fill(MASKED);
     for (let i = i0; i < i1; i++) {
-      rowInto(c.q, c.k, c.L, head.rules, i, from, to, line, 0);
+      c.rowInto(i, from, to, line, 0);
       if (cols.edges) addWords(line, from, cols.edges, v0, unit, 1 / (i1 - i0));
       else unit.set(line);
     }

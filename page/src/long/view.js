@@ -10,8 +10,9 @@ export const GAP = 6;
 /** How the map's canvas is divided. @param {number} width @param {Shown} shown */
 export function frame(width, { queries, keys }) {
   const [left, top] = width < 520 ? [54, 56] : [88, 76];
-  const side = Math.max(120, Math.min(640, width - left - STRIP - GAP));
-  const high = Math.max(96, Math.round(side * Math.min(1, Math.max(0.12, queries.count / keys.count))));
+  const side = Math.max(120, Math.min(860, width - left - STRIP - GAP, keys.count / NEAREST));
+  const ratio = Math.min(1, Math.max(0.12, queries.count / keys.count));
+  const high = Math.max(96, Math.round(side * ratio));
   return { left, top, side, high, width: left + side + GAP + STRIP, height: top + high + GAP + STRIP };
 }
 

@@ -25,7 +25,7 @@ export function drawWeights(pen, shown, f) {
   const { view, head, other } = shown;
   const level = Math.max(0, Math.floor(Math.log2(view.step * 1.001)));
   const near = 2 ** level <= COMPUTED || !head.small.most;
-  shown.high = shown.whole;
+  shown.high = shown.fixed ? 1 : shown.whole;
   forgetWanted();
   const size = filled(shown, f);
   const hatch = (pen.fillStyle = hatching(pen));

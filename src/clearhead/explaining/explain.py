@@ -74,6 +74,7 @@ class Explanation:
     edits: tuple[Edit, ...] = ()  # of the attention in this run
     before: "Explanation | None" = None  # with edits: the run without them
     moved: Moved | None = None  # and what they moved
+    following: Sequence[list[Choice]] = ()  # for each token what may come next; nothing where the model says none
 
     def __repr__(self) -> str:
         return brief(
@@ -177,6 +178,7 @@ def _run_facts(seen: Explanation, moved: Moved | None) -> dict[str, Any]:
     other = {i: pair[0] if seen.edits else pair[1] for i, pair in pairs.items()}
     return {
         "next": [[c.text, c.probability, *([other[c.id]] if moved else [])] for c in seen.next] or None,
+        "following": [[[c.text, float(f"{c.probability:.6g}")] for c in each] for each in seen.following],
         "entropy": listed(seen.entropy),
         "check": both("check", engine=seen.trace.check.engine, difference=seen.trace.check.largest_difference),
     }
@@ -350,6 +352,7 @@ def _of_run(
         row=steps.token(chosen[2]),
         entropy=entropy,
         window=part[2],
+        following=[] if run.logits is None else [_next(model, row, count) for row in run.logits],
         way=_way(model, part[1], run, chosen[2]),
     )
 
@@ -378,8 +381,9 @@ def _least(numbers: Array, layer: int | None, head: int | None) -> tuple[int, in
 
 
 def _next(model: "Model | HubModel", logits: Array, count: int) -> list[Choice]:
-    shares = probabilities(logits)
-    order = np.argsort(-shares, kind="stable")[:count]
+    """The likeliest tokens, without sorting the whole vocabulary."""
+    some = np.sort(np.argpartition(-logits, min(count, len(logits) - 1))[:count])
+    order, shares = some[np.argsort(-logits[some], kind="stable")], probabilities(logits)
     return [Choice(int(i), model.text(int(i)), float(shares[i])) for i in order]
 
 

@@ -7,12 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from clearhead import __version__
+import numpy as np
+
 from clearhead.core.axes import Array
 from clearhead.core.problem import Problem
 from clearhead.core.rule_values import read_language
+from clearhead.ops.matrix import AttentionMatrix
 from clearhead.textbook.shapes import Convention, Steps
 from clearhead.view.container import Document
+from clearhead.view.long import OPENING, ShownLayer, ShownRun
+from clearhead.view.long import described as described_runs
 from clearhead.view.packing import packed
 from clearhead.words import IN_FORMULAS, Language, in_columns, say
 
@@ -60,8 +64,9 @@ class Edited:
 
 
 def story(layers: Sequence[PageLayer], scene: Scene, edited: Edited | None = None) -> Document:
-    """The document of kind "trace"; docs/page-format.md says what is in it."""
-    arrays: dict[str, Array] = {}
+    """The document of a page with steps; docs/page-format.md says what is in it."""
+    runs = _runs(layers, scene) + ([] if edited is None else _runs(edited.layers, scene, edited=True))
+    told, arrays = described_runs(runs)
     described = [_layer(layer, str(index), arrays) for index, layer in enumerate(layers)]
     every, other = list(layers), None
     if edited is not None:
@@ -70,8 +75,9 @@ def story(layers: Sequence[PageLayer], scene: Scene, edited: Edited | None = Non
         other = {"edits": list(edited.edits), "layers": again, "facts": dict(edited.facts)}
     arrays |= {f"claimed.{name}": array for name, array in scene.claimed.items()}
     header = {
-        "kind": "trace",
-        "maker": f"clearhead {__version__}",
+        **OPENING,
+        "served": False,
+        "runs": told,
         "title": scene.title,
         "language": scene.language,
         "convention": scene.convention,
@@ -88,6 +94,28 @@ def story(layers: Sequence[PageLayer], scene: Scene, edited: Edited | None = Non
         "edited": other,
     }
     return Document(header, arrays)
+
+
+def _runs(layers: Sequence[PageLayer], scene: Scene, *, edited: bool = False) -> list[ShownRun]:
+    """The layers as runs to show, one for each batch item; none where there are no weights."""
+    problem = layers[0].problem
+    if any(0 in (*layer.problem.shape, layer.problem.d_k) for layer in layers):
+        return []
+    start, text = int(problem.query_offset[0]), scene.sources
+    one_text = text is not None and scene.tokens == text[start : start + problem.queries]
+    tokens, sources = (text, None) if one_text else (scene.tokens, text)
+    return [
+        ShownRun("", [_shown(layer, b, cross=sources is not None) for layer in layers], tokens, sources, edited, b)
+        for b in range(problem.batch)
+    ]
+
+
+def _shown(layer: PageLayer, batch: int, *, cross: bool) -> ShownLayer:
+    part = layer.problem.take(batches=np.array([batch]))
+    q, k, v = (layer.arrays[name][batch : batch + 1] for name in "qkv")
+    rules: Any = part.keywords()
+    name = "" if layer.number is None else str(layer.number)
+    return ShownLayer(name, range(part.heads), AttentionMatrix(q, k, **rules), cross=cross, v=v)
 
 
 def both(key: str, **values: object) -> Translations:

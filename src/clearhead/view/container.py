@@ -4,6 +4,7 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from clearhead.core.arrays import FLOATS
 from clearhead.core.axes import Array
 
-FORMAT = 1
+FORMAT = 2
 BLOCK = 12 * 2**20  # bytes of a block: 15 MiB as text, far below the longest string of any browser
 DIGITS = "!#$%()*+,-./0123456789:;=?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[]^_`abcdefghijklmnopqrstuvwxyz{"  # none special in HTML
 _ALIGN = 8
@@ -30,16 +31,22 @@ class Document:
 def parts(document: Document, block: int = BLOCK) -> Iterator[tuple[str, str, str]]:
     """The page's data as (id, media type, text): the header, then the arrays' bytes in blocks of `block` bytes.
 
-    Arrays are concatenated, each aligned to eight bytes; an array may span several blocks. Deterministic: the same
+    Arrays are concatenated, each aligned to eight bytes, those with the same bytes once; an array may span several
+    blocks. Deterministic: the same
     document gives the same text. Raises TypeError for an array of a dtype that a page cannot hold.
     """
     table, chunks, at = {}, [], 0
+    known: dict[bytes, int] = {}
     for name, given in document.arrays.items():
         array = stored(given)
         data = compressed(array) if document.packed else array.tobytes()
         table[name] = {"at": at, "shape": list(array.shape), "dtype": array.dtype.name}
         if document.packed:
             table[name]["packed"] = len(data)
+        digest = sha256(data).digest()
+        table[name]["at"] = known.setdefault(digest, at)
+        if known[digest] != at:
+            continue
         room = -len(data) % _ALIGN
         chunks.append(data + bytes(room))
         at += len(data) + room

@@ -5,7 +5,7 @@ stored as a column of its own, since an attention sink there would outshine all 
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import isfinite
 from typing import Any, Literal, NamedTuple
@@ -19,14 +19,16 @@ from clearhead.core.problem import Problem
 from clearhead.core.rule_values import read_language
 from clearhead.core.statistics import Answers
 from clearhead.errors import DtypeError, RuleError, SelectionError, shown
+from clearhead.view.captions import captions
 from clearhead.view.container import Document, compressed, stored
-from clearhead.view.head_summary import first_key, summarise_heads
+from clearhead.view.head_summary import even_heads, first_key, summarise_heads
 from clearhead.view.packing import forbids, packed
 from clearhead.view.parts import one_head
 from clearhead.view.picture import reach
 from clearhead.view.protocols import Weights
 from clearhead.words import Language
 
+OPENING = {"kind": "attention", "maker": f"clearhead {__version__}"}
 LIMIT = 64 * 10**6  # bytes of a page
 COMPUTED = 1024  # up to so many queries and keys the page computes the whole matrix and needs no pictures
 LEVELS = 80  # the highest code of a finite pixel
@@ -47,6 +49,7 @@ class ShownLayer:
     padding: Array | None = None  # (1, queries)
     cross: bool = False
     note: str = ""
+    v: Array | None = None  # (1, kv_heads, keys, d_v); without it the page's arithmetic ends at the weight
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -57,6 +60,8 @@ class ShownRun:
     layers: Sequence[ShownLayer]
     tokens: Sequence[str] | None = None
     sources: Sequence[str] | None = None  # the keys of cross-attention
+    edited: bool = False  # this run has the page's edits
+    batch: int = 0  # the batch item of the page's steps
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -101,12 +106,13 @@ class _Chosen:
     small: int  # side of the pictures of all heads; `large`: of exact heads
     large: int
     arrays: dict[str, Array] = field(default_factory=dict)
+    prefix: str = ""  # of the arrays' names
 
 
 def document(
     runs: Sequence[ShownRun], wish: PageOptions, each: Callable[[Sequence[int]], Iterable[int]] = iter
 ) -> Document:
-    """The document of kind "heads".
+    """The document of the page of these runs.
 
     each      wraps the loop over the layers, for a progress bar
     Raises, before any work, SelectionError for layers or heads that do not exist or a page that would be too large, and
@@ -115,24 +121,34 @@ def document(
     chosen = _choose([layer for run in runs for layer in run.layers], wish)
     if not wish.served:
         _check_size(chosen)
+    told = _told(runs, chosen, each)
+    header = {"title": wish.title, "language": wish.language, "served": wish.served, "runs": told}
+    return Document({**OPENING, **header}, chosen.arrays, packed=True)
+
+
+def described(runs: Sequence[ShownRun]) -> tuple[list[dict[str, Any]], dict[str, Array]]:
+    """The entry `runs` of a header, every head exact, and its arrays. O(queries·keys·d_k) time for every head."""
+    if not runs:
+        return [], {}
+    chosen = replace(_choose([layer for run in runs for layer in run.layers], PageOptions()), prefix="runs.")
+    return _told(runs, chosen, iter), chosen.arrays
+
+
+def _told(
+    runs: Sequence[ShownRun], chosen: _Chosen, each: Callable[[Sequence[int]], Iterable[int]]
+) -> list[dict[str, Any]]:
     told = iter([_layer(chosen, place) for place in each(range(len(chosen.layers)))])
-    header = {
-        "kind": "heads",
-        "maker": f"clearhead {__version__}",
-        "title": wish.title,
-        "language": wish.language,
-        "served": wish.served,
-        "runs": [
-            {
-                "name": run.name,
-                "tokens": None if run.tokens is None else list(run.tokens),
-                "sources": None if run.sources is None else list(run.sources),
-                "layers": [next(told) for _ in run.layers],
-            }
-            for run in runs
-        ],
-    }
-    return Document(header, chosen.arrays, packed=True)
+    return [
+        {
+            "name": run.name,
+            "tokens": None if run.tokens is None else list(run.tokens),
+            "sources": None if run.sources is None else list(run.sources),
+            "edited": run.edited,
+            "batch": run.batch,
+            "layers": [next(told) for _ in run.layers],
+        }
+        for run in runs
+    ]
 
 
 def pictures(matrix: Weights, side: int) -> Pictures:
@@ -217,7 +233,7 @@ def _layer(chosen: _Chosen, place: int) -> dict[str, Any]:
     if exact and not chosen.served:
         keys = sorted({problem.kv_head_of(head) for head in exact})
         told["key_of"] = [keys.index(problem.kv_head_of(head)) for head in exact]
-        arrays |= _exact(chosen, layer, exact, keys, as_host_array(seen.logsumexp, "logsumexp")[0])
+        arrays |= _exact(chosen, layer, exact, keys, as_host_array(seen.logsumexp, "logsumexp")[0] if large else None)
         arrays |= rule_arrays
         if large and chosen.large:
             parts = [pictures(one_head(matrix, head), chosen.large) for head in exact]
@@ -226,8 +242,10 @@ def _layer(chosen: _Chosen, place: int) -> dict[str, Any]:
     shown = list(range(problem.heads)) if chosen.served else exact
     if found is not None and shown:
         arrays["received"] = found.received[shown].astype(np.float32)
-    chosen.arrays.update({f"{place}.{name}": array for name, array in arrays.items()})
-    means = summarise_heads(matrix, seen, layer.padding, cross=layer.cross)._asdict().items()
+    named_arrays = {name: f"{chosen.prefix}{place}.{name}" for name in arrays}
+    chosen.arrays.update({named_arrays[name]: array for name, array in arrays.items()})
+    means = summarise_heads(matrix, seen, layer.padding, cross=layer.cross)
+    told_heads = captions(means, even_heads(matrix, layer.padding, cross=layer.cross))
     return told | {
         "name": layer.name,
         "heads": list(layer.heads),
@@ -242,9 +260,13 @@ def _layer(chosen: _Chosen, place: int) -> dict[str, Any]:
         "sinks": problem.sinks is not None,
         "reach": _reaches(seen, first),
         "rules": plain,
-        "statistics": {name: [float(f"{x:.4g}") if isfinite(x) else None for x in values] for name, values in means},
+        "statistics": {
+            name: [float(f"{x:.4g}") if isfinite(x) else None for x in values]
+            for name, values in means._asdict().items()
+        },
+        "captions": [None if caption is None else caption.said for caption in told_heads],
         "exact": exact,
-        "arrays": {name: f"{place}.{name}" for name in arrays},
+        "arrays": named_arrays,
     }
 
 
@@ -274,16 +296,22 @@ def _put(arrays: dict[str, Array], found: Pictures, problem: Problem, prefix: st
     return largest
 
 
-def _exact(chosen: _Chosen, layer: ShownLayer, exact: list[int], keys: list[int], logsumexp: Array) -> dict[str, Array]:
-    """q, k and log-sum-exp of the exact heads; if q and k are rounded, the log-sum-exp is that of the rounded ones."""
+def _exact(
+    chosen: _Chosen, layer: ShownLayer, exact: list[int], keys: list[int], logsumexp: Array | None
+) -> dict[str, Array]:
+    """q, k, v and log-sum-exp of the exact heads, the latter of rounded q and k where these are rounded."""
     factors = layer.matrix.factors
     own, dtype = factors.q.dtype, chosen.dtype
     q, k = on_cpu(factors.q), on_cpu(factors.k)
     if dtype is not None and dtype != own:
         q, k = (_rounded(x, dtype, layer.name) for x in (q, k))
-        rounded = (to_device_of(x.astype(own), factors.q) for x in (q, k))
-        logsumexp = on_cpu(factors.changed(factors.problem, *rounded).logsumexp)
-    return {"q": q[0, exact], "k": k[0, keys], "logsumexp": logsumexp[0, exact]}
+        if logsumexp is not None:
+            rounded = (to_device_of(x.astype(own), factors.q) for x in (q, k))
+            logsumexp = on_cpu(factors.changed(factors.problem, *rounded).logsumexp)
+    found = {"q": q[0, exact], "k": k[0, keys]}
+    if logsumexp is not None:
+        found["logsumexp"] = logsumexp[0, exact]
+    return found if layer.v is None else found | {"v": layer.v[0, keys]}
 
 
 def _rounded(x: Array, dtype: np.dtype[Any], layer: str) -> Array:

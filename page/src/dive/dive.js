@@ -1,0 +1,90 @@
+// From a cell of the map down to its arithmetic: the steps with their numbers, what-ifs, and the whole matrix step by step.
+
+import { add, h } from "../dom.js";
+import { asRun, isAsRun } from "../head.js";
+import { spelled } from "../numbers.js";
+import { tokenAt } from "../long/units.js";
+import { arithmetic } from "./arithmetic.js";
+import { drawBars } from "./bars.js";
+import { problemOf, rowAt } from "./problem.js";
+import { scrubber } from "./scrubber.js";
+import { whatIfs } from "./whatifs.js";
+
+/** @typedef {import("../long/shown.js").Look} Look */
+/** @typedef {ReturnType<typeof diveRoom>} Dive */
+
+/**
+ * @param {import("../shell.js").Shell} shell
+ * @param {import("../place.js").Place} place
+ */
+export function diveRoom({ t }, place) {
+  /** @type {Look | null} */
+  let look = null;
+  let of = "";
+  const lines = h("ol.lines");
+  const bars = /** @type {HTMLCanvasElement} */ (h("canvas.row-bars"));
+  const title = h("h2", { id: "dive-title" }, t("dive"));
+  const says = h("p.says");
+  const chosen = () => {
+    if (!look) return null;
+    const { cell, queries, keys, keyName, head } = look;
+    const [i, j] = [tokenAt(queries, cell.i), tokenAt(keys, cell.j)];
+    return { i, j, name: spelled(keyName(j).trim() || keyName(j), 16), head };
+  };
+  const suppose = (/** @type {import("../head.js").WhatIf} */ what) => {
+    place.suppose("dive", what);
+    update();
+  };
+  const controls = whatIfs(t, () => place.what, suppose, chosen);
+  const steps = scrubber(t, (i, j) => look?.jumpTo(i, j));
+  const rest = h("div", controls.element, controls.ribbon, controls.numbers, bars, steps.element);
+  const element = h("section.dive", { "aria-labelledby": "dive-title" });
+  add(element, [title, says, rest]);
+  let { what } = place;
+  place.follow("dive", () => place.what !== what && update());
+
+  function update() {
+    const at = chosen();
+    if (!look || !at) return;
+    what = place.what;
+    const { i, j, head } = at;
+    const here = Object.values(head.address).join(" ");
+    if (of !== here && Object.keys(place.what.values).length) place.suppose("dive", { ...place.what, values: {} }); // edited numbers belong to their head
+    of = here;
+    const problem = problemOf(head, place.what);
+    rest.hidden = !problem;
+    says.textContent = t(
+      problem ? "dive says" : head.served ? "dive served" : head.exact ? "computing" : "dive pictured",
+      { i, j },
+    );
+    if (!problem) return lines.replaceChildren();
+    const row = rowAt(problem, i);
+    const real = isAsRun(place.what);
+    const own = real ? null : /** @type {import("./problem.js").Problem} */ (problemOf(head, asRun()));
+    const ghost = own && rowAt(own, i);
+    const bound = real && head.computing ? head.computing.bound(i) : null;
+    const before = own && ghost && arithmetic(own, ghost, i, j, null, t);
+    lines.replaceChildren(
+      ...arithmetic(problem, row, i, j, bound, t).map(([name, line]) => {
+        const was = before?.find(([other]) => other === name);
+        const now = h("p.written", line);
+        const old = was && h("p.written.ghost", h("small", `${t("run value")} `), was[1]);
+        return h("li", h("small", name), now, old && old.textContent?.endsWith(String(now.textContent)) ? null : old);
+      }),
+    );
+    controls.update(problem);
+    drawBars(bars, row.weights, ghost?.weights ?? null, j);
+    steps.update(problem, own, i, j);
+  }
+
+  return {
+    element,
+    lines,
+    /** The map's cell has moved. @param {Look} next */
+    show(next) {
+      look = next;
+      update();
+      if (!next.head.computing) next.head.loading.then(() => look === next && update());
+    },
+  };
+}

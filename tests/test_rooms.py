@@ -1,0 +1,232 @@
+"""The rooms of a page in a real browser: one place in all of them, and a weight's arithmetic under suppositions."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+import clearhead as ch
+from browser import browser, opened, until
+from clearhead.explaining import gpt2
+from seeds import fresh
+from test_page import scripts
+
+TEXT = "mary had a little lamb its fleece"
+
+
+@pytest.fixture(scope="module")
+def running():
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def seen():
+    return ch.explain(TEXT, gpt2.load())
+
+
+@pytest.fixture(scope="module")
+def explained(seen, tmp_path_factory):
+    place = tmp_path_factory.mktemp("rooms") / "page.html"
+    seen.save(place)
+    return place
+
+
+def results(page):
+    """The last number of each line of the arithmetic, by the line's heading, without a bound."""
+    lines = page.locator(".lines li").all()
+    found = {}
+    for line in lines:
+        name = line.locator("> small").text_content()
+        bold = line.locator(".written:not(.ghost) b")
+        found[name] = bold.last.text_content() if bold.count() else line.locator(".written").first.text_content()
+    return {name: text.replace("−", "-").split(" ±")[0] for name, text in found.items()}
+
+
+def vector(text):
+    """The numbers of the last bracket."""
+    return [float(x) for x in re.findall(r"-?[\d.]+(?:e-?\d+)?", text[text.rindex("[") :])]
+
+
+def settled(page):
+    until(page, "document.querySelectorAll('.lines li').length > 3")
+    page.wait_for_timeout(250)
+
+
+def cells_of(page):
+    """The token that is coloured most: the shade of the scale ends in its darkest colour in a light theme."""
+    return page.evaluate(
+        """() => [...document.querySelectorAll('.passage .token')].map((each) => {
+            const parts = (each.style.background.match(/\\d+/g) ?? [255, 255, 255]).map(Number);
+            return parts[0] + parts[1] + parts[2];
+        })"""
+    )
+
+
+# the document
+
+
+def test_a_page_of_steps_has_its_runs_and_stores_their_arrays_once(seen):
+    header = json.loads(scripts(seen.to_html())["clearhead"])
+    assert (header["kind"], header["format"]) == ("attention", 2)
+    (run,) = header["runs"]
+    assert [len(layer["heads"]) for layer in run["layers"]] == [8, 8]
+    assert run["tokens"] == header["tokens"]
+    places = header["arrays"]
+    for layer, steps in zip(run["layers"], header["layers"], strict=True):
+        for name in ("q", "k", "v"):
+            assert places[layer["arrays"][name]]["at"] == places[steps["arrays"][name]]["at"], name
+        assert all(set(caption) == {"en", "zh"} for caption in layer["captions"])
+    assert len(header["facts"]["following"]) == len(header["tokens"])
+    assert header["facts"]["following"][-1][0][0] == seen.next[0].text
+
+
+def test_each_batch_item_is_a_run_and_no_weights_are_no_run():
+    rng = fresh()
+    q, k, v = rng.standard_normal((3, 2, 3, 4, 5))
+    header = json.loads(scripts(ch.trace(q, k, v).to_html())["clearhead"])
+    assert [run["batch"] for run in header["runs"]] == [0, 1]
+    empty = ch.trace(np.ones((2, 3)), np.ones((0, 3)), np.ones((0, 2))).to_html()
+    assert json.loads(scripts(empty)["clearhead"])["runs"] == []
+
+
+# one place
+
+
+def test_a_word_a_head_and_a_cell_are_chosen_in_all_rooms(running, explained, seen):
+    with opened(running, explained, wait=".map-of") as (page, unwanted):
+        settled(page)
+        weights = {
+            (layer, head): np.asarray(ch.AttentionMatrix(run.q, run.k, **run.rules)[head], np.float64)
+            for layer, run in enumerate(seen.runs)
+            for head in range(8)
+        }
+        own = weights[seen.layer, seen.head]
+        word = page.locator('.token[data-token="4"]')
+        word.hover()
+        page.wait_for_timeout(200)
+        assert int(np.argmin(cells_of(page))) == int(own[4].argmax())
+        assert f"after “{seen.tokens[4].text.strip()}”" in page.locator(".next-of h2").text_content()
+        following = [each.text.replace(" ", "␣") for each in seen.following[4]]
+        shown = page.locator(".next bdi").all_text_contents()
+        assert [text.replace("⏎", "\n") for text in shown] == following
+        page.mouse.move(2, 2)
+        page.wait_for_timeout(200)
+        assert int(np.argmin(cells_of(page))) == int(own[-1].argmax())
+        word.click()
+        until(page, "document.querySelector('#readout').textContent.startsWith('query 4 ')")
+        until(page, "document.querySelector('#pick-query').value === '4'")
+        page.locator('.heads .head[data-place="0 5"]').click()
+        until(page, "document.querySelector('#head').textContent === 'Layer 0, head 5'")
+        assert page.locator("#pick-layer").input_value() == "0"
+        assert page.locator("#pick-head").input_value() == "5"
+        page.locator("#pick-head").select_option("2")
+        until(page, "document.querySelector('#head').textContent === 'Layer 0, head 2'")
+        settled(page)
+        assert page.locator('.heads .head[data-place="0 2"]').get_attribute("aria-pressed") == "true"
+        i, j = 4, int(re.search(r"key (\d+)", page.locator("#readout").text_content())[1])
+        assert float(results(page)["softmax"]) == pytest.approx(weights[0, 2][i, j], rel=1e-3)
+        sizes = page.locator(".heads canvas").evaluate_all("all => all.map((each) => [each.width, each.height])")
+        until(page, "[...document.querySelectorAll('.heads canvas')].every((each) => each.width > 1)")
+        assert len(sizes) == 16
+        assert unwanted == []
+
+
+# the arithmetic
+
+RULES = {
+    "plain": {},
+    "causal with a cap": {"causal": True, "softcap": 2.0, "scale": 0.7},
+    "biases and a sink": {"alibi_slopes": np.array([0.3]), "sinks": np.array([0.4])},
+}
+
+
+@pytest.mark.parametrize(
+    "rules",
+    ["causal with a cap", *(pytest.param(name, marks=pytest.mark.slow) for name in ("plain", "biases and a sink"))],
+)
+def test_every_line_of_the_arithmetic_is_the_number_of_the_reference(running, tmp_path, rules):
+    rng = fresh()
+    n, d = int(rng.integers(3, 9)), int(rng.integers(2, 9))
+    q, k, v = (rng.standard_normal((1, n, width)) for width in (d, d, 3))
+    trace = ch.trace(q, k, v, **RULES[rules])
+    trace.save(tmp_path / "page.html")
+    i = int(rng.integers(0, n))
+    j = int(rng.integers(0, i + 1))
+    with opened(running, tmp_path / "page.html", wait=".map-of", place=f"#at=0.0.0&cell={i}.{j}") as (page, unwanted):
+        settled(page)
+        found = results(page)
+        assert float(found["dot product"]) == pytest.approx(trace.scores[0, i, j], rel=1e-3, abs=1e-4)
+        assert float(found["scaled"]) == pytest.approx(trace.scaled[0, i, j], rel=1e-3, abs=1e-4)
+        assert float(found["log of the sum over the keys"]) == pytest.approx(trace.logsumexp[0, i], rel=1e-3, abs=1e-4)
+        assert float(found["softmax"]) == pytest.approx(trace.weights[0, i, j], rel=1e-3, abs=1e-7)
+        mixed = trace.weights[0, i, j] * v[0, j]
+        assert vector(found["weight times value"]) == pytest.approx(mixed, rel=6e-3, abs=1e-4)
+        assert vector(found["output: the sum over all keys"]) == pytest.approx(trace.output[0, i], rel=6e-3, abs=1e-4)
+        for step, array in enumerate((trace.scores, trace.scaled, trace.masked, trace.weights)):
+            page.locator(".stops button").nth(step).click()
+            said = page.locator(".scrubber .readout").text_content().replace("−", "-")
+            assert float(said.rsplit(": ", 1)[1]) == pytest.approx(array[0, i, j], rel=1e-3, abs=1e-4)
+        page.locator("#scrub").press("ArrowRight")
+        assert page.locator(".stops button").nth(4).get_attribute("aria-pressed") == "true"
+        assert unwanted == []
+
+
+def test_suppositions_change_the_numbers_at_once_and_lead_back(running, tmp_path):
+    rng = fresh()
+    q, k, v = rng.standard_normal((3, 6, 4))
+    ch.trace(q, k, v, causal=True).save(tmp_path / "page.html")
+    options = {"wait": ".map-of", "place": "#at=0.0.0&cell=5.2", "reduced_motion": "reduce"}
+    with opened(running, tmp_path / "page.html", **options) as (page, unwanted):
+        settled(page)
+        before = results(page)
+
+        def weight(query=q, key=k, mask=None, scale=None):
+            allowed = np.tril(np.ones((6, 6), bool)) if mask is None else mask
+            return ch.trace(query, key, v, mask=allowed, scale=scale).weights[5]
+
+        def shown():
+            return float(results(page)["softmax"])
+
+        page.locator("#dive-temperature").evaluate("each => { each.value = 1; each.dispatchEvent(new Event('input')) }")
+        assert shown() == pytest.approx(weight(scale=0.25)[2], rel=1e-3, abs=1e-6)
+        assert page.locator(".lines .ghost", has_text=before["softmax"].replace("-", "−")[:4]).count() >= 1
+        assert "temperature 2" in page.locator(".ribbon").text_content()
+        page.locator(".supposed button").click()
+        assert results(page) == before
+        assert page.locator(".ribbon").count() == 0
+        page.check("#if-scale")
+        assert shown() == pytest.approx(weight(scale=1.0)[2], rel=1e-3, abs=1e-6)
+        assert page.is_checked("#dive-scale")
+        page.uncheck("#dive-scale")
+        page.check("#dive-causal")
+        page.fill("#dive-window", "4")
+        window = np.array([[j >= i - 3 for j in range(6)] for i in range(6)])
+        assert shown() == pytest.approx(weight(mask=window)[2], rel=1e-3, abs=1e-6)
+        page.locator(".supposed button").click()
+        page.check("#dive-edge")
+        assert "masked" in results(page)["mask"]
+        page.keyboard.press("Escape")
+        page.locator(".map-of").focus()
+        page.keyboard.press("ArrowLeft")
+        page.wait_for_timeout(300)
+        cut = np.tril(np.ones((6, 6), bool))
+        cut[5, 2] = False
+        assert shown() == pytest.approx(weight(mask=cut)[1], rel=1e-3, abs=1e-6)
+        page.locator(".supposed button").click()
+        other = q.copy()
+        other[5, 0] = 1.5
+        page.locator(".cells input").first.fill("1.5")
+        assert shown() == pytest.approx(weight(query=other)[1], rel=1e-3, abs=1e-6)
+        assert unwanted == []
+
+
+def test_a_page_says_where_its_arithmetic_ends(running, tmp_path):
+    q, k = fresh().standard_normal((2, 2, 5, 3))
+    matrix = ch.AttentionMatrix(q, k)
+    for exact, words in ((None, "the page has no values (v)"), ([], "Of this head the page has an image only")):
+        matrix.save(tmp_path / "page.html", exact=exact)
+        with opened(running, tmp_path / "page.html", wait=".map-of") as (page, unwanted):
+            until(page, f"document.querySelector('main').textContent.includes('{words}')")
+            assert unwanted == []
