@@ -26,7 +26,8 @@ from clearhead.explaining.gpt2 import SHIPPED, ForwardPass, LayerRun, Model, Tok
 from clearhead.explaining.moving import Moved, moved, probabilities
 from clearhead.explaining.running import check_given, entropy_of, forward_pass, rules_of_head, steps_of
 from clearhead.explaining.texts import find_token, parts_of
-from clearhead.explaining.way import Way, way
+from clearhead.explaining.way import Way, likeliest
+from clearhead.explaining.way_told import for_page
 from clearhead.explaining.windows import Window, token_in, windows
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.textbook.page import Edited, PageLayer, Scene, both, story
@@ -181,6 +182,7 @@ def _run_facts(seen: Explanation, moved: Moved | None) -> dict[str, Any]:
         "following": [[[c.text, float(f"{c.probability:.6g}")] for c in each] for each in seen.following],
         "entropy": listed(seen.entropy),
         "check": both("check", engine=seen.trace.check.engine, difference=seen.trace.check.largest_difference),
+        "way": for_page(seen.way, seen.model),
     }
 
 
@@ -353,15 +355,8 @@ def _of_run(
         entropy=entropy,
         window=part[2],
         following=[] if run.logits is None else [_next(model, row, count) for row in run.logits],
-        way=_way(model, part[1], run, chosen[2]),
+        way=likeliest(model, part[1], run, chosen[2]),
     )
-
-
-def _way(model: "Model | HubModel", tokens: list[Token], run: ForwardPass, at: int) -> Way | None:
-    """The way to the logit of the likeliest token after the one at this position."""
-    if not isinstance(model, Model) or run.logits is None:
-        return None
-    return way(model, [token.id for token in tokens], run, at, int(run.logits[at].argmax()))
 
 
 def _called(model: "Model | HubModel") -> str:

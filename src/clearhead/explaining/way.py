@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from clearhead.core.axes import Array
-from clearhead.explaining.gpt2 import ForwardPass, Model, split
+from clearhead.explaining.gpt2 import ForwardPass, Model, Token, split
 
 PartKind = Literal["token", "position", "attention", "mlp", "norm"]
 
@@ -52,6 +52,13 @@ class Way(NamedTuple):
     def to_json(self) -> dict[str, Any]:
         """As plain numbers, lists and words."""
         return {**self._asdict(), "parts": [part._asdict() for part in self.parts], "difference": self.difference}
+
+
+def likeliest(model: Any, tokens: list[Token], run: ForwardPass, position: int) -> Way | None:
+    """The way to the logit of the likeliest token after this position; None for other layouts than GPT-2's."""
+    if not isinstance(model, Model) or run.logits is None:
+        return None
+    return way(model, [token.id for token in tokens], run, position, int(run.logits[position].argmax()))
 
 
 def way(model: Model, ids: list[int], run: ForwardPass, position: int, token: int) -> Way:

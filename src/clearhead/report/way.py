@@ -7,9 +7,10 @@ from rich.text import Text
 
 from clearhead.digits import fixed
 from clearhead.explaining.explain import Explanation
-from clearhead.explaining.gpt2 import GPT2Config, Model
+from clearhead.explaining.gpt2 import Model
 from clearhead.explaining.texts import parts_of
 from clearhead.explaining.way import WayPart
+from clearhead.explaining.way_told import names, notes
 from clearhead.report.console import put, title
 from clearhead.report.explained import fill
 from clearhead.report.streams import spelled
@@ -33,25 +34,14 @@ def _lines(seen: Explanation, language: Language) -> Iterator[Text]:
     yield title(say(language, "way", next=spelled(found.text), token=token))
     known = ""
     for part in found.parts:
-        place, what = _named(part, config, language)
+        place, what = names(part, config, language)
         line = f"  {fill('' if place == known else place, 12)}{fill(what, 27)}{_signed(part.adds):>8}"
         yield Text(f"{line}   {_most(part, language)}".rstrip())
         known = place
     total = say(language, "way sum", vocabulary=f"{config.vocabulary:,}")
     yield Text(f"  {fill('', 39)}{fixed(found.logit, 2, 8):>8}   {total}", style="bold")
-    yield Text(say(language, "way note", sigma=found.sigma, difference=found.difference), style="dim")
-    yield Text(say(language, "way meaning"), style="dim")
-
-
-def _named(part: WayPart, config: GPT2Config, language: Language) -> tuple[str, str]:
-    """Where a part belongs, and what it is with its sizes."""
-    sizes = {"heads": config.heads, "d_k": config.d_model // config.heads}
-    sizes |= {"d_model": config.d_model, "d_mlp": config.d_mlp}
-    if part.layer is not None:
-        return say(language, "way layer", layer=part.layer), say(language, f"way {part.kind}", **sizes)
-    if part.kind == "norm":
-        return say(language, "way norm"), say(language, "way norm bias")
-    return say(language, "way embeddings"), say(language, f"way {part.kind}")
+    for note in notes(found, language):
+        yield Text(note, style="dim")
 
 
 def _most(part: WayPart, language: Language) -> str:

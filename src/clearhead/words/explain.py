@@ -108,6 +108,8 @@ WORDS: dict[str, tuple[str, str]] = {
         "the way to {next} after {token}: what each part of the model adds to its logit",
         "从文本到 {token} 之后的 {next}：模型各部分为它的 logit 加上多少",
     ),
+    "way title": ("The way to {next} after {token}", "从文本到 {token} 之后的 {next}"),
+    "way bias": ("its bias", "其偏置"),
     "way embeddings": ("embeddings", "嵌入"),
     "way token": ("the token's vector", "词元的向量"),
     "way position": ("the position's vector", "位置的向量"),
