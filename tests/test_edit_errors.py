@@ -148,5 +148,5 @@ def test_a_sharded_matrix_says_what_to_give_instead(name: str):
     matrix = alone(ch.distributed.ShardedAttentionMatrix, {"q": torch.ones(3, 4), "k": torch.ones(3, 4)})
     with pytest.raises(AttributeError, match=f"ShardedAttentionMatrix has no '{name}': give s"):
         getattr(matrix, name)
-    with pytest.raises(AttributeError, match=r"has no 'cuts'\.$"):
-        getattr(matrix, "cuts")  # noqa: B009
+    with pytest.raises(AttributeError, match=r"has no 'rollout'\.$"):
+        getattr(matrix, "rollout")  # noqa: B009

@@ -279,19 +279,22 @@ REST: dict[str, Wrong] = {
         "residual is 'x': expected a number.",
     ),
     "a size in letters": (
-        lambda: ch.shapes(("n", 3), (3, 2), (3, 2)),
+        lambda: ch.shapes(("n m", 3), (3, 2), (3, 2)),
         ValueError,
-        "q is ('n', 3): expected an array, or its shape in whole numbers.\n\nhint: q=(3, 4)",
+        "q is ('n m', 3): expected an array, or its shape in whole numbers or symbols.\n\n"
+        'hint: q=(3, 4), or q=("n", "d_k")',
     ),
     "a size below 0": (
         lambda: ch.shapes((3, 2), (-2, 2), (3, 2)),
         ValueError,
-        "k is (-2, 2): expected an array, or its shape in whole numbers.\n\nhint: k=(3, 4)",
+        "k is (-2, 2): expected an array, or its shape in whole numbers or symbols.\n\n"
+        'hint: k=(3, 4), or k=("n", "d_k")',
     ),
     "a size that is a truth": (
         lambda: ch.shapes((3, 2), (3, 2), (True, 2)),
         ValueError,
-        "v is (True, 2): expected an array, or its shape in whole numbers.\n\nhint: v=(3, 4)",
+        "v is (True, 2): expected an array, or its shape in whole numbers or symbols.\n\n"
+        'hint: v=(3, 4), or v=("n", "d_k")',
     ),
     "a token in words": (lambda: trace().token("a"), IndexError, "query is 'a': expected a whole number."),
     "cells of no pixels": (

@@ -230,3 +230,24 @@ def test_a_page_says_where_its_arithmetic_ends(running, tmp_path):
         with opened(running, tmp_path / "page.html", wait=".map-of") as (page, unwanted):
             until(page, f"document.querySelector('main').textContent.includes('{words}')")
             assert unwanted == []
+
+
+def test_nan_infinity_and_tokens_of_any_script_are_shown_as_they_are(running, tmp_path):
+    rng = fresh()
+    q, k, v = (rng.standard_normal((2, 6, 4)) for _ in range(3))
+    q[0, 2, 1], k[1, 3, 0], v[0, 1, 2] = np.nan, np.inf, np.nan
+    tokens = ["<b>x</b>", "שלום", "👩‍👩‍👧", "\u202eevil", "</script>", "नमस्ते"]
+    ch.trace(q, k, v, causal=True).save(tmp_path / "page.html", tokens=tokens)
+    with opened(running, tmp_path / "page.html", wait=".map") as (page, unwanted):
+        assert page.locator(".heads .head").first.get_attribute("aria-label").endswith("not known")
+        read = page.locator("#readout")
+        page.locator(".passage .token").nth(1).click()
+        until(page, "document.querySelector('#readout').textContent.includes('1 “שלום”')")
+        assert "query \u20681 “שלום”\u2069 → key" in read.text_content()  # isolated, since it turns its neighbours
+        page.locator(".passage .token").nth(2).click()
+        until(page, "document.querySelector('#readout').textContent.startsWith('query 2')")
+        assert "NaN" in read.text_content()
+        settled(page)
+        assert "NaN" in page.locator(".lines").inner_text()
+        assert "<b>x</b>" in page.locator(".passage").inner_text()
+        assert unwanted == []

@@ -3,7 +3,7 @@
 
 import { h } from "./dom.js";
 import { asRun, isAsRun } from "./head.js";
-import { fmt, short, spelled } from "./numbers.js";
+import { fmt, isolated, short, spelled } from "./numbers.js";
 
 /** @typedef {{layer: number, head: number, query?: number, key?: number, weight: number, estimate: number, truth: number, rank: number}} Effect */
 
@@ -12,7 +12,7 @@ export function causes(s) {
   const { t, state, page } = s;
   const { why, layers, tokens } = page.header;
   if (!why) return [];
-  const spoken = (/** @type {string} */ text) => `\u2068${spelled(text)}\u2069`; // isolated: a token may be written from right to left
+  const spoken = (/** @type {string} */ text) => isolated(spelled(text));
   const last = tokens.length - 1;
   /** @type {Record<string, string>} */
   const texts = {

@@ -86,3 +86,8 @@ export function spelled(token, most = 24) {
 
 /** [each(0), …, each(size − 1)]. @template T @param {number} size @param {(at: number) => T} each */
 export const listOf = (size, each) => Array.from({ length: size }, (_, at) => each(at));
+
+const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff]/;
+
+/** A token inside a sentence: isolated where it is written from right to left, so that it does not turn its neighbours. @param {string} text */
+export const isolated = (text) => (RIGHT_TO_LEFT.test(text) ? `\u2068${text}\u2069` : text);

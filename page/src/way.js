@@ -1,7 +1,7 @@
 // The way from the text to one logit: every part of the model with its sizes and what it adds, which sums to the logit.
 
 import { h } from "./dom.js";
-import { short, spelled } from "./numbers.js";
+import { isolated, short, spelled } from "./numbers.js";
 
 /** @typedef {{layer: number | null, adds: number, heads: number[], bias: number}} Part */
 
@@ -13,7 +13,6 @@ const signed = (/** @type {number} */ x) => (x > 0 ? "+" : x < 0 ? "−" : "") +
 export function wayTitle(s) {
   const { position, text, words } = s.facts.way;
   const named = `${position} ${spelled(s.queryName(position), 20)}`;
-  const isolated = (/** @type {string} */ text) => `\u2068${text}\u2069`; // a token may be written from right to left
   return words[s.shell.language()].title
     .replace("{next}", () => isolated(spelled(text, 20)))
     .replace("{token}", () => isolated(named));

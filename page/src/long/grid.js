@@ -39,7 +39,8 @@ export function grid(run, statistic, chosen, choose, { t, say, language }, pictu
     layer.heads.map((/** @type {number} */ number, /** @type {number} */ place) => {
       const value = pictured ? null : layer.statistics[statistic][place];
       const name = several ? t("this head", { layer: layer.name, head: number }) : t("this matrix", { head: number });
-      const told = layer.captions[place]?.[language()] ?? t("no caption");
+      const known = Object.values(layer.statistics).some((values) => values[place] !== null);
+      const told = layer.captions[place]?.[language()] ?? t(known ? "no caption" : "unknown");
       const said = `${name}: ${pictured ? told : value === null ? t("unknown") : fmt(value, 3)}`;
       const here = chosen.layer === at && chosen.head === place;
       const tell = () => {

@@ -1,7 +1,7 @@
 // The chosen cell in words: query, key, weight with its error bound, rank and the row's sum.
 
 import { MASKED } from "../attention.js";
-import { fmt, within } from "../numbers.js";
+import { fmt, isolated, within } from "../numbers.js";
 import { tokensOf, weightOn } from "./lines.js";
 import { firstPixel, pixel } from "./source.js";
 import { placed, tokenAt } from "./units.js";
@@ -12,7 +12,10 @@ import { placed, tokenAt } from "./units.js";
 export function readout(shown, t) {
   const { cell, queries, keys, queryName, keyName, row } = shown;
   const found = cellValue(shown);
-  const names = { query: placed(queries, queryName, cell.i, 24), key: placed(keys, keyName, cell.j, 24) };
+  const names = {
+    query: isolated(placed(queries, queryName, cell.i, 24)),
+    key: isolated(placed(keys, keyName, cell.j, 24)),
+  };
   const read = (/** @type {string} */ value) => t("read", { ...names, value });
   if (!found) return read(t("computing"));
   if (found.value === MASKED) return read(t("masked cell"));
