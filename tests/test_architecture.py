@@ -15,7 +15,7 @@ from clearhead import engines
 from clearhead.core.problem import Rules
 from clearhead.core.statistics import Watched
 from clearhead.diagnosing.verdict import Diagnosis
-from clearhead.explaining.explain import Explanation
+from clearhead.explaining.explanation import Explanation
 from clearhead.textbook.trace import TokenTrace, Trace
 from clearhead.watching.seen import Seen
 

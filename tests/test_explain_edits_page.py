@@ -10,7 +10,8 @@ import clearhead as ch
 from browser import browser, opened
 from clearhead.digits import percent
 from clearhead.explaining import gpt2
-from clearhead.explaining.explain import document, explain
+from clearhead.explaining.explain import explain
+from clearhead.explaining.explanation import document
 
 TEXT = "mary had a little"
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 import clearhead as ch
 from clearhead.core.axes import Array
 from clearhead.errors import RuleError, SelectionError, ShapeError, UnknownNameError
-from clearhead.explaining.explain import document, explain
+from clearhead.explaining.explain import explain
+from clearhead.explaining.explanation import document
 from clearhead.explaining.gpt2 import load
 from clearhead.textbook.page import Scene
 from clearhead.textbook.trace import Trace

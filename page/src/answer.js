@@ -2,6 +2,7 @@
 
 import { add, h } from "./dom.js";
 import { percent, spelled } from "./numbers.js";
+import { sampling } from "./sampling.js";
 
 /** @typedef {[string, number, number?]} Choice      a token, its probability, and that in the other run */
 
@@ -54,6 +55,7 @@ export function answerRoom(page, shell) {
             row(choice, edited && choices === run.next && (withEdits ? "without edits" : "with edits"), t),
           ),
         ),
+        ...(choices === run.next && run.sampling ? [sampling(page, shell, run.sampling)] : []),
       );
     },
   };

@@ -19,6 +19,17 @@ addWords({
   query: ["query", "查询"],
   next: ["Most likely next", "最可能的下一个词元"],
   "next after": ["Most likely after “{token}”", "“{token}”之后最可能的词元"],
+  sampling: ["Temperature and top-k", "温度与 top-k"],
+  "sampling says": [
+    "How a next token would be drawn: softmax(logits / temperature), over the k largest logits or over all.",
+    "如何抽取下一个词元：对最大的 k 个或全部 logit 取 softmax(logit / 温度)。",
+  ],
+  "sampling temperature": ["temperature", "温度"],
+  "all tokens": ["all", "全部"],
+  "sampling entropy": [
+    "entropy {x} nats: as undecided as between {tokens} equally likely tokens",
+    "熵为 {x} 奈特，相当于在 {tokens} 个等概率词元之间选择",
+  ],
   sizes: ["Dimensions", "各维度"],
   n: ["queries: the tokens that attend", "查询数：发起关注的词元"],
   m: ["keys: the tokens that are attended to", "键数：被关注的词元"],

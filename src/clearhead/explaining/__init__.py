@@ -1,6 +1,6 @@
 """Models and texts: how one token's output came to be.
 
-explain        ch.explain; every_layer: all its attention, for the long page
+explain        ch.explain; explanation: what it gives, with its page; every_layer: all its attention, for the long page
 gpt2           models in GPT-2's layout; functions: what is between their linear maps
 derivatives    what one logit is above another, by every head's output; cutting: the same without one edge
 hub            models through Transformers; checkpoint: what is checked before one is loaded

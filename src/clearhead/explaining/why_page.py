@@ -5,7 +5,8 @@ from typing import Any
 
 from clearhead.changing.edits import Edit
 from clearhead.digits import fixed, percent
-from clearhead.explaining import explain
+from clearhead.explaining.explain import explain
+from clearhead.explaining.explanation import document as explained
 from clearhead.explaining.gpt2 import Model
 from clearhead.view.container import Document
 from clearhead.words import LANGUAGES, Language, say
@@ -21,7 +22,7 @@ def document(model: Model, edits: Sequence[Edit], causes: Mapping[str, Any], lan
     """
     first: Mapping[str, Any] = next(iter(causes["edges"]), {})
     chosen: dict[str, Any] = {"layer": first.get("layer"), "head": first.get("head"), "token": first.get("query")}
-    made = explain.document(explain.explain(causes["text"], model, **chosen, edits=list(edits) or None), language)
+    made = explained(explain(causes["text"], model, **chosen, edits=list(edits) or None), language)
     words = {each: _words(each, causes) for each in LANGUAGES}
     return Document({**made.header, "why": {name: causes[name] for name in _SHOWN} | {"words": words}}, made.arrays)
 

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from clearhead.digits import percent
 from clearhead.explaining.answer import CaptionedHead, clearest
-from clearhead.explaining.explain import Explanation
+from clearhead.explaining.explanation import Explanation
 from clearhead.explaining.texts import parts_of
 from clearhead.report.console import title
 from clearhead.report.heat import bar, label

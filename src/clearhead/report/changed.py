@@ -10,7 +10,7 @@ from rich.text import Text
 
 from clearhead.core.axes import Array, named
 from clearhead.digits import fixed, percent
-from clearhead.explaining.explain import Explanation
+from clearhead.explaining.explanation import Explanation
 from clearhead.explaining.texts import parts_of
 from clearhead.report.console import put, title
 from clearhead.report.explained import fill, opening

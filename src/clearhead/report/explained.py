@@ -10,7 +10,7 @@ from rich.text import Text
 
 from clearhead.core.axes import Array, named
 from clearhead.digits import fixed
-from clearhead.explaining.explain import Explanation
+from clearhead.explaining.explanation import Explanation
 from clearhead.explaining.gpt2 import SHIPPED, Model
 from clearhead.explaining.texts import Split, parts_of
 from clearhead.report import answer

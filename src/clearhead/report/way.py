@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from clearhead.digits import fixed
-from clearhead.explaining.explain import Explanation
+from clearhead.explaining.explanation import Explanation
 from clearhead.explaining.gpt2 import Model
 from clearhead.explaining.texts import parts_of
 from clearhead.explaining.way import WayPart

@@ -1,0 +1,66 @@
+// Sampling the next token: the softmax of all logits at another temperature, or of the k largest alone.
+
+import { h } from "./dom.js";
+import { fmt, percent, spelled } from "./numbers.js";
+
+const COUNTS = [1, 2, 5, 10, 50];
+
+/**
+ * @param {import("./container.js").Page} page
+ * @param {import("./shell.js").Shell} shell
+ * @param {{logits: string, texts: string[]}} given      the name of the sorted logits, and the texts of the first
+ */
+export function sampling(page, { t }, { logits, texts }) {
+  const { data } = page.array(logits);
+  const temperature = /** @type {HTMLInputElement} */ (
+    h("input", { type: "range", id: "temperature", min: 0.1, max: 2, step: 0.05, value: 1, oninput: update })
+  );
+  const kept = /** @type {HTMLSelectElement} */ (
+    h(
+      "select",
+      { id: "top-k", onchange: update },
+      h("option", { value: data.length }, t("all tokens")),
+      COUNTS.filter((count) => count < data.length).map((count) => h("option", { value: count }, count)),
+    )
+  );
+  const [shownTemperature, entropy] = [h("output.figures", { for: "temperature" }), h("p.aside", { role: "status" })];
+  const rows = texts.map((text) => {
+    const [bar, figures] = [h("span.share"), h("span.figures")];
+    return { bar, figures, element: h("li", h("bdi", spelled(text)), h("span.track", bar), figures) };
+  });
+  function update() {
+    const at = Number(temperature.value);
+    const shares = probabilities(data, at, Number(kept.value));
+    shownTemperature.textContent = fmt(at, 2);
+    for (const [place, { bar, figures }] of rows.entries()) {
+      const share = shares[place] ?? 0;
+      bar.style.width = `${share * 100}%`;
+      figures.textContent = percent(share);
+    }
+    const spread = shares.reduce((sum, share) => (share > 0 ? sum - share * Math.log(share) : sum), 0);
+    entropy.textContent = t("sampling entropy", { x: fmt(spread, 3), tokens: fmt(Math.exp(spread), 3) });
+  }
+  update();
+  return h(
+    "details.sampling",
+    h("summary", t("sampling")),
+    h("p.aside", t("sampling says")),
+    h("div.picks", h("label", t("sampling temperature"), temperature, shownTemperature), h("label", "top-k", kept)),
+    h(
+      "ol.next",
+      rows.map(({ element }) => element),
+    ),
+    entropy,
+  );
+}
+
+/**
+ * softmax(logits/temperature) over the first `count` of logits that are sorted, the largest first.
+ * @param {ArrayLike<number>} logits @param {number} temperature @param {number} count
+ */
+export function probabilities(logits, temperature, count) {
+  const shares = new Float64Array(Math.min(count, logits.length));
+  let sum = 0;
+  for (let i = 0; i < shares.length; i++) sum += shares[i] = Math.exp((logits[i] - logits[0]) / temperature);
+  return shares.map((share) => share / sum);
+}

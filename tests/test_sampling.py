@@ -1,0 +1,75 @@
+"""The page's temperature and top-k over the logits of the next token, in a real browser."""
+
+import numpy as np
+import pytest
+
+import clearhead as ch
+from browser import browser, opened
+from seeds import fresh
+
+TEXT = "mary had a little"
+
+
+@pytest.fixture(scope="module")
+def running():
+    with browser() as found:
+        yield found
+
+
+def expected(logits, temperature, count):
+    """softmax(logits/temperature) over the largest `count`, the largest first, and its entropy."""
+    kept = -np.sort(-logits.astype(np.float64))[:count] / temperature
+    shares = np.exp(kept - kept[0]) / np.exp(kept - kept[0]).sum()
+    return shares, -(shares * np.log(np.maximum(shares, 1e-300))).sum()
+
+
+def check(page, logits, temperature, count):
+    shares, entropy = expected(logits, temperature, count)
+    shown = [float(x.rstrip("%")) / 100 for x in page.locator(".sampling li .figures").all_text_contents()]
+    first = np.zeros(len(shown))
+    first[: min(count, len(shown))] = shares[: len(shown)]
+    assert shown == pytest.approx(first, rel=0.06, abs=5.1e-5)
+    said = page.locator(".sampling [role=status]").text_content()
+    assert float(said.split()[1]) == pytest.approx(entropy, rel=0.006, abs=1e-3)
+
+
+def test_next_tokens_at_a_random_temperature_and_count(running, tmp_path):
+    rng = fresh()
+    seen = ch.explain(TEXT)
+    seen.save(tmp_path / "page.html")
+    assert seen.logits is not None
+    with opened(running, tmp_path / "page.html") as (page, unwanted):
+        page.locator(".sampling summary").click()
+        names = page.locator(".sampling li bdi").all_text_contents()
+        assert names[: len(seen.next)] == [choice.text.replace(" ", "␣").replace("\n", "⏎") for choice in seen.next]
+        check(page, seen.logits, 1.0, len(seen.logits))
+        for _ in range(3):
+            temperature, count = round(float(rng.integers(2, 41)) * 0.05, 2), int(rng.choice([1, 2, 5, 10, 50]))
+            page.locator("#temperature").fill(str(temperature))
+            page.locator("#top-k").select_option(str(count))
+            check(page, seen.logits, temperature, count)
+        page.locator("#temperature").focus()
+        before = page.locator("#temperature").input_value()
+        page.keyboard.press("ArrowLeft")
+        assert page.locator("#temperature").input_value() != before or float(before) == 0.1
+        assert unwanted == []
+
+
+def test_each_run_has_its_own_logits(running, tmp_path):
+    seen = ch.explain(TEXT, edits=ch.cut(queries="little", keys="mary", layers=[0]))
+    seen.save(tmp_path / "page.html")
+    assert seen.before is not None
+    with opened(running, tmp_path / "page.html") as (page, unwanted):
+        page.locator(".sampling summary").click()
+        check(page, seen.logits, 1.0, len(seen.logits))
+        page.locator("#pick-edited").click()
+        page.locator(".sampling summary").click()
+        check(page, seen.before.logits, 1.0, len(seen.before.logits))
+        assert unwanted == []
+
+
+def test_a_page_of_arrays_has_no_sampling(running, tmp_path):
+    x = np.eye(3)
+    ch.trace(x, x, x).save(tmp_path / "page.html")
+    with opened(running, tmp_path / "page.html") as (page, _):
+        assert page.locator(".sampling").count() == 0
