@@ -23,6 +23,7 @@ _EXPLAIN_EXAMPLES = """examples:
   clearhead explain "mary had a little" --why
   clearhead explain "mary had a little" --why lamb --against dog
   clearhead explain "mary had a little" --why --html why.html
+  clearhead explain "humpty dumpty" --generate 8
   clearhead explain "jack and jill" --lang zh
   clearhead explain "humpty dumpty sat on" --html page.html
   clearhead explain "Attention is all" --model ./gpt2 --json attention.json
@@ -215,6 +216,13 @@ def _explain(commands: Any) -> None:
     explain.add_argument("--head", type=_whole, metavar="N", help="the head, from 0; default: the sharpest")
     explain.add_argument(
         "--token", type=_name, metavar="N|WORD", help="whose output: a position or a word; default: the last token"
+    )
+    explain.add_argument(
+        "--generate",
+        type=_whole,
+        default=0,
+        metavar="N",
+        help="let the model put N tokens after the text first",
     )
     _edit(explain, "cut", "Q>K[@L.H]", "run the text also with queries Q not seeing keys K, and compare (see below)")
     _edit(explain, "boost", "K=X[@L.H]", "run it also with X added to the logits of keys K, and compare")

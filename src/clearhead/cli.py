@@ -113,7 +113,7 @@ def _explain(given: argparse.Namespace) -> int:
         every = explain_windows(model, given.text, **chosen, each=each)
         data: dict[str, Any] = {"windows": [seen.to_json() for seen in every]}
     else:
-        every = [explain(given.text, model, **chosen, edits=edits, each=each)]
+        every = [explain(given.text, model, **chosen, edits=edits, generate=given.generate, each=each)]
         data = every[0].to_json()
     if given.json is not None:
         _write_json(given.json, data)

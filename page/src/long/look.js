@@ -4,6 +4,7 @@ import { h } from "../dom.js";
 import { fmt } from "../numbers.js";
 import { jump, moved, show } from "./cell.js";
 import { controls } from "./controls.js";
+import { decoding } from "./decoding.js";
 import { bindKeys } from "./keyboard.js";
 import { strongestKey } from "./lines.js";
 import { frameOf, refresh } from "./mapbox.js";
@@ -30,6 +31,7 @@ export async function openLook(given, here, heading, follows) {
   const { state, head } = given;
   const parts = newParts(given);
   const look = (latest = lookAt(given, parts));
+  parts.decoding = decoding(look);
   const { box, where, scale, readout, table, lists, text } = parts;
   const shownBeside = [h("div.left", box, scale, where, table), h("div.right", readout, given.dive.lines, lists)];
   given.answer.text.replaceChildren(text);
@@ -71,6 +73,7 @@ function newParts({ head: { n, m }, shell: { t } }) {
     table: /** @type {HTMLDetailsElement} */ (h("details.numbers", h("summary", t("table here")))),
     lists: h("div.lists"),
     text: h("div.text"),
+    decoding: null,
   };
 }
 

@@ -32,8 +32,9 @@ export const newReading = () => ({
  * @param {() => void} again      draw the text again
  * @param {(token: number | null) => void} point      the pointer is over a token, or has left the text
  * @param {(key: string, values?: any) => string} t
+ * @param {number} generated      how many of the last tokens the model put there
  */
-export function passage(texts, reading, pick, again, point, t) {
+export function passage(texts, reading, pick, again, point, t, generated) {
   const start = Math.max(0, Math.min(reading.start, texts.length - MOST));
   const stop = Math.min(texts.length, start + MOST);
   const turn = (/** @type {string} */ name, /** @type {number} */ to, /** @type {boolean} */ there) =>
@@ -43,7 +44,11 @@ export function passage(texts, reading, pick, again, point, t) {
   for (let at = start; at < stop; at++) {
     if (gap(at) && at > start) spans.push(" ");
     spans.push(
-      h("span.token", { "data-token": at, role: "button", tabindex: -1 }, shown(texts[at].replace(/^##/, ""))),
+      h(
+        at < texts.length - generated ? "span.token" : "span.token.generated",
+        { "data-token": at, role: "button", tabindex: -1 },
+        shown(texts[at].replace(/^##/, "")),
+      ),
     );
   }
   /** @param {EventTarget | null} target */
@@ -122,6 +127,7 @@ export function shadeText(look, over = null) {
     key: over ? -1 : state.key,
     aside: aside ? head.first : -1,
   });
+  if (!over) parts.decoding?.update();
 }
 
 /**

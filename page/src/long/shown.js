@@ -44,6 +44,7 @@ import { tokens, unitOf, words } from "./units.js";
  * @property {HTMLDetailsElement} table
  * @property {HTMLElement} lists
  * @property {HTMLElement} text
+ * @property {import("./decoding.js").Decoding | null} decoding
  */
 
 /**

@@ -38,7 +38,9 @@ export function drawText(look) {
       again,
       (token) => pointAt(look, token),
       t,
+      look.page.header.facts?.generated ?? 0,
     ),
+    look.parts.decoding?.element,
     h(
       "div.picks",
       h("span.note", t(head.layer.cross ? "lens cross" : "lens")),

@@ -3,6 +3,15 @@
 import { addWords } from "../words.js";
 
 addWords({
+  decoding: ["decoding", "解码"],
+  "decoding says": [
+    "The last {count} tokens (underlined with dots) were generated, each the likeliest after all before it.",
+    "最后 {count} 个词元（带点状下划线）由模型逐个生成，每次取最可能的一个。",
+  ],
+  "decoding step": [
+    "step {step} of {count}: {token} after {after}; the cache holds the keys and values of {cached} tokens in {layers} layers, {numbers} numbers",
+    "第 {step} 步（共 {count} 步）：在 {after} 之后生成 {token}；缓存中有 {cached} 个词元在 {layers} 层中的键和值，共 {numbers} 个数",
+  ],
   "keys arrows": [
     "arrows: move the cell (with Shift ten at a time); Enter: pin it; Esc: unpin",
     "方向键：移动所选格（按住 Shift 每次十格）；Enter：固定；Esc：取消固定",

@@ -9,5 +9,6 @@ way            what each part of the model adds to a logit, in exact sums; way_t
 why            ch.why: one token against another; derivatives of their logits; cutting: run again without an edge
 functions      the functions between a GPT-2's linear maps, each with its derivative
 editing        one layer's attention with edits; edit_checks: their words and layers; moving: what they moved
+generating     the likeliest next tokens, with a cache
 texts          tokens as a reader sees them
 """

@@ -12,6 +12,7 @@ from clearhead.core.axes import Array, group_size
 from clearhead.core.rule_values import is_whole, whole_number
 from clearhead.errors import SelectionError, shown
 from clearhead.explaining import edit_checks
+from clearhead.explaining.generating import check_generates, continued
 from clearhead.explaining.gpt2 import ForwardPass, Model, Token
 from clearhead.explaining.moving import moved, probabilities
 from clearhead.explaining.running import check_given, entropy_of, forward_pass, rules_of_head, steps_of
@@ -35,6 +36,7 @@ def explain(
     token: int | str | None = None,
     count: int = 5,
     edits: Any = None,
+    generate: int = 0,
     each: Callable[[range], Iterable[int]] = iter,
 ) -> Explanation:
     """Run `text` through a model and show one token's attention step by step: `clearhead explain` as an object.
@@ -47,6 +49,7 @@ def explain(
     count         how many next tokens to list
     edits         an edit or a list of edits, such as ch.cut(queries="on", keys="sat", layers=[0], heads=[3]): the text
                   is run with and without them. Any but like, values_like and off(to="mean")
+    generate      how many tokens to put after the text first, each the likeliest; then all of it is explained
     each          iterates over the model's layers, such as a progress bar
 
     Returns an Explanation: tokens, next (after the text) and after (the chosen token), steps (each intermediate's shape
@@ -55,10 +58,10 @@ def explain(
     `to_html`, `to_json`. In a notebook it is shown as its page. With edits all this is of the run with them, `before`
     is the Explanation without, and `moved` has next tokens and heads by how far they moved.
     Raises DtypeError for a text or model of another type, SelectionError for an unknown layer, head or token and for an
-    edit of what there is not or that changes nothing, RuleError for an edit that it does not show and for a count that
-    is not a whole number, ShapeError for an empty text or one that is too long, FileError for a model that cannot be
-    read, MissingExtraError where it needs Transformers. The forward pass takes O(tokens²·d_model + tokens·d_model²) for
-    each layer; the chosen head's numbers take O(tokens²) memory.
+    edit of what there is not or that changes nothing, RuleError for an edit that it does not show, for edits with
+    generate, and for counts that are no whole numbers, ShapeError for an empty text or one that is too long, FileError
+    for a model that cannot be read, MissingExtraError where it needs Transformers. The forward pass takes
+    O(tokens²·d_model + tokens·d_model²) for each layer; the chosen head's numbers take O(tokens²) memory.
 
     >>> import clearhead as ch
     >>> seen = ch.explain("humpty dumpty sat on")
@@ -73,13 +76,16 @@ def explain(
 
     loaded, count = find(model), whole_number("count", count, 0)
     given = edit_checks.checked(edits, loaded.config.layers, loaded.config.heads, loaded.name)
-    tokens = loaded.tokens(text)
+    more = whole_number("generate", generate, 0)
+    check_generates(more, edited=bool(given))
+    tokens = continued(loaded, loaded.tokens(text), more)
+    text += "".join(token.text for token in tokens[len(tokens) - more :])
     at = find_token(tokens, text, token)
     found = edit_checks.found_in(given, tokens, text)
     part, chosen = (text, tokens, None), (layer, head, at)
     if given:
         return _changed(loaded, part, chosen, count, each, (given, found))
-    return _explained(loaded, part, chosen, count, each)
+    return replace(_explained(loaded, part, chosen, count, each), generated=more)
 
 
 def explain_windows(

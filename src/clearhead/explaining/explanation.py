@@ -68,6 +68,7 @@ class Explanation:
     trace: Trace  # the chosen head, with its numbers
     row: TokenTrace  # the chosen token, computed alone
     entropy: Array  # (layers, heads): of the chosen token's row, in nats
+    generated: int = 0  # how many of the last tokens the model put there
     window: Window | None = None  # None: the whole text
     logits: Array | None = None  # (vocabulary,): of what follows the whole text
     way: Way | None = None  # what each part adds to the logit of the token's likeliest next; None: not GPT-2's layout
@@ -107,6 +108,7 @@ class Explanation:
                 "model": {"name": self.model.name, **config._asdict()},
                 "text": self.text,
                 "tokens": [token._asdict() for token in self.tokens],
+                "generated": self.generated,
                 "next": [choice._asdict() for choice in self.next],
                 "answer": self._answer_to_json(),
                 "layer": self.layer,
@@ -163,6 +165,7 @@ def document(seen: Explanation, language: Language = "en") -> Document:
         ),
         "illustration": seen.model.name == SHIPPED,
         "text": seen.text,
+        "generated": seen.generated,
     } | _run_facts(first, seen.moved, "logits")
     scene = Scene(seen.text, language, tokens=parts_of(seen.tokens, seen.text).names, chosen=chosen, facts=facts)
     weights = _projections(seen.model, seen.layer)

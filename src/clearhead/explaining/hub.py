@@ -91,6 +91,21 @@ class HubModel:
         """Empty: the model may rotate or normalise queries and keys between the projections and the scores."""
         return {}
 
+    def generate(self, ids: list[int], count: int) -> list[int]:
+        """The ids that the model puts after these, each the likeliest. Raises RuleError, ShapeError."""
+        import torch
+
+        most = self._positions()
+        if not self.inner.can_generate():
+            raise RuleError(f"{self.name} says no next token, so that it generates none.", "leave generate out.")
+        if most is not None and len(ids) + count > most:
+            raise gpt2.too_long(len(ids) + count, most)
+        given = torch.tensor([ids])
+        sizes = {"min_new_tokens": count, "max_new_tokens": count, "pad_token_id": 0}
+        with torch.inference_mode():
+            found = self.inner.generate(given, attention_mask=torch.ones_like(given), do_sample=False, **sizes)
+        return [int(token) for token in found[0, len(ids) :]]
+
     def run(
         self, ids: list[int], each: Callable[[range], Iterable[int]] = iter, edits: Sequence[Edit] = ()
     ) -> ForwardPass:

@@ -97,6 +97,8 @@ def opening(console: Console, seen: Explanation, language: Language) -> Iterator
     names, split = parts_of(seen.tokens, seen.text)
     yield from wrapped(console, lead, [f"{i} {spelled(name)}   " for i, name in enumerate(names)])
     yield from split_note(split, language)
+    if seen.generated:
+        yield Text(say(language, "generated", count=seen.generated), style="dim")
 
 
 def _layer(_: Console, seen: Explanation, language: Language) -> Iterator[Text]:

@@ -103,6 +103,10 @@ WORDS: dict[str, tuple[str, str]] = {
     "weight": ("weight a", "权重 a"),
     "contribution": ("a·v, first {count} of {width}", "a·v，{width} 维中的前 {count} 维"),
     "more": ("{count} more", "其余 {count} 个"),
+    "generated": (
+        "the model put the last {count} there, each the likeliest after all before it",
+        "最后 {count} 个词元由模型生成，每次取最可能的一个",
+    ),
     # explain: the way to a logit
     "way": (
         "the way to {next} after {token}: what each part of the model adds to its logit",
