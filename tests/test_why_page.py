@@ -274,7 +274,12 @@ def test_the_colours_are_told_apart_by_every_kind_of_colour_vision(running, plac
         grounds = []
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)
-            grounds.append([np.array(_ground(each)) for each in page.locator("#step-why p span").all()])
+            until(page, f"matchMedia('(prefers-color-scheme: {scheme})').matches")
+            page.wait_for_timeout(200)  # the page draws itself again
+            found = page.evaluate(
+                "[...document.querySelectorAll('#step-why p span')].map(x => getComputedStyle(x).backgroundColor)"
+            )
+            grounds.append([np.array([float(x) for x in re.findall(r"[\d.]+", each)[:3]]) for each in found])
     for blue, orange in grounds:
         scale = 1 if max(*blue, *orange) <= 1 else 255
         linear = [(colour / scale) ** 2.2 for colour in (blue, orange)]

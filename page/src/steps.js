@@ -102,6 +102,7 @@ export function openStory(page, place) {
     /** @param {Partial<State>} wanted */
     function commit(wanted) {
       const { what } = state;
+      clearTimeout(resting); // what the pointer meant on the map is older than this
       change(wanted);
       const { layer, head, query, key } = state;
       place.choose("steps", { run: runOf(), layer, head, query, key });

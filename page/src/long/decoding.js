@@ -23,7 +23,8 @@ export function decoding(look) {
       min: 1,
       max: count,
       value: count,
-      oninput: () => look.jumpTo(first + Number(slider.value) - 2, state.key),
+      oninput: () =>
+        look.jumpTo(first + Number(slider.value) - 2, Math.min(state.key, first + Number(slider.value) - 2)),
     })
   );
   const said = h("p.aside", { role: "status" });

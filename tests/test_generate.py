@@ -1,0 +1,93 @@
+"""explain with generated tokens: greedy decoding with a cache, and the page that steps through it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import clearhead as ch
+from browser import browser, opened, until
+from clearhead.errors import RuleError, ShapeError
+from clearhead.explaining import gpt2
+from clearhead.explaining.generating import continued
+from seeds import fresh
+from terminal import call
+
+SHIPPED = Path(ch.__file__).parent / "models" / "rhymes"
+
+
+def random_model(tmp_path):
+    torch, hf = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch.manual_seed(int(fresh().integers(1 << 31)))
+    config = hf.GPT2Config(
+        vocab_size=2400, n_positions=40, n_embd=24, n_layer=3, n_head=4, bos_token_id=0, eos_token_id=0
+    )
+    peer = hf.GPT2LMHeadModel(config).eval()
+    for parameter in peer.parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter)
+    peer.save_pretrained(tmp_path)
+    shutil.copy(SHIPPED / "tokenizer.json", tmp_path)
+    return gpt2.load(tmp_path)
+
+
+def test_each_token_is_the_likeliest_of_a_whole_pass_over_all_before_it(tmp_path):
+    for model in (gpt2.load(), random_model(tmp_path)):
+        tokens = continued(model, model.tokens("mary had a"), 12)
+        ids = [token.id for token in tokens]
+        run = model.run(ids)
+        for place in range(len(ids) - 12, len(ids)):
+            logits = run.logits[place - 1]
+            assert logits[ids[place]] >= logits.max() - 1e-4 * np.abs(logits).max()
+        assert all(a.stop == b.start for a, b in zip(tokens[-13:-1], tokens[-12:], strict=True))
+
+
+def test_the_text_goes_on_and_its_last_tokens_are_said_to_be_generated():
+    seen = ch.explain("humpty dumpty", generate=5)
+    assert seen.text.startswith("humpty dumpty sat on a")
+    assert (seen.generated, len(seen.tokens)) == (5, 7)
+    printed = call("explain", "humpty dumpty", "--generate", 5).stdout
+    assert "the model put the last 5 there" in printed
+    data = json.loads(call("explain", "humpty dumpty", "--generate", 5, "--json", "-").stdout)
+    assert data["generated"] == 5
+    assert data["text"] == seen.text
+
+
+def test_what_cannot_be_generated_is_refused():
+    with pytest.raises(ShapeError, match="256 positions"):
+        ch.explain("humpty dumpty", generate=255)
+    with pytest.raises(RuleError, match="generate and edits"):
+        ch.explain("humpty dumpty", generate=1, edits=ch.off(layers=[0], heads=[0]))
+    with pytest.raises(RuleError, match="generate is"):
+        ch.explain("humpty dumpty", generate=-1)
+
+
+@pytest.fixture(scope="module")
+def running():
+    with browser() as found:
+        yield found
+
+
+def test_the_page_steps_through_the_generated_tokens(running, tmp_path):
+    seen = ch.explain("humpty dumpty", generate=5)
+    seen.save(tmp_path / "page.html")
+    with opened(running, tmp_path / "page.html", wait=".decoding") as (page, unwanted):
+        assert page.locator(".token.generated").count() == 5
+        page.locator("#decoding").focus()
+        for step in (4, 3, 2, 1):
+            page.keyboard.press("ArrowLeft")
+            if step == 4:
+                page.keyboard.press("ArrowLeft")
+                page.keyboard.press("ArrowRight")
+            until(page, f"document.querySelector('.decoding p').textContent.startsWith('step {step} of 5')")
+            said = page.locator(".decoding p").text_content()
+            token = seen.tokens[1 + step].text
+            assert token.strip() in said
+            cached = 1 + step
+            numbers = cached * sum(run.k.shape[0] * (run.k.shape[2] + run.v.shape[2]) for run in seen.runs)
+            assert f"{cached} tokens" in said
+            assert f"{numbers:,} numbers" in said
+            until(page, f"document.querySelector('#readout').textContent.startsWith('query {step} ')")
+            assert page.locator(".next bdi").first.text_content() == seen.following[step][0].text.replace(" ", "␣")
+        assert unwanted == []
