@@ -114,6 +114,7 @@ def explain_windows(
     return [_explained(model, part, (layer, head, at), count, each) for part, at in pairs if at is not None]
 
 
+_SAMPLED = 10  # next tokens that a page shows at any temperature
 Part = tuple[str, list[Token], Window | None]
 Chosen = tuple[int | None, int | None, int]
 
@@ -183,6 +184,7 @@ def _of_run(
         window=part[2],
         following=[] if run.logits is None else [_next(model, row, count) for row in run.logits],
         logits=None if run.logits is None else run.logits[-1],
+        sampled=() if run.logits is None else _next(model, run.logits[-1], _SAMPLED),
         way=likeliest(model, part[1], run, chosen[2]),
     )
 

@@ -37,7 +37,6 @@ from clearhead.words import Language
 if TYPE_CHECKING:
     from clearhead.explaining.hub import HubModel
 
-_SAMPLED = 10  # texts of next tokens that a page has
 _MOST_WEIGHTS = 16 * 2**20  # bytes of W^Q … W^O that go into a page
 
 
@@ -71,6 +70,7 @@ class Explanation:
     generated: int = 0  # how many of the last tokens the model put there
     window: Window | None = None  # None: the whole text
     logits: Array | None = None  # (vocabulary,): of what follows the whole text
+    sampled: Sequence[Choice] = ()  # the first of them, the likeliest first
     way: Way | None = None  # what each part adds to the logit of the token's likeliest next; None: not GPT-2's layout
     edits: tuple[Edit, ...] = ()  # of the attention in this run
     before: "Explanation | None" = None  # with edits: the run without them
@@ -196,13 +196,10 @@ def _run_facts(seen: Explanation, moved: Moved | None, logits: str) -> dict[str,
         "entropy": listed(seen.entropy),
         "check": both("check", engine=seen.trace.check.engine, difference=seen.trace.check.largest_difference),
         "way": for_page(seen.way, seen.model),
-        "sampling": None if seen.logits is None else {"logits": logits, "texts": _likeliest(seen.model, seen.logits)},
+        "sampling": None
+        if seen.logits is None
+        else {"logits": logits, "texts": [choice.text for choice in seen.sampled]},
     }
-
-
-def _likeliest(model: "Model | HubModel", logits: Array) -> list[str]:
-    """The texts of the first tokens, in the order of the sorted logits."""
-    return [model.text(int(token)) for token in np.argsort(-logits.astype(np.float32), kind="stable")[:_SAMPLED]]
 
 
 def _page_layer(seen: Explanation, number: int, weights: Mapping[str, Array]) -> PageLayer:
