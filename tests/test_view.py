@@ -1,5 +1,6 @@
 """`clearhead view` serves the page to this machine only; bad requests get a reason and do not stop the server."""
 
+import base64
 import http.client
 import json
 import re
@@ -8,15 +9,21 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
 import clearhead as ch
 from browser import browser, until
-from clearhead.view import long
+from clearhead.core.arrays import bfloat16
+from clearhead.view import answers, long
 from clearhead.view.parts import one_sequence
 from clearhead.view.tiles import tile
+from seeds import fresh
+from test_page_numbers import DV, KV, RULES, SCRIPT, B, D, H, in_node
+from test_page_numbers import M as KEYS
+from test_page_numbers import N as QUERIES
 
 server = pytest.importorskip("clearhead.view.server")
 uvicorn = pytest.importorskip("uvicorn")
@@ -32,20 +39,35 @@ def matrix():
 
 
 @pytest.fixture(scope="module")
-def port(matrix):
-    run = long.ShownRun(
-        "run", [long.ShownLayer("0", range(4), one_sequence(matrix, 1))], [f" w{at}" for at in range(M)]
-    )
+def values():
+    return np.random.default_rng(4).standard_normal((2, 2, M, 5))
+
+
+@contextmanager
+def served(matrix, v):
+    """Batch item 1 of a matrix, served: its port, and what ends the server."""
+    layer = long.ShownLayer("0", range(4), one_sequence(matrix, 1), v=None if v is None else v[1:])
+    run = long.ShownRun("run", [layer], [f" w{at}" for at in range(M)])
     document = long.document([run], long.PageOptions(title="served", served=True))
     listening = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(server.application(document, [run], TOKEN), log_level="error", lifespan="off")
     serving = uvicorn.Server(config)
     thread = threading.Thread(target=serving.run, kwargs={"sockets": [listening]})
     thread.start()
-    yield listening.getsockname()[1]
-    serving.should_exit = True
-    thread.join()
-    listening.close()
+
+    def end():
+        serving.should_exit = True
+        thread.join()
+        listening.close()
+
+    yield listening.getsockname()[1], end
+    end()
+
+
+@pytest.fixture(scope="module")
+def port(matrix, values):
+    with served(matrix, values) as (found, _):
+        yield found
 
 
 def asked(port, path, body=None, method=None, **headers):
@@ -104,6 +126,84 @@ def test_a_bad_tile_request_gets_a_reason_and_the_server_keeps_running(port, cha
     assert asked(port, f"/{TOKEN}/tile", GOOD)[0] == 200
 
 
+WEIGHT = {**HEAD, "query": 7, "key": 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"head": 4}, "head is 4: expected a whole number from 0 to 3"),
+        ({"query": N}, f"query is {N}: expected a whole number from 0 to {N - 1}"),
+        ({"query": -1}, "query is -1"),
+        ({"query": None}, "query is None"),
+        ({"key": M}, f"key is {M}: expected a whole number from 0 to {M - 1}"),
+        ({"key": 2.0}, "key is 2.0"),
+        ({"key": [0]}, "key is [0]"),
+        ({"key": True}, "key is True"),
+    ],
+    ids=str,
+)
+def test_a_bad_request_for_a_weights_numbers_gets_a_reason(port, changes, words):
+    status, said, _ = asked(port, f"/{TOKEN}/operands", {**WEIGHT, **changes})
+    assert status == 400
+    assert words in said.decode()
+    assert asked(port, f"/{TOKEN}/operands", WEIGHT)[0] == 200
+
+
+def test_many_requests_at_once_are_all_answered(port):
+    found = []
+    flood = [
+        threading.Thread(target=lambda: found.append(asked(port, f"/{TOKEN}/operands", WEIGHT))) for _ in range(40)
+    ]
+    for each in flood:
+        each.start()
+    for each in flood:
+        each.join()
+    assert {status for status, *_ in found} == {200}
+    assert len({data for _, data, _ in found}) == 1
+
+
+def arithmetic(problems, tmp_path):
+    """What the page's program makes of the server's answers for one cell of each problem."""
+    cells = []
+    for run, told, head, i, j in problems:
+        place = {"run": 0, "layer": 0, "head": head}
+        answer = answers.answer("operands", place | {"query": i, "key": j}, [run])
+        cells.append({"layer": told, "i": i, "j": j, "answer": base64.b64encode(answer).decode()})
+    (tmp_path / "cells.json").write_text(json.dumps(cells))
+    return in_node(SCRIPT.with_name("operands.js"), str(tmp_path / "cells.json"))
+
+
+@pytest.mark.parametrize("most", [2**22, 0], ids=["whole heads", "single cells"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, bfloat16], ids=str)
+def test_the_arithmetic_of_a_served_weight_is_that_of_the_reference(most, dtype, tmp_path, monkeypatch):
+    monkeypatch.setattr(answers, "_MOST_NUMBERS", most)
+    rng, problems, truth = fresh(), [], []
+    for rules in RULES.values():
+        shapes = (B, H, QUERIES, D), (B, KV, KEYS, D), (B, KV, KEYS, DV)
+        q, k, v = (rng.standard_normal(shape).astype(dtype) for shape in shapes)
+        batch, head, i, j = (int(rng.integers(size)) for size in (B, H, QUERIES, KEYS))
+        part = one_sequence(ch.AttentionMatrix(q, k, **rules), batch)
+        run = long.ShownRun("run", [long.ShownLayer("0", range(H), part, v=v[[batch]])])
+        document = long.document([run], long.PageOptions(served=True))
+        problems.append((run, document.header["runs"][0]["layers"][0], head, i, j))
+        truth.append((ch.trace(q, k, v, **rules), v[batch, head // (H // KV), j], (batch, head, i), j))
+    for found, (trace, value, row, j) in zip(arithmetic(problems, tmp_path), truth, strict=True):
+        number = {name: np.array(found[name], np.float64) for name in found if name != "whole"}
+        weight = trace.weights[row][j]
+        bound = number["bound"] if np.isfinite(trace.logsumexp[row]) else 0.0
+        assert found["whole"] == (most > 0)
+        assert number["score"] == pytest.approx(trace.scores[row][j], rel=1e-12)
+        assert number["logit"] == pytest.approx(trace.masked[row][j], rel=1e-6)
+        assert number["logsumexp"] == pytest.approx(trace.logsumexp[row], rel=1e-5, abs=1e-6)
+        assert abs(number["weight"] - weight) <= weight * bound
+        assert bound < 1e-4
+        assert number["seen"] == np.isfinite(trace.masked[row]).sum()
+        assert np.array_equal(number["value"], value.astype(np.float64))
+        near = np.nan_to_num(number["off"]) + 1e-14
+        assert (np.abs(number["output"] - trace.output[row]) <= near).all()
+
+
 def test_requests_from_other_machines_and_pages_are_refused(port):
     assert asked(port, f"/{TOKEN}/")[0] == 200
     assert asked(port, "/other/")[0] == 404
@@ -116,6 +216,10 @@ def test_requests_from_other_machines_and_pages_are_refused(port):
     assert asked(port, f"/{TOKEN}/", Host="evil.example")[0] == 400
     assert asked(port, f"/{TOKEN}/", Origin="http://evil.example")[0] == 403
     assert asked(port, f"/{TOKEN}/tile", GOOD, Origin="null")[0] == 403
+    assert asked(port, f"/{TOKEN}/operands", WEIGHT, Origin="http://evil.example")[0] == 403
+    assert asked(port, f"/{TOKEN}/operands", WEIGHT, Host="evil.example")[0] == 400
+    assert asked(port, "/other/operands", WEIGHT)[0] == 404
+    assert asked(port, f"/{TOKEN}/operands")[0] == 405
     assert asked(port, f"/{TOKEN}/tile", GOOD, Origin=f"http://127.0.0.1:{port}")[0] == 200
     _, _, headers = asked(port, f"/{TOKEN}/")
     policy = {name.lower(): value for name, value in headers.items()}["content-security-policy"]
@@ -144,23 +248,12 @@ def test_the_same_page_opens_and_its_numbers_come_from_the_server(port, matrix):
 
 
 def test_a_page_says_when_its_server_has_ended(matrix):
-    run = long.ShownRun(
-        "run", [long.ShownLayer("0", range(4), one_sequence(matrix, 1))], [f" w{at}" for at in range(M)]
-    )
-    document = long.document([run], long.PageOptions(title="served", served=True))
-    listening = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(server.application(document, [run], TOKEN), log_level="error", lifespan="off")
-    serving = uvicorn.Server(config)
-    thread = threading.Thread(target=serving.run, kwargs={"sockets": [listening]})
-    thread.start()
-    with browser() as running:
+    with served(matrix, None) as (port, end), browser() as running:
         page = running.new_context().new_page()
-        page.goto(f"http://127.0.0.1:{listening.getsockname()[1]}/{TOKEN}/#at=0.0.2&cell=15.6")
+        page.goto(f"http://127.0.0.1:{port}/{TOKEN}/#at=0.0.2&cell=15.6")
         page.wait_for_selector(".map-of")
         until(page, "document.querySelector('.map-of').dataset.missing === '0'")
-        serving.should_exit = True
-        thread.join()
-        listening.close()
+        end()
         page.locator(".map-of").focus()
         page.keyboard.press("ArrowUp")
         until(page, "document.querySelector('.warn')")

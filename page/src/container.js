@@ -50,6 +50,23 @@ export function openPage(read) {
   return { header, has: (name) => name in header.arrays, array, known: (name) => arrays.get(name), bytesOf, keep };
 }
 
+/**
+ * Arrays that were requested: the header's length, the header, the arrays, each at a multiple of eight bytes.
+ * @param {ArrayBuffer} buffer
+ * @returns {Page}
+ */
+export function openFrame(buffer) {
+  const start = 8 + new Uint32Array(buffer, 0, 1)[0];
+  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, start - 8)));
+  const bytesOf = (/** @type {number} */ at, /** @type {number} */ length) =>
+    new Uint8Array(buffer.slice(start + at, start + at + length));
+  const array = (/** @type {string} */ name) => {
+    const { at, shape, dtype } = header.arrays[name];
+    return { shape, data: numbers(bytesOf(at, sizeOf(shape) * BYTES[dtype]), dtype) };
+  };
+  return { header, has: (name) => name in header.arrays, array, known: () => undefined, bytesOf, keep: array };
+}
+
 /** @param {number[]} shape */
 export const sizeOf = (shape) => shape.reduce((a, b) => a * b, 1);
 

@@ -36,6 +36,10 @@ export function within(x, off) {
   return `${signs(shown)} ± ${fmt(Math.ceil(wide / unit) * unit, 1)}`;
 }
 
+/** So many digits, and how far it may be off only where those digits would not tell. @param {number} x @param {number} off @param {number} digits */
+export const least = (x, off, digits) =>
+  off > 10 ** (Math.floor(Math.log10(Math.abs(x))) + 1 - digits) / 2 ? within(x, off) : fmt(x, digits);
+
 /**
  * A number for a cell: at most five characters or so.
  * @param {number} x

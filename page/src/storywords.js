@@ -105,9 +105,9 @@ addWords({
     "Query {i} and key {j}: every step is beside the map. Change something here and it follows at once.",
     "查询 {i} 与键 {j}：每一步都写在图旁。在这里改动任何一项，数值立即随之变化。",
   ],
-  "dive served": [
-    "Weights come from clearhead view, which keeps q and k to itself; save the page to see every product.",
-    "权重由 clearhead view 提供，q 与 k 不在本页中；保存页面后即可查看每一步乘积。",
+  "dive part": [
+    "Query {i} and key {j}: every step is beside the map. What-ifs are left out: this head's q, k and v are more than 4 million numbers.",
+    "查询 {i} 与键 {j}：每一步都写在图旁。这个头的 q、k、v 合计超过 400 万个数，因此不提供假设。",
   ],
   "dive pictured": [
     "Of this head the page has an image only. Save it with exact=… to see every product.",
@@ -124,7 +124,14 @@ addWords({
   "dive weight": ["softmax", "softmax"],
   "dive value": ["weight times value", "权重乘以值"],
   "dive output": ["output: the sum over all keys", "输出：对所有键求和"],
-  "no values": ["the page has no values (v), so the arithmetic ends at the weight", "本页不含值（v），计算到权重为止"],
+  "no values": [
+    "the page has no values (v), so the arithmetic ends at the weight. save(…, v=v) or watch(…, values=True) adds them.",
+    "本页不含值（v），计算到权重为止。用 save(…, v=v) 或 watch(…, values=True) 可加入值。",
+  ],
+  "values left out": [
+    "with the values (v) this page would be larger than 16 MB, so the arithmetic ends at the weight. With fewer heads in exact=… they fit.",
+    "若含值（v），本页将超过 16 MB，因此计算到权重为止。减少 exact=… 中的头即可放入。",
+  ],
   "matrix by step": ["The whole matrix, step by step", "整个矩阵，逐步变化"],
   "step product": ["q·k", "q·k"],
   "step scaled": ["scaled", "缩放"],

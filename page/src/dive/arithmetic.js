@@ -1,7 +1,7 @@
 // The chosen weight written out with its numbers: q·k, scale, rules, softmax, and the value times the weight.
 
 import { h } from "../dom.js";
-import { fmt, within } from "../numbers.js";
+import { fmt, least, within } from "../numbers.js";
 import { num, sumOfProducts, sym } from "../written.js";
 import { cell, outputAt, throughRules } from "./problem.js";
 
@@ -15,10 +15,11 @@ const MOST = 4; // numbers of a value that are shown
  * @param {number} i
  * @param {number} j
  * @param {number | null} bound      how far the weight may be from the run's, as a share of it; null under a supposition
+ * @param {boolean} known      whether the run's v is known, though the page may not have it
  * @param {(key: string, values?: any) => string} t
  * @returns {[string, Child][]} a heading and a line for each step
  */
-export function arithmetic(problem, row, i, j, bound, t) {
+export function arithmetic(problem, row, i, j, bound, known, t) {
   const { q, k, v, rules } = problem;
   const score = row.scores[j];
   const at = `${i},${j}`;
@@ -91,11 +92,12 @@ export function arithmetic(problem, row, i, j, bound, t) {
       h("b", off === null ? fmt(weight, 5) : within(weight, off)),
     ],
   ]);
-  if (!v) return [...lines, [t("dive value"), t("no values")]];
+  if (!v) return [...lines, [t("dive value"), t(known ? "values left out" : "no values")]];
+  const share = bound === null ? 0 : bound + problem.vLost;
   const shown = Array.from({ length: Math.min(MOST, v.width) }, (_, c) => c);
-  const vector = (/** @type {(c: number) => number} */ of) => [
+  const vector = (/** @type {(c: number) => [number, number]} */ of) => [
     "[",
-    shown.map((c) => [c ? "  " : "", num(of(c), "value", 3)]),
+    shown.map((c) => [c ? "  " : "", h("span.num.role-value", least(...of(c), 3))]),
     v.width > MOST ? " …]" : "]",
   ];
   lines.push([
@@ -107,9 +109,9 @@ export function arithmetic(problem, row, i, j, bound, t) {
       " = ",
       num(weight, "weights"),
       "·",
-      vector((c) => cell(v, j, c)),
+      vector((c) => [cell(v, j, c), Math.abs(cell(v, j, c)) * problem.vLost]),
       " = ",
-      vector((c) => weight * cell(v, j, c)),
+      vector((c) => [weight * cell(v, j, c), Math.abs(weight * cell(v, j, c)) * share]),
     ],
   ]);
   lines.push([
@@ -121,7 +123,7 @@ export function arithmetic(problem, row, i, j, bound, t) {
       "·",
       sym("v", "j", "value"),
       " = ",
-      vector((c) => outputAt(problem, row, c)),
+      vector((c) => outputAt(problem, row, c, share)),
     ],
   ]);
   return lines;

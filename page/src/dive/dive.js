@@ -3,6 +3,7 @@
 import { add, h } from "../dom.js";
 import { asRun, isAsRun } from "../head.js";
 import { spelled } from "../numbers.js";
+import { operandsAt } from "../long/operands.js";
 import { tokenAt } from "../long/units.js";
 import { arithmetic } from "./arithmetic.js";
 import { drawBars } from "./bars.js";
@@ -21,6 +22,8 @@ export function diveRoom({ t }, place) {
   /** @type {Look | null} */
   let look = null;
   let of = "";
+  /** @type {import("../long/operands.js").Cell | null} what the server sent of a head too large to be sent whole */
+  let part = null;
   const lines = h("ol.lines");
   const bars = /** @type {HTMLCanvasElement} */ (h("canvas.row-bars"));
   const title = h("h2", { id: "dive-title" }, t("dive"));
@@ -37,7 +40,8 @@ export function diveRoom({ t }, place) {
   };
   const controls = whatIfs(t, () => place.what, suppose, chosen);
   const steps = scrubber(t, (i, j) => look?.jumpTo(i, j));
-  const rest = h("div", controls.element, controls.ribbon, controls.numbers, bars, steps.element);
+  const play = h("div", controls.element, controls.ribbon, controls.numbers);
+  const rest = h("div", play, bars, steps.element);
   const element = h("section.dive", { "aria-labelledby": "dive-title" });
   add(element, [title, says, rest]);
   let { what } = place;
@@ -51,29 +55,34 @@ export function diveRoom({ t }, place) {
     const here = Object.values(head.address).join(" ");
     if (of !== here && Object.keys(place.what.values).length) place.suppose("dive", { ...place.what, values: {} }); // edited numbers belong to their head
     of = here;
-    const problem = problemOf(head, place.what);
+    if (part?.head !== head) part = null;
+    const problem = part?.problem ?? problemOf(head, place.what);
     rest.hidden = !problem;
+    play.hidden = Boolean(part);
     says.textContent = t(
-      problem ? "dive says" : head.served ? "dive served" : head.exact ? "computing" : "dive pictured",
-      { i, j },
+      problem ? (part ? "dive part" : "dive says") : head.exact ? "computing" : "dive pictured",
+      part ?? { i, j },
     );
     if (!problem) return lines.replaceChildren();
-    const row = rowAt(problem, i);
-    const real = isAsRun(place.what);
+    const row = part?.row ?? rowAt(problem, i);
+    const real = Boolean(part) || isAsRun(place.what);
     const own = real ? null : /** @type {import("./problem.js").Problem} */ (problemOf(head, asRun()));
     const ghost = own && rowAt(own, i);
-    const bound = real && head.computing ? head.computing.bound(i) : null;
-    const before = own && ghost && arithmetic(own, ghost, i, j, null, t);
+    const bound = real ? (part?.bound ?? head.computing?.bound(i) ?? null) : null;
+    const known = head.layer.values !== null;
+    const before = own && ghost && arithmetic(own, ghost, i, j, null, known, t);
+    const [at_i, at_j] = part ? [part.i, part.j] : [i, j];
     lines.replaceChildren(
-      ...arithmetic(problem, row, i, j, bound, t).map(([name, line]) => {
+      ...arithmetic(problem, row, at_i, at_j, bound, known, t).map(([name, line]) => {
         const was = before?.find(([other]) => other === name);
         const now = h("p.written", line);
         const old = was && h("p.written.ghost", h("small", `${t("run value")} `), was[1]);
         return h("li", h("small", name), now, old && old.textContent?.endsWith(String(now.textContent)) ? null : old);
       }),
     );
+    drawBars(bars, row.weights, ghost?.weights ?? null, at_j);
+    if (part) return void (steps.element.hidden = true);
     controls.update(problem);
-    drawBars(bars, row.weights, ghost?.weights ?? null, j);
     steps.update(problem, own, i, j);
   }
 
@@ -83,8 +92,21 @@ export function diveRoom({ t }, place) {
     /** The map's cell has moved. @param {Look} next */
     show(next) {
       look = next;
-      update();
-      if (!next.head.computing) next.head.loading.then(() => look === next && update());
+      const { head } = next;
+      const { i, j } = next.cell;
+      const here = () => look === next && next.cell.i === i && next.cell.j === j;
+      if (part?.head !== head) update();
+      if (head.computing) return;
+      if (!head.served) return void head.loading.then(() => look === next && update());
+      const at = chosen();
+      if (at)
+        operandsAt(head, at.i, at.j)
+          .then((found) => {
+            if (!here()) return;
+            part = found;
+            update();
+          })
+          .catch(next.failed);
     },
   };
 }

@@ -5,8 +5,9 @@ import { supposed } from "../head.js";
 
 /** @typedef {import("../attention.js").Rows} Rows */
 /** @typedef {import("../attention.js").Rules} Rules */
-/** @typedef {{n: number, m: number, q: Rows, k: Rows, v: Rows | null, rules: Rules}} Problem */
-/** @typedef {ReturnType<typeof rowAt>} Row */
+/** @typedef {import("../container.js").Numbers} Numbers */
+/** @typedef {{n: number, m: number, q: Rows, k: Rows, v: Rows | null, vLost: number, rules: Rules}} Problem      vLost: what v lost by rounding for the page, as a share */
+/** @typedef {{scores: {[j: number]: number}, logits: {[j: number]: number}, L: number, weights: Numbers, seen: number, mixed: {sum: Numbers, size: Numbers} | null}} Row      mixed: Σ a·v and Σ a·|v|, where the server computed it; then only the chosen key has a score and a logit */
 
 /**
  * @param {import("../long/source.js").Head} head
@@ -29,7 +30,8 @@ export function problemOf(head, what) {
     }
     return { data, at: 0, width: rows.width };
   };
-  return { n, m, q: edited("q", c.q, n), k: edited("k", c.k, m), v: c.v && edited("v", c.v, m), rules };
+  const v = c.v && edited("v", c.v, m);
+  return { n, m, q: edited("q", c.q, n), k: edited("k", c.k, m), v, vLost: c.vLost, rules };
 }
 
 /** A number of q, k or v. @param {Rows} rows @param {number} row @param {number} col */
@@ -39,13 +41,15 @@ export const cell = (rows, row, col) => rows.data[rows.at + row * rows.width + c
  * One query with every key. O(keys·d_k).
  * @param {Problem} problem
  * @param {number} i
+ * @returns {Row & {logits: Float64Array}}
  */
 export function rowAt({ q, k, rules, m }, i) {
   const scores = Float64Array.from({ length: m }, (_, j) => dot(q, i, k, j));
   const logits = scores.map((score, j) => logit(rules, score, i, j));
   const L = logsumexp(m, (j) => logits[j], rules.sink);
   const weights = logits.map((x) => (x === -Infinity ? 0 : Math.exp(x - L)));
-  return { scores, logits, L, weights, seen: logits.reduce((sum, x) => sum + Number(x !== -Infinity), 0) };
+  const seen = logits.reduce((sum, x) => sum + Number(x !== -Infinity), 0);
+  return { scores, logits, L, weights, seen, mixed: null };
 }
 
 /** What each rule makes of a score: its value after scaling, capping and biases. @param {Rules} rules @param {number} score @param {number} i @param {number} j */
@@ -55,9 +59,20 @@ export function throughRules(rules, score, i, j) {
   return { scaled, capped: afterCap, biased: biased(rules, afterCap, i, j), visible: visible(rules, i, j) };
 }
 
-/** One number of a query's output. @param {Problem} problem @param {Row} row @param {number} c */
-export function outputAt({ v, m }, row, c) {
-  let sum = 0;
-  if (v) for (let j = 0; j < m; j++) if (row.logits[j] !== -Infinity) sum += row.weights[j] * cell(v, j, c);
-  return sum;
+/**
+ * One number of a query's output, and how far it may be off where each weight and value may be off by a share.
+ * @param {Problem} problem @param {Row} row @param {number} c @param {number} [share]
+ * @returns {[number, number]}
+ */
+export function outputAt({ v, m }, row, c, share = 0) {
+  if (row.mixed) return [row.mixed.sum[c], row.mixed.size[c] * share];
+  let [sum, size] = [0, 0];
+  if (v)
+    for (let j = 0; j < m; j++)
+      if (row.logits[j] !== -Infinity) {
+        const part = row.weights[j] * cell(v, j, c);
+        sum += part;
+        size += Math.abs(part);
+      }
+  return [sum, size * share];
 }

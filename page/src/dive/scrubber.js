@@ -174,7 +174,7 @@ function stagesOf(problem, own) {
     stage("A", (i, j) => rows[i].weights[j], weighed(1).at, true),
   ];
   if (!v) return made;
-  const output = rows.map((row) => Float64Array.from({ length: v.width }, (_, c) => outputAt(problem, row, c)));
+  const output = rows.map((row) => Float64Array.from({ length: v.width }, (_, c) => outputAt(problem, row, c)[0]));
   return [
     ...made,
     stage(

@@ -108,7 +108,7 @@ const drawn = () => new Promise((go) => requestAnimationFrame(() => setTimeout(g
  * @param {number} at
  * @param {import("../attention.js").Rules} rules
  */
-async function computed(page, layer, at, rules) {
+export async function computed(page, layer, at, rules) {
   const { queries: n, keys: m, d_k: width, arrays } = layer;
   const [q, k] = await Promise.all(["q", "k"].map((name) => load(page, arrays[name])));
   const lse = arrays.logsumexp ? await load(page, arrays.logsumexp) : null;
@@ -126,11 +126,15 @@ async function computed(page, layer, at, rules) {
     if (!known[i]) L[i] = rowLogsumexp(rows.q, rows.k, rules, i, line);
     known[i] = 1;
   };
-  const stored = page.header.arrays[arrays.q].dtype;
-  const bound = bounds(rows.q, rows.k, L, rules, stored === layer.dtype ? "" : stored, m);
+  const lost = (/** @type {string} */ name, /** @type {string} */ own) => {
+    const stored = page.header.arrays[arrays[name]]?.dtype;
+    return !stored || stored === own ? 0 : ROUND[stored];
+  };
+  const bound = bounds(rows.q, L, rules, lost("q", layer.dtype), longestOf(rows.k, m));
   return {
     ...rows,
     v,
+    vLost: lost("v", layer.values), // by rounding for the page, as a share
     /** How far a query's weights may be from the run's, as a share of them. @param {number} i */
     bound: (i) => (know(i), bound(i)),
     /** A query's weights on keys from…to. @param {number} i @param {number} from @param {number} to @param {Float32Array} out @param {number} place      where in `out` key `from` stands */
@@ -141,30 +145,36 @@ async function computed(page, layer, at, rules) {
 /** @type {Record<string, number>} unit roundoff */
 const ROUND = { bfloat16: 2 ** -8, float16: 2 ** -11, float32: 2 ** -24 };
 
+/** @param {import("../attention.js").Rows} x @param {number} i */
+const norm = (x, i) => {
+  let sum = 0;
+  for (let c = 0; c < x.width; c++) sum += x.data[x.at + i * x.width + c] ** 2;
+  return Math.sqrt(sum);
+};
+
+/** The length of the longest key, computed when it is first needed. @param {import("../attention.js").Rows} k @param {number} m */
+function longestOf(k, m) {
+  let longest = -1;
+  return () => {
+    if (longest < 0) for (let j = 0; j < m; j++) longest = Math.max(longest, norm(k, j));
+    return longest;
+  };
+}
+
 /**
  * How far a weight computed here may be from the run's, as a share of it: L in float32 from sums of d products, and, where
  * q and k were rounded for the page, that rounding twice (in the score and in L).
  * @param {import("../attention.js").Rows} q
- * @param {import("../attention.js").Rows} k
- * @param {ArrayLike<number>} L
+ * @param {{[i: number]: number}} L
  * @param {import("../attention.js").Rules} r
- * @param {string} rounded
- * @param {number} m
+ * @param {number} rounded      what q and k lost by rounding, as a share
+ * @param {() => number} longest      the length of the longest key
  */
-function bounds(q, k, L, r, rounded, m) {
-  let longest = -1;
-  const norm = (/** @type {import("../attention.js").Rows} */ x, /** @type {number} */ i) => {
-    let sum = 0;
-    for (let c = 0; c < x.width; c++) sum += x.data[x.at + i * x.width + c] ** 2;
-    return Math.sqrt(sum);
-  };
-  return (/** @type {number} */ i) => {
-    if (longest < 0) for (let j = 0; j < m; j++) longest = Math.max(longest, norm(k, j));
-    const most = Math.abs(r.scale) * norm(q, i) * longest;
-    const lost = 2 ** -24 * (4 + Math.abs(L[i]) + (q.width + 8) * most);
-    return Math.expm1(lost + (rounded ? 4 * ROUND[rounded] * most : 0));
-  };
-}
+export const bounds = (q, L, r, rounded, longest) => (/** @type {number} */ i) => {
+  const most = Math.abs(r.scale) * norm(q, i) * longest();
+  const lost = 2 ** -24 * (4 + Math.abs(L[i]) + (q.width + 8) * most);
+  return Math.expm1(lost + 4 * rounded * most);
+};
 
 /**
  * The value of a picture's pixel, and how far it may be off.
@@ -210,23 +220,26 @@ export async function columnOf(head, j) {
   return out;
 }
 
+/** Weights from the viewer's server. @param {Head} head @param {string} what @param {Record<string, any>} values */
+export const ask = async (head, what, values) => new Float32Array(await askBytes(head, what, values));
+
 /**
- * Asks the viewer's server, or the notebook's kernel; both answer with float32.
- * @param {Head} head @param {string} what @param {Record<string, any>} values
+ * Asks the viewer's server, or the notebook's kernel.
+ * @param {Head} head @param {string} what @param {Record<string, any>} values @returns {Promise<ArrayBuffer>}
  */
-export async function ask(head, what, values) {
+export async function askBytes(head, what, values) {
   const wanted = { ...head.address, ...values };
   if (head.served === "frame") return askFrame(what, wanted);
   const answer = await fetch(what, { method: "POST", body: JSON.stringify(wanted) }).catch(() =>
     Promise.reject(new Error("ended")),
   );
   if (!answer.ok) throw new Error(`${answer.status} ${await answer.text()}`);
-  return new Float32Array(await answer.arrayBuffer());
+  return answer.arrayBuffer();
 }
 
 let asked = 0;
 
-/** Sends a request through the page around this frame, which passes it on. @param {string} what @param {object} wanted @returns {Promise<Float32Array>} */
+/** Sends a request through the page around this frame, which passes it on. @param {string} what @param {object} wanted @returns {Promise<ArrayBuffer>} */
 function askFrame(what, wanted) {
   const id = ++asked;
   return new Promise((go, stop) => {
@@ -234,7 +247,7 @@ function askFrame(what, wanted) {
       if (source !== parent || data?.id !== id) return;
       removeEventListener("message", listen);
       if (data.error) stop(new Error(data.error));
-      else go(new Float32Array(data.weights));
+      else go(data.weights);
     };
     addEventListener("message", listen);
     parent.postMessage({ id, what, wanted }, "*");

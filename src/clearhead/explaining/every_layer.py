@@ -13,8 +13,6 @@ from clearhead.view.parts import one_sequence
 if TYPE_CHECKING:
     from clearhead.explaining.hub import HubModel
 
-_MOST_VALUES = 2**20  # numbers: up to so many v the page's arithmetic goes on to the output
-
 
 def seen_in(model: "Model | HubModel", text: str, each: Callable[[range], Iterable[int]] = iter) -> ShownRun:
     """Run a text through a model and keep every layer's attention, for a page. Raises ShapeError as `explain`."""
@@ -32,13 +30,12 @@ def _seen(
     model: "Model | HubModel", tokens: list[Token], name: str, each: Callable[[range], Iterable[int]]
 ) -> ShownRun:
     run = forward_pass(model, tokens, each)
-    valued = sum(part.v.size for part in run.layers) <= _MOST_VALUES
     layers = [
         ShownLayer(
             str(number),
             range(len(part.q)),
             one_sequence(AttentionMatrix(part.q, part.k, **part.rules), 0),
-            v=part.v[None] if valued else None,
+            v=part.v[None],
         )
         for number, part in enumerate(run.layers)
     ]

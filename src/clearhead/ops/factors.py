@@ -213,11 +213,18 @@ class Factors:
         want = wanted(self.problem, asked, output=v is not None)
         rows = range(self.problem.queries)[queries]
         want = want.for_queries(rows)
-        values = None
-        if v is not None:
-            array = as_array(autocast(v), "v", self.problem.device)[0]
-            values, _ = operand(self.problem, array, "v", self.shape[-1], (self.problem.kv_heads,))
+        values = None if v is None else self._values(v)
         return self.take_queries(rows)._observe(values, want)
+
+    def values(self, v: Any) -> Array:
+        """Validated v, (batch, kv_heads, keys, d_v). Raises ShapeError or DtypeError where it does not fit."""
+        problem, found = self.problem, self._values(v)
+        return broadcast(found, (problem.batch, problem.kv_heads, *found.shape[2:]))
+
+    def _values(self, v: Any) -> Array:
+        """(batch, 1 or kv_heads, keys, d_v)."""
+        array = as_array(autocast(v), "v", self.problem.device)[0]
+        return operand(self.problem, array, "v", self.shape[-1], (self.problem.kv_heads,))[0]
 
     def _observe(self, v: Array | None, want: Wanted) -> Observation:
         engine = engines.able(self.engine, self.problem, want, self.asked_engine)

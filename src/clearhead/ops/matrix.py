@@ -302,9 +302,10 @@ class AttentionMatrix(NumpyFunctions, Pictured, Editable, Observable):
         """
         return self._plot(head, 0, batch, ax)
 
-    def _run(self, batch: int) -> ShownRun:
-        part = one_sequence(self, batch)
-        return ShownRun("attention", [ShownLayer("", range(self.factors.problem.heads), part)])
+    def _run(self, batch: int, v: Any = None) -> ShownRun:
+        part, problem = one_sequence(self, batch), self.factors.problem
+        own = None if v is None else self.factors.values(v)[batch : batch + 1]
+        return ShownRun("attention", [ShownLayer("", range(problem.heads), part, v=own)])
 
     def part(self, batch: int, head: int | None = None) -> "AttentionMatrix":
         """The matrix of one batch item, with all heads or one: (1, heads, queries, keys).

@@ -1,4 +1,4 @@
-"""A page's requests for weights, from a server or a notebook kernel: rows, columns and tiles, validated here."""
+"""A page's requests, from a server or a notebook kernel, validated here: weights, and what one is computed from."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -6,16 +6,23 @@ from typing import Any
 
 import numpy as np
 
+from clearhead.core.arrays import on_cpu
+from clearhead.core.axes import Array, blocks
 from clearhead.errors import SelectionError
+from clearhead.view.container import framed
 from clearhead.view.long import ShownLayer, ShownRun
-from clearhead.view.tiles import tile
+from clearhead.view.packing import packed
+from clearhead.view.parts import one_head
+from clearhead.view.tiles import MASKED, tile
 
 _MOST_UNITS = 2048  # along each side of a tile
 _MOST_TOKENS = 16384
+_MOST_NUMBERS = 2**22  # of a head's q, k, v and rules, to be sent whole: 16 MiB in float32, 10,000 tokens of 128
+_BLOCK = 4096  # keys that are summed at a time
 
 
 def answer(what: str, asked: Any, runs: Sequence[ShownRun]) -> bytes:
-    """The requested weights as little-endian float32 bytes, MASKED where forbidden.
+    """The requested weights as little-endian float32 bytes, MASKED where forbidden; of operands, a frame of arrays.
 
     Raises SelectionError, which says why, for a request that is not valid.
     """
@@ -26,30 +33,73 @@ def answer(what: str, asked: Any, runs: Sequence[ShownRun]) -> bytes:
     run = runs[_number(asked, "run", len(runs))]
     layer = run.layers[_number(asked, "layer", len(run.layers))]
     head = _number(asked, "head", len(layer.heads))
-    return np.ascontiguousarray(ANSWERS[what](asked, layer, head), "<f4").tobytes()
+    return ANSWERS[what](asked, layer, head)
 
 
-def _tile(asked: dict[str, Any], layer: ShownLayer, head: int) -> Any:
+def _tile(asked: dict[str, Any], layer: ShownLayer, head: int) -> bytes:
     queries, keys = layer.matrix.shape[2:]
     rows, cols = _edges(asked, "rows", queries), _edges(asked, "cols", keys)
     rule = asked.get("rule")
     if rule not in ("most", "mean"):
         raise SelectionError(f"rule is {rule!r}: expected most or mean")
     step = _number(asked, "step", _MOST_UNITS + 1)
-    return tile(layer.matrix, head, rows, cols, max(step, 1), rule)
+    return _floats(tile(layer.matrix, head, rows, cols, max(step, 1), rule))
 
 
-def _row(asked: dict[str, Any], layer: ShownLayer, head: int) -> Any:
+def _row(asked: dict[str, Any], layer: ShownLayer, head: int) -> bytes:
     i = _number(asked, "at", layer.matrix.shape[2])
-    return tile(layer.matrix, head, [i, i + 1], range(layer.matrix.shape[3] + 1), 1, "most")
+    return _floats(tile(layer.matrix, head, [i, i + 1], range(layer.matrix.shape[3] + 1), 1, "most"))
 
 
-def _column(asked: dict[str, Any], layer: ShownLayer, head: int) -> Any:
+def _column(asked: dict[str, Any], layer: ShownLayer, head: int) -> bytes:
     j = _number(asked, "at", layer.matrix.shape[3])
-    return tile(layer.matrix, head, range(layer.matrix.shape[2] + 1), [j, j + 1], 1, "most")
+    return _floats(tile(layer.matrix, head, range(layer.matrix.shape[2] + 1), [j, j + 1], 1, "most"))
 
 
-ANSWERS: dict[str, Callable[[dict[str, Any], ShownLayer, int], Any]] = {"tile": _tile, "row": _row, "column": _column}
+def _floats(weights: Array) -> bytes:
+    return np.ascontiguousarray(weights, "<f4").tobytes()
+
+
+def _operands(asked: dict[str, Any], layer: ShownLayer, head: int) -> bytes:
+    """A head's q, k, v, log-sum-exp and rules; where these are too many numbers, one query's and one key's.
+
+    Then also the query's weights and output, and by what the page bounds its error: Σ_j a_ij·|v_j|, and the length of
+    the head's longest key. O(keys·(d_k + d_v)) time.
+    """
+    queries, keys = layer.matrix.shape[2:]
+    i, j = _number(asked, "query", queries), _number(asked, "key", keys)
+    factors, at = one_head(layer.matrix, head).factors, layer.matrix.factors.problem.kv_head_of(head)
+    found = {"q": factors.q, "k": factors.k} | ({} if layer.v is None else {"v": layer.v[:, at : at + 1]})
+    found = {name: on_cpu(x)[0] for name, x in found.items()}
+    rules = packed(factors.problem)[1]
+    whole = sum(x.size for x in (*found.values(), *rules.values())) <= _MOST_NUMBERS
+    found["logsumexp"] = on_cpu(factors.logsumexp)[0]
+    if not whole:
+        row = tile(layer.matrix, head, [i, i + 1], range(keys + 1), 1, "most")
+        sums = _sums(row[0], found["k"][0], found["v"][0] if "v" in found else None)
+        own = {"q": slice(i, i + 1), "logsumexp": slice(i, i + 1), "k": slice(j, j + 1), "v": slice(j, j + 1)}
+        found = {name: x[:, own[name]] for name, x in found.items()} | {"row": row} | sums
+        rules = packed(factors.problem.take(range(i, i + 1), range(j, j + 1)))[1]
+    return framed({"whole": whole}, found | rules)
+
+
+def _sums(row: Array, k: Array, v: Array | None) -> dict[str, Array]:
+    """The length of the longest key; with v, Σ_j a_j·v_j and Σ_j a_j·|v_j| over the keys that are seen, in float64."""
+    longest, output, size = 0.0, 0.0, 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        for some in blocks(len(k), _BLOCK):
+            longest = np.maximum(longest, np.linalg.norm(k[some].astype(np.float64), axis=-1).max())
+            if v is not None:
+                seen = row[some] != MASKED
+                weights, values = row[some][seen].astype(np.float64), v[some][seen].astype(np.float64)
+                output, size = output + weights @ values, size + weights @ np.abs(values)
+    found = {"longest": np.array([longest])}
+    return found if v is None else found | {"output": np.asarray(output), "size": np.asarray(size)}
+
+
+ANSWERS: dict[str, Callable[[dict[str, Any], ShownLayer, int], bytes]] = {
+    "tile": _tile, "row": _row, "column": _column, "operands": _operands
+}  # fmt: skip
 
 
 def _number(asked: dict[str, Any], name: str, size: int) -> int:

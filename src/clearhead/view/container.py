@@ -57,6 +57,23 @@ def parts(document: Document, block: int = BLOCK) -> Iterator[tuple[str, str, st
         yield f"clearhead-{number}", "application/octet-stream", base85(data[start : start + block])
 
 
+def framed(header: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:
+    """A header and arrays as plain bytes, for a page that requests them: the header's length, the header, the arrays.
+
+    The length is little-endian, in eight bytes. Header and arrays each begin at a multiple of eight; `at` counts from
+    the first array. Raises TypeError for an array of a dtype that a page cannot hold.
+    """
+    table, chunks, at = {}, [], 0
+    for name, given in arrays.items():
+        array = stored(given)
+        table[name] = {"at": at, "shape": list(array.shape), "dtype": array.dtype.name}
+        chunks.append(array.tobytes() + bytes(-array.nbytes % _ALIGN))
+        at += len(chunks[-1])
+    said = json.dumps({**header, "arrays": table}, allow_nan=False, separators=(",", ":")).encode()
+    said += b" " * (-len(said) % _ALIGN)
+    return b"".join([len(said).to_bytes(_ALIGN, "little"), said, *chunks])
+
+
 def base85(data: bytes) -> str:
     """Four bytes (little-endian) as five base-85 digits, lowest first: 6 % shorter than base64."""
     words = np.frombuffer(data + bytes(-len(data) % 4), "<u4")

@@ -30,6 +30,7 @@ from clearhead.words import Language
 
 OPENING = {"kind": "attention", "maker": f"clearhead {__version__}"}
 LIMIT = 64 * 10**6  # bytes of a page
+ROOM = 16 * 10**6  # bytes of a page up to which v is put in by itself
 COMPUTED = 1024  # up to so many queries and keys the page computes the whole matrix and needs no pictures
 LEVELS = 80  # the highest code of a finite pixel
 NONFINITE = 255  # the code of a pixel that covers NaN or infinity
@@ -49,7 +50,7 @@ class ShownLayer:
     padding: Array | None = None  # (1, queries)
     cross: bool = False
     note: str = ""
-    v: Array | None = None  # (1, kv_heads, keys, d_v); without it the page's arithmetic ends at the weight
+    v: Array | None = None  # (1, kv_heads, keys, d_v); None: not known, and the page's arithmetic ends at the weight
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -69,7 +70,8 @@ class PageOptions:
     """Options of a page.
 
     exact     (layer name, head number) pairs whose weights the page computes from q and k; None: all
-    dtype     the dtype in which q and k are stored; None: their own
+    dtype     the dtype in which q, k and v are stored; None: their own
+    room      bytes: v is left out of a page that would be larger with it; None: v is always put in
     served    True: q and k are not stored, the page requests weights from its server; "frame": from the frame's parent
     """
 
@@ -77,6 +79,7 @@ class PageOptions:
     language: Language = "en"
     exact: Iterable[tuple[Any, int]] | None = None
     dtype: Any = None
+    room: int | None = ROOM
     served: bool | Literal["frame"] = False
 
     def __post_init__(self) -> None:
@@ -102,6 +105,7 @@ class _Chosen:
     layers: list[ShownLayer]
     exact: list[list[int]]  # for each layer the indices of its exact heads
     dtype: np.dtype[Any] | None
+    values: bool  # v is put in where it is known
     served: bool
     small: int  # side of the pictures of all heads; `large`: of exact heads
     large: int
@@ -120,7 +124,7 @@ def document(
     """
     chosen = _choose([layer for run in runs for layer in run.layers], wish)
     if not wish.served:
-        _check_size(chosen)
+        chosen = _fitting(chosen, wish.room)
     told = _told(runs, chosen, each)
     header = {"title": wish.title, "language": wish.language, "served": wish.served, "runs": told}
     return Document({**OPENING, **header}, chosen.arrays, packed=True)
@@ -194,7 +198,7 @@ def _choose(layers: list[ShownLayer], wish: PageOptions) -> _Chosen:
     heads, all_exact = sum(len(layer.heads) for layer in layers), max(1, sum(map(len, exact)))
     small = next((side for side in _SMALL if heads * side**2 <= _SMALL_CELLS), _SMALL[-1])
     large = next((side for side in _LARGE if all_exact * side**2 <= _LARGE_CELLS), 0)
-    return _Chosen(layers, exact, dtype, bool(wish.served), small, large)
+    return _Chosen(layers, exact, dtype, values=True, served=bool(wish.served), small=small, large=large)
 
 
 def _places(layers: list[ShownLayer], exact: Iterable[tuple[Any, int]]) -> list[list[int]]:
@@ -255,6 +259,7 @@ def _layer(chosen: _Chosen, place: int) -> dict[str, Any]:
         "keys": problem.keys,
         "d_k": problem.d_k,
         "dtype": problem.dtype.name,
+        "values": None if layer.v is None else layer.v.dtype.name if chosen.values else "",
         "first": first,
         "masked": forbids(problem),
         "sinks": problem.sinks is not None,
@@ -311,7 +316,10 @@ def _exact(
     found = {"q": q[0, exact], "k": k[0, keys]}
     if logsumexp is not None:
         found["logsumexp"] = logsumexp[0, exact]
-    return found if layer.v is None else found | {"v": layer.v[0, keys]}
+    if layer.v is not None and chosen.values:
+        v = on_cpu(layer.v)[0, keys]
+        found["v"] = v if dtype is None or dtype == v.dtype else _rounded(v, dtype, layer.name)
+    return found
 
 
 def _rounded(x: Array, dtype: np.dtype[Any], layer: str) -> Array:
@@ -334,9 +342,13 @@ def _coded(pixels: Array, first: Array) -> tuple[Array, Array, list[float]]:
     return codes[0], codes[1], [float(x) for x in largest]
 
 
-def _check_size(chosen: _Chosen) -> None:
-    """Raise SelectionError for a page that would be too large; the hint says what would fit."""
+def _fitting(chosen: _Chosen, room: int | None) -> _Chosen:
+    """The choice without v where the page would be larger than `room` with it.
+
+    Raises SelectionError for a page that would be too large; the hint says what would fit.
+    """
     sizes: list[float] = []
+    values: list[float] = []
     large = False
     for layer, exact in zip(chosen.layers, chosen.exact, strict=True):
         factors = layer.matrix.factors
@@ -350,9 +362,17 @@ def _check_size(chosen: _Chosen) -> None:
         numbers = (len(exact) * problem.queries + len(keys) * problem.keys) * problem.d_k
         rules = sum(array.nbytes for array in packed(problem, exact)[1].values())
         sizes.append(numbers * dtype.itemsize * share + 12.0 * len(exact) * problem.queries + rules / 4)
+        if layer.v is not None:
+            kind = chosen.dtype or layer.v.dtype
+            part = on_cpu(layer.v[0, min(keys)])
+            values.append(len(keys) * part.size * kind.itemsize * _share(part, kind))
     count = max(1, sum(map(len, chosen.exact)))
     pictured = sum(len(layer.heads) for layer in chosen.layers) * chosen.small**2 + large * count * chosen.large**2
     whole = _TEXT * (sum(sizes) + pictured)
+    if room is None:
+        sizes, whole = sizes + values, whole + _TEXT * sum(values)
+    elif whole + _TEXT * sum(values) > room:
+        chosen = replace(chosen, values=False)
     if whole > LIMIT:
         fit = int(max(0.0, LIMIT / _TEXT - pictured) / max(1.0, sum(sizes)) * count)
         smaller = (
@@ -367,6 +387,7 @@ def _check_size(chosen: _Chosen) -> None:
             f"exact=[({first.name!r}, {first.heads[0]})] chooses (layer, head) pairs: about {fit} fit; {smaller}"
             "`clearhead view` serves any number.",
         )  # fmt: skip
+    return chosen
 
 
 def _share(x: Array, dtype: np.dtype[Any]) -> float:

@@ -23,7 +23,8 @@ class Page(TypedDict, total=False):
     """Options of a page.
 
     exact     (layer, head) pairs whose weights the page computes from q and k; None: all, []: pictures only
-    dtype     the dtype in which q and k are stored, "float16" or "bfloat16" to save room; None: their own
+    dtype     the dtype in which q, k and v are stored, "float16" or "bfloat16" to save room; None: their own
+    v         (…, kv_heads, keys, d_v) of an AttentionMatrix: the page's arithmetic goes on to the output
     batch     the batch item to show
     beside    a second matrix or run, of the same shape, to compare with
     language  "en" or "zh": the language in which the page opens
@@ -35,6 +36,7 @@ class Page(TypedDict, total=False):
 
     exact: Iterable[tuple[Any, int]] | None
     dtype: Any
+    v: Any
     batch: int
     beside: Any
     language: Language
@@ -49,8 +51,8 @@ class Pictured:
 
     if TYPE_CHECKING:
 
-        def _run(self, batch: int) -> ShownRun:
-            """The layers of one batch item to show; each subclass defines it."""
+        def _run(self, batch: int, v: Any = None) -> ShownRun:
+            """The layers of one batch item to show, with the caller's v; each subclass defines it."""
 
     def document(self, **options: Unpack[Page]) -> Document:
         """The content of the page that `save` writes: a header and arrays. Options and errors as `save`."""
@@ -64,12 +66,15 @@ class Pictured:
         """Write one self-contained page: every head as a square, any head as a map down to single weights.
 
         exact     (layer, head) pairs whose weights the page computes from q and k; None: all, []: pictures only
-        dtype     "float16" or "bfloat16" store q and k in less room; None: their own
+        dtype     "float16" or "bfloat16" store q, k and v in less room; None: their own
+        v         (…, kv_heads, keys, d_v), for the page of a matrix: a weight's arithmetic goes on to the output. A
+                  run has its own (`ch.watch(model, values=True)`), put in where the page stays below 16 MB with it
         batch, beside (a second run to compare with), language ("en", "zh"), title, each (wraps the loop over layers)
         tokens    (keys,) strings, the names of the tokens; with source_tokens (keys,), tokens is (queries,)
         Raises SelectionError above 64 MB (the hint says what would fit) and for a batch item or head that does not
         exist; FileError when the file cannot be written or its name is no HTML file's; UnknownNameError for an unknown
-        option; ShapeError for tokens of another length. O(queries·keys·d_k) time for every head.
+        option; ShapeError for tokens of another length or v of another shape; RuleError for v where a run was watched.
+        O(queries·keys·d_k) time for every head.
         """
         page.write(path, lambda: self.document(**options))
 
@@ -123,8 +128,12 @@ class Pictured:
             raise DtypeError(f"beside is {shown(beside)}: expected what was seen in a second run.", "beside=other")
         if not callable(each):
             raise RuleError(f"each is {shown(each)}: expected what walks the layers.", "each=tqdm")
-        runs = [_renamed(run_of(part, batch), *names) for part in (self, beside) if part is not None]
-        return runs, PageOptions(**{"title": runs[0].name, **given}), each  # type: ignore[arg-type]
+        v = given.pop("v", None)
+        runs = [_renamed(self._run(batch, v), *names)]
+        if beside is not None:
+            runs.append(_renamed(run_of(beside, batch), *names))
+        wish = PageOptions(**{"title": runs[0].name, **given})  # type: ignore[arg-type]
+        return runs, wish if v is None else replace(wish, room=None), each
 
     def _cells(self, layer: int | str, head: int, batch: int, side: int) -> tuple[figure.Cells, ShownRun, ShownLayer]:
         run = self._run(whole_number("batch", batch, 0))
@@ -149,11 +158,13 @@ class Pictured:
             said = f"<p>{escape(str(self))}: <code>.save(&quot;page.html&quot;)</code> makes the page.</p>"
             return {"text/plain": str(self), "text/html": said}
         first = run.layers[0]
+        runs, wish = self._wished({})[:2]
+        wish = replace(wish, room=notebook.MOST_BYTES)
         cells = first.matrix.shape[-2] * first.matrix.shape[-1]
         head = first.heads[0]
         return notebook.bundle(
             str(self),
-            [self.to_html, lambda: self.to_html(exact=[])],
+            [lambda: page.html(document(runs, wish)), lambda: page.html(document(runs, replace(wish, exact=[])))],
             lambda: self.to_svg(head, layer=first.name or 0),
             cells,
         )

@@ -255,8 +255,9 @@ class Seen(Run, Pictured):
 
         For a page:
         exact     (layer, head) pairs whose weights the page computes from q and k; None is all, [] is pictures only
-        dtype     "float16" or "bfloat16" store q and k in less memory; None keeps their dtype
+        dtype     "float16" or "bfloat16" store q, k and v in less memory; None keeps their dtype
         batch, beside (a second run to compare with), language ("en", "zh"), title
+        Where `watch` kept values, a weight's arithmetic goes on to the output, if the page stays below 16 MB with v.
         Raises FileError where the file cannot be written, UnknownNameError for another option, SelectionError for a
         page above 64 MB, with what would fit, RuleError for a page where `watch` had keep=False.
         """
@@ -277,7 +278,9 @@ class Seen(Run, Pictured):
         words = {"model": self.model, "tokens": self.tokens, "source_tokens": self.source_tokens}
         write(path, layers, {**words, "unseen": self.unseen})
 
-    def _run(self, batch: int) -> ShownRun:
+    def _run(self, batch: int, v: Any = None) -> ShownRun:
+        if v is not None:
+            raise RuleError("v is for the page of an AttentionMatrix.", "ch.watch(model, values=True) keeps the run's.")
         found = []
         for name in self.layers:
             layer = self.layer(name)
@@ -286,7 +289,8 @@ class Seen(Run, Pictured):
                 raise SelectionError(f"batch {batch} is outside 0..{matrix.shape[0] - 1}.")
             padding = None if layer.padding is None else as_array(layer.padding, "padding")[0][[batch]]
             part = one_sequence(matrix, batch)
-            found.append(ShownLayer(layer.name, layer.heads, part, padding, layer.cross, layer.note))
+            own = None if layer.v is None else as_array(layer.v, "v")[0][batch : batch + 1]
+            found.append(ShownLayer(layer.name, layer.heads, part, padding, layer.cross, layer.note, own))
         return ShownRun(self.model or "watched", found, _texts(self.tokens, batch), _texts(self.source_tokens, batch))
 
     def told_unseen(self) -> str:
