@@ -41,12 +41,16 @@ def results(page):
         name = line.locator("> small").text_content()
         bold = line.locator(".written:not(.ghost) b")
         found[name] = bold.last.text_content() if bold.count() else line.locator(".written").first.text_content()
-    return {name: text.replace("−", "-").split(" ±")[0] for name, text in found.items()}
+    return {
+        name: text.replace("−", "-") if "[" in text else text.replace("−", "-").split(" ±")[0]
+        for name, text in found.items()
+    }
 
 
 def vector(text):
-    """The numbers of the last bracket."""
-    return [float(x) for x in re.findall(r"-?[\d.]+(?:e-?\d+)?", text[text.rindex("[") :])]
+    """The numbers of the last bracket, without their bounds."""
+    plain = re.sub(r" ± \S+", "", text[text.rindex("[") :]).replace("−", "-")
+    return [float(x) for x in re.findall(r"-?[\d.]+(?:e-?\d+)?", plain)]
 
 
 def settled(page):

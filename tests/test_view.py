@@ -24,6 +24,7 @@ from seeds import fresh
 from test_page_numbers import DV, KV, RULES, SCRIPT, B, D, H, in_node
 from test_page_numbers import M as KEYS
 from test_page_numbers import N as QUERIES
+from test_rooms import results, vector
 
 server = pytest.importorskip("clearhead.view.server")
 uvicorn = pytest.importorskip("uvicorn")
@@ -247,6 +248,39 @@ def test_the_same_page_opens_and_its_numbers_come_from_the_server(port, matrix):
         assert unwanted == []
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_served_weight_is_written_out_to_the_output(port, matrix, values, whole, monkeypatch):
+    monkeypatch.setattr(answers, "_MOST_NUMBERS", 2**22 if whole else 0)
+    with browser() as running:
+        page = running.new_context(viewport={"width": 1280, "height": 900}).new_page()
+        unwanted = []
+        page.on("console", lambda message: unwanted.append(message.text))
+        page.on("pageerror", lambda error: unwanted.append(str(error)))
+        page.goto(f"http://127.0.0.1:{port}/{TOKEN}/#at=0.0.2&cell=15.6")
+        weights = matrix[1, 2]
+        for i, j in ((15, 6), (14, 6), (14, 7)):
+            until(page, f"document.querySelector('.dive .says')?.textContent.startsWith('Query {i} and key {j}:')")
+            found = results(page)
+            assert float(found["softmax"]) == pytest.approx(weights[i, j], rel=1e-3)
+            assert vector(found["weight times value"]) == pytest.approx(weights[i, j] * values[1, 1, j, :4], rel=6e-3)
+            assert vector(found["output: the sum over all keys"]) == pytest.approx(
+                (weights[i] @ values[1, 1])[:4], rel=6e-3
+            )
+            page.locator(".map-of").focus()
+            page.keyboard.press("ArrowUp" if i == 15 else "ArrowRight")
+        assert page.locator("#dive-temperature").is_visible() == whole
+        assert page.locator(".row-bars").is_visible()
+        page.keyboard.press("]")
+        until(page, "document.querySelector('#head').textContent.endsWith('head 3')")
+        until(page, "document.querySelector('.dive .says').textContent.startsWith('Query 14 and key 8:')")
+        page.wait_for_timeout(300)
+        assert float(results(page)["softmax"]) == pytest.approx(matrix[1, 3, 14, 8], rel=1e-3)
+        if whole:
+            page.check("#dive-edge")
+            assert "masked" in results(page)["mask"]
+        assert unwanted == []
+
+
 def test_a_page_says_when_its_server_has_ended(matrix):
     with served(matrix, None) as (port, end), browser() as running:
         page = running.new_context().new_page()
@@ -299,6 +333,10 @@ def test_the_kernel_of_a_notebook_serves_its_frame(matrix):
         value = float(re.search(r": ([\d.e-]+)", frame.locator("#readout").text_content())[1])
         head = int(re.search(r"head (\d)", frame.locator("#head").text_content())[1])
         assert value == pytest.approx(matrix[1, head, N - 1].max(), rel=1e-3)
+        frame.locator(".lines li", has_text="softmax").wait_for()
+        j = int(matrix[1, head, N - 1].argmax())
+        frame.locator(".dive .says", has_text=f"Query {N - 1} and key {j}: every step").wait_for()
+        assert float(results(frame)["softmax"]) == pytest.approx(matrix[1, head, N - 1, j], rel=1e-3)
 
 
 def test_a_widget_is_made_where_anywidget_is_installed():
