@@ -349,25 +349,28 @@ def _fitting(chosen: _Chosen, room: int | None) -> _Chosen:
     """
     sizes: list[float] = []
     values: list[float] = []
-    large = False
+    large, drawn = False, 0
     for layer, exact in zip(chosen.layers, chosen.exact, strict=True):
         factors = layer.matrix.factors
         problem = factors.problem
         keys = {problem.kv_head_of(head) for head in exact}
         dtype = chosen.dtype or factors.q.dtype
+        computed = problem.queries * problem.keys <= COMPUTED**2
+        drawn += 0 if computed and len(exact) == problem.heads else problem.heads
         if not exact:
             continue
-        large = max(large, problem.queries * problem.keys > COMPUTED**2)
+        large = large or not computed
         share = _share(on_cpu(factors.q[0, exact[0]]), dtype)
         numbers = (len(exact) * problem.queries + len(keys) * problem.keys) * problem.d_k
         rules = sum(array.nbytes for array in packed(problem, exact)[1].values())
-        sizes.append(numbers * dtype.itemsize * share + 12.0 * len(exact) * problem.queries + rules / 4)
+        rows = 0 if computed else 12 * len(exact) * problem.queries
+        sizes.append(numbers * dtype.itemsize * share + rows + rules / 4)
         if layer.v is not None:
             kind = chosen.dtype or layer.v.dtype
             part = on_cpu(layer.v[0, min(keys)])
             values.append(len(keys) * part.size * kind.itemsize * _share(part, kind))
     count = max(1, sum(map(len, chosen.exact)))
-    pictured = sum(len(layer.heads) for layer in chosen.layers) * chosen.small**2 + large * count * chosen.large**2
+    pictured = drawn * chosen.small**2 + large * count * chosen.large**2
     whole = _TEXT * (sum(sizes) + pictured)
     if room is None:
         sizes, whole = sizes + values, whole + _TEXT * sum(values)

@@ -1,0 +1,140 @@
+"""Values in saved pages: where they come from, when they are left out, and the arithmetic that they complete."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import clearhead as ch
+from browser import browser, opened, until
+from clearhead.core.arrays import bfloat16
+from clearhead.errors import DtypeError, RuleError, ShapeError
+from clearhead.view import long, page
+from clearhead.view.parts import one_sequence
+from seeds import fresh
+from test_page import scripts
+from test_page_numbers import in_node
+from test_rooms import results, settled, vector
+
+SCRIPT = Path(__file__).parents[1] / "page/check/dive.js"
+H, KV, D, DV = 4, 2, 6, 5
+
+
+def problem(rng, n, m, dtype=np.float32, lead=(2,)):
+    shapes = (*lead, H, n, D), (*lead, KV, m, D), (*lead, KV, m, DV)
+    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+
+
+def layer_of(place):
+    """The first layer of a page's first run, and its arrays' entries."""
+    header = json.loads(scripts(Path(place).read_text(encoding="utf-8"))["clearhead"])
+    layer = header["runs"][0]["layers"][0]
+    return layer, {name: header["arrays"][where] for name, where in layer["arrays"].items()}
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, bfloat16], ids=str)
+@pytest.mark.parametrize("stored", [None, "bfloat16", "float16"])
+def test_a_saved_weights_arithmetic_ends_at_the_output_within_its_bound(dtype, stored, tmp_path):
+    rng = fresh()
+    n, m = int(rng.integers(1, 40)), int(rng.integers(1, 40))
+    q, k, v = problem(rng, n, m, dtype)
+    rules = {"mask": rng.random((n, m)) < 0.7, "softcap": 4.0, "sinks": rng.standard_normal(H)}
+    batch = int(rng.integers(2))
+    place = tmp_path / "page.html"
+    ch.AttentionMatrix(q, k, **rules).save(place, v=v, batch=batch, dtype=stored)
+    cells = [[int(rng.integers(H)), int(rng.integers(n)), int(rng.integers(m))] for _ in range(20)]
+    truth = ch.trace(q, k, v, **rules)
+    for (head, i, j), found in zip(
+        cells, in_node(SCRIPT, json.dumps({"page": str(place), "cells": cells})), strict=True
+    ):
+        if not rules["mask"][i].any():
+            continue
+        weight = truth.weights[batch, head, i, j]
+        value = v[batch, head // (H // KV), j].astype(np.float64)
+        assert abs(found["weight"] - weight) <= weight * found["bound"]
+        assert (np.abs(found["value"] - value) <= np.abs(value) * found["lost"] + 1e-7).all()
+        near = np.array(found["off"]) * (1 + found["bound"]) + 1e-7
+        assert (np.abs(found["output"] - truth.output[batch, head, i]) <= near).all()
+
+
+def test_v_is_checked_before_a_file_is_written(tmp_path):
+    q, k, v = problem(fresh(), 3, 4)
+    matrix = ch.AttentionMatrix(q, k)
+    for wrong, error, words in (
+        (v[:, :, :3], ShapeError, r"v has shape \(2, 2, 3, 5\): expected \(2, 2, 4, d\)"),
+        (np.repeat(v, 2, 1), ShapeError, "v has shape"),
+        (v.astype(np.int64), DtypeError, "v is int64"),
+        ([1, 2], DtypeError, "v is a list"),
+    ):
+        with pytest.raises(error, match=words):
+            matrix.save(tmp_path / "page.html", v=wrong)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_watched_runs_page_has_the_values_that_were_kept(tmp_path):
+    torch = pytest.importorskip("torch")
+    from transformers import GPT2Config, GPT2Model
+
+    config = GPT2Config(n_layer=1, n_head=H, n_embd=H * D, vocab_size=9, bos_token_id=0, eos_token_id=0)
+    model, ids = GPT2Model(config).eval(), torch.arange(9)[None]
+    for values in (False, True):
+        with torch.no_grad(), ch.watch(model, values=values) as seen:
+            model(ids)
+        seen.save(tmp_path / "page.html")
+        layer, arrays = layer_of(tmp_path / "page.html")
+        assert layer["values"] == ("float32" if values else None)
+        assert ("v" in arrays) == values
+        with pytest.raises(RuleError, match="v is for the page of an AttentionMatrix"):
+            seen.save(tmp_path / "page.html", v=np.ones((1, H, 9, D)))
+    cells = [[2, 8, 3]]
+    (found,) = in_node(SCRIPT, json.dumps({"page": str(tmp_path / "page.html"), "cells": cells}))
+    kept = seen.layer(0)
+    truth = ch.trace(*(x.double() for x in (kept.q, kept.k, kept.v)), causal=True)
+    assert found["output"] == pytest.approx(np.asarray(truth.output)[0, 2, 8].tolist(), rel=1e-4, abs=1e-6)
+    assert found["value"] == pytest.approx(kept.v[0, 2, 3].tolist())
+
+
+def shown(arrays, **wish):
+    layers = [
+        long.ShownLayer(str(at), range(H), one_sequence(ch.AttentionMatrix(q, k, causal=True), 0), v=v)
+        for at, (q, k, v) in enumerate(arrays)
+    ]
+    return long.document([long.ShownRun("run", layers)], long.PageOptions(**wish))
+
+
+def test_values_are_left_out_of_a_page_that_would_be_larger_than_its_room():
+    rng = fresh()
+    n = int(rng.integers(300, 900))
+    arrays = [[rng.standard_normal((1, heads, n, 64)).astype(bfloat16) for heads in (H, KV, KV)] for _ in range(2)]
+    with_v, without = (shown(arrays, room=room) for room in (None, 0))
+    assert [layer["values"] for layer in without.header["runs"][0]["layers"]] == ["", ""]
+    assert [layer["values"] for layer in with_v.header["runs"][0]["layers"]] == ["bfloat16", "bfloat16"]
+    large, small = (sum(len(text) for *_, text in page.parts(each)) for each in (with_v, without))
+    assert large > 1.1 * small
+    assert "0.v" in shown(arrays, room=int(1.05 * large)).arrays
+    assert "0.v" not in shown(arrays, room=int(0.97 * large)).arrays
+
+
+def test_a_page_writes_the_output_or_says_how_to_get_the_values(tmp_path):
+    rng = fresh()
+    q, k, v = (x[0] for x in problem(rng, 6, 6, np.float64))
+    matrix, place = ch.AttentionMatrix(q, k, causal=True), tmp_path / "page.html"
+    truth = ch.trace(q, k, v, causal=True)
+    layer = long.ShownLayer("", range(H), one_sequence(matrix, 0), v=v[None])
+    with browser() as running:
+        matrix.save(place, v=v)
+        with opened(running, place, wait=".map-of", place="#at=0.0.3&cell=5.2") as (tab, unwanted):
+            settled(tab)
+            found = results(tab)
+            assert vector(found["output: the sum over all keys"]) == pytest.approx(
+                truth.output[3, 5, :4], rel=6e-3, abs=1e-4
+            )
+            assert unwanted == []
+        matrix.save(place)
+        crowded = long.document([long.ShownRun("", [layer])], long.PageOptions(room=0))
+        for words in ("save(…, v=v) or watch(…, values=True) adds them", "would be larger than 16 MB"):
+            with opened(running, place, wait=".map-of") as (tab, unwanted):
+                until(tab, f"document.querySelector('.lines')?.textContent.includes('{words}')")
+                assert unwanted == []
+            place.write_bytes(page.encoded(crowded))
