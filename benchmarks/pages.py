@@ -1,9 +1,12 @@
-"""Pages of attention beside BertViz, CircuitsVis and Inspectus: bytes, time to write, time to the first picture.
+"""Pages of attention beside BertViz, CircuitsVis and Inspectus: bytes, time to write, to the first picture, to react.
 
 python benchmarks/pages.py [--quick]      needs chromium; peers are measured where they are installed
 
 Queries and keys are drawn from N(0, 1) in bfloat16, causal: the widest weights and the worst case for compression.
 Peers get the same weights in float32, and each writes its page in its own way.
+
+Then how long one page takes from a pointer on a word to the shaded text, and from a click to the arithmetic: from the
+event to the first task after the frame that shows it, by `performance.measure` in the page.
 """
 
 import os
@@ -13,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,7 @@ import numpy as np
 import clearhead as ch
 from clearhead.core.arrays import bfloat16
 from clearhead.view import page
+from clearhead.view.container import Document
 from clearhead.view.long import PageOptions, ShownLayer, ShownRun, document
 from clearhead.view.parts import one_sequence
 
@@ -33,6 +38,28 @@ CASES: tuple[tuple[str, int, int, int, int, Any, float], ...] = (
     ("32 × 32 heads, 8,192 tokens, 2 exact", 32, 32, 8192, 128, [("3", 5), ("20", 1)], 12),
     ("1 head, 100,000 tokens, exact", 1, 1, 100_000, 128, None, 55),
 )
+
+REACTING = (12, 12, 1000, 64)  # layers, heads, tokens, d_k = d_v
+TIMES = 30
+BUDGETS = {"hover to shading": 50, "click to arithmetic": 100}  # ms; and 1,000 to the first picture
+MEASURE = """([name, type, changes]) => {
+    let start = null;
+    document.addEventListener(type, ({ target, timeStamp }) => {
+        if (window.awaited !== name || !target.matches?.(".token")) return;
+        window.awaited = null;
+        start = timeStamp;
+    }, true);
+    new MutationObserver(() => {
+        if (start === null) return;
+        const since = start;
+        start = null;
+        requestAnimationFrame(() => {
+            const { port1, port2 } = new MessageChannel();
+            port1.onmessage = () => performance.measure(name, { start: since });
+            port2.postMessage(0);
+        });
+    }).observe(document.querySelector(changes), { subtree: true, childList: true, attributes: true });
+}"""
 
 
 def runs(layers: int, heads: int, n: int, d: int) -> tuple[list[ShownRun], list[Any]]:
@@ -88,6 +115,45 @@ def tile_time(running: Any, place: Path) -> float:
     return float(np.median(times)) / 1000 if times else float("nan")
 
 
+def reacting(layers: int, heads: int, n: int, d: int) -> Document:
+    """A page with values, and with ten next tokens after each token."""
+    (run,), _ = runs(layers, heads, n, d)
+    rng = np.random.default_rng(1)
+    values = [rng.standard_normal((1, heads, n, d), dtype=np.float32).astype(bfloat16) for _ in range(layers)]
+    shown = [replace(layer, v=v) for layer, v in zip(run.layers, values, strict=True)]
+    made = document([replace(run, layers=shown)], PageOptions(title="reacting", room=None))
+    following = [[[f" w{rng.integers(n)}", 0.1 - 0.01 * at] for at in range(10)] for _ in range(n)]
+    return replace(made, header={**made.header, "facts": {"next": following[-1], "following": following}})
+
+
+def reactions(running: Any, place: Path) -> tuple[dict[str, list[float]], float]:
+    """Milliseconds of each reaction, and to the first picture."""
+    tab = running.new_context(viewport={"width": 1280, "height": 900}, offline=True).new_page()
+    tab.goto(place.as_uri(), timeout=120_000)
+    while not tab.evaluate("document.querySelector('.lines')?.children.length > 5"):
+        tab.wait_for_timeout(50)
+    tab.wait_for_timeout(3000)  # the small pictures of all heads are painted
+    picture = tab.evaluate("performance.getEntriesByName('clearhead picture')[0].startTime")
+    for name, kind, changes in (
+        ("hover to shading", "pointerover", ".passage"),
+        ("click to arithmetic", "click", ".lines"),
+    ):
+        tab.evaluate(MEASURE, [name, kind, changes])
+    tokens = tab.locator(".passage .token")
+    count = tokens.count()
+    for at in range(TIMES):
+        token = tokens.nth((at * 389 + 200) % count)
+        token.scroll_into_view_if_needed()
+        for name, act in (("hover to shading", token.hover), ("click to arithmetic", token.click)):
+            tab.evaluate("name => void (window.awaited = name)", name)
+            act()
+            tab.wait_for_timeout(400)
+    read = "name => performance.getEntriesByName(name).map((entry) => entry.duration)"
+    found = {name: [float(x) for x in tab.evaluate(read, name)] for name in BUDGETS}
+    tab.context.close()
+    return found, picture
+
+
 def bertviz(weights: list[Any], tokens: list[str]) -> str:
     import torch
     from bertviz import model_view
@@ -111,6 +177,16 @@ def inspectus(weights: list[Any], _tokens: list[str]) -> str:
 PEERS: tuple[tuple[str, Callable[[list[Any], list[str]], str]], ...] = (
     ("BertViz", bertviz), ("CircuitsVis", circuitsvis), ("Inspectus (data alone)", inspectus)
 )  # fmt: skip
+
+
+def print_reactions(running: Any, place: Path) -> None:
+    place.write_bytes(page.encoded(reacting(*REACTING)))
+    found, picture = reactions(running, place)
+    print("\n| 12 × 12 heads, 1,000 tokens, with v and next tokens | times | median, ms | worst, ms | budget, ms |")
+    print("| --- | ---: | ---: | ---: | ---: |")
+    for name, times in found.items():
+        print(f"| {name} | {len(times)} | {np.median(times):.0f} | {max(times):.0f} | {BUDGETS[name]} |")
+    print(f"| first picture | 1 | {picture:.0f} | {picture:.0f} | 1000 |")
 
 
 def main(arguments: list[str]) -> None:
@@ -140,6 +216,7 @@ def main(arguments: list[str]) -> None:
                     print(f"| {name} | {who} | {size:.1f} | | {took:.1f} | | | |", flush=True)
                 except (ImportError, MemoryError) as error:
                     print(f"| {name} | {who} | {type(error).__name__}: {error} | | | | | |", flush=True)
+        print_reactions(running, Path(folder) / "page.html")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ export function diveRoom({ t }, place) {
   /** @type {Look | null} */
   let look = null;
   let of = "";
+  let frame = 0;
   /** @type {import("../long/operands.js").Cell | null} what the server sent of a head too large to be sent whole */
   let part = null;
   const lines = h("ol.lines");
@@ -80,7 +81,8 @@ export function diveRoom({ t }, place) {
         return h("li", h("small", name), now, old && old.textContent?.endsWith(String(now.textContent)) ? null : old);
       }),
     );
-    drawBars(bars, row.weights, ghost?.weights ?? null, at_j);
+    cancelAnimationFrame(frame);
+    frame = requestAnimationFrame(() => drawBars(bars, row.weights, ghost?.weights ?? null, at_j)); // it reads the width, for which the browser lays out the page: once, when all is there
     if (part) return void (steps.element.hidden = true);
     controls.update(problem);
     steps.update(problem, own, i, j);

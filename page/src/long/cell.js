@@ -2,7 +2,7 @@
 
 import { fmt } from "../numbers.js";
 import { unitColumn, unitRow, weightOn } from "./lines.js";
-import { toLink } from "./link.js";
+import { linkSoon } from "./link.js";
 import { fillLists } from "./lists.js";
 import { frameOf, refresh } from "./mapbox.js";
 import { shadeText } from "./reading.js";
@@ -39,7 +39,7 @@ export async function moved(look, wait) {
   follow(look, state.query);
   look.dive.show(look);
   fillTable(look);
-  toLink(state);
+  linkSoon(state);
   place.choose("map", { ...state.at, query: state.query, key: state.key });
 }
 
@@ -61,7 +61,7 @@ export function jump(look, i, j) {
 export function show(look, i, j) {
   Object.assign(look.cell, { i, j });
   bringIntoView(look, frameOf(look));
-  refresh(look);
+  if (look.head.served) refresh(look); // its weights take a while; all else is drawn once, with them
   return moved(look);
 }
 

@@ -2,6 +2,15 @@
 
 import { PICTURES } from "./grid.js";
 
+/** @type {ReturnType<typeof setTimeout> | undefined} */
+let later;
+
+/** Soon: many moves of the pointer are one change of the address, and none waits for it. @param {any} state */
+export function linkSoon(state) {
+  clearTimeout(later);
+  later = setTimeout(() => toLink(state), 150);
+}
+
 /** @param {any} state */
 export function toLink(state) {
   if (state.quiet) return;

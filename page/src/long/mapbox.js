@@ -35,15 +35,12 @@ export function refresh(look) {
     head.layer.masked && h("span", h("i.hatched"), t("masked cell")),
     look.nonfinite && h("span", h("i.nonfinite"), t("nonfinite")),
   ];
-  parts.scale.replaceChildren(
-    legend(
-      shade,
-      open[0] + fmt(shade.low, 2),
-      open[1] + fmt(shade.high, 3),
-      swatches,
-      h("span.note", t(look.fixed ? "ends at one" : look.inView ? "ends in view" : "ends here")),
-    ),
-  );
+  const ends = t(look.fixed ? "ends at one" : look.inView ? "ends in view" : "ends here");
+  const [low, high] = [open[0] + fmt(shade.low, 2), open[1] + fmt(shade.high, 3)];
+  const said = [low, high, look.scale, look.nonfinite, ends].join(" ");
+  if (parts.scale.dataset.said !== said)
+    parts.scale.replaceChildren(legend(shade, low, high, swatches, h("span.note", ends)));
+  parts.scale.dataset.said = said;
   const end = endOf(look, f);
   const where = t("where", {
     i0: Math.floor(view.y),

@@ -144,11 +144,20 @@ function shade(box, values, unitAt, marks) {
   const colours = Array.from({ length: SHADES + 1 }, (_, at) => scale.along(at / SHADES));
   const written = colours.map((colour) => [css(colour), inkOn(colour) === "dark" ? "#000" : "#fff"]);
   written.push([css(scale.along(NaN)), "#000"], ["", ""]); // not finite; no weight
-  const focused = /** @type {HTMLElement | null} */ (box.querySelector('.token[tabindex="0"]'));
-  const first = Number(/** @type {HTMLElement | null} */ (box.querySelector(".token"))?.dataset.token);
-  const focusable = focused ? -1 : box.querySelector(`[data-token="${marks.query}"]`) ? marks.query : first;
-  for (const span of /** @type {NodeListOf<HTMLElement>} */ (box.querySelectorAll(".token"))) {
-    const token = Number(span.dataset.token);
+  const spans = /** @type {NodeListOf<HTMLElement>} */ (box.querySelectorAll(".token"));
+  const first = Number(spans[0]?.dataset.token);
+  const spanOf = (/** @type {number} */ token) => spans[token - first];
+  for (const [name, token] of /** @type {[string, number][]} */ ([
+    ["is-query", marks.query],
+    ["is-key", marks.key],
+  ])) {
+    const before = box.querySelector(`.${name}`);
+    if (before !== spanOf(token)) before?.classList.remove(name);
+    spanOf(token)?.classList.add(name);
+  }
+  if (!box.querySelector('.token[tabindex="0"]') && spans.length) (spanOf(marks.query) ?? spans[0]).tabIndex = 0;
+  for (const [at, span] of spans.entries()) {
+    const token = first + at;
     const value = values && unitAt(token) !== aside ? values[unitAt(token)] : 0;
     const place = Math.round(scale.shade(value) * SHADES);
     const shade = value <= 0 ? SHADES + 2 : Number.isNaN(place) ? SHADES + 1 : Math.min(SHADES, place);
@@ -158,8 +167,5 @@ function shade(box, values, unitAt, marks) {
       span.style.background = background;
       span.style.color = ink;
     }
-    if (token === focusable) span.tabIndex = 0;
-    span.classList.toggle("is-query", token === marks.query);
-    span.classList.toggle("is-key", token === marks.key);
   }
 }

@@ -110,13 +110,12 @@ const drawn = () => new Promise((go) => requestAnimationFrame(() => setTimeout(g
  */
 export async function computed(page, layer, at, rules) {
   const { queries: n, keys: m, d_k: width, arrays } = layer;
-  const [q, k] = await Promise.all(["q", "k"].map((name) => load(page, arrays[name])));
-  const lse = arrays.logsumexp ? await load(page, arrays.logsumexp) : null;
+  const loaded = ["q", "k", "logsumexp", "v"].map((name) => (arrays[name] ? load(page, arrays[name]) : null));
+  const [q, k, lse, values] = /** @type {import("../container.js").NumberArray[]} */ (await Promise.all(loaded));
   const rows = {
     q: { data: q.data, at: at * n * width, width },
     k: { data: k.data, at: layer.key_of[at] * m * width, width },
   };
-  const values = arrays.v ? await load(page, arrays.v) : null;
   const wide = values ? values.shape[2] : 0;
   const v = values && { data: values.data, at: layer.key_of[at] * m * wide, width: wide };
   const L = lse ? lse.data.subarray(at * n, (at + 1) * n) : new Float64Array(n);

@@ -10,6 +10,7 @@ import { firstPixel, openHead, pixel, rowOf } from "./source.js";
 /** @typedef {import("./source.js").Head} Head */
 
 const SIDE = 64;
+const SLICE = 8; // milliseconds
 
 /** @param {import("../container.js").Page} page */
 export function thumbnails(page) {
@@ -73,7 +74,12 @@ async function sampled(head) {
   const { n, m } = head;
   const [rows, cols] = [Math.min(n, SIDE), Math.min(m, SIDE)];
   const values = new Float32Array(rows * cols).fill(MASKED);
+  let since = performance.now();
   for (let row = 0; row < rows; row++) {
+    if (performance.now() - since > SLICE) {
+      await breathe();
+      since = performance.now();
+    }
     const line = await rowOf(head, Math.floor(((row + 0.5) * n) / rows));
     if (line)
       for (let j = 0; j < m; j++) {
