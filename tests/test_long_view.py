@@ -807,6 +807,7 @@ def test_each_language_is_translated_completely(running, written):
             set(re.findall(r"[A-Za-z]{3,}", words))
             - {part.strip() for part in TOKENS}
             - {"float", "log", "sum", "exp", "text", "softmax"}
+            - {"save", "watch", "values", "True"}  # how to get the values, which this page has not
         )
         assert latin <= set("".join(TOKENS).split()) | {"unbelievably", "outside"}, latin
 

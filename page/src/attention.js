@@ -101,21 +101,27 @@ export function rowInto(q, k, L, r, i, from, to, out, at) {
   out.fill(MASKED, at, at + to - from);
   const l = L[i];
   const shift = at - from;
-  if (r.allowed || r.bias || r.slope || r.softcap !== null || r.temperature !== 1) {
+  if (!isPlain(r)) {
     for (let j = low; j < high; j++)
       if (visible(r, i, j)) out[shift + j] = Math.exp(logit(r, dot(q, i, k, j), i, j) - l);
     return;
   }
-  fourAtATime(q, k, r.scale, i, low, high, l, out, shift);
+  if (logits.length < high) logits = new Float64Array(high);
+  fourAtATime(q, k, r.scale, i, low, high, logits);
+  for (let j = low; j < high; j++) out[shift + j] = Math.exp(logits[j] - l);
 }
 
+/** Whether a visible logit is scale·q·k and nothing more, and a row's visible keys are one range. @param {Rules} r */
+const isPlain = (r) => !(r.allowed || r.bias || r.slope || r.softcap !== null || r.temperature !== 1);
+
 let scaled = new Float64Array(0); // scale·q of one query; the memory is kept for the next
+let logits = new Float64Array(0); // likewise
 
 /**
- * exp(scale·q_i·k_j − l) for keys low…high, four at a time, since four independent sums run faster than one.
- * @param {Rows} q @param {Rows} k @param {number} scale @param {number} i @param {number} low @param {number} high @param {number} l @param {Float32Array} out @param {number} shift
+ * scale·q_i·k_j for keys low…high, four at a time, since four independent sums run faster than one.
+ * @param {Rows} q @param {Rows} k @param {number} scale @param {number} i @param {number} low @param {number} high @param {Float64Array} out
  */
-function fourAtATime(q, k, scale, i, low, high, l, out, shift) {
+function fourAtATime(q, k, scale, i, low, high, out) {
   const { data: x, width } = q;
   const { data: y } = k;
   if (scaled.length !== width) scaled = new Float64Array(width);
@@ -134,12 +140,12 @@ function fourAtATime(q, k, scale, i, low, high, l, out, shift) {
       u += z * y[b2 + c];
       v += z * y[b3 + c];
     }
-    out[shift + j] = Math.exp(s - l);
-    out[shift + j + 1] = Math.exp(t - l);
-    out[shift + j + 2] = Math.exp(u - l);
-    out[shift + j + 3] = Math.exp(v - l);
+    out[j] = s;
+    out[j + 1] = t;
+    out[j + 2] = u;
+    out[j + 3] = v;
   }
-  for (; j < high; j++) out[shift + j] = Math.exp(dot(q, i, k, j) * scale - l);
+  for (; j < high; j++) out[j] = dot(q, i, k, j) * scale;
 }
 
 /**
@@ -150,8 +156,10 @@ function fourAtATime(q, k, scale, i, low, high, l, out, shift) {
 export function rowLogsumexp(q, k, r, i, line) {
   const [first, end] = range(r, i);
   const m = line.length;
+  const [low, high] = [Math.max(0, first), Math.min(m, end)];
   line.fill(-Infinity);
-  for (let j = Math.max(0, first); j < Math.min(m, end); j++) line[j] = logit(r, dot(q, i, k, j), i, j);
+  if (isPlain(r)) fourAtATime(q, k, r.scale, i, low, high, line);
+  else for (let j = low; j < high; j++) line[j] = logit(r, dot(q, i, k, j), i, j);
   return logsumexp(m, (j) => line[j], r.sink);
 }
 
