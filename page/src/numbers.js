@@ -36,9 +36,15 @@ export function within(x, off) {
   return `${signs(shown)} ± ${fmt(Math.ceil(wide / unit) * unit, 1)}`;
 }
 
-/** So many digits, and how far it may be off only where those digits would not tell. @param {number} x @param {number} off @param {number} digits */
-export const least = (x, off, digits) =>
-  off > 10 ** (Math.floor(Math.log10(Math.abs(x))) + 1 - digits) / 2 ? within(x, off) : fmt(x, digits);
+/**
+ * Three digits, or two where the third may be wrong; where the second may be, too, with how far it may be off.
+ * @param {number} x
+ * @param {number} off
+ */
+export function safe(x, off) {
+  const digits = [3, 2].find((n) => !(off > 10 ** (Math.floor(Math.log10(Math.abs(x))) + 1 - n) / 2));
+  return digits ? fmt(x, digits) : within(x, off);
+}
 
 /**
  * A number for a cell: at most five characters or so.

@@ -107,7 +107,7 @@ addWords({
   ],
   "dive part": [
     "Query {i} and key {j}: every step is beside the map. What-ifs are left out: this head's q, k and v are more than 4 million numbers.",
-    "查询 {i} 与键 {j}：每一步都写在图旁。这个头的 q、k、v 合计超过 400 万个数，因此不提供假设。",
+    "查询 {i} 与键 {j}：每一步都写在图旁。这个头的 q、k、v 合计超过 400 万个数，因此不提供“假设”选项。",
   ],
   "dive pictured": [
     "Of this head the page has an image only. Save it with exact=… to see every product.",

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { fmt, percent, short, spelled, within } from "../src/numbers.js";
+import { fmt, percent, safe, short, spelled, within } from "../src/numbers.js";
 
 test("numbers are short, and say what they are", () => {
   assert.deepEqual(
@@ -58,6 +58,24 @@ test("the true value lies inside what is printed with a bound", () => {
     const [value, bound] = within(x, off).replaceAll("−", "-").split(" ± ").map(Number);
     assert.ok(Math.abs(truth - value) <= bound * (1 + 1e-9), `${truth} is not within ${within(x, off)}`);
     assert.ok(bound <= 2.2 * off + (off > x ? x : 0), `${off} became ${bound}`);
+  }
+});
+
+test("digits that may be wrong are left out, or the bound is printed", () => {
+  assert.deepEqual(
+    [safe(-0.08281, 1e-5), safe(-0.08281, 6e-5), safe(-0.08281, 6e-3), safe(0, 0), safe(0, 0.0015), safe(NaN, 1)],
+    ["−0.0828", "−0.083", "−0.083 ± 0.007", "0", "0 ± 0.002", "NaN"],
+  );
+  let seed = 7;
+  const random = () => (seed = (seed * 48271) % 2147483647) / 2147483647;
+  for (let turn = 0; turn < 5000; turn++) {
+    const x = (random() - 0.5) * 10 ** (3 - 8 * random());
+    const off = Math.abs(x) * 10 ** (1 - 6 * random());
+    const truth = x + off * (2 * random() - 1);
+    const text = safe(x, off).replaceAll("−", "-");
+    const value = parseFloat(text);
+    const unit = 10 ** (Math.floor(Math.log10(Math.abs(x))) + 1 - (text === fmt(x, 3).replaceAll("−", "-") ? 3 : 2));
+    if (!text.includes("±")) assert.ok(Math.abs(truth - value) <= unit * (1 + 1e-9), `${truth} is printed as ${text}`);
   }
 });
 

@@ -1,7 +1,7 @@
 // The chosen weight written out with its numbers: q·k, scale, rules, softmax, and the value times the weight.
 
 import { h } from "../dom.js";
-import { fmt, least, within } from "../numbers.js";
+import { fmt, safe, within } from "../numbers.js";
 import { num, sumOfProducts, sym } from "../written.js";
 import { cell, outputAt, throughRules } from "./problem.js";
 
@@ -97,7 +97,7 @@ export function arithmetic(problem, row, i, j, bound, known, t) {
   const shown = Array.from({ length: Math.min(MOST, v.width) }, (_, c) => c);
   const vector = (/** @type {(c: number) => [number, number]} */ of) => [
     "[",
-    shown.map((c) => [c ? "  " : "", h("span.num.role-value", least(...of(c), 3))]),
+    shown.map((c) => [c ? "  " : "", h("span.num.role-value", safe(...of(c)))]),
     v.width > MOST ? " …]" : "]",
   ];
   lines.push([
