@@ -74,7 +74,8 @@ test("digits that may be wrong are left out, or the bound is printed", () => {
     const truth = x + off * (2 * random() - 1);
     const text = safe(x, off).replaceAll("−", "-");
     const value = parseFloat(text);
-    const unit = 10 ** (Math.floor(Math.log10(Math.abs(x))) + 1 - (text === fmt(x, 3).replaceAll("−", "-") ? 3 : 2));
+    const third = 10 ** (Math.floor(Math.log10(Math.abs(x))) - 2);
+    const unit = off > third / 2 ? 10 * third : third;
     if (!text.includes("±")) assert.ok(Math.abs(truth - value) <= unit * (1 + 1e-9), `${truth} is printed as ${text}`);
   }
 });
