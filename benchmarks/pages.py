@@ -144,6 +144,8 @@ def reactions(running: Any, place: Path) -> tuple[dict[str, list[float]], float]
     for at in range(TIMES):
         token = tokens.nth((at * 389 + 200) % count)
         token.scroll_into_view_if_needed()
+        tab.mouse.move(2, 2)  # a word that scrolled under the pointer is left first
+        tab.wait_for_timeout(100)
         for name, act in (("hover to shading", token.hover), ("click to arithmetic", token.click)):
             tab.evaluate("name => void (window.awaited = name)", name)
             act()

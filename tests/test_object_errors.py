@@ -316,7 +316,8 @@ REST: dict[str, Wrong] = {
         lambda: matrix().save("page.html", exakt=[]),  # type: ignore[call-arg]
         TypeError,
         "unknown option `exakt`.\n\n"
-        "hint: did you mean `exact`? Known: batch, beside, dtype, each, exact, language, source_tokens, title, tokens, v.",
+        "hint: did you mean `exact`? "
+        "Known: batch, beside, dtype, each, exact, language, source_tokens, title, tokens, v.",
     ),
     "pairs that are none": (
         lambda: matrix().save("page.html", exact=5),  # type: ignore[arg-type]
