@@ -33,9 +33,11 @@ export async function openLook(given, here, heading, follows) {
   const look = (latest = lookAt(given, parts));
   parts.decoding = decoding(look);
   const { box, where, scale, readout, table, lists, text } = parts;
-  const shownBeside = [h("div.left", box, scale, where, table), h("div.right", readout, given.dive.lines, lists)];
   given.answer.text.replaceChildren(text);
-  here.replaceChildren(heading, ...facts(given), controls(look), h("div.looking", shownBeside));
+  here.replaceChildren(
+    h("div.left", heading, controls(look), box, scale, where, facts(given), table),
+    h("div.right", readout, given.dive.lines, lists),
+  );
   if (!state.view) showWhole(look, frameOf(look));
   table.addEventListener("toggle", () => fillTable(look));
   look.jumpTo = (query, key) => jump(look, unitOf(look.queries, query), unitOf(look.keys, key));

@@ -3,7 +3,7 @@
 import { add, h } from "../dom.js";
 import { diveRoom } from "../dive/dive.js";
 import { choice } from "./controls.js";
-import { CAPTIONED, grid, headsOf, PICTURES } from "./grid.js";
+import { grid, headsOf, PICTURES, showChosen } from "./grid.js";
 import { fromLink } from "./link.js";
 import { openLook } from "./look.js";
 import { newReading } from "./reading.js";
@@ -57,7 +57,6 @@ export function openLong(page, place) {
     const most = Math.max(...runs.map((/** @type {any} */ run) => headsOf(run)));
     front.hidden = most < 2 && runs.length < 2;
     add(host, [front, here, dive.element]);
-    host.classList.toggle("beside", most > CAPTIONED); // many heads stand beside the text
     place.follow("map", ({ chosen }) => {
       const { at } = state;
       const { query, key } = chosen;
@@ -107,6 +106,7 @@ export function openLong(page, place) {
         ),
         grid(run, state.statistic, state.at, (layer, head) => pick({ ...state.at, layer, head }), shell, pictures),
       );
+      showChosen(front);
     }
 
     /** The reader chooses a head. @param {Address} at */

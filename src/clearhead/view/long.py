@@ -265,6 +265,7 @@ def _layer(chosen: _Chosen, place: int) -> dict[str, Any]:
             for name, values in means._asdict().items()
         },
         "captions": [None if caption is None else caption.said for caption in told_heads],
+        "kinds": [None if caption is None else caption.kind for caption in told_heads],
         "exact": exact,
         "arrays": named_arrays,
     }
