@@ -1,8 +1,9 @@
 // From a cell of the map down to its arithmetic: the steps with their numbers, what-ifs, and the whole matrix step by step.
 
 import { add, h } from "../dom.js";
-import { asRun, isAsRun } from "../head.js";
+import { isAsRun } from "../head.js";
 import { spelled } from "../numbers.js";
+import { under } from "../long/supposing.js";
 import { tokenAt } from "../long/units.js";
 import { arithmetic } from "./arithmetic.js";
 import { drawBars } from "./bars.js";
@@ -20,14 +21,14 @@ import { whatIfs } from "./whatifs.js";
 export function diveRoom({ t }, place) {
   /** @type {Look | null} */
   let look = null;
-  let of = "";
+  let drawn = "";
   const lines = h("ol.lines");
   const bars = /** @type {HTMLCanvasElement} */ (h("canvas.row-bars"));
   const title = h("h2", { id: "dive-title" }, t("dive"));
   const says = h("p.says");
   const chosen = () => {
     if (!look) return null;
-    const { cell, queries, keys, keyName, head } = look;
+    const { cell, queries, keys, keyName, actual: head } = look;
     const [i, j] = [tokenAt(queries, cell.i), tokenAt(keys, cell.j)];
     return { i, j, name: spelled(keyName(j).trim() || keyName(j), 16), head };
   };
@@ -48,10 +49,11 @@ export function diveRoom({ t }, place) {
     if (!look || !at) return;
     what = place.what;
     const { i, j, head } = at;
-    const here = Object.values(head.address).join(" ");
-    if (of !== here && Object.keys(place.what.values).length) place.suppose("dive", { ...place.what, values: {} }); // edited numbers belong to their head
-    of = here;
-    const problem = problemOf(head, place.what);
+    const shown = under(head, what);
+    const here = `${Object.values(head.address)} ${i} ${j} ${at.name} ${shown.supposition} ${Boolean(head.computing)}`;
+    if (drawn === here) return;
+    drawn = here;
+    const problem = problemOf(shown);
     rest.hidden = !problem;
     says.textContent = t(
       problem ? "dive says" : head.served ? "dive served" : head.exact ? "computing" : "dive pictured",
@@ -60,7 +62,7 @@ export function diveRoom({ t }, place) {
     if (!problem) return lines.replaceChildren();
     const row = rowAt(problem, i);
     const real = isAsRun(place.what);
-    const own = real ? null : /** @type {import("./problem.js").Problem} */ (problemOf(head, asRun()));
+    const own = real ? null : problemOf(head);
     const ghost = own && rowAt(own, i);
     const bound = real && head.computing ? head.computing.bound(i) : null;
     const before = own && ghost && arithmetic(own, ghost, i, j, null, t);

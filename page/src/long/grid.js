@@ -65,7 +65,7 @@ export function grid(run, statistic, chosen, choose, { t, say, language }, pictu
           },
         },
         pictured && pictures.of({ run: chosen.run, layer: at, head: place }),
-        labelled && h("small", h("b", number), ` ${labelOf(layer, place, t)}`),
+        labelled && h("small", { "data-label": labelOf(layer, place, t) }, h("b", number)),
       );
     }),
   ]);

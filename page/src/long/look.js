@@ -1,6 +1,7 @@
 // A look at one head: its map, its numbers, the text beside it.
 
 import { h } from "../dom.js";
+import { asRun, isAsRun } from "../head.js";
 import { fmt } from "../numbers.js";
 import { jump, moved, show } from "./cell.js";
 import { controls } from "./controls.js";
@@ -12,6 +13,7 @@ import { listen } from "./pointer.js";
 import { shadeText } from "./reading.js";
 import { lookAt, onPage } from "./shown.js";
 import { LEVELS } from "./source.js";
+import { under, underRules } from "./supposing.js";
 import { surveyOf } from "./survey.js";
 import { fillTable } from "./table.js";
 import { drawText } from "./text.js";
@@ -26,7 +28,7 @@ import { showWhole } from "./view.js";
 let latest = null;
 addEventListener("resize", () => latest && refresh(latest));
 
-/** Put a head on the page. @param {Given} given @param {HTMLElement} here @param {HTMLElement} heading @param {(follow: () => void) => void} follows      takes what brings the map to the state's cell */
+/** Put a head on the page. @param {Given} given @param {HTMLElement} here @param {HTMLElement} heading @param {(follow: () => void, suppose: () => void) => void} follows      takes what brings the map to the state's cell, and what draws it under another supposition */
 export async function openLook(given, here, heading, follows) {
   const { state, head } = given;
   const parts = newParts(given);
@@ -35,7 +37,7 @@ export async function openLook(given, here, heading, follows) {
   const { box, where, scale, readout, table, lists, text } = parts;
   given.answer.text.replaceChildren(text);
   here.replaceChildren(
-    h("div.left", heading, controls(look), box, scale, where, facts(given), table),
+    h("div.left", h("div.headed", heading, parts.ribbon), controls(look), box, scale, where, facts(given), table),
     h("div.right", readout, given.dive.lines, lists),
   );
   if (!state.view) showWhole(look, frameOf(look));
@@ -50,9 +52,40 @@ export async function openLook(given, here, heading, follows) {
     const key = await strongestKey(head, state.query).catch(given.failed);
     if (state.key < 0) look.cell.j = unitOf(look.keys, key ?? 0);
   }
-  follows(() => goTo(look));
+  follows(
+    () => goTo(look),
+    () => suppose(look),
+  );
   await moved(look);
   fetchMore(look);
+}
+
+/** The weights under what is supposed now, drawn once in a frame. @param {Look} look */
+function suppose(look) {
+  cancelAnimationFrame(look.frame);
+  look.frame = requestAnimationFrame(() => {
+    if (!onPage(look)) return;
+    const { actual, actualOther, parts, place } = look;
+    const { what } = place;
+    look.head = under(actual, what);
+    look.other = actualOther && underRules(actualOther, what);
+    parts.ribbon.hidden = isAsRun(what);
+    look.shownAs(look.head);
+    moved(look);
+    clearTimeout(look.resting);
+    look.resting = setTimeout(() => receive(look), 150);
+  });
+}
+
+/** What each key receives, which takes all weights. @param {Look} look */
+async function receive(look) {
+  const { head } = look;
+  const found = await surveyOf(head);
+  if (look.head !== head || !onPage(look)) return;
+  look.received = found.received;
+  look.nonfinite = found.nonfinite;
+  refresh(look);
+  shadeText(look);
 }
 
 /** @param {Look} look */
@@ -64,11 +97,18 @@ async function goTo(look) {
 }
 
 /** @param {Given} given @returns {import("./shown.js").Parts} */
-function newParts({ head: { n, m }, shell: { t } }) {
+function newParts({ head: { n, m }, shell: { t }, place }) {
   const canvas = /** @type {HTMLCanvasElement} */ (h("canvas"));
   return {
     canvas,
     box: h("div.map-of", { tabindex: 0, role: "group", "aria-label": t("map", { n, m }) }, canvas),
+    ribbon: h(
+      "p.supposed",
+      { role: "status", hidden: isAsRun(place.what) },
+      h("span", t("supposed here")),
+      " ",
+      h("button", { onclick: () => place.suppose("", asRun()) }, t("back")),
+    ),
     where: h("p.where"),
     scale: h("div"),
     readout: h("p.readout", { id: "readout" }),
@@ -96,11 +136,11 @@ function facts({ head, state, shell: { t } }) {
 
 /** What takes longer: the largest weight, what each key receives, a finer picture, tiles. @param {Look} look */
 function fetchMore(look) {
-  const { head, other, aside } = look;
+  const { actual: head, actualOther: other, aside } = look;
   const draw = () => onPage(look) && refresh(look);
   surveyOf(head).then(async (found) => {
     const minus = other && (await surveyOf(other));
-    look.received = found.received;
+    if (look.head === head) look.received = found.received;
     look.nonfinite = found.nonfinite || Boolean(minus && minus.nonfinite);
     const [own, others] = [found, minus].map((each) => (each ? each[aside ? "aside" : "whole"] : 0));
     look.whole = Math.max(own, others);
@@ -113,4 +153,5 @@ function fetchMore(look) {
       draw();
     });
   whenReady(() => requestAnimationFrame(draw), look.failed);
+  head.loading.then(() => isAsRun(look.place.what) || suppose(look));
 }

@@ -32,7 +32,7 @@ export function refresh(look) {
   const shade = shadeOf(look);
   const open = shade.low < 0 ? ["≤ ", "≥ "] : [shade.low ? "≤ " : "", "≥ "];
   const swatches = [
-    head.layer.masked && h("span", h("i.hatched"), t("masked cell")),
+    (head.layer.masked || head.supposition) && h("span", h("i.hatched"), t("masked cell")),
     look.nonfinite && h("span", h("i.nonfinite"), t("nonfinite")),
   ];
   parts.scale.replaceChildren(

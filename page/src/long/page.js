@@ -57,16 +57,22 @@ export function openLong(page, place) {
     const most = Math.max(...runs.map((/** @type {any} */ run) => headsOf(run)));
     front.hidden = most < 2 && runs.length < 2;
     add(host, [front, here, dive.element]);
-    place.follow("map", ({ chosen }) => {
+    let placed = place.what;
+    place.follow("map", ({ chosen, what }) => {
       const { at } = state;
       const { query, key } = chosen;
+      const moves = query !== state.query || key !== state.key;
       Object.assign(state, { query, key });
       if (at.run !== chosen.run || at.layer !== chosen.layer || at.head !== chosen.head)
         go({ run: chosen.run, layer: chosen.layer, head: chosen.head });
-      else followed?.();
+      else if (moves) followed?.();
+      if (what !== placed) supposed?.();
+      placed = what;
     });
     /** @type {(() => void) | null} the map goes to the state's cell */
     let followed = null;
+    /** @type {(() => void) | null} it is drawn under another supposition */
+    let supposed = null;
 
     const nameOfRun = (/** @type {any} */ run, /** @type {number} */ at) =>
       run.name || (page.header.edited ? t(run.edited ? "edited" : "not edited") : String(at));
@@ -118,6 +124,8 @@ export function openLong(page, place) {
 
     /** @param {Address} at */
     function go(at) {
+      const { values } = place.what;
+      if (Object.keys(values).length) place.suppose("map", { ...place.what, values: {} }); // edited numbers belong to their head
       const layers = runs[at.run].layers;
       const layer = around(at.layer, layers.length);
       const before = runs[state.at.run].layers[state.at.layer];
@@ -148,8 +156,21 @@ export function openLong(page, place) {
       if (request !== latest || !head) return;
       if (state.query < 0 || state.query >= head.n) state.query = head.n - 1;
       if (state.key >= head.m) state.key = -1;
-      const given = { answer, dive, page, state, place, shell, head, other, pick, again: openHead, failed };
-      await openLook(given, here, heading, (follow) => (followed = follow));
+      const given = {
+        answer,
+        dive,
+        page,
+        state,
+        place,
+        shell,
+        head,
+        other,
+        pick,
+        again: openHead,
+        failed,
+        shownAs: pictures.shownAs,
+      };
+      await openLook(given, here, heading, (follow, suppose) => ([followed, supposed] = [follow, suppose]));
       pictures.start();
 
       /** @param {unknown} why */

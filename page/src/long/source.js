@@ -90,6 +90,7 @@ export async function openHead(page, { run, layer: place, head: position }) {
     stored: exactAt >= 0 && !served ? page.header.arrays[layer.arrays.q].dtype : layer.dtype,
     computing: /** @type {Awaited<ReturnType<typeof computed>> | null} */ (null),
     loading: Promise.resolve(),
+    supposition: "", // what is supposed of it, if anything
   };
   if (exactAt >= 0 && !served)
     head.loading = (small.most ? drawn() : Promise.resolve())

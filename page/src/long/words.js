@@ -36,6 +36,7 @@ addWords({
   "kind local": ["local", "局部"],
   "kind broad": ["broad", "分散"],
   "kind mixed": ["mixed", "混合"],
+  "supposed here": ["What if: these weights are not the run's.", "假设：以下权重并非实际运行结果。"],
   run: ["run", "运行"],
   unknown: ["not known", "未知"],
   "this head": ["Layer {layer}, head {head}", "第 {layer} 层，第 {head} 个头"],
