@@ -40,7 +40,7 @@ def pages(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ["few", "many"])
-@pytest.mark.parametrize("width", [1100, 1280])
+@pytest.mark.parametrize("width", [pytest.param(1100, marks=pytest.mark.slow), 1280])
 def test_text_heads_map_and_readout_share_the_first_screen(running, pages, name, width):
     with opened(running, pages[name], width, 800, wait=".map-of") as (page, unwanted):
         until(page, SETTLED)

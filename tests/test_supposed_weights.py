@@ -55,7 +55,7 @@ def test_map_text_lists_and_thumbnail_show_the_supposed_weights(running, tmp_pat
         page.mouse.move(2, 2)
         pictures, shades, lists = page.evaluate(PICTURES), page.evaluate(SHADES), listed(page)
         place = page.locator(".map-of").bounding_box()
-        for power, name in ((1, "warmer"), (-1.5, "colder")):
+        for power in (1, -1.5):
             page.locator("#dive-temperature").evaluate(TEMPERATURE % power)
             until(page, "!document.querySelector('.headed .supposed').hidden")
             page.wait_for_timeout(250)
@@ -65,7 +65,7 @@ def test_map_text_lists_and_thumbnail_show_the_supposed_weights(running, tmp_pat
                 {int(key): weights[5, key] for key in np.argsort(-weights[5]) if weights[5, key] > 0},
                 rel=6e-2,
                 abs=1e-4,
-            ), name
+            )
             i, j = int(rng.integers(6)), int(rng.integers(6))
             assert read(page, i, j) == pytest.approx(weights[i, j], rel=6e-3, abs=1e-9)
             assert read(page, 5, 2) == pytest.approx(weights[5, 2], rel=6e-3)

@@ -11,9 +11,9 @@ import { strongestKey } from "./lines.js";
 import { frameOf, refresh } from "./mapbox.js";
 import { listen } from "./pointer.js";
 import { shadeText } from "./reading.js";
-import { lookAt, onPage } from "./shown.js";
+import { lookAt, onPage, shownUnder } from "./shown.js";
 import { LEVELS } from "./source.js";
-import { under, underRules } from "./supposing.js";
+import { under } from "./supposing.js";
 import { surveyOf } from "./survey.js";
 import { fillTable } from "./table.js";
 import { drawText } from "./text.js";
@@ -65,12 +65,11 @@ function suppose(look) {
   cancelAnimationFrame(look.frame);
   look.frame = requestAnimationFrame(() => {
     if (!onPage(look)) return;
-    const { actual, actualOther, parts, place } = look;
+    const { actual, actualOther, parts, place, state } = look;
     const { what } = place;
-    look.head = under(actual, what);
-    look.other = actualOther && underRules(actualOther, what);
+    Object.assign(look, shownUnder(actual, actualOther, what, state.shows));
     parts.ribbon.hidden = isAsRun(what);
-    look.shownAs(look.head);
+    look.shownAs(under(actual, what));
     moved(look);
     clearTimeout(look.resting);
     look.resting = setTimeout(() => receive(look), 150);
@@ -90,7 +89,7 @@ async function receive(look) {
 
 /** @param {Look} look */
 async function goTo(look) {
-  const { state, head, queries, keys } = look;
+  const { state, actual: head, queries, keys } = look;
   if (state.query < 0 || state.query >= head.n) state.query = head.n - 1;
   const key = state.key < 0 ? await strongestKey(head, state.query).catch(look.failed) : state.key;
   if (onPage(look)) show(look, unitOf(queries, state.query), unitOf(keys, Math.min(key ?? 0, head.m - 1)));
@@ -136,7 +135,8 @@ function facts({ head, state, shell: { t } }) {
 
 /** What takes longer: the largest weight, what each key receives, a finer picture, tiles. @param {Look} look */
 function fetchMore(look) {
-  const { actual: head, actualOther: other, aside } = look;
+  const { actual, actualOther, aside, state } = look;
+  const { head, other } = shownUnder(actual, actualOther, asRun(), state.shows);
   const draw = () => onPage(look) && refresh(look);
   surveyOf(head).then(async (found) => {
     const minus = other && (await surveyOf(other));
@@ -153,5 +153,5 @@ function fetchMore(look) {
       draw();
     });
   whenReady(() => requestAnimationFrame(draw), look.failed);
-  head.loading.then(() => isAsRun(look.place.what) || suppose(look));
+  if (state.shows !== "weights" || !isAsRun(look.place.what)) actual.loading.then(() => suppose(look));
 }

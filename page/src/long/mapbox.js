@@ -38,10 +38,13 @@ export function refresh(look) {
   parts.scale.replaceChildren(
     legend(
       shade,
-      open[0] + fmt(shade.low, 2),
+      open[0] + fmt(shade.low, shade.low < 0 ? 3 : 2),
       open[1] + fmt(shade.high, 3),
       swatches,
-      h("span.note", t(look.fixed ? "ends at one" : look.inView ? "ends in view" : "ends here")),
+      h(
+        "span.note",
+        t(look.fixed ? "ends at one" : look.inView ? "ends in view" : "ends here", { what: t(`shows ${head.shows}`) }),
+      ),
     ),
   );
   const end = endOf(look, f);
@@ -53,8 +56,11 @@ export function refresh(look) {
     j1: Math.ceil(end.x) - 1,
     m: keys.count,
   });
-  const pixel = rows * cols === 1 ? t("single") : t(stretched ? "stretched" : "many", { rows, cols, rule: t(rule) });
-  parts.where.textContent = `${where} · ${pixel}${missing ? ` · ${t("computing")}` : ""}`;
+  const pixel =
+    rows * cols === 1
+      ? head.shows === "weights" && t("single")
+      : t(stretched ? "stretched" : "many", { rows, cols, rule: t(rule) });
+  parts.where.textContent = [where, pixel, missing && t("computing")].filter(Boolean).join(" · ");
   parts.box.dataset.missing = String(missing);
 }
 

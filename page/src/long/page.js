@@ -20,6 +20,7 @@ export const newState = () => ({
   other: /** @type {Address | null} */ (null),
   rule: /** @type {"most" | "mean"} */ ("most"),
   scale: /** @type {"sqrt" | "linear" | "log"} */ ("sqrt"),
+  shows: /** @type {import("./effects.js").Shows} */ ("weights"),
   aside: false,
   inView: /** @type {boolean | null} */ (null), // null: in view where the matrix is large
   fixed: false, // colours from 0 to 1

@@ -1,5 +1,6 @@
 // The state of the view of one head, one plain object: the map draws it; the cell, the text and the controls change it.
 
+import { showing } from "./effects.js";
 import { areAlike } from "./source.js";
 import { under, underRules } from "./supposing.js";
 import { tokens, unitOf, words } from "./units.js";
@@ -81,10 +82,18 @@ export function stillAt(look) {
 /** @param {string[] | null} texts @param {number} offset @returns {(token: number) => string} */
 const nameOf = (texts, offset) => (at) => texts?.[at + offset] ?? String(at);
 
+/** The head, and the one that is subtracted, under what is supposed; of their edges the weights, or what they did. @param {Head} head @param {Head | null} other @param {import("../head.js").WhatIf} what @param {import("./effects.js").Shows} shows */
+export function shownUnder(head, other, what, shows) {
+  const own = showing(under(head, what), shows);
+  const minus = other && showing(underRules(other, what), shows);
+  return { head: own, other: minus && minus.shows === own.shows ? minus : null };
+}
+
 /** The view of a head, as the page's state says. @param {Given} given @param {Parts} parts @returns {Look} */
 export function lookAt(given, parts) {
   const { page, state, head, other } = given;
   const { what } = given.place;
+  const fixed = state.fixed && state.shows === "weights";
   const subtracted = other && areAlike(page, head, other.layer, other.address.head) ? other : null;
   const { layer, n, m } = head;
   const run = page.header.runs[state.at.run];
@@ -101,8 +110,7 @@ export function lookAt(given, parts) {
     ...given,
     actual: head,
     actualOther: subtracted,
-    head: under(head, what),
-    other: subtracted && underRules(subtracted, what),
+    ...shownUnder(head, subtracted, what, state.shows),
     parts,
     offset,
     keyTexts,
@@ -117,8 +125,8 @@ export function lookAt(given, parts) {
     aside: state.aside,
     whole: 1,
     high: 1,
-    inView: !state.fixed && (state.inView ?? n * m > 2 ** 20),
-    fixed: state.fixed,
+    inView: !fixed && (state.inView ?? n * m > 2 ** 20),
+    fixed,
     view: state.view ?? { y: 0, x: 0, step: 1 },
     cell: { i: unitOf(queries, state.query), j: unitOf(keys, Math.max(0, state.key)), pinned: state.pinned },
     row: null,

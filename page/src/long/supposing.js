@@ -1,7 +1,7 @@
 // A head under what is supposed: the same head with other rules and other numbers in q, k and v.
 
 import { dot, logit, MASKED, range, rowInto, rowLogsumexp } from "../attention.js";
-import { asRun, isAsRun, supposed } from "../head.js";
+import { asRun, edited, isAsRun, supposed } from "../head.js";
 
 /** @typedef {import("../attention.js").Rows} Rows */
 /** @typedef {import("../head.js").WhatIf} WhatIf */
@@ -24,7 +24,7 @@ export function under(head, what) {
   const rules = supposed(head.rules, what);
   const rows = { q: edited("q", c.q, n, what), k: edited("k", c.k, m, what), v: c.v && edited("v", c.v, m, what) };
   const same = rows.q === c.q && rows.k === c.k;
-  const rowOf = n * m <= KEPT ? keeping(head, rows, rules, same) : computing(rows, rules, n, m);
+  const rowOf = n * m <= KEPT ? keeping(head, rows, rules, same) : computing(rows, rules, n, m).rowInto;
   const made = {
     ...head,
     supposition: name,
@@ -41,31 +41,20 @@ export function under(head, what) {
 /** The same rules for another head: edited numbers belong to the chosen one. @param {Head} head @param {WhatIf} what */
 export const underRules = (head, what) => under(head, { ...what, values: asRun().values });
 
-/** @param {string} name @param {Rows} rows @param {number} count @param {WhatIf} what @returns {Rows} */
-function edited(name, rows, count, { values }) {
-  const changes = Object.entries(values).filter(([key]) => key.startsWith(`${name} `));
-  if (!changes.length) return rows;
-  const { data, at, width } = rows;
-  const own = Float64Array.from(/** @type {ArrayLike<number>} */ (data.subarray(at, at + count * width)));
-  for (const [key, value] of changes) {
-    const [, row, col] = key.split(" ").map(Number);
-    own[row * width + col] = value;
-  }
-  return { data: own, at: 0, width };
-}
-
 /** @typedef {(i: number, from: number, to: number, out: Float32Array, place: number) => void} RowInto */
 
-/** @param {{q: Rows, k: Rows}} rows @param {import("../attention.js").Rules} rules @param {number} n @param {number} m @returns {RowInto} */
-function computing({ q, k }, rules, n, m) {
-  const L = new Float64Array(n).fill(NaN);
+/** Weights by the row. @param {{q: Rows, k: Rows}} rows @param {import("../attention.js").Rules} rules @param {number} n @param {number} m @param {import("../attention.js").Numbers} [given]      the log-sum-exp of each query, where it is known */
+export function computing({ q, k }, rules, n, m, given) {
+  const L = given ?? new Float64Array(n);
+  const known = new Uint8Array(n).fill(given ? 1 : 0);
   const line = new Float64Array(m);
-  const known = new Uint8Array(n);
-  return (i, from, to, out, place) => {
+  const know = (/** @type {number} */ i) => {
     if (!known[i]) L[i] = rowLogsumexp(q, k, rules, i, line);
     known[i] = 1;
-    rowInto(q, k, L, rules, i, from, to, out, place);
   };
+  /** A query's weights on keys from…to. @type {RowInto}      place: where in `out` key `from` stands */
+  const into = (i, from, to, out, place) => (know(i), rowInto(q, k, L, rules, i, from, to, out, place));
+  return { L, know, rowInto: into };
 }
 
 /** Of a small head the scores are kept from one supposition to the next, and a query's weights once they are computed. @param {Head} head @param {{q: Rows, k: Rows}} rows @param {import("../attention.js").Rules} rules @param {boolean} same      q and k are the run's @returns {RowInto} */

@@ -143,7 +143,7 @@ export function pixelRow({ head, rows, cols, level, row, col, rule }, y, out) {
       const a = unit[v];
       if (a === MASKED) continue;
       const x = level ? Math.floor(v / step) : v;
-      if (rule === "most" || !level) out[at + x] = Math.max(out[at + x], a);
+      if (rule === "most" || !level) out[at + x] = larger(out[at + x], a);
       else {
         out[at + x] = 0;
         sums[x] += a;
@@ -157,6 +157,9 @@ export function pixelRow({ head, rows, cols, level, row, col, rule }, y, out) {
     }
 }
 
+/** The one of larger magnitude; NaN before all. @param {number} x @param {number} a */
+const larger = (x, a) => (x === MASKED || Number.isNaN(a) || Math.abs(a) > Math.abs(x) ? a : x);
+
 /**
  * @param {Float32Array} line @param {number} from @param {Int32Array} edges @param {number} v0 @param {Float32Array} unit @param {number} share
  */
@@ -164,6 +167,6 @@ function addWords(line, from, edges, v0, unit, share) {
   for (let v = 0; v < unit.length; v++)
     for (let j = edges[v0 + v]; j < edges[v0 + v + 1]; j++) {
       const a = line[j - from];
-      if (a !== MASKED) unit[v] = Math.max(unit[v], 0) + a * share;
+      if (a !== MASKED) unit[v] = (unit[v] === MASKED ? 0 : unit[v]) + a * share;
     }
 }

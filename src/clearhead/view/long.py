@@ -50,6 +50,7 @@ class ShownLayer:
     cross: bool = False
     note: str = ""
     v: Array | None = None  # (1, kv_heads, keys, d_v); without it the page's arithmetic ends at the weight
+    g: Array | None = None  # (1, heads, queries, d_v), by A·v; with v the page shows contributions and cuts
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -300,7 +301,7 @@ def _put(arrays: dict[str, Array], found: Pictures, problem: Problem, prefix: st
 def _exact(
     chosen: _Chosen, layer: ShownLayer, exact: list[int], keys: list[int], logsumexp: Array | None
 ) -> dict[str, Array]:
-    """q, k, v and log-sum-exp of the exact heads, the latter of rounded q and k where these are rounded."""
+    """q, k, v, g and log-sum-exp of the exact heads, the latter of rounded q and k where these are rounded."""
     factors = layer.matrix.factors
     own, dtype = factors.q.dtype, chosen.dtype
     q, k = on_cpu(factors.q), on_cpu(factors.k)
@@ -312,7 +313,11 @@ def _exact(
     found = {"q": q[0, exact], "k": k[0, keys]}
     if logsumexp is not None:
         found["logsumexp"] = logsumexp[0, exact]
-    return found if layer.v is None else found | {"v": layer.v[0, keys]}
+    if layer.v is not None:
+        found["v"] = on_cpu(layer.v)[0, keys]
+    if "v" in found and layer.g is not None:
+        found["g"] = on_cpu(layer.g)[0, exact]
+    return found
 
 
 def _rounded(x: Array, dtype: np.dtype[Any], layer: str) -> Array:
@@ -350,6 +355,8 @@ def _check_size(chosen: _Chosen) -> None:
         share = _share(on_cpu(factors.q[0, exact[0]]), dtype)
         numbers = (len(exact) * problem.queries + len(keys) * problem.keys) * problem.d_k
         rules = sum(array.nbytes for array in packed(problem, exact)[1].values())
+        if layer.v is not None and layer.g is not None:
+            numbers += (len(exact) * problem.queries + len(keys) * problem.keys) * layer.v.shape[-1]
         sizes.append(numbers * dtype.itemsize * share + 12.0 * len(exact) * problem.queries + rules / 4)
     count = max(1, sum(map(len, chosen.exact)))
     pictured = sum(len(layer.heads) for layer in chosen.layers) * chosen.small**2 + large * count * chosen.large**2

@@ -257,6 +257,7 @@ class Seen(Run, Pictured):
         exact     (layer, head) pairs whose weights the page computes from q and k; None is all, [] is pictures only
         dtype     "float16" or "bfloat16" store q and k in less memory; None keeps their dtype
         batch, beside (a second run to compare with), language ("en", "zh"), title
+        With causes=True and a backward pass, the page can show contributions and cuts in place of weights.
         Raises FileError where the file cannot be written, UnknownNameError for another option, SelectionError for a
         page above 64 MB, with what would fit, RuleError for a page where `watch` had keep=False.
         """
@@ -286,7 +287,11 @@ class Seen(Run, Pictured):
                 raise SelectionError(f"batch {batch} is outside 0..{matrix.shape[0] - 1}.")
             padding = None if layer.padding is None else as_array(layer.padding, "padding")[0][[batch]]
             part = one_sequence(matrix, batch)
-            found.append(ShownLayer(layer.name, layer.heads, part, padding, layer.cross, layer.note))
+            v, g = (
+                None if x is None else as_array(x, name)[0][[batch]]
+                for name, x in zip("vg", _caused(layer), strict=True)
+            )
+            found.append(ShownLayer(layer.name, layer.heads, part, padding, layer.cross, layer.note, v, g))
         return ShownRun(self.model or "watched", found, _texts(self.tokens, batch), _texts(self.source_tokens, batch))
 
     def told_unseen(self) -> str:
@@ -345,6 +350,14 @@ class Seen(Run, Pictured):
             return layer.heads.index(int(head))
         kept = ", ".join(map(str, layer.heads))
         raise SelectionError(f"layer {layer.name} has no head {shown(head)}: kept are {kept}.")
+
+
+def _caused(layer: Layer) -> tuple[Any, Any]:
+    """v and g of a layer, (batch, heads, …); None for both where no derivative came."""
+    try:
+        return layer.v, layer.g
+    except RuleError:
+        return None, None
 
 
 def _few(names: list[str]) -> str:
