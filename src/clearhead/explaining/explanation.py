@@ -157,7 +157,7 @@ class Explanation:
 def document(seen: Explanation, language: Language = "en", g: Sequence[Array] | None = None) -> Document:
     """The page's document: every head of every layer, and the projections' weights of the chosen layer.
 
-    g   of each layer the derivative of some number by its heads' outputs, (heads, tokens, d_v); with edits, in their run
+    g   of each layer the derivative of some number by its heads' outputs, (heads, tokens, d_v), in the run with edits
     """
     first = seen.before or seen
     config = seen.model.config

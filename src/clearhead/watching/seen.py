@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 
 from clearhead.core.arrays import as_array
-from clearhead.core.axes import WEIGHTS, named
+from clearhead.core.axes import WEIGHTS, Array, named
 from clearhead.core.rule_values import is_whole, read_members, read_path, whole_number
 from clearhead.deprecated import renamed
 from clearhead.errors import FileError, RuleError, SelectionError, shown, unknown
@@ -287,10 +287,7 @@ class Seen(Run, Pictured):
                 raise SelectionError(f"batch {batch} is outside 0..{matrix.shape[0] - 1}.")
             padding = None if layer.padding is None else as_array(layer.padding, "padding")[0][[batch]]
             part = one_sequence(matrix, batch)
-            v, g = (
-                None if x is None else as_array(x, name)[0][[batch]]
-                for name, x in zip("vg", _caused(layer), strict=True)
-            )
+            v, g = _values_and_derivative(layer, batch)
             found.append(ShownLayer(layer.name, layer.heads, part, padding, layer.cross, layer.note, v, g))
         return ShownRun(self.model or "watched", found, _texts(self.tokens, batch), _texts(self.source_tokens, batch))
 
@@ -352,12 +349,14 @@ class Seen(Run, Pictured):
         raise SelectionError(f"layer {layer.name} has no head {shown(head)}: kept are {kept}.")
 
 
-def _caused(layer: Layer) -> tuple[Any, Any]:
-    """v and g of a layer, (batch, heads, …); None for both where no derivative came."""
+def _values_and_derivative(layer: Layer, batch: int) -> tuple[Array | None, Array | None]:
+    """The layer's v and g of one text, (1, heads, …); None for both where no derivative came."""
     try:
-        return layer.v, layer.g
+        given = layer.v, layer.g
     except RuleError:
         return None, None
+    v, g = (as_array(x, name)[0][[batch]] for name, x in zip("vg", given, strict=True))
+    return v, g
 
 
 def _few(names: list[str]) -> str:
