@@ -1,8 +1,8 @@
 // What single edges did, in place of their weights: the formulas of core/effects.py, in float64.
 // With t_ij = g_i·v_j, the contribution of an edge is a_ij·t_ij, and its cut what g_i·o_i changes by when i may not see j.
 
-import { dot, logit, logsumexp, MASKED } from "../attention.js";
-import { KEPT } from "./supposing.js";
+import { logit, logsumexp, MASKED } from "../attention.js";
+import { dots, KEPT } from "./supposing.js";
 
 /** @typedef {import("./source.js").Head} Head */
 /** @typedef {"weights" | "contributions" | "cuts"} Shows */
@@ -41,18 +41,22 @@ export function showing(head, shows) {
 }
 
 /** One row, MASKED where the key may not be seen. O(keys·(d_k + d_v)). @param {Head} head @param {Shows} shows @param {number} i @param {Float32Array} out */
-function effects({ computing, rules, m }, shows, i, out) {
+function effects({ computing, rules, n, m }, shows, i, out) {
   const { q, k, v, g } = /** @type {any} */ (computing);
-  const x = Float64Array.from({ length: m }, (_, j) => logit(rules, dot(q, i, k, j), i, j));
-  const t = x.map((logit, j) => (logit === -Infinity ? 0 : dot(g, i, v, j)));
+  const [score, term] = [dots(q, n, k, m), dots(g, n, v, m)];
+  const [x, t] = [new Float64Array(m), new Float64Array(m)];
+  for (let j = 0; j < m; j++) {
+    x[j] = logit(rules, score(i, j), i, j);
+    if (x[j] !== -Infinity) t[j] = term(i, j);
+  }
   const best = x.reduce((most, logit, j) => (logit > x[most] ? j : most), 0);
   const without = (/** @type {number} */ j) => (j === best ? -Infinity : x[j]);
   const lost = Math.max(rules.sink, logsumexp(m, without, rules.sink)); // of all keys but the strongest, and the sink
   const others = x.reduce((sum, _, j) => (without(j) === -Infinity ? sum : sum + Math.exp(x[j] - lost) * t[j]), 0);
-  const [top, term] = [x[best], t[best]];
+  const [top, own] = [x[best], t[best]];
   const ratio = Math.exp(lost - top); // of the others to the strongest, as sums of exponentials
   const most = 1 / (1 + ratio);
-  const whole = most * (term + ratio * others);
+  const whole = most * (own + ratio * others);
   for (let j = 0; j < m; j++) {
     if (x[j] === -Infinity) {
       out[j] = MASKED;
@@ -60,7 +64,7 @@ function effects({ computing, rules, m }, shows, i, out) {
     }
     const a = Math.exp(x[j] - top) * most;
     const effect =
-      shows === "contributions" ? a * t[j] : j === best ? a * (others - term) : (a / (1 - a)) * (whole - t[j]);
+      shows === "contributions" ? a * t[j] : j === best ? a * (others - own) : (a / (1 - a)) * (whole - t[j]);
     out[j] = effect;
     if (out[j] === MASKED) out[j] = MASKED + 2 ** -24; // an effect, and not the sign of a masked cell
   }

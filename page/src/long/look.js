@@ -82,8 +82,10 @@ async function receive(look) {
   const found = await surveyOf(head);
   if (look.head !== head || !onPage(look)) return;
   look.received = found.received;
-  look.nonfinite = found.nonfinite;
-  refresh(look);
+  if (look.nonfinite !== found.nonfinite) {
+    look.nonfinite = found.nonfinite;
+    refresh(look);
+  }
   shadeText(look);
 }
 

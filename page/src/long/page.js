@@ -81,34 +81,37 @@ export function openLong(page, place) {
     function drawFront() {
       const run = runs[state.at.run];
       front.replaceChildren(
-        h("h2", t("every head")),
         h(
-          "div.picks",
-          runs.length > 1 &&
-            choice(
-              t("run"),
-              "run",
-              runs.map((/** @type {any} */ each, /** @type {number} */ at) => [String(at), nameOfRun(each, at)]),
-              String(state.at.run),
-              (value) => pick({ ...state.at, run: Number(value) }),
-            ),
-          choice(
-            t("colour by"),
-            "statistic",
-            [
-              PICTURES,
-              ...Object.keys(run.layers[0].statistics).filter((name) =>
-                run.layers.some((/** @type {any} */ layer) =>
-                  layer.statistics[name].some((/** @type {any} */ x) => x !== null),
-                ),
+          "div.headed",
+          h("h2", t("every head")),
+          h(
+            "div.picks",
+            runs.length > 1 &&
+              choice(
+                t("run"),
+                "run",
+                runs.map((/** @type {any} */ each, /** @type {number} */ at) => [String(at), nameOfRun(each, at)]),
+                String(state.at.run),
+                (value) => pick({ ...state.at, run: Number(value) }),
               ),
-            ].map((name) => [name, t(name === PICTURES ? "its weights" : name)]),
-            state.statistic,
-            (value) => {
-              state.statistic = value;
-              drawFront();
-              document.getElementById("statistic")?.focus();
-            },
+            choice(
+              t("colour by"),
+              "statistic",
+              [
+                PICTURES,
+                ...Object.keys(run.layers[0].statistics).filter((name) =>
+                  run.layers.some((/** @type {any} */ layer) =>
+                    layer.statistics[name].some((/** @type {any} */ x) => x !== null),
+                  ),
+                ),
+              ].map((name) => [name, t(name === PICTURES ? "its weights" : name)]),
+              state.statistic,
+              (value) => {
+                state.statistic = value;
+                drawFront();
+                document.getElementById("statistic")?.focus();
+              },
+            ),
           ),
         ),
         grid(run, state.statistic, state.at, (layer, head) => pick({ ...state.at, layer, head }), shell, pictures),

@@ -7,12 +7,12 @@ import { asRun, edited, isAsRun, supposed } from "../head.js";
 /** @typedef {import("../head.js").WhatIf} WhatIf */
 /** @typedef {import("./source.js").Head} Head */
 
-export const KEPT = 2 ** 20; // weights: of heads up to this size scores and weights are kept
+export const KEPT = 2 ** 20; // weights: of heads up to this size products and weights are kept
 
 /** @type {WeakMap<Head, Head>} */
 const latest = new WeakMap();
-/** @type {WeakMap<Head, Float64Array>} */
-const scores = new WeakMap();
+/** @type {WeakMap<Rows, {other: Rows, kept: Float64Array}>} */
+const products = new WeakMap();
 
 /** The head under what is supposed: itself where nothing is, or where the page has not its q and k. @param {Head} head @param {WhatIf} what @returns {Head} */
 export function under(head, what) {
@@ -23,8 +23,7 @@ export function under(head, what) {
   if (known?.supposition === name) return known;
   const rules = supposed(head.rules, what);
   const rows = { q: edited("q", c.q, n, what), k: edited("k", c.k, m, what), v: c.v && edited("v", c.v, m, what) };
-  const same = rows.q === c.q && rows.k === c.k;
-  const rowOf = n * m <= KEPT ? keeping(head, rows, rules, same) : computing(rows, rules, n, m).rowInto;
+  const rowOf = n * m <= KEPT ? keeping(rows, rules, n, m) : computing(rows, rules, n, m).rowInto;
   const made = {
     ...head,
     supposition: name,
@@ -57,11 +56,22 @@ export function computing({ q, k }, rules, n, m, given) {
   return { L, know, rowInto: into };
 }
 
-/** Of a small head the scores are kept from one supposition to the next, and a query's weights once they are computed. @param {Head} head @param {{q: Rows, k: Rows}} rows @param {import("../attention.js").Rules} rules @param {boolean} same      q and k are the run's @returns {RowInto} */
-function keeping(head, { q, k }, rules, same) {
-  const { n, m } = head;
-  const S = (same && scores.get(head)) || new Float64Array(n * m).fill(NaN);
-  if (same) scores.set(head, S);
+/** The product of any two rows; those of small heads are kept, since most suppositions leave them as they are. @param {Rows} a @param {number} n @param {Rows} b @param {number} m @returns {import("../attention.js").Cell} */
+export function dots(a, n, b, m) {
+  if (n * m > KEPT) return (i, j) => dot(a, i, b, j);
+  const found = products.get(a);
+  const kept = found?.other === b ? found.kept : new Float64Array(n * m).fill(NaN);
+  products.set(a, { other: b, kept });
+  return (i, j) => {
+    const at = i * m + j;
+    if (Number.isNaN(kept[at])) kept[at] = dot(a, i, b, j);
+    return kept[at];
+  };
+}
+
+/** Of a small head a query's weights are kept once they are computed. @param {{q: Rows, k: Rows}} rows @param {import("../attention.js").Rules} rules @param {number} n @param {number} m @returns {RowInto} */
+function keeping({ q, k }, rules, n, m) {
+  const score = dots(q, n, k, m);
   const weights = new Float32Array(n * m);
   const known = new Uint8Array(n);
   const line = new Float64Array(m);
@@ -72,9 +82,7 @@ function keeping(head, { q, k }, rules, same) {
     const [low, high] = [Math.max(0, first), Math.min(m, end)];
     let top = rules.sink;
     for (let j = low; j < high; j++) {
-      const at = i * m + j;
-      if (Number.isNaN(S[at])) S[at] = dot(q, i, k, j);
-      line[j] = logit(rules, S[at], i, j);
+      line[j] = logit(rules, score(i, j), i, j);
       top = Math.max(top, line[j]);
     }
     let sum = Math.exp(rules.sink - top);
