@@ -169,3 +169,18 @@ def test_a_watched_run_brings_its_derivatives(tmp_path):
     with ch.watch(model, causes=True) as unseen:  # and no backward pass
         model(ids)
     assert "g" not in unseen.document().header["runs"][0]["layers"][0]["arrays"]
+
+
+def test_nan_is_shown_and_a_link_keeps_what_is_shown(running, tmp_path):
+    rng = fresh()
+    matrix, v, g = problem(rng, 5, {"causal": True})
+    v[0, 0, 3, 1] = np.nan
+    place = "#at=0.0.0&cell=4.1&show=most.sqrt.0.0.cuts"
+    path = saved(tmp_path / "page.html", matrix, v, g, [f" w{i}" for i in range(5)])
+    with opened(running, path, wait=".map-of", place=place) as (page, unwanted):
+        until(page, "document.querySelector('#readout')?.textContent.includes('cut NaN')")
+        step_to(page, 2, 1, (4, 1))
+        assert read(page, "cut")[2] == pytest.approx(np.asarray(matrix.cuts(v, g))[0, 0, 2, 1], rel=6e-3, abs=1e-6)
+        until(page, "document.querySelector('.legend .nonfinite')")
+        assert "show=most.sqrt.0.0.cuts" in page.evaluate("location.hash")
+        assert unwanted == []

@@ -87,6 +87,7 @@ def test_map_text_lists_and_thumbnail_show_the_supposed_weights(running, tmp_pat
         assert unwanted == []
 
 
+@pytest.mark.slow
 def test_an_edited_number_is_of_its_head_and_a_rule_of_all(running, tmp_path):
     rng = fresh()
     q, k, v = rng.standard_normal((3, 2, 6, 4))

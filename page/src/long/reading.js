@@ -154,7 +154,7 @@ function shade(box, values, unitAt, marks) {
     const value = values && unitAt(token) !== aside ? values[unitAt(token)] : 0;
     const place = Math.round(scale.shade(value) * SHADES);
     const shade =
-      value === MASKED || (marks.effects ? !value : value <= 0)
+      value === MASKED || (marks.effects ? value === 0 : value <= 0)
         ? SHADES + 2
         : Number.isNaN(place)
           ? SHADES + 1
