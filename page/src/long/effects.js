@@ -33,6 +33,7 @@ export function showing(head, shows) {
     ...head,
     shows,
     supposition: `${shows} ${head.supposition}`,
+    served: false,
     small: {},
     wide: () => Promise.resolve({}),
     received: null,

@@ -27,6 +27,7 @@ export function under(head, what) {
   const made = {
     ...head,
     supposition: name,
+    served: false, // computed here, even where the run's own come from a server
     rules,
     small: {},
     wide: () => Promise.resolve({}),
