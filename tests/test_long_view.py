@@ -16,7 +16,7 @@ import clearhead as ch
 from browser import browser, opened, until
 from clearhead.core.arrays import bfloat16
 from clearhead.errors import DtypeError, FileError, RuleError, SelectionError
-from clearhead.view import head_summary, long, notebook, picture
+from clearhead.view import head_summary, long, notebook, picture, pixels
 from clearhead.view.parts import one_sequence
 from clearhead.view.tiles import tile
 from test_page import HOSTILE
@@ -96,7 +96,7 @@ def test_a_picture_holds_the_largest_and_the_mean_weight_of_each_pixel(n, m, sid
     rules = {"causal": True, "query_offset": m - n} if causal else {}
     part = matrix(n, m, seed=seed, **rules)
     weights = part[0].astype(np.float64)
-    found = long.pictures(one_sequence(part, 0), side)
+    found = pixels.pictures(one_sequence(part, 0), side)
     rows, cols = (np.arange(min(side, size) + 1) * size // min(side, size) for size in (n, m))
     alone = weights.copy()
     alone[:, :, 0] = 0
@@ -263,7 +263,7 @@ def test_nonfinite_weights_are_stored_as_nonfinite():
         codes = made.arrays["0.most"][0]
         wrong = ~np.isfinite(np.asarray(part[0], np.float64))
         wrong[:, 0] = False  # the first key has a picture of its own
-        assert (codes == long.NONFINITE).tolist() == wrong.tolist()
+        assert (codes == pixels.NONFINITE).tolist() == wrong.tolist()
         finite = np.delete(np.asarray(part[0], np.float64), 12, 0)
         assert layer["largest"]["most"][0] == pytest.approx(finite.max())
         assert layer["reach"]["whole"][0] == pytest.approx(end_of(finite))

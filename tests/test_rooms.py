@@ -197,7 +197,7 @@ def test_suppositions_change_the_numbers_at_once_and_lead_back(running, tmp_path
         assert shown() == pytest.approx(weight(scale=0.25)[2], rel=1e-3, abs=1e-6)
         assert page.locator(".lines .ghost", has_text=before["softmax"].replace("-", "−")[:4]).count() >= 1
         assert "temperature 2" in page.locator(".ribbon").text_content()
-        page.locator(".supposed button").click()
+        page.locator(".dive .supposed button").click()
         assert results(page) == before
         assert page.locator(".ribbon").count() == 0
         page.check("#if-scale")
@@ -208,7 +208,7 @@ def test_suppositions_change_the_numbers_at_once_and_lead_back(running, tmp_path
         page.fill("#dive-window", "4")
         window = np.array([[j >= i - 3 for j in range(6)] for i in range(6)])
         assert shown() == pytest.approx(weight(mask=window)[2], rel=1e-3, abs=1e-6)
-        page.locator(".supposed button").click()
+        page.locator(".dive .supposed button").click()
         page.check("#dive-edge")
         assert "masked" in results(page)["mask"]
         page.keyboard.press("Escape")
@@ -218,7 +218,7 @@ def test_suppositions_change_the_numbers_at_once_and_lead_back(running, tmp_path
         cut = np.tril(np.ones((6, 6), bool))
         cut[5, 2] = False
         assert shown() == pytest.approx(weight(mask=cut)[1], rel=1e-3, abs=1e-6)
-        page.locator(".supposed button").click()
+        page.locator(".dive .supposed button").click()
         other = q.copy()
         other[5, 0] = 1.5
         page.locator(".cells input").first.fill("1.5")

@@ -39,15 +39,17 @@ function along(stops, t) {
 }
 
 /**
- * Colours of signed numbers: paper at 0, the role's colour above, its opposite below; linear, the same on both sides.
+ * Colours of signed numbers: paper at 0, the role's colour above, its opposite below; the same on both sides.
  * @param {string} role
  * @param {number} most
+ * @param {"sqrt" | "linear" | "log"} [kind]
  * @returns {Shade}
  */
-export function signed(role, most) {
+export function signed(role, most, kind = "linear") {
   const stops = [rgb(`${role}-minus`), rgb("paper"), rgb(role)];
   const size = most || 1;
-  const shade = (/** @type {number} */ x) => 0.5 + x / size / 2;
+  const shape = weighed(size, kind).shade;
+  const shade = (/** @type {number} */ x) => 0.5 + (x < 0 ? -shape(-x) : shape(x)) / 2;
   return {
     low: -size,
     high: size,

@@ -33,6 +33,19 @@ export function supposed(r, w) {
   return rules;
 }
 
+/** The rows of q, k or v with the numbers that are supposed; the same rows where none is. @param {string} name @param {import("./attention.js").Rows} rows @param {number} count @param {WhatIf} what */
+export function edited(name, rows, count, { values }) {
+  const changes = Object.entries(values).filter(([key]) => key.startsWith(`${name} `));
+  if (!changes.length) return rows;
+  const { data, at, width } = rows;
+  const own = Float64Array.from(/** @type {ArrayLike<number>} */ (data.subarray(at, at + count * width)));
+  for (const [key, value] of changes) {
+    const [, row, col] = key.split(" ").map(Number);
+    own[row * width + col] = value;
+  }
+  return { data: own, at: 0, width };
+}
+
 /**
  * @param {import("./container.js").Page} page
  * @param {any} layer
@@ -51,14 +64,7 @@ export function headOf(page, layer, batch, number, whatIf, known) {
     const { data, shape } = page.array(layer.arrays[name]);
     const width = shape[3];
     const at = (batch * shape[1] + head) * length * width;
-    const edits = Object.entries(whatIf.values).filter(([key]) => key.startsWith(`${name} `));
-    if (!edits.length) return { data, width, at };
-    const own = Float64Array.from(/** @type {ArrayLike<number>} */ (data.subarray(at, at + length * width)));
-    for (const [key, value] of edits) {
-      const [, row, col] = key.split(" ").map(Number);
-      own[row * width + col] = value;
-    }
-    return { data: own, width, at: 0 };
+    return edited(name, { data, width, at }, length, whatIf);
   };
   const q = rows("q", number, n);
   const k = rows("k", shared, m);

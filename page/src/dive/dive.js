@@ -1,9 +1,10 @@
 // From a cell of the map down to its arithmetic: the steps with their numbers, what-ifs, and the whole matrix step by step.
 
 import { add, h } from "../dom.js";
-import { asRun, isAsRun } from "../head.js";
+import { isAsRun } from "../head.js";
 import { spelled } from "../numbers.js";
 import { operandsAt } from "../long/operands.js";
+import { under } from "../long/supposing.js";
 import { tokenAt } from "../long/units.js";
 import { arithmetic } from "./arithmetic.js";
 import { drawBars } from "./bars.js";
@@ -21,7 +22,7 @@ import { whatIfs } from "./whatifs.js";
 export function diveRoom({ t }, place) {
   /** @type {Look | null} */
   let look = null;
-  let of = "";
+  let drawn = "";
   let frame = 0;
   /** @type {import("../long/operands.js").Cell | null} what the server sent of a head too large to be sent whole */
   let part = null;
@@ -31,7 +32,7 @@ export function diveRoom({ t }, place) {
   const says = h("p.says");
   const chosen = () => {
     if (!look) return null;
-    const { cell, queries, keys, keyName, head } = look;
+    const { cell, queries, keys, keyName, actual: head } = look;
     const [i, j] = [tokenAt(queries, cell.i), tokenAt(keys, cell.j)];
     return { i, j, name: spelled(keyName(j).trim() || keyName(j), 16), head };
   };
@@ -53,11 +54,12 @@ export function diveRoom({ t }, place) {
     if (!look || !at) return;
     what = place.what;
     const { i, j, head } = at;
-    const here = Object.values(head.address).join(" ");
-    if (of !== here && Object.keys(place.what.values).length) place.suppose("dive", { ...place.what, values: {} }); // edited numbers belong to their head
-    of = here;
     if (part?.head !== head) part = null;
-    const problem = part?.problem ?? problemOf(head, place.what);
+    const shown = under(head, what);
+    const here = `${Object.values(head.address)} ${i} ${j} ${at.name} ${shown.supposition} ${Boolean(head.computing)} ${part?.i} ${part?.j}`;
+    if (drawn === here) return;
+    drawn = here;
+    const problem = part?.problem ?? problemOf(shown);
     rest.hidden = !problem;
     play.hidden = Boolean(part);
     says.textContent = t(
@@ -67,7 +69,7 @@ export function diveRoom({ t }, place) {
     if (!problem) return lines.replaceChildren();
     const row = part?.row ?? rowAt(problem, i);
     const real = Boolean(part) || isAsRun(place.what);
-    const own = real ? null : /** @type {import("./problem.js").Problem} */ (problemOf(head, asRun()));
+    const own = real ? null : problemOf(head);
     const ghost = own && rowAt(own, i);
     const bound = real ? (part?.bound ?? head.computing?.bound(i) ?? null) : null;
     const known = head.layer.values !== null;

@@ -1,7 +1,6 @@
-// One head's numbers under what is supposed: its q, k and v with edited cells, its rules, and one row from score to weight.
+// One head's numbers: its q, k and v, its rules, and one row from score to weight.
 
 import { biased, capped, dot, logit, logsumexp, visible } from "../attention.js";
-import { supposed } from "../head.js";
 
 /** @typedef {import("../attention.js").Rows} Rows */
 /** @typedef {import("../attention.js").Rules} Rules */
@@ -9,30 +8,9 @@ import { supposed } from "../head.js";
 /** @typedef {{n: number, m: number, q: Rows, k: Rows, v: Rows | null, vLost: number, rules: Rules}} Problem      vLost: what v lost by rounding for the page, as a share */
 /** @typedef {{scores: {[j: number]: number}, logits: {[j: number]: number}, L: number, weights: Numbers, seen: number, mixed: {sum: Numbers, size: Numbers} | null}} Row      mixed: Σ a·v and Σ a·|v|, where the server computed it; then only the chosen key has a score and a logit */
 
-/**
- * @param {import("../long/source.js").Head} head
- * @param {import("../head.js").WhatIf} what
- * @returns {Problem | null} null where the page has not the head's q and k
- */
-export function problemOf(head, what) {
-  const { computing: c, n, m } = head;
-  if (!c) return null;
-  const rules = supposed(head.rules, what);
-  const edited = (/** @type {string} */ name, /** @type {Rows} */ rows, /** @type {number} */ count) => {
-    const changes = Object.entries(what.values).filter(([key]) => key.startsWith(`${name} `));
-    if (!changes.length) return rows;
-    const data = Float64Array.from(
-      /** @type {ArrayLike<number>} */ (rows.data.subarray(rows.at, rows.at + count * rows.width)),
-    );
-    for (const [key, value] of changes) {
-      const [, row, col] = key.split(" ").map(Number);
-      data[row * rows.width + col] = value;
-    }
-    return { data, at: 0, width: rows.width };
-  };
-  const v = c.v && edited("v", c.v, m);
-  return { n, m, q: edited("q", c.q, n), k: edited("k", c.k, m), v, vLost: c.vLost, rules };
-}
+/** @param {import("../long/source.js").Head} head @returns {Problem | null} null where the page has not the head's q and k */
+export const problemOf = ({ computing: c, n, m, rules }) =>
+  c && { n, m, q: c.q, k: c.k, v: c.v, vLost: c.vLost, rules };
 
 /** A number of q, k or v. @param {Rows} rows @param {number} row @param {number} col */
 export const cell = (rows, row, col) => rows.data[rows.at + row * rows.width + col];

@@ -1,5 +1,6 @@
 // Moves the chosen cell and updates all that depends on it: the readout, the lists, the text, the table, the link.
 
+import { MASKED } from "../attention.js";
 import { fmt } from "../numbers.js";
 import { unitColumn, unitRow, weightOn } from "./lines.js";
 import { linkSoon } from "./link.js";
@@ -44,7 +45,10 @@ export async function moved(look, wait) {
 }
 
 /** @param {Float32Array} row @param {import("./units.js").Units} keys @param {number} unit */
-const weightIn = (row, keys, unit) => Math.max(0, weightOn(row, keys, unit)); // a masked weight counts as 0
+const weightIn = (row, keys, unit) => {
+  const value = weightOn(row, keys, unit);
+  return value === MASKED ? 0 : value;
+};
 
 /** What the model says comes after a query's token. @param {Look} look @param {number} query */
 export function follow({ answer, page, state, offset, queryName }, query) {

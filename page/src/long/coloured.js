@@ -9,10 +9,12 @@ import { unitOf } from "./units.js";
 /** @typedef {ReturnType<typeof coloursOf>} Colours */
 
 /** The colours of the map's values. @param {Shown} shown */
-export const shadeOf = ({ other, high, scale }) => (other ? signed("weights", high) : weighed(high, scale));
+export const shadeOf = ({ head, other, high, scale }) =>
+  head.shows !== "weights" ? signed("effect", high, scale) : other ? signed("weights", high) : weighed(high, scale);
 
 /** A tile's value, or its difference from the other head's. @param {Float32Array} weights @param {Float32Array | null} other @param {number} at */
-export const minus = (weights, other, at) => (other ? weights[at] - Math.max(0, other[at]) : weights[at]);
+export const minus = (weights, other, at) =>
+  other ? weights[at] - (other[at] === MASKED ? 0 : other[at]) : weights[at];
 
 /** Colours by place on the scale, for speed. @param {Shown} shown */
 export function coloursOf(shown) {

@@ -1,6 +1,7 @@
 // The controls above the map.
 
 import { byId, h } from "../dom.js";
+import { hasEffects } from "./effects.js";
 import { toLink } from "./link.js";
 import { nearer } from "./mapbox.js";
 import { areAlike } from "./source.js";
@@ -79,6 +80,14 @@ export function controls(look) {
     "div.picks.controls",
     look.head.layer.heads.length > 1 && h("span.zooms", turn("head before", "‹", -1), turn("head after", "›", 1)),
     h("span.zooms", near("nearer", "+", 0.5), near("farther", "−", 2), near("whole", "⤢", 0)),
+    hasEffects(look.head.layer, state.at.head) &&
+      choice(
+        t("shows"),
+        "shows",
+        ["weights", "contributions", "cuts"].map((name) => [name, t(`shows ${name}`)]),
+        state.shows,
+        (shows) => set(look, { shows }),
+      ),
     choice(t("scale"), "scale", names("sqrt", "linear", "log"), state.scale, (scale) => set(look, { scale })),
     more,
   );

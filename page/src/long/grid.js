@@ -1,11 +1,11 @@
-// All heads, layers × heads: of each its picture, or a square coloured by one statistic, with a caption.
+// All heads, layers × heads: of each its picture, or a square coloured by one statistic; below them the caption of one.
 
 import { css, weighed } from "../colour.js";
 import { h } from "../dom.js";
 import { fmt } from "../numbers.js";
 
 export const PICTURES = "weights"; // in place of a statistic
-export const CAPTIONED = 24; // up to so many heads have their captions below them
+const LABELLED = 24; // up to so many heads have their kinds below their pictures
 const MANY = 64; // from so many heads on their pictures are small
 
 /** How many heads a run has. @param {any} run @returns {number} */
@@ -32,8 +32,9 @@ export function grid(run, statistic, chosen, choose, { t, say, language }, pictu
   const widest = Math.max(...run.layers.map((/** @type {any} */ layer) => layer.heads.length));
   const several = run.layers.length > 1 || run.layers[0].name !== "";
   const count = headsOf(run);
-  const captioned = pictured && count <= CAPTIONED;
+  const labelled = pictured && count <= LABELLED && widest <= 8;
   const caption = h("p.caption", { "aria-hidden": "true" });
+  let tellChosen = () => {};
   const rows = run.layers.map((/** @type {any} */ layer, /** @type {number} */ at) => [
     several && h("span.layer", { id: `layer-${at}` }, layer.name),
     layer.heads.map((/** @type {number} */ number, /** @type {number} */ place) => {
@@ -46,7 +47,7 @@ export function grid(run, statistic, chosen, choose, { t, say, language }, pictu
       const tell = () => {
         caption.textContent = said;
       };
-      if (here) tell();
+      if (here) tellChosen = tell;
       return h(
         !pictured && value === null ? "button.head.unknown" : "button.head",
         {
@@ -64,11 +65,12 @@ export function grid(run, statistic, chosen, choose, { t, say, language }, pictu
           },
         },
         pictured && pictures.of({ run: chosen.run, layer: at, head: place }),
-        captioned && h("small", h("b", number), ` ${told}`),
+        labelled && h("small", { "data-label": labelOf(layer, place, t) }, h("b", number)),
       );
     }),
   ]);
-  const size = captioned ? "captioned" : count > MANY ? "many" : "some";
+  tellChosen();
+  const size = labelled ? "labelled" : count > MANY ? "many" : "some";
   const box = h(
     `div.heads.${size}`,
     {
@@ -76,11 +78,29 @@ export function grid(run, statistic, chosen, choose, { t, say, language }, pictu
       role: "group",
       "aria-label": `${t("every head")}: ${t(statistic)}`,
       onkeydown: walk,
+      onpointerleave: () => tellChosen(),
     },
     rows,
   );
   const key = values.length ? legend(shade, fmt(least, 3), fmt(most, 3)) : h("p.note", t("unknown"));
-  return h("div.hold", box, pictured ? !captioned && caption : key);
+  return h("div.hold", box, pictured ? caption : key);
+}
+
+/** A head's kind, and how much of it: "self 60%". @param {any} layer @param {number} place @param {(key: string) => string} t */
+function labelOf({ kinds, statistics }, place, t) {
+  const kind = kinds?.[place];
+  const share = statistics[kind]?.[place];
+  return kind ? `${t(`kind ${kind}`)} ${share ? `${Math.round(100 * share)}%` : ""}` : "";
+}
+
+/** Scroll the chosen head into its panel's view, and nothing else. @param {HTMLElement} front */
+export function showChosen(front) {
+  const [box, head] = [front.querySelector(".heads"), front.querySelector('[aria-pressed="true"]')];
+  if (!box || !head) return;
+  const [around, own] = [box.getBoundingClientRect(), head.getBoundingClientRect()];
+  const past = (/** @type {number} */ low, /** @type {number} */ high) => Math.min(0, low) + Math.max(0, high);
+  box.scrollTop += past(own.top - around.top - 5, own.bottom - around.bottom + 5);
+  box.scrollLeft += past(own.left - around.left - 5, own.right - around.right + 5);
 }
 
 /** Arrows go from head to head while one of them has the focus. @param {KeyboardEvent} event */

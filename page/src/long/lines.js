@@ -41,8 +41,10 @@ export function weightOn(row, keys, unit) {
 }
 
 /** A column's weight from a unit of queries: the mean over them. @param {Float32Array} column @param {Units} queries @param {number} unit */
-export const weightFrom = (column, queries, unit) =>
-  weightOn(column, queries, unit) / (tokenAt(queries, unit + 1) - tokenAt(queries, unit));
+export function weightFrom(column, queries, unit) {
+  const sum = weightOn(column, queries, unit);
+  return sum === MASKED ? sum : sum / (tokenAt(queries, unit + 1) - tokenAt(queries, unit));
+}
 
 /** A line by units instead of tokens; `weightOf` is weightOn or weightFrom. @param {Float32Array | null} line @param {Units} units @param {typeof weightOn} weightOf */
 export const inUnits = (line, units, weightOf) =>

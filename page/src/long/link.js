@@ -14,12 +14,12 @@ export function linkSoon(state) {
 /** @param {any} state */
 export function toLink(state) {
   if (state.quiet) return;
-  const { at, query, key, view, rule, scale, aside, words: whole, statistic } = state;
+  const { at, query, key, view, rule, scale, aside, words: whole, statistic, shows } = state;
   const place = [
     `at=${at.run}.${at.layer}.${at.head}`,
     `cell=${query}.${key}`,
     `by=${statistic}`,
-    `show=${rule}.${scale}.${Number(aside)}.${Number(whole)}`,
+    `show=${rule}.${scale}.${Number(aside)}.${Number(whole)}.${shows}`,
   ];
   if (view) place.push(`view=${[view.y, view.x, view.step].map((x) => Number(x.toPrecision(6))).join("_")}`);
   try {
@@ -43,9 +43,10 @@ export function fromLink(state, runs) {
     Object.assign(state, { query, key, pinned: true });
   const [y, x, step] = numbers("view", "_");
   if (y >= 0 && x >= 0 && step > 0) state.view = { y, x, step };
-  const [rule, scale, aside, whole] = (parts.get("show") ?? "").split(".");
+  const [rule, scale, aside, whole, shows] = (parts.get("show") ?? "").split(".");
   if (["most", "mean"].includes(rule)) state.rule = rule;
   if (["sqrt", "linear", "log"].includes(scale)) state.scale = scale;
+  if (told.arrays.g && ["contributions", "cuts"].includes(shows)) state.shows = shows;
   Object.assign(state, { aside: aside === "1", words: whole === "1" });
   if (Object.hasOwn({ ...told.statistics, [PICTURES]: 0 }, parts.get("by") ?? "")) state.statistic = parts.get("by");
 }

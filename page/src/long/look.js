@@ -1,6 +1,7 @@
 // A look at one head: its map, its numbers, the text beside it.
 
 import { h } from "../dom.js";
+import { asRun, isAsRun } from "../head.js";
 import { fmt } from "../numbers.js";
 import { jump, moved, show } from "./cell.js";
 import { controls } from "./controls.js";
@@ -10,8 +11,9 @@ import { strongestKey } from "./lines.js";
 import { frameOf, refresh } from "./mapbox.js";
 import { listen } from "./pointer.js";
 import { shadeText } from "./reading.js";
-import { lookAt, onPage } from "./shown.js";
+import { lookAt, onPage, shownUnder } from "./shown.js";
 import { LEVELS } from "./source.js";
+import { under } from "./supposing.js";
 import { surveyOf } from "./survey.js";
 import { fillTable } from "./table.js";
 import { drawText } from "./text.js";
@@ -26,16 +28,18 @@ import { showWhole } from "./view.js";
 let latest = null;
 addEventListener("resize", () => latest && refresh(latest));
 
-/** Put a head on the page. @param {Given} given @param {HTMLElement} here @param {HTMLElement} heading @param {(follow: () => void) => void} follows      takes what brings the map to the state's cell */
+/** Put a head on the page. @param {Given} given @param {HTMLElement} here @param {HTMLElement} heading @param {(follow: () => void, suppose: () => void) => void} follows      takes what brings the map to the state's cell, and what draws it under another supposition */
 export async function openLook(given, here, heading, follows) {
   const { state, head } = given;
   const parts = newParts(given);
   const look = (latest = lookAt(given, parts));
   parts.decoding = decoding(look);
   const { box, where, scale, readout, table, lists, text } = parts;
-  const shownBeside = [h("div.left", box, scale, where, table), h("div.right", readout, given.dive.lines, lists)];
   given.answer.text.replaceChildren(text);
-  here.replaceChildren(heading, ...facts(given), controls(look), h("div.looking", shownBeside));
+  here.replaceChildren(
+    h("div.left", h("div.headed", heading, parts.ribbon), controls(look), box, scale, where, facts(given), table),
+    h("div.right", readout, given.dive.lines, lists),
+  );
   if (!state.view) showWhole(look, frameOf(look));
   table.addEventListener("toggle", () => fillTable(look));
   look.jumpTo = (query, key) => jump(look, unitOf(look.queries, query), unitOf(look.keys, key));
@@ -48,25 +52,64 @@ export async function openLook(given, here, heading, follows) {
     const key = await strongestKey(head, state.query).catch(given.failed);
     if (state.key < 0) look.cell.j = unitOf(look.keys, key ?? 0);
   }
-  follows(() => goTo(look));
+  follows(
+    () => goTo(look),
+    () => suppose(look),
+  );
   await moved(look);
   fetchMore(look);
 }
 
+/** The weights under what is supposed now, drawn once in a frame. @param {Look} look */
+function suppose(look) {
+  cancelAnimationFrame(look.frame);
+  look.frame = requestAnimationFrame(() => {
+    if (!onPage(look)) return;
+    const { actual, actualOther, parts, place, state } = look;
+    const { what } = place;
+    Object.assign(look, shownUnder(actual, actualOther, what, state.shows));
+    parts.ribbon.hidden = isAsRun(what);
+    look.shownAs(under(actual, what));
+    moved(look);
+    clearTimeout(look.resting);
+    look.resting = setTimeout(() => receive(look), 150);
+  });
+}
+
+/** What each key receives, which takes all weights. @param {Look} look */
+async function receive(look) {
+  const { head } = look;
+  const found = await surveyOf(head);
+  if (look.head !== head || !onPage(look)) return;
+  look.received = found.received;
+  if (look.nonfinite !== found.nonfinite) {
+    look.nonfinite = found.nonfinite;
+    refresh(look);
+  }
+  shadeText(look);
+}
+
 /** @param {Look} look */
 async function goTo(look) {
-  const { state, head, queries, keys } = look;
+  const { state, actual: head, queries, keys } = look;
   if (state.query < 0 || state.query >= head.n) state.query = head.n - 1;
   const key = state.key < 0 ? await strongestKey(head, state.query).catch(look.failed) : state.key;
   if (onPage(look)) show(look, unitOf(queries, state.query), unitOf(keys, Math.min(key ?? 0, head.m - 1)));
 }
 
 /** @param {Given} given @returns {import("./shown.js").Parts} */
-function newParts({ head: { n, m }, shell: { t } }) {
+function newParts({ head: { n, m }, shell: { t }, place }) {
   const canvas = /** @type {HTMLCanvasElement} */ (h("canvas"));
   return {
     canvas,
     box: h("div.map-of", { tabindex: 0, role: "group", "aria-label": t("map", { n, m }) }, canvas),
+    ribbon: h(
+      "p.supposed",
+      { role: "status", hidden: isAsRun(place.what) },
+      h("span", t("supposed here")),
+      " ",
+      h("button", { onclick: () => place.suppose("", asRun()) }, t("back")),
+    ),
     where: h("p.where"),
     scale: h("div"),
     readout: h("p.readout", { id: "readout" }),
@@ -94,11 +137,12 @@ function facts({ head, state, shell: { t } }) {
 
 /** What takes longer: the largest weight, what each key receives, a finer picture, tiles. @param {Look} look */
 function fetchMore(look) {
-  const { head, other, aside } = look;
+  const { actual, actualOther, aside, state } = look;
+  const { head, other } = shownUnder(actual, actualOther, asRun(), state.shows);
   const draw = () => onPage(look) && refresh(look);
   surveyOf(head).then(async (found) => {
     const minus = other && (await surveyOf(other));
-    look.received = found.received;
+    if (look.head === head) look.received = found.received;
     look.nonfinite = found.nonfinite || Boolean(minus && minus.nonfinite);
     const [own, others] = [found, minus].map((each) => (each ? each[aside ? "aside" : "whole"] : 0));
     look.whole = Math.max(own, others);
@@ -111,4 +155,5 @@ function fetchMore(look) {
       draw();
     });
   whenReady(() => requestAnimationFrame(draw), look.failed);
+  if (state.shows !== "weights" || !isAsRun(look.place.what)) actual.loading.then(() => suppose(look));
 }

@@ -32,12 +32,14 @@ export function refresh(look) {
   const shade = shadeOf(look);
   const open = shade.low < 0 ? ["≤ ", "≥ "] : [shade.low ? "≤ " : "", "≥ "];
   const swatches = [
-    head.layer.masked && h("span", h("i.hatched"), t("masked cell")),
+    (head.layer.masked || head.supposition) && h("span", h("i.hatched"), t("masked cell")),
     look.nonfinite && h("span", h("i.nonfinite"), t("nonfinite")),
   ];
-  const ends = t(look.fixed ? "ends at one" : look.inView ? "ends in view" : "ends here");
-  const [low, high] = [open[0] + fmt(shade.low, 2), open[1] + fmt(shade.high, 3)];
-  const said = [low, high, look.scale, look.nonfinite, ends].join(" ");
+  const ends = t(look.fixed ? "ends at one" : look.inView ? "ends in view" : "ends here", {
+    what: t(`shows ${head.shows}`),
+  });
+  const [low, high] = [open[0] + fmt(shade.low, shade.low < 0 ? 3 : 2), open[1] + fmt(shade.high, 3)];
+  const said = [low, high, look.scale, look.nonfinite, ends, head.shows, head.supposition].join(" ");
   if (parts.scale.dataset.said !== said)
     parts.scale.replaceChildren(legend(shade, low, high, swatches, h("span.note", ends)));
   parts.scale.dataset.said = said;
@@ -50,8 +52,11 @@ export function refresh(look) {
     j1: Math.ceil(end.x) - 1,
     m: keys.count,
   });
-  const pixel = rows * cols === 1 ? t("single") : t(stretched ? "stretched" : "many", { rows, cols, rule: t(rule) });
-  parts.where.textContent = `${where} · ${pixel}${missing ? ` · ${t("computing")}` : ""}`;
+  const pixel =
+    rows * cols === 1
+      ? head.shows === "weights" && t("single")
+      : t(stretched ? "stretched" : "many", { rows, cols, rule: t(rule) });
+  parts.where.textContent = [where, pixel, missing && t("computing")].filter(Boolean).join(" · ");
   parts.box.dataset.missing = String(missing);
 }
 

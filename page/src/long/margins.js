@@ -1,5 +1,6 @@
 // Around the weights: names of queries and keys, and the profiles of the chosen two.
 
+import { MASKED } from "../attention.js";
 import { css, rgb, weighed } from "../colour.js";
 import { fmt } from "../numbers.js";
 import { weightFrom, weightOn } from "./lines.js";
@@ -71,17 +72,19 @@ export function drawProfiles(pen, shown, f) {
   pen.rotate(-Math.PI / 2);
   pen.fillText(fmt(shown.high, 2), 0, 0);
   pen.restore();
-  eachBar(shown, across, shown.row, weightOn, (at, size) => {
-    pen.fillStyle = css(rgb("query"));
+  const roleOf = (/** @type {string} */ role, /** @type {boolean} */ below) =>
+    css(rgb(shown.head.shows === "weights" ? role : below ? "effect-minus" : "effect"));
+  eachBar(shown, across, shown.row, weightOn, (at, size, below) => {
+    pen.fillStyle = roleOf("query", below);
     pen.fillRect(at, bottom, 1, size);
   });
-  eachBar(shown, down, shown.column, weightFrom, (at, size) => {
-    pen.fillStyle = css(rgb("key"));
+  eachBar(shown, down, shown.column, weightFrom, (at, size, below) => {
+    pen.fillStyle = roleOf("key", below);
     pen.fillRect(right, at, size, 1);
   });
 }
 
-/** For each pixel along an axis the largest weight in it, as a bar. @param {Shown} shown @param {Axis} axis @param {Float32Array | null} line @param {typeof weightOn} weightOf @param {(at: number, size: number) => void} draw */
+/** For each pixel along an axis the largest weight in it, as a bar. @param {Shown} shown @param {Axis} axis @param {Float32Array | null} line @param {typeof weightOn} weightOf @param {(at: number, size: number, below: boolean) => void} draw */
 function eachBar({ view, high, scale, aside, keys, head }, { units, start, from, length }, line, weightOf, draw) {
   if (!line) return;
   const shade = weighed(high, scale);
@@ -92,7 +95,10 @@ function eachBar({ view, high, scale, aside, keys, head }, { units, start, from,
     const last = Math.min(units.count, Math.max(first + 1, Math.floor(start + (at + 1) * view.step)));
     let most = 0;
     for (let unit = first; unit < last; unit++)
-      if (unit !== left) most = Math.max(most, weightOf(line, units, unit) || 0);
-    if (most > 0) draw(from + at, Math.max(1, Math.min(1, shade.shade(most)) * STRIP));
+      if (unit !== left) {
+        const value = weightOf(line, units, unit);
+        if (value !== MASKED && Math.abs(value) > Math.abs(most)) most = value;
+      }
+    if (most) draw(from + at, Math.max(1, Math.min(1, shade.shade(Math.abs(most))) * STRIP), most < 0);
   }
 }

@@ -3,7 +3,7 @@
 import { add, h } from "../dom.js";
 import { diveRoom } from "../dive/dive.js";
 import { choice } from "./controls.js";
-import { CAPTIONED, grid, headsOf, PICTURES } from "./grid.js";
+import { grid, headsOf, PICTURES, showChosen } from "./grid.js";
 import { fromLink } from "./link.js";
 import { openLook } from "./look.js";
 import { newReading } from "./reading.js";
@@ -20,6 +20,7 @@ export const newState = () => ({
   other: /** @type {Address | null} */ (null),
   rule: /** @type {"most" | "mean"} */ ("most"),
   scale: /** @type {"sqrt" | "linear" | "log"} */ ("sqrt"),
+  shows: /** @type {import("./effects.js").Shows} */ ("weights"),
   aside: false,
   inView: /** @type {boolean | null} */ (null), // null: in view where the matrix is large
   fixed: false, // colours from 0 to 1
@@ -57,17 +58,22 @@ export function openLong(page, place) {
     const most = Math.max(...runs.map((/** @type {any} */ run) => headsOf(run)));
     front.hidden = most < 2 && runs.length < 2;
     add(host, [front, here, dive.element]);
-    host.classList.toggle("beside", most > CAPTIONED); // many heads stand beside the text
-    place.follow("map", ({ chosen }) => {
+    let placed = place.what;
+    place.follow("map", ({ chosen, what }) => {
       const { at } = state;
       const { query, key } = chosen;
+      const moves = query !== state.query || key !== state.key;
       Object.assign(state, { query, key });
       if (at.run !== chosen.run || at.layer !== chosen.layer || at.head !== chosen.head)
         go({ run: chosen.run, layer: chosen.layer, head: chosen.head });
-      else followed?.();
+      else if (moves) followed?.();
+      if (what !== placed) supposed?.();
+      placed = what;
     });
     /** @type {(() => void) | null} the map goes to the state's cell */
     let followed = null;
+    /** @type {(() => void) | null} it is drawn under another supposition */
+    let supposed = null;
 
     const nameOfRun = (/** @type {any} */ run, /** @type {number} */ at) =>
       run.name || (page.header.edited ? t(run.edited ? "edited" : "not edited") : String(at));
@@ -75,38 +81,42 @@ export function openLong(page, place) {
     function drawFront() {
       const run = runs[state.at.run];
       front.replaceChildren(
-        h("h2", t("every head")),
         h(
-          "div.picks",
-          runs.length > 1 &&
-            choice(
-              t("run"),
-              "run",
-              runs.map((/** @type {any} */ each, /** @type {number} */ at) => [String(at), nameOfRun(each, at)]),
-              String(state.at.run),
-              (value) => pick({ ...state.at, run: Number(value) }),
-            ),
-          choice(
-            t("colour by"),
-            "statistic",
-            [
-              PICTURES,
-              ...Object.keys(run.layers[0].statistics).filter((name) =>
-                run.layers.some((/** @type {any} */ layer) =>
-                  layer.statistics[name].some((/** @type {any} */ x) => x !== null),
-                ),
+          "div.headed",
+          h("h2", t("every head")),
+          h(
+            "div.picks",
+            runs.length > 1 &&
+              choice(
+                t("run"),
+                "run",
+                runs.map((/** @type {any} */ each, /** @type {number} */ at) => [String(at), nameOfRun(each, at)]),
+                String(state.at.run),
+                (value) => pick({ ...state.at, run: Number(value) }),
               ),
-            ].map((name) => [name, t(name === PICTURES ? "its weights" : name)]),
-            state.statistic,
-            (value) => {
-              state.statistic = value;
-              drawFront();
-              document.getElementById("statistic")?.focus();
-            },
+            choice(
+              t("colour by"),
+              "statistic",
+              [
+                PICTURES,
+                ...Object.keys(run.layers[0].statistics).filter((name) =>
+                  run.layers.some((/** @type {any} */ layer) =>
+                    layer.statistics[name].some((/** @type {any} */ x) => x !== null),
+                  ),
+                ),
+              ].map((name) => [name, t(name === PICTURES ? "its weights" : name)]),
+              state.statistic,
+              (value) => {
+                state.statistic = value;
+                drawFront();
+                document.getElementById("statistic")?.focus();
+              },
+            ),
           ),
         ),
         grid(run, state.statistic, state.at, (layer, head) => pick({ ...state.at, layer, head }), shell, pictures),
       );
+      showChosen(front);
     }
 
     /** The reader chooses a head. @param {Address} at */
@@ -118,6 +128,8 @@ export function openLong(page, place) {
 
     /** @param {Address} at */
     function go(at) {
+      const { values } = place.what;
+      if (Object.keys(values).length) place.suppose("map", { ...place.what, values: {} }); // edited numbers belong to their head
       const layers = runs[at.run].layers;
       const layer = around(at.layer, layers.length);
       const before = runs[state.at.run].layers[state.at.layer];
@@ -148,8 +160,21 @@ export function openLong(page, place) {
       if (request !== latest || !head) return;
       if (state.query < 0 || state.query >= head.n) state.query = head.n - 1;
       if (state.key >= head.m) state.key = -1;
-      const given = { answer, dive, page, state, place, shell, head, other, pick, again: openHead, failed };
-      await openLook(given, here, heading, (follow) => (followed = follow));
+      const given = {
+        answer,
+        dive,
+        page,
+        state,
+        place,
+        shell,
+        head,
+        other,
+        pick,
+        again: openHead,
+        failed,
+        shownAs: pictures.shownAs,
+      };
+      await openLook(given, here, heading, (follow, suppose) => ([followed, supposed] = [follow, suppose]));
       pictures.start();
 
       /** @param {unknown} why */

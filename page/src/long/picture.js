@@ -10,7 +10,8 @@ import { filled } from "./view.js";
 /** @typedef {import("./shown.js").Shown} Shown */
 
 /** The finest picture; a difference needs two of one size. @param {Shown} shown @returns {Picture | undefined} */
-export const pictureOf = ({ head, other, wide, rule }) => (!other && wide.most ? wide : head.small)[rule];
+export const pictureOf = ({ head, other, wide, rule }) =>
+  (!other && !head.supposition && wide.most ? wide : head.small)[rule];
 
 /** @param {CanvasRenderingContext2D} pen @param {Shown} shown @param {import("./view.js").Frame} f @param {import("./coloured.js").Colours} colours */
 export function drawPicture(pen, shown, f, colours) {

@@ -1,6 +1,7 @@
 // The text: tokens shaded by what they receive, by a query's weights, or by the weights on a key.
 
-import { css, inkOn, weighed } from "../colour.js";
+import { MASKED } from "../attention.js";
+import { css, inkOn, signed, weighed } from "../colour.js";
 import { h } from "../dom.js";
 import { spelled } from "../numbers.js";
 import { alongKeys, inUnits, weightFrom, weightOn } from "./lines.js";
@@ -126,6 +127,7 @@ export function shadeText(look, over = null) {
     query: cross ? -1 : (over?.token ?? state.query + offset),
     key: over ? -1 : state.key,
     aside: aside ? head.first : -1,
+    effects: head.shows !== "weights",
   });
   if (!over) parts.decoding?.update();
 }
@@ -134,13 +136,13 @@ export function shadeText(look, over = null) {
  * @param {HTMLElement} box
  * @param {ArrayLike<number> | null} values      of each unit
  * @param {(token: number) => number} unitAt
- * @param {{query: number, key: number, aside: number}} marks      tokens; aside is left white
+ * @param {{query: number, key: number, aside: number, effects: boolean}} marks      tokens; aside is left white; effects are signed
  */
 function shade(box, values, unitAt, marks) {
   const aside = marks.aside < 0 ? -1 : unitAt(marks.aside);
-  let most = 0;
-  if (values) for (let at = 0; at < values.length; at++) if (at !== aside && values[at] > most) most = values[at];
-  const scale = weighed(most || 1);
+  const sizes = values ? Array.from(values, (x) => (x === MASKED ? 0 : Math.abs(x))) : [];
+  const most = sizes.reduce((most, size, at) => (at !== aside && size > most ? size : most), 0);
+  const scale = marks.effects ? signed("effect", most, "sqrt") : weighed(most || 1);
   const colours = Array.from({ length: SHADES + 1 }, (_, at) => scale.along(at / SHADES));
   const written = colours.map((colour) => [css(colour), inkOn(colour) === "dark" ? "#000" : "#fff"]);
   written.push([css(scale.along(NaN)), "#000"], ["", ""]); // not finite; no weight
@@ -160,7 +162,12 @@ function shade(box, values, unitAt, marks) {
     const token = first + at;
     const value = values && unitAt(token) !== aside ? values[unitAt(token)] : 0;
     const place = Math.round(scale.shade(value) * SHADES);
-    const shade = value <= 0 ? SHADES + 2 : Number.isNaN(place) ? SHADES + 1 : Math.min(SHADES, place);
+    const shade =
+      value === MASKED || (marks.effects ? value === 0 : value <= 0)
+        ? SHADES + 2
+        : Number.isNaN(place)
+          ? SHADES + 1
+          : Math.min(SHADES, place);
     const [background, ink] = written[shade];
     if (coloured.get(span) !== background) {
       coloured.set(span, background);

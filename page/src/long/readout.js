@@ -19,17 +19,19 @@ export function readout(shown, t) {
   const read = (/** @type {string} */ value) => t("read", { ...names, value });
   if (!found) return read(t("computing"));
   if (found.value === MASKED) return read(t("masked cell"));
-  const parts = [read(within(found.value, found.off))];
+  const { shows } = shown.head;
+  const effects = shows !== "weights";
+  const parts = [read(effects ? `${t(`one ${shows}`)} ${fmt(found.value)}` : within(found.value, found.off))];
   if (!Number.isFinite(found.value)) return [...parts, t("nonfinite cell")].join(" · ");
   if (!found.exact) parts.push(t("of pixel"));
   if (row) {
     const { rank, of, sum } = placeIn(row, keys, found.value);
     const { layer, rules, served } = shown.head;
     const sink = layer.sinks && (served || rules.sink > -Infinity);
-    parts.push(
-      t("rank here", { rank, of }),
-      t(sink ? "sums with sink" : "sums to", { sum: fmt(sum, 6), sink: fmt(Math.max(0, 1 - sum), 4) }),
-    );
+    parts.push(t("rank here", { rank, of }));
+    if (shows === "contributions") parts.push(t("contributions sum", { sum: fmt(sum, 4) }));
+    if (effects) return parts.join(" · ");
+    parts.push(t(sink ? "sums with sink" : "sums to", { sum: fmt(sum, 6), sink: fmt(Math.max(0, 1 - sum), 4) }));
   }
   return parts.join(" · ");
 }
@@ -64,7 +66,7 @@ function placeIn(row, keys, weight) {
     if (other === MASKED) continue;
     of++;
     sum += other;
-    if (other > weight) rank++;
+    if (Math.abs(other) > Math.abs(weight)) rank++;
   }
   return { rank, of, sum };
 }

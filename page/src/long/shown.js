@@ -1,6 +1,8 @@
 // The state of the view of one head, one plain object: the map draws it; the cell, the text and the controls change it.
 
+import { showing } from "./effects.js";
 import { areAlike } from "./source.js";
+import { under, underRules } from "./supposing.js";
 import { tokens, unitOf, words } from "./units.js";
 
 /** @typedef {import("./source.js").Head} Head */
@@ -11,7 +13,7 @@ import { tokens, unitOf, words } from "./units.js";
 /**
  * All that the map needs.
  * @typedef {object} Shown
- * @property {Head} head
+ * @property {Head} head      under what is supposed
  * @property {Head | null} other      subtracted
  * @property {Record<string, import("./source.js").Picture>} wide      the finer pictures, once they are loaded
  * @property {Units} queries
@@ -36,6 +38,7 @@ import { tokens, unitOf, words } from "./units.js";
 /**
  * The elements whose content changes.
  * @typedef {object} Parts
+ * @property {HTMLElement} ribbon      says that the weights are not the run's
  * @property {HTMLElement} box      of the map
  * @property {HTMLCanvasElement} canvas
  * @property {HTMLElement} where
@@ -58,12 +61,13 @@ import { tokens, unitOf, words } from "./units.js";
  * @property {import("../shell.js").Shell} shell
  * @property {Head} head
  * @property {Head | null} other
+ * @property {(head: Head) => void} shownAs      the chosen head is shown under a supposition, or as it ran
  * @property {(at: import("./source.js").Address) => void} pick
  * @property {() => Promise<void>} again      draws the head again, from the present state
  * @property {(why: unknown) => null} failed
  */
 
-/** @typedef {Given & Shown & {offset: number, keyTexts: string[] | null, canWords: boolean, parts: Parts, jumpTo: (query: number, key: number) => void}} Look      offset: the key position of query 0 */
+/** @typedef {Given & Shown & {actual: Head, actualOther: Head | null, offset: number, keyTexts: string[] | null, canWords: boolean, parts: Parts, jumpTo: (query: number, key: number) => void, frame: number, resting: ReturnType<typeof setTimeout> | undefined}} Look      actual: as it ran; offset: the key position of query 0 */
 
 /** Whether this view is still on the page. @param {Look} look */
 export const onPage = ({ parts }) => parts.box.isConnected;
@@ -78,9 +82,19 @@ export function stillAt(look) {
 /** @param {string[] | null} texts @param {number} offset @returns {(token: number) => string} */
 const nameOf = (texts, offset) => (at) => texts?.[at + offset] ?? String(at);
 
+/** The head, and the one that is subtracted, under what is supposed; of their edges the weights, or what they did. @param {Head} head @param {Head | null} other @param {import("../head.js").WhatIf} what @param {import("./effects.js").Shows} shows */
+export function shownUnder(head, other, what, shows) {
+  const own = showing(under(head, what), shows);
+  const minus = other && showing(underRules(other, what), shows);
+  return { head: own, other: minus && minus.shows === own.shows ? minus : null };
+}
+
 /** The view of a head, as the page's state says. @param {Given} given @param {Parts} parts @returns {Look} */
 export function lookAt(given, parts) {
   const { page, state, head, other } = given;
+  const { what } = given.place;
+  const fixed = state.fixed && state.shows === "weights";
+  const subtracted = other && areAlike(page, head, other.layer, other.address.head) ? other : null;
   const { layer, n, m } = head;
   const run = page.header.runs[state.at.run];
   const queryTexts = /** @type {string[] | null} */ (run.tokens);
@@ -94,13 +108,15 @@ export function lookAt(given, parts) {
   const keys = unitsOf(keyTexts, m);
   return {
     ...given,
+    actual: head,
+    actualOther: subtracted,
+    ...shownUnder(head, subtracted, what, state.shows),
     parts,
     offset,
     keyTexts,
     canWords,
     queries,
     keys,
-    other: other && areAlike(page, head, other.layer, other.address.head) ? other : null,
     wide: {},
     queryName: nameOf(queryTexts, offset),
     keyName: nameOf(keyTexts, 0),
@@ -109,8 +125,8 @@ export function lookAt(given, parts) {
     aside: state.aside,
     whole: 1,
     high: 1,
-    inView: !state.fixed && (state.inView ?? n * m > 2 ** 20),
-    fixed: state.fixed,
+    inView: !fixed && (state.inView ?? n * m > 2 ** 20),
+    fixed,
     view: state.view ?? { y: 0, x: 0, step: 1 },
     cell: { i: unitOf(queries, state.query), j: unitOf(keys, Math.max(0, state.key)), pinned: state.pinned },
     row: null,
@@ -118,5 +134,7 @@ export function lookAt(given, parts) {
     received: head.received,
     nonfinite: false,
     jumpTo: () => {},
+    frame: 0,
+    resting: undefined,
   };
 }

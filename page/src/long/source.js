@@ -1,7 +1,8 @@
 // Where weights come from: computed here from q, k and L, requested from the viewer's server, or read from a picture.
 
-import { range, rowInto, rowLogsumexp, rulesOf } from "../attention.js";
+import { range, rulesOf } from "../attention.js";
 import { load } from "../packed.js";
+import { computing } from "./supposing.js";
 
 /** @typedef {import("../container.js").Page} Page */
 /** @typedef {{run: number, layer: number, head: number}} Address      places in the document, not numbers of the model */
@@ -90,6 +91,8 @@ export async function openHead(page, { run, layer: place, head: position }) {
     stored: exactAt >= 0 && !served ? page.header.arrays[layer.arrays.q].dtype : layer.dtype,
     computing: /** @type {Awaited<ReturnType<typeof computed>> | null} */ (null),
     loading: Promise.resolve(),
+    supposition: "", // what is supposed of it, if anything
+    shows: /** @type {import("./effects.js").Shows} */ ("weights"),
   };
   if (exactAt >= 0 && !served)
     head.loading = (small.most ? drawn() : Promise.resolve())
@@ -118,13 +121,9 @@ export async function computed(page, layer, at, rules) {
   };
   const wide = values ? values.shape[2] : 0;
   const v = values && { data: values.data, at: layer.key_of[at] * m * wide, width: wide };
-  const L = lse ? lse.data.subarray(at * n, (at + 1) * n) : new Float64Array(n);
-  const known = new Uint8Array(n).fill(lse ? 1 : 0);
-  const line = new Float64Array(m);
-  const know = (/** @type {number} */ i) => {
-    if (!known[i]) L[i] = rowLogsumexp(rows.q, rows.k, rules, i, line);
-    known[i] = 1;
-  };
+  const effects = arrays.g && values ? await load(page, arrays.g) : null;
+  const g = effects && { data: effects.data, at: at * n * wide, width: wide };
+  const { L, know, rowInto } = computing(rows, rules, n, m, lse?.data.subarray(at * n, (at + 1) * n));
   const lost = (/** @type {string} */ name, /** @type {string} */ own) => {
     const stored = page.header.arrays[arrays[name]]?.dtype;
     return !stored || stored === own ? 0 : ROUND[stored];
@@ -133,11 +132,11 @@ export async function computed(page, layer, at, rules) {
   return {
     ...rows,
     v,
+    g,
     vLost: lost("v", layer.values), // by rounding for the page, as a share
     /** How far a query's weights may be from the run's, as a share of them. @param {number} i */
     bound: (i) => (know(i), bound(i)),
-    /** A query's weights on keys from…to. @param {number} i @param {number} from @param {number} to @param {Float32Array} out @param {number} place      where in `out` key `from` stands */
-    rowInto: (i, from, to, out, place) => (know(i), rowInto(rows.q, rows.k, L, rules, i, from, to, out, place)),
+    rowInto,
   };
 }
 

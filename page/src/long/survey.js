@@ -54,8 +54,9 @@ async function fromWeights(head) {
       if (line[j] === MASKED) continue;
       received[j] += line[j];
       nonfinite ||= !Number.isFinite(line[j]);
-      if (line[j] > whole[i]) whole[i] = line[j];
-      if (j !== first && line[j] > aside[i]) aside[i] = line[j];
+      const size = Math.abs(line[j]);
+      if (size > whole[i]) whole[i] = size;
+      if (j !== first && size > aside[i]) aside[i] = size;
     }
     if (performance.now() - since > 8) {
       await breathe();

@@ -4,7 +4,7 @@ import { MASKED } from "../attention.js";
 import { rgb, weighed } from "../colour.js";
 import { breathe, h } from "../dom.js";
 import { fill } from "./coloured.js";
-import { firstPixel, openHead, pixel, rowOf } from "./source.js";
+import { firstPixel, headAt, openHead, pixel, rowOf } from "./source.js";
 
 /** @typedef {import("./source.js").Address} Address */
 /** @typedef {import("./source.js").Head} Head */
@@ -19,13 +19,19 @@ export function thumbnails(page) {
   /** @type {Address[]} */
   const waiting = [];
   let [ready, painting] = [false, false];
+  /** @type {Head | null} the head that is shown under a supposition */
+  let supposed = null;
+  const repaint = (/** @type {Head} */ head) => {
+    const canvas = canvases.get(Object.values(head.address).join(" "));
+    if (canvas && ready) paint(canvas, head).catch(() => null);
+  };
   async function work() {
     if (!ready || painting) return;
     painting = true;
     for (let next = waiting.shift(); next; next = waiting.shift()) {
       const canvas = canvases.get(Object.values(next).join(" "));
       const head = await openHead(page, next).catch(() => null);
-      if (head && canvas) await paint(canvas, head).catch(() => null);
+      if (head && canvas) await paint(canvas, supposed && sameKey(supposed, head) ? supposed : head).catch(() => null);
       await breathe();
     }
     painting = false;
@@ -40,6 +46,13 @@ export function thumbnails(page) {
       work();
       return canvas;
     },
+    /** @param {Head} head      the chosen one, under a supposition or as it ran */
+    shownAs(head) {
+      const before = supposed;
+      supposed = head.supposition ? head : null;
+      if (before && !sameKey(before, head)) headAt(page, before.address).then(repaint, () => null);
+      if (supposed || before) repaint(head);
+    },
     /** The map is drawn, so there is time for the others. */
     start() {
       ready = true;
@@ -47,6 +60,9 @@ export function thumbnails(page) {
     },
   };
 }
+
+/** @param {Head} a @param {Head} b */
+const sameKey = (a, b) => String(Object.values(a.address)) === String(Object.values(b.address));
 
 /** @param {HTMLCanvasElement} canvas @param {Head} head */
 async function paint(canvas, head) {

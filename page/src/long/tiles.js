@@ -3,6 +3,7 @@
 import { MASKED } from "../attention.js";
 import { breathe } from "../dom.js";
 import { ask } from "./source.js";
+import { KEPT as KEPT_WEIGHTS } from "./supposing.js";
 import { tokenAt } from "./units.js";
 
 /** @typedef {import("./source.js").Head} Head */
@@ -29,7 +30,7 @@ export function whenReady(then, otherwise) {
 
 /** @param {Wanted} w */
 const keyOf = (w) =>
-  `${Object.values(w.head.address)} ${w.rows.edges ? "w" : "t"} ${w.level} ${w.row} ${w.col} ${w.level || w.rows.edges ? w.rule : ""}`;
+  `${Object.values(w.head.address)} ${w.head.supposition} ${w.rows.edges ? "w" : "t"} ${w.level} ${w.row} ${w.col} ${w.level || w.rows.edges ? w.rule : ""}`;
 
 /** A tile's weights, row by row, MASKED where masked; null while they are computed. @param {Wanted} w */
 export function tileOf(w) {
@@ -40,12 +41,25 @@ export function tileOf(w) {
     done.set(key, found); // the latest used is the last to go
     return found;
   }
+  const { head } = w;
+  if (head.supposition && head.n * head.m <= KEPT_WEIGHTS) {
+    const out = new Float32Array(SIDE * SIDE).fill(MASKED); // at once: a supposition changes with every frame
+    for (let y = 0; y < SIDE; y++) pixelRow(w, y, out);
+    keep(key, out);
+    return out;
+  }
   wanted.set(key, w);
   if (!working) {
     working = true;
     setTimeout(work);
   }
   return null;
+}
+
+/** @param {string} key @param {Float32Array} tile */
+function keep(key, tile) {
+  done.set(key, tile);
+  if (done.size > KEPT) done.delete(/** @type {string} */ (done.keys().next().value));
 }
 
 /** Drops the requests for tiles that are not in view any more. */
@@ -61,8 +75,7 @@ async function work() {
     wanted.delete(key);
     if (!tile) continue;
     if (!w.level) performance.measure("clearhead tile", { start });
-    done.set(key, tile);
-    if (done.size > KEPT) done.delete(/** @type {string} */ (done.keys().next().value));
+    keep(key, tile);
     ready();
   }
   working = false;
@@ -130,7 +143,7 @@ export function pixelRow({ head, rows, cols, level, row, col, rule }, y, out) {
       const a = unit[v];
       if (a === MASKED) continue;
       const x = level ? Math.floor(v / step) : v;
-      if (rule === "most" || !level) out[at + x] = Math.max(out[at + x], a);
+      if (rule === "most" || !level) out[at + x] = larger(out[at + x], a);
       else {
         out[at + x] = 0;
         sums[x] += a;
@@ -144,6 +157,9 @@ export function pixelRow({ head, rows, cols, level, row, col, rule }, y, out) {
     }
 }
 
+/** The one of larger magnitude; NaN before all. @param {number} x @param {number} a */
+const larger = (x, a) => (x === MASKED || Number.isNaN(a) || Math.abs(a) > Math.abs(x) ? a : x);
+
 /**
  * @param {Float32Array} line @param {number} from @param {Int32Array} edges @param {number} v0 @param {Float32Array} unit @param {number} share
  */
@@ -151,6 +167,6 @@ function addWords(line, from, edges, v0, unit, share) {
   for (let v = 0; v < unit.length; v++)
     for (let j = edges[v0 + v]; j < edges[v0 + v + 1]; j++) {
       const a = line[j - from];
-      if (a !== MASKED) unit[v] = Math.max(unit[v], 0) + a * share;
+      if (a !== MASKED) unit[v] = (unit[v] === MASKED ? 0 : unit[v]) + a * share;
     }
 }

@@ -154,8 +154,11 @@ class Explanation:
         return own | {"before": self.before.to_json()}
 
 
-def document(seen: Explanation, language: Language = "en") -> Document:
-    """The page's document: every head of every layer, and the projections' weights of the chosen layer."""
+def document(seen: Explanation, language: Language = "en", g: Sequence[Array] | None = None) -> Document:
+    """The page's document: every head of every layer, and the projections' weights of the chosen layer.
+
+    g   of each layer the derivative of some number by its heads' outputs, (heads, tokens, d_v), in the run with edits
+    """
     first = seen.before or seen
     config = seen.model.config
     chosen = {"layer": seen.layer, "head": seen.head, "query": seen.token}
@@ -174,6 +177,10 @@ def document(seen: Explanation, language: Language = "en") -> Document:
     edited = None
     if seen.before is not None:
         edited = Edited([repr(edit) for edit in seen.edits], after, _run_facts(seen, seen.moved, "edited.logits"))
+    if g is not None:
+        named = [replace(layer, g=own[None]) for layer, own in zip(after, g, strict=True)]
+        layers, after = (layers if edited else named), named
+        edited = edited and replace(edited, layers=after)
     made = story(layers, scene, edited)
     return replace(made, arrays={**made.arrays, **logits})
 

@@ -4,10 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clearhead.changing.edits import Edit
+from clearhead.core.axes import Array
 from clearhead.digits import fixed, percent
+from clearhead.explaining.derivatives import derivatives, target_of
+from clearhead.explaining.edit_checks import found_in
 from clearhead.explaining.explain import explain
 from clearhead.explaining.explanation import document as explained
 from clearhead.explaining.gpt2 import Model
+from clearhead.explaining.running import forward_pass
 from clearhead.view.container import Document
 from clearhead.words import LANGUAGES, Language, say
 
@@ -16,15 +20,24 @@ _FOR_PAGE = {name: f"{{{name}}}" for name in ("token", "against", "query")}  # t
 
 
 def document(model: Model, edits: Sequence[Edit], causes: Mapping[str, Any], language: Language) -> Document:
-    """The document of kind "trace" with the entry `why`; the text is run once more for its steps.
+    """The document of kind "trace" with the entry `why`; the text is run again for its steps and derivatives.
 
     causes   as `Why.to_json` has them
     """
     first: Mapping[str, Any] = next(iter(causes["edges"]), {})
     chosen: dict[str, Any] = {"layer": first.get("layer"), "head": first.get("head"), "token": first.get("query")}
-    made = explained(explain(causes["text"], model, **chosen, edits=list(edits) or None), language)
+    seen = explain(causes["text"], model, **chosen, edits=list(edits) or None)
+    made = explained(seen, language, _derivatives(model, edits, causes))
     words = {each: _words(each, causes) for each in LANGUAGES}
     return Document({**made.header, "why": {name: causes[name] for name in _SHOWN} | {"words": words}}, made.arrays)
+
+
+def _derivatives(model: Model, edits: Sequence[Edit], causes: Mapping[str, Any]) -> list[Array]:
+    """Of each layer the derivative of the lead by its heads' outputs, (heads, tokens, d_v), in the run with edits."""
+    tokens = model.tokens(causes["text"])
+    run = forward_pass(model, tokens, iter, found_in(edits, tokens, causes["text"]))
+    target = target_of(run, causes["token"]["id"], causes["against"]["id"])
+    return [layer.g for layer in derivatives(model, run, target).layers]
 
 
 def _words(language: Language, causes: Mapping[str, Any]) -> dict[str, str]:

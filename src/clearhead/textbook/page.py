@@ -34,6 +34,7 @@ class PageLayer:
     arrays: Mapping[str, Array]  # q, k, v (batch, heads, tokens, width), logsumexp; where known x, w_q, …, output
     number: int | None = None
     factors: Sequence[float] | None = None  # what each head's output is multiplied by, (heads,)
+    g: Array | None = None  # (batch, heads, queries, d_v): the derivative of some number by A·v
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -115,7 +116,8 @@ def _shown(layer: PageLayer, batch: int, *, cross: bool) -> ShownLayer:
     q, k, v = (layer.arrays[name][batch : batch + 1] for name in "qkv")
     rules: Any = part.keywords()
     name = "" if layer.number is None else str(layer.number)
-    return ShownLayer(name, range(part.heads), AttentionMatrix(q, k, **rules), cross=cross, v=v)
+    g = None if layer.g is None else layer.g[batch : batch + 1]
+    return ShownLayer(name, range(part.heads), AttentionMatrix(q, k, **rules), cross=cross, v=v, g=g)
 
 
 def both(key: str, **values: object) -> Translations:

@@ -11,7 +11,7 @@ from clearhead.core.axes import Array
 from clearhead.errors import DtypeError, MissingExtraError, SelectionError
 from clearhead.view import picture
 from clearhead.view.head_summary import first_key
-from clearhead.view.long import pictures
+from clearhead.view.pixels import pictures
 from clearhead.view.parts import one_head
 from clearhead.view.protocols import Weights
 

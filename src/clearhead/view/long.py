@@ -6,9 +6,8 @@ stored as a column of its own, since an attention sink there would outshine all 
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from math import isfinite
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from clearhead.view.head_summary import even_heads, first_key, summarise_heads
 from clearhead.view.packing import forbids, packed
 from clearhead.view.parts import one_head
 from clearhead.view.picture import reach
+from clearhead.view.pixels import Pictures, coded, pictures
 from clearhead.view.protocols import Weights
 from clearhead.words import Language
 
@@ -32,8 +32,6 @@ OPENING = {"kind": "attention", "maker": f"clearhead {__version__}"}
 LIMIT = 64 * 10**6  # bytes of a page
 ROOM = 16 * 10**6  # bytes of a page up to which v is put in by itself
 COMPUTED = 1024  # up to so many queries and keys the page computes the whole matrix and needs no pictures
-LEVELS = 80  # the highest code of a finite pixel
-NONFINITE = 255  # the code of a pixel that covers NaN or infinity
 _SMALL, _LARGE = (128, 96, 64, 48, 32), (1024, 512, 256)  # sides of the pictures of all heads, and of exact ones
 _SMALL_CELLS, _LARGE_CELLS = 3 * 2**20, 2**20  # most pixels in all pictures together
 _TEXT = 1.25  # characters per byte in base 85
@@ -51,6 +49,7 @@ class ShownLayer:
     cross: bool = False
     note: str = ""
     v: Array | None = None  # (1, kv_heads, keys, d_v); None: not known, and the page's arithmetic ends at the weight
+    g: Array | None = None  # (1, heads, queries, d_v), by A·v; with v the page shows contributions and cuts
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -86,16 +85,6 @@ class PageOptions:
         read_language(self.language)
         if not isinstance(self.title, str):
             raise RuleError(f"title is {shown(self.title)}: expected a text.")
-
-
-class Pictures(NamedTuple):
-    """The pictures of one layer: (heads, rows, columns), and (heads, rows) for the first key alone."""
-
-    most: Array
-    mean: Array
-    first_most: Array
-    first_mean: Array
-    received: Array  # (heads, keys), the first key included
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -153,26 +142,6 @@ def _told(
         }
         for run in runs
     ]
-
-
-def pictures(matrix: Weights, side: int) -> Pictures:
-    """The largest and the mean weight of each pixel, in at most side × side pixels. O(queries·keys·d_k) per head."""
-    problem = matrix.factors.problem
-    n, m, first = problem.queries, problem.keys, first_key(matrix, 0)
-    rows, cols = (np.arange(min(side, size) + 1) * size // min(side, size) for size in (n, m))
-    widths = np.diff(cols)
-    parts = []
-    received = np.zeros((problem.heads, m))
-    for start, stop in pairwise(rows):
-        seen = matrix.observe(peak=True, received=True, queries=slice(int(start), int(stop)))
-        peak, mass = (as_host_array(x, "weights")[0][0].astype(np.float64) for x in (seen.peak, seen.received))
-        received += mass
-        alone = peak[:, first].copy(), mass[:, first] / (stop - start)
-        peak[:, first] = mass[:, first] = 0.0
-        mean = np.add.reduceat(mass, cols[:-1], 1) / (widths * (stop - start))
-        parts.append((np.maximum.reduceat(peak, cols[:-1], 1), mean, *alone))
-    most, mean, first_most, first_mean = (np.stack(part, 1) for part in zip(*parts, strict=True))
-    return Pictures(most, mean, first_most, first_mean, received)
 
 
 def _choose(layers: list[ShownLayer], wish: PageOptions) -> _Chosen:
@@ -270,6 +239,7 @@ def _layer(chosen: _Chosen, place: int) -> dict[str, Any]:
             for name, values in means._asdict().items()
         },
         "captions": [None if caption is None else caption.said for caption in told_heads],
+        "kinds": [None if caption is None else caption.kind for caption in told_heads],
         "exact": exact,
         "arrays": named_arrays,
     }
@@ -297,14 +267,14 @@ def _put(arrays: dict[str, Array], found: Pictures, problem: Problem, prefix: st
     largest = {}
     for name in ("most",) if single else ("most", "mean"):
         pixels, first = getattr(found, name), getattr(found, f"first_{name}")
-        arrays[prefix + name], arrays[f"{prefix}first_{name}"], largest[name] = _coded(pixels, first)
+        arrays[prefix + name], arrays[f"{prefix}first_{name}"], largest[name] = coded(pixels, first)
     return largest
 
 
 def _exact(
     chosen: _Chosen, layer: ShownLayer, exact: list[int], keys: list[int], logsumexp: Array | None
 ) -> dict[str, Array]:
-    """q, k, v and log-sum-exp of the exact heads, the latter of rounded q and k where these are rounded."""
+    """q, k, v, g and log-sum-exp of the exact heads, the latter of rounded q and k where these are rounded."""
     factors = layer.matrix.factors
     own, dtype = factors.q.dtype, chosen.dtype
     q, k = on_cpu(factors.q), on_cpu(factors.k)
@@ -319,6 +289,8 @@ def _exact(
     if layer.v is not None and chosen.values:
         v = on_cpu(layer.v)[0, keys]
         found["v"] = v if dtype is None or dtype == v.dtype else _rounded(v, dtype, layer.name)
+        if layer.g is not None:
+            found["g"] = on_cpu(layer.g)[0, exact]
     return found
 
 
@@ -328,18 +300,6 @@ def _rounded(x: Array, dtype: np.dtype[Any], layer: str) -> Array:
     if not np.array_equal(np.isfinite(rounded), np.isfinite(x)):
         raise DtypeError(f"layer {layer} has numbers too large for {dtype.name}.", "dtype='bfloat16'")
     return rounded
-
-
-def _coded(pixels: Array, first: Array) -> tuple[Array, Array, list[float]]:
-    """Encode both as bytes, the square root of the share in each head's largest; returns the largest too."""
-    finite = [np.where(np.isfinite(x), x, 0.0) for x in (pixels, first)]
-    largest = np.maximum(finite[0].max((1, 2), initial=0.0), finite[1].max(1, initial=0.0))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        shares = [np.nan_to_num(x / largest.reshape(-1, *(1,) * (x.ndim - 1))) for x in finite]
-    codes = [np.rint(np.sqrt(np.clip(x, 0.0, 1.0)) * LEVELS).astype(np.uint8) for x in shares]
-    for code, x in zip(codes, (pixels, first), strict=True):
-        code[~np.isfinite(x)] = NONFINITE
-    return codes[0], codes[1], [float(x) for x in largest]
 
 
 def _fitting(chosen: _Chosen, room: int | None) -> _Chosen:
@@ -368,11 +328,12 @@ def _fitting(chosen: _Chosen, room: int | None) -> _Chosen:
         if layer.v is not None:
             kind = chosen.dtype or layer.v.dtype
             part = on_cpu(layer.v[0, min(keys)])
-            values.append(len(keys) * part.size * kind.itemsize * _share(part, kind))
+            derived = 0 if layer.g is None else on_cpu(layer.g)[0, exact].nbytes
+            values.append(len(keys) * part.size * kind.itemsize * _share(part, kind) + derived)
     count = max(1, sum(map(len, chosen.exact)))
     pictured = drawn * chosen.small**2 + large * count * chosen.large**2
     whole = _TEXT * (sum(sizes) + pictured)
-    if room is None:
+    if room is None or any(layer.g is not None for layer in chosen.layers):  # who asked for causes wants v
         sizes, whole = sizes + values, whole + _TEXT * sum(values)
     elif whole + _TEXT * sum(values) > room:
         chosen = replace(chosen, values=False)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 
 from clearhead.core.arrays import as_array
-from clearhead.core.axes import WEIGHTS, named
+from clearhead.core.axes import WEIGHTS, Array, named
 from clearhead.core.rule_values import is_whole, read_members, read_path, whole_number
 from clearhead.deprecated import renamed
 from clearhead.errors import FileError, RuleError, SelectionError, shown, unknown
@@ -258,6 +258,7 @@ class Seen(Run, Pictured):
         dtype     "float16" or "bfloat16" store q, k and v in less memory; None keeps their dtype
         batch, beside (a second run to compare with), language ("en", "zh"), title
         Where `watch` kept values, a weight's arithmetic goes on to the output, if the page stays below 16 MB with v.
+        With causes=True and a backward pass, the page can show contributions and cuts in place of weights.
         Raises FileError where the file cannot be written, UnknownNameError for another option, SelectionError for a
         page above 64 MB, with what would fit, RuleError for a page where `watch` had keep=False.
         """
@@ -289,8 +290,8 @@ class Seen(Run, Pictured):
                 raise SelectionError(f"batch {batch} is outside 0..{matrix.shape[0] - 1}.")
             padding = None if layer.padding is None else as_array(layer.padding, "padding")[0][[batch]]
             part = one_sequence(matrix, batch)
-            own = None if layer.v is None else as_array(layer.v, "v")[0][batch : batch + 1]
-            found.append(ShownLayer(layer.name, layer.heads, part, padding, layer.cross, layer.note, own))
+            v, g = _values_and_derivative(layer, batch)
+            found.append(ShownLayer(layer.name, layer.heads, part, padding, layer.cross, layer.note, v, g))
         return ShownRun(self.model or "watched", found, _texts(self.tokens, batch), _texts(self.source_tokens, batch))
 
     def told_unseen(self) -> str:
@@ -349,6 +350,16 @@ class Seen(Run, Pictured):
             return layer.heads.index(int(head))
         kept = ", ".join(map(str, layer.heads))
         raise SelectionError(f"layer {layer.name} has no head {shown(head)}: kept are {kept}.")
+
+
+def _values_and_derivative(layer: Layer, batch: int) -> tuple[Array | None, Array | None]:
+    """The layer's v and g of one text, (1, heads, …); None for what is not known."""
+    try:
+        g = layer.g
+    except RuleError:
+        g = None
+    v, g = (None if x is None else as_array(x, name)[0][[batch]] for name, x in (("v", layer.v), ("g", g)))
+    return v, g
 
 
 def _few(names: list[str]) -> str:

@@ -149,20 +149,20 @@ WORDS: dict[str, tuple[str, str]] = {
     "caption own": ("self head, {own}% on the token itself", "自身头，{own}% 的权重在词元自身上"),
     "caption sink": ("sink head, {sink}% on the first token", "汇点头，{sink}% 的权重在第一个词元上"),
     "caption local": (
-        "local head, {distance} tokens away on average",
-        "局部头，平均关注距离为 {distance} 个词元",
+        "local head, mean distance {distance} tokens",
+        "局部头，平均距离 {distance} 个词元",
     ),
     "caption broad": (
         "broad head, nearly even weights: entropy {entropy} of {even} nats",
         "分散头，权重接近均匀（熵 {entropy} 奈特，完全均匀时为 {even}）",
     ),
     "caption mixed": (
-        "no simple pattern, {distance} tokens away on average",
-        "无明显规律，平均关注距离为 {distance} 个词元",
+        "mixed, mean distance {distance} tokens",
+        "混合头，平均距离 {distance} 个词元",
     ),
     "caption mixed without distance": (
-        "no simple pattern, entropy {entropy} of {even} nats",
-        "无明显规律（熵 {entropy} 奈特，完全均匀时为 {even}）",
+        "mixed, entropy {entropy} of {even} nats",
+        "混合头（熵 {entropy} 奈特，完全均匀时为 {even}）",
     ),
     # explain with edits
     "edits": ("edits", "改动"),

@@ -1,0 +1,72 @@
+// What single edges did, in place of their weights: the formulas of core/effects.py, in float64.
+// With t_ij = g_i·v_j, the contribution of an edge is a_ij·t_ij, and its cut what g_i·o_i changes by when i may not see j.
+
+import { logit, logsumexp, MASKED } from "../attention.js";
+import { dots, KEPT } from "./supposing.js";
+
+/** @typedef {import("./source.js").Head} Head */
+/** @typedef {"weights" | "contributions" | "cuts"} Shows */
+
+/** Whether a page has what the effects of a layer's edges need. @param {any} layer @param {number} at      the head's place */
+export const hasEffects = ({ arrays, exact }, at) => Boolean(arrays.g && arrays.v && exact.includes(at));
+
+/** @type {WeakMap<Head, Record<string, Head>>} */
+const known = new WeakMap();
+
+/** A head whose edges' effects are shown as its weights would be; the head itself where the page has no g or v. @param {Head} head @param {Shows} shows @returns {Head} */
+export function showing(head, shows) {
+  const { computing: c, n, m } = head;
+  if (shows === "weights" || !c?.g || !c.v) return head;
+  const made = known.get(head) ?? {};
+  known.set(head, made);
+  const kept = n * m <= KEPT ? new Float32Array(n * m) : null;
+  const line = new Float32Array(m);
+  const there = new Uint8Array(n);
+  /** @param {number} i @param {number} from @param {number} to @param {Float32Array} out @param {number} place */
+  const rowInto = (i, from, to, out, place) => {
+    const row = kept ? kept.subarray(i * m, (i + 1) * m) : line;
+    if (!kept || !there[i]) effects(head, shows, i, row);
+    there[i] = 1;
+    out.set(row.subarray(from, to), place);
+  };
+  return (made[shows] ??= {
+    ...head,
+    shows,
+    supposition: `${shows} ${head.supposition}`,
+    served: false,
+    small: {},
+    wide: () => Promise.resolve({}),
+    received: null,
+    computing: { ...c, bound: () => 0, rowInto },
+  });
+}
+
+/** One row, MASKED where the key may not be seen. O(keys·(d_k + d_v)). @param {Head} head @param {Shows} shows @param {number} i @param {Float32Array} out */
+function effects({ computing, rules, n, m }, shows, i, out) {
+  const { q, k, v, g } = /** @type {any} */ (computing);
+  const [score, term] = [dots(q, n, k, m), dots(g, n, v, m)];
+  const [x, t] = [new Float64Array(m), new Float64Array(m)];
+  for (let j = 0; j < m; j++) {
+    x[j] = logit(rules, score(i, j), i, j);
+    if (x[j] !== -Infinity) t[j] = term(i, j);
+  }
+  const best = x.reduce((most, logit, j) => (logit > x[most] ? j : most), 0);
+  const without = (/** @type {number} */ j) => (j === best ? -Infinity : x[j]);
+  const lost = Math.max(rules.sink, logsumexp(m, without, rules.sink)); // of all keys but the strongest, and the sink
+  const others = x.reduce((sum, _, j) => (without(j) === -Infinity ? sum : sum + Math.exp(x[j] - lost) * t[j]), 0);
+  const [top, own] = [x[best], t[best]];
+  const ratio = Math.exp(lost - top); // of the others to the strongest, as sums of exponentials
+  const most = 1 / (1 + ratio);
+  const whole = most * (own + ratio * others);
+  for (let j = 0; j < m; j++) {
+    if (x[j] === -Infinity) {
+      out[j] = MASKED;
+      continue;
+    }
+    const a = Math.exp(x[j] - top) * most;
+    const effect =
+      shows === "contributions" ? a * t[j] : j === best ? a * (others - own) : (a / (1 - a)) * (whole - t[j]);
+    out[j] = effect;
+    if (out[j] === MASKED) out[j] = MASKED + 2 ** -24; // an effect, and not the sign of a masked cell
+  }
+}

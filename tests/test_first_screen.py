@@ -1,0 +1,103 @@
+"""The first screen of a page in a real browser: the answer, the heads and the map together where there is room."""
+
+import numpy as np
+import pytest
+
+import clearhead as ch
+from browser import browser, opened, until
+from clearhead.explaining import gpt2
+from clearhead.view import page as written
+from clearhead.view.long import PageOptions, ShownLayer, ShownRun, document
+from seeds import fresh
+
+BOXES = """() => Object.fromEntries(
+    ['.passage', '.next', '.heads', '.map-of', '#readout', '.heads [aria-pressed=true]'].map((name) => {
+        const box = document.querySelector(name)?.getBoundingClientRect();
+        return [name, box && [box.left, box.top, box.right, box.bottom]];
+    }),
+)"""
+SETTLED = "document.querySelector('#readout')?.textContent.includes('rank')"
+
+
+@pytest.fixture(scope="module")
+def running():
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """The shipped model's page, and one of 12 × 12 heads."""
+    folder, rng = tmp_path_factory.mktemp("screen"), fresh()
+    ch.explain("mary had a little lamb its fleece was white as snow", gpt2.load()).save(folder / "few.html")
+    layers = [
+        ShownLayer(str(at), range(12), ch.AttentionMatrix(*rng.standard_normal((2, 1, 12, 40, 4)), causal=True))
+        for at in range(12)
+    ]
+    run = ShownRun("many", layers, [f" w{i}" for i in range(40)])
+    written.write(folder / "many.html", lambda: document([run], PageOptions()))
+    return {name: folder / f"{name}.html" for name in ("few", "many")}
+
+
+@pytest.mark.parametrize("name", ["few", "many"])
+@pytest.mark.parametrize("width", [pytest.param(1100, marks=pytest.mark.slow), 1280])
+def test_text_heads_map_and_readout_share_the_first_screen(running, pages, name, width):
+    with opened(running, pages[name], width, 800, wait=".map-of") as (page, unwanted):
+        until(page, SETTLED)
+        boxes = page.evaluate(BOXES)
+        assert (boxes[".next"] is None) == (name == "many")
+        for part in (".passage", ".next", ".heads", "#readout"):
+            if boxes[part]:
+                assert 0 <= boxes[part][0] < boxes[part][2] <= width, part
+                assert 0 <= boxes[part][1] < boxes[part][3] <= 800, part
+        assert boxes[".map-of"][1] <= 500
+        assert boxes["#readout"][0] >= boxes[".map-of"][2]  # beside the map
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert unwanted == []
+
+
+def test_the_panel_of_heads_scrolls_to_the_chosen_one(running, pages):
+    with opened(running, pages["many"], 1280, 800, wait=".map-of") as (page, unwanted):
+        until(page, SETTLED)
+        start = page.evaluate("scrollY")
+        page.locator(".heads [aria-pressed=true]").focus()
+        for _ in range(12):
+            page.keyboard.press("ArrowDown")
+        page.keyboard.press("Enter")
+        until(page, "document.querySelector('#head').textContent.startsWith('Layer 11,')")
+        for layer in (11, 10, 9, 8, 7, 6):
+            until(page, f"document.querySelector('#head').textContent.startsWith('Layer {layer},')")
+            until(page, SETTLED)
+            boxes = page.evaluate(BOXES)
+            panel, chosen = boxes[".heads"], boxes[".heads [aria-pressed=true]"]
+            assert panel[1] <= chosen[1] < chosen[3] <= panel[3]
+            assert page.evaluate("scrollY") == start
+            page.keyboard.press("{")
+        assert unwanted == []
+
+
+def test_labels_below_the_heads_are_their_captions_in_short(running, pages):
+    with opened(running, pages["few"], 1280, 800, wait=".map-of") as (page, unwanted):
+        until(page, SETTLED)
+        heads = page.locator(".heads .head")
+        for at in range(heads.count()):
+            kind, *share = heads.nth(at).locator("small").get_attribute("data-label").split()
+            said = heads.nth(at).get_attribute("title")
+            assert f": {'previous-token' if kind == 'prev.' else kind}" in said
+            assert not share or share[0] in said
+        heads.nth(3).hover()
+        assert page.locator(".caption").text_content() == heads.nth(3).get_attribute("title")
+        page.mouse.move(2, 2)
+        chosen = page.locator(".heads [aria-pressed=true]").get_attribute("title")
+        assert page.locator(".caption").text_content() == chosen
+        assert unwanted == []
+
+
+def test_on_a_phone_one_column_follows_the_other(running, pages):
+    with opened(running, pages["few"], 390, 844, wait=".map-of") as (page, unwanted):
+        until(page, SETTLED)
+        boxes = page.evaluate(BOXES)
+        tops = [boxes[part][1] for part in (".passage", ".next", ".heads", ".map-of", "#readout")]
+        assert np.all(np.diff(tops) > 0)
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        assert unwanted == []
