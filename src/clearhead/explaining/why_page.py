@@ -8,6 +8,8 @@ from clearhead.digits import fixed, percent
 from clearhead.explaining.explain import explain
 from clearhead.explaining.explanation import document as explained
 from clearhead.explaining.gpt2 import Model
+from clearhead.explaining.way import Way
+from clearhead.explaining.way_told import for_page
 from clearhead.view.container import Document
 from clearhead.words import LANGUAGES, Language, say
 
@@ -15,15 +17,20 @@ _SHOWN = ("token", "against", "lead", "edges", "agreement", "by_token", "heads",
 _FOR_PAGE = {name: f"{{{name}}}" for name in ("token", "against", "query")}  # the page puts these texts in
 
 
-def document(model: Model, edits: Sequence[Edit], causes: Mapping[str, Any], language: Language) -> Document:
+def document(
+    model: Model, edits: Sequence[Edit], ways: Sequence[Way], causes: Mapping[str, Any], language: Language
+) -> Document:
     """The document of kind "trace" with the entry `why`; the text is run once more for its steps.
 
+    ways     to the token and to the other one
     causes   as `Why.to_json` has them
     """
     first: Mapping[str, Any] = next(iter(causes["edges"]), {})
     chosen: dict[str, Any] = {"layer": first.get("layer"), "head": first.get("head"), "token": first.get("query")}
     made = explained(explain(causes["text"], model, **chosen, edits=list(edits) or None), language)
     words = {each: _words(each, causes) for each in LANGUAGES}
+    of_run = made.header["edited"] if edits else made.header
+    of_run["facts"]["way"] = for_page(ways)
     return Document({**made.header, "why": {name: causes[name] for name in _SHOWN} | {"words": words}}, made.arrays)
 
 
