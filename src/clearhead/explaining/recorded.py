@@ -107,7 +107,7 @@ def of_transformers(kept: Recording, run: ForwardPass) -> Stream | NoWay:
     weight, bias = kept.head.module.weight, getattr(kept.head.module, "bias", None)
 
     def unembedding(token: int) -> tuple[Array, float]:
-        return scale * _numbers(weight[token]), 0.0 if bias is None else scale * float(bias[token])
+        return scale * _numbers(weight[token]), 0.0 if bias is None else scale * float(bias[token].detach())
 
     embedded = Written("embeddings", None, first)
     logits = scale * kept.head.gave

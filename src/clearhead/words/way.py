@@ -5,6 +5,7 @@ WORDS: dict[str, tuple[str, str]] = {
         "the way to {next} after {token}: what each part of the model adds to its logit",
         "从文本到 {token} 之后的 {next}：模型各部分为它的 logit 加上多少",
     ),
+    "way heading": ("The way to the logit", "从文本到 logit"),
     "way title": ("The way to {next} after {token}", "从文本到 {token} 之后的 {next}"),
     "way title minus": (
         "The way to {next} minus that to {other}, after {token}",
@@ -25,10 +26,14 @@ WORDS: dict[str, tuple[str, str]] = {
     "way position": ("the position's embedding", "位置嵌入"),
     "way embeddings": ("the embedding", "嵌入"),
     "way centred norm": (
-        "layer norm, ‖x‖ {before} → {after}, σ {sigma}",
-        "层归一化，‖x‖ {before} → {after}，σ {sigma}",
+        "layer norm {d_model}, ‖x‖ {before} → {after}, σ {sigma}",
+        "层归一化 {d_model}，‖x‖ {before} → {after}，σ {sigma}",
     ),
-    "way plain norm": ("RMS norm, ‖x‖ {before} → {after}, σ {sigma}", "RMS 归一化，‖x‖ {before} → {after}，σ {sigma}"),
+    "way plain norm": (
+        "RMS norm {d_model}, ‖x‖ {before} → {after}, σ {sigma}",
+        "RMS 归一化 {d_model}，‖x‖ {before} → {after}，σ {sigma}",
+    ),
+    "way norm zero": ("{norm}; adds 0", "{norm}；加上 0"),
     "way attention": ("attention, {heads} heads of {d_k}", "注意力，{heads} 个头，各 {d_k} 维"),
     "way attention alone": ("attention", "注意力"),
     "way bias": ("its bias", "其偏置"),
@@ -36,7 +41,10 @@ WORDS: dict[str, tuple[str, str]] = {
     "way most one": ("head {first} {adds}", "头 {first} {adds}"),
     "way mlp": ("MLP, {d_model} → {d_mlp} → {d_model}", "MLP，{d_model} → {d_mlp} → {d_model}"),
     "way mlp alone": ("MLP, {d_model} → {d_model}", "MLP，{d_model} → {d_model}"),
-    "way norm": ("last {norm}", "最后的{norm}"),
+    "way norm": (
+        "last norm {d_model}, ‖x‖ {before} → {after}, σ {sigma}",
+        "最后的归一化 {d_model}，‖x‖ {before} → {after}，σ {sigma}",
+    ),
     "way unembedding": ("unembedding, {d_model} → {vocabulary}", "输出层，{d_model} → {vocabulary}"),
     "way logit": ("logit of {next}", "{next} 的 logit"),
     "way note": (
@@ -68,19 +76,19 @@ WORDS: dict[str, tuple[str, str]] = {
         "这里是限幅之前的 logit；模型最终的 logit 为 {cap}·tanh(logit/{cap})",
     ),
     "no way parts": (
-        "no way to the logit: what attention and the MLP of each layer write cannot be told apart in this model",
-        "无法列出通向 logit 的各项：在这个模型中，分不清每层注意力与 MLP 各写入了什么",
+        "no way to the logit: its layers' attention and MLP cannot be told apart",
+        "无法列出通向 logit 的各项：分不清各层的注意力与 MLP 各写入了什么",
     ),
     "no way sum": (
-        "no way to the logit: layer {layer} does not just add what its attention and MLP give to the stream",
-        "无法列出通向 logit 的各项：第 {layer} 层并不只是把注意力与 MLP 的输出加到残差流上",
+        "no way to the logit: layer {layer} does more than add its attention and its MLP",
+        "无法列出通向 logit 的各项：第 {layer} 层不只是加上注意力与 MLP 的输出",
     ),
     "no way norm": (
-        "no way to the logit: between the last layer and the unembedding stands no norm of a known form",
-        "无法列出通向 logit 的各项：最后一层与输出层之间没有已知形式的归一化",
+        "no way to the logit: before the unembedding stands no norm of a known form",
+        "无法列出通向 logit 的各项：输出层之前没有已知形式的归一化",
     ),
     "no way logits": (
-        "no way to the logit: the model changes its logits after the unembedding in a way that is not known",
-        "无法列出通向 logit 的各项：模型在输出层之后以未知的方式改变了 logit",
+        "no way to the logit: its logits are changed after the unembedding",
+        "无法列出通向 logit 的各项：输出层之后 logit 又被改变",
     ),
 }
