@@ -16,10 +16,10 @@ const signed = (/** @type {number} */ x) => (x > 0 ? "+" : "") + number(x);
 
 /** Shows the way to another token. @param {number} id */
 export function showWay(id) {
+  open("way"); // which draws it
   const pick = /** @type {HTMLSelectElement} */ (byId("pick-next"));
   pick.value = String(id);
   pick.dispatchEvent(new Event("change"));
-  open("way");
 }
 
 /** Goes to a step; the bar of steps may be a new one. @param {string} step */
@@ -37,27 +37,30 @@ export function waySection(s) {
     /** @type {Choice | undefined} */
     const other = choices.find((/** @type {Choice} */ each) => each.id === s.state.less && each !== mine);
     const { position } = s.facts.way;
-    /** @param {string} text */
-    const filled = (text) =>
-      text
-        .replace("{next}", () => named(mine) + (other && text === words.logit ? ` − ${named(other)}` : ""))
-        .replace("{other}", () => (other ? named(other) : ""))
-        .replace("{token}", () => isolated(`${position} ${spelled(s.queryName(position), 20)}`));
+    /** @type {Record<string, string>} */
+    const texts = {
+      next: named(mine),
+      other: other ? named(other) : "",
+      token: isolated(`${position} ${spelled(s.queryName(position), 20)}`),
+    };
+    const filled = (/** @type {string} */ text) => text.replace(/\{(\w+)\}/g, (_, name) => texts[name]);
     /** @param {"next" | "less"} name @param {Choice | undefined} now @param {Choice[]} list @param {string} [nothing] */
     const pick = (name, now, list, nothing) =>
       h(
         "select",
         {
           id: `pick-${name}`,
-          onchange: (/** @type {Event} */ event) => {
-            s.state[name] = Number(/** @type {HTMLSelectElement} */ (event.target).value);
+          onchange: (/** @type {{target: HTMLSelectElement}} */ { target }) => {
+            const focused = document.activeElement === target;
+            s.state[name] = Number(target.value);
             draw();
-            byId(`pick-${name}`)?.focus({ preventScroll: true });
+            if (focused) byId(`pick-${name}`)?.focus({ preventScroll: true });
           },
         },
         nothing && h("option", { value: -1 }, nothing),
         list.map((each) => h("option", { value: each.id, selected: each === now }, spelled(each.text, 20))),
       );
+    const opened = [...body.querySelectorAll("details")].map((each) => each.open);
     title.replaceChildren(filled(other ? words.minus : words.title));
     body.replaceChildren(
       h(
@@ -75,7 +78,7 @@ export function waySection(s) {
         ),
       ),
       h("p.aside", words.constant),
-      picture(s, words, filled, mine, other),
+      picture(s, words, filled, mine, other, opened),
       h(
         "p.aside",
         words.notes.map((/** @type {string} */ note) => [note, h("br")]),
@@ -90,8 +93,9 @@ export function waySection(s) {
 /**
  * @param {import("./story.js").Story} s @param {any} words @param {(text: string) => string} filled
  * @param {Choice} mine @param {Choice | undefined} other      whose way is subtracted
+ * @param {boolean[]} opened      which layers were open, if they were drawn before
  */
-function picture(s, words, filled, mine, other) {
+function picture(s, words, filled, mine, other, opened) {
   /** @type {{kind: string, layer: number | null}[]} */
   const parts = s.facts.way.parts;
   const adds = mine.adds.map((x, at) => x - (other?.adds[at] ?? 0));
@@ -146,7 +150,7 @@ function picture(s, words, filled, mine, other) {
       "li",
       h(
         "details",
-        { open: !folded },
+        { open: opened.length ? opened.shift() : !folded },
         h(
           "summary.part",
           h("strong", words.layers[Number(parts[group[0]].layer)]),
@@ -166,7 +170,11 @@ function picture(s, words, filled, mine, other) {
       h("small.figures", words.sums),
     ),
     groups.map((group, place) => (parts[group[0]].layer === null ? row(group[0]) : layerOf(group, place))),
-    h("li.part.total", h("span", filled(words.logit)), h("span.figures", number(total))),
+    h(
+      "li.part.total",
+      h("span", filled(words.logit) + (other ? filled(" − {other}") : "")),
+      h("span.figures", number(total)),
+    ),
   );
 }
 

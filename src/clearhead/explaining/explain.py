@@ -165,7 +165,7 @@ def _of_run(
 ) -> Explanation:
     layer, head = place
     run, stream = ran_through
-    after = [] if run.logits is None else _next(model, run.logits[chosen[2]], count)
+    after = [] if run.logits is None else _next(model, run.logits[chosen[2]], max(1, count))
     ran = run.layers[layer]
     shared = head // group_size(len(ran.q), len(ran.k))
     steps = trace(ran.q[head], ran.k[shared], ran.v[shared], **rules_of_head(ran.rules, head))
@@ -174,7 +174,7 @@ def _of_run(
         text=part[0],
         tokens=part[1],
         next=[] if run.logits is None else _next(model, run.logits[-1], count),
-        after=after,
+        after=after[:count],
         layer=layer,
         head=head,
         chosen=(chosen[0] is None, chosen[1] is None),

@@ -42,14 +42,14 @@ WORDS: dict[str, tuple[str, str]] = {
     "way mlp": ("MLP, {d_model} → {d_mlp} → {d_model}", "MLP，{d_model} → {d_mlp} → {d_model}"),
     "way mlp alone": ("MLP, {d_model} → {d_model}", "MLP，{d_model} → {d_model}"),
     "way norm": (
-        "last norm {d_model}, ‖x‖ {before} → {after}, σ {sigma}",
-        "最后的归一化 {d_model}，‖x‖ {before} → {after}，σ {sigma}",
+        "last norm {d_model}, ‖x‖ {before} → {after}",
+        "最后的归一化 {d_model}，‖x‖ {before} → {after}",
     ),
     "way unembedding": ("unembedding, {d_model} → {vocabulary}", "输出层，{d_model} → {vocabulary}"),
     "way logit": ("logit of {next}", "{next} 的 logit"),
     "way note": (
         "the last norm's σ is this run's, {sigma:.4g}; {difference:.1g} off from the model",
-        "末层归一化的 σ 取本次运行的值 {sigma:.4g}；各项之和与模型仅相差 {difference:.1g}",
+        "最后一次归一化的 σ 取本次运行的值 {sigma:.4g}；各项之和与模型仅相差 {difference:.1g}",
     ),
     "way meaning": (
         "a part's number is what it wrote, not what the logit would be without it",
@@ -64,8 +64,8 @@ WORDS: dict[str, tuple[str, str]] = {
         "层内的归一化贡献为 0：它不向残差流写入，只改变后续部分读到的内容",
     ),
     "way last": (
-        "the last norm and the unembedding add their biases; dividing by σ is in every number",
-        "末层归一化与输出层只加上各自的偏置；除以 σ 已体现在每个数中",
+        "the last norm and the unembedding add only biases; 1/σ is in every number",
+        "最后一次归一化与输出层只加上各自的偏置；每个数都已除以 σ",
     ),
     "way constant": (
         "adding one number to every logit changes no probability, so only differences of logits mean something",
