@@ -138,5 +138,5 @@ def test_the_terminal_prints_every_part_in_80_columns(language: str):
         if abs(part["adds"]) > 0.1:
             assert f"{part['adds']:+.2f}" in printed
         assert f"{total:.2f}" in printed
-        if part["read"] is not None:
+        if part["read"] is not None and part["layer"] is not None:
             assert f"σ {part['read']['sigma']:.3g}" in printed

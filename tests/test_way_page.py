@@ -11,7 +11,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import clearhead as ch
 from browser import browser, opened
 from clearhead.explaining import gpt2
+from clearhead.explaining.explanation import document
 from clearhead.explaining.way import against
+from clearhead.view import page as writing
+from clearhead.view.container import Document
 from seeds import fresh
 
 TEXT = "mary had a little"
@@ -153,4 +156,22 @@ def test_nothing_is_cut_off_on_a_phone_and_chinese_is_complete(running, tmp_path
         text = page.locator("#step-way").inner_text()
         left = re.sub(r"␣?\b(mary|had|little|lamb|girl|curl|dishy|a|logit|lens|MLP)\b", "", text)
         assert not re.search("[A-Za-z{}]{2,}", left), left
+        assert unwanted == []
+
+
+def test_hostile_next_tokens_are_text(running, tmp_path):
+    made = document(ch.explain(TEXT))
+    facts = made.header["facts"]
+    hostile = ["</script><img src=x onerror=alert(1)>", "{other}", "\u202eabc\n", "<b>", "$&"]
+    for name, choice, entry in zip(hostile, facts["way"]["choices"], facts["next"], strict=True):
+        choice["text"] = entry[0] = name
+    (tmp_path / "page.html").write_bytes(writing.encoded(Document(made.header, made.arrays)))
+    with opened(running, tmp_path / "page.html", place="#step-way") as (page, unwanted):
+        page.locator("#step-way .total").wait_for()
+        page.locator("#pick-next").select_option(index=1)
+        page.locator("#pick-less").select_option(index=1)
+        title = page.locator("#step-way-title").inner_text()
+        assert "{other}" in title
+        assert "</script>" in title
+        assert page.locator("#step-way img, #step-way b").count() == 0
         assert unwanted == []
