@@ -73,11 +73,10 @@ def _lines(ways: Sequence[Way], token: str, language: Language) -> Iterator[Text
             part = found.parts[place]
             if layer is not None and part.read is not None:
                 yield row(f"┃→ {norm_name(part.read, d_model, language)}", 0.0, None, None)
-            if part.wrote is not None:
-                yield row(f"┃  {part_name(part, d_model, language)}", 0.0, None, None)
-            name = norm_name(part.wrote, d_model, language) if part.wrote else part_name(part, d_model, language)
             mark = "▼ " if part.kind in ("norm", "unembedding") else "┃←"
-            yield row(f"{mark} {name}", part.adds, sums[place], lead)
+            yield row(f"{mark} {part_name(part, d_model, language)}", part.adds, sums[place], lead)
+            if part.wrote is not None:
+                yield row(f"┃    → {norm_name(part.wrote, d_model, language)}", 0.0, None, None)
             if most := _most(part, language):
                 yield Text(f"  ┃    {most}", style="dim")
     logit = say(language, "way logit", next=spelled(found.text))
