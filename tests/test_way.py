@@ -13,7 +13,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import clearhead as ch
 from clearhead.explaining import gpt2
-from clearhead.explaining.way import way
+from clearhead.explaining.stream import of_gpt2
+from clearhead.explaining.way import against, way
 from seeds import fresh
 from terminal import call
 
@@ -39,7 +40,7 @@ def test_parts_are_what_pytorchs_modules_write(tmp_path: Path):
     position, token = int(rng.integers(len(ids))), int(rng.integers(2400))
     written: dict[str, torch.Tensor] = {}
     for path, module in peer.named_modules():
-        if path.endswith(("wte", "wpe", "c_proj", "ln_f")):
+        if path.endswith(("wte", "wpe", "c_proj", "ln_f", "ln_1", "ln_2")):
             module.register_forward_hook(
                 lambda _, given, out, path=path: written.update({path: out[0], f"into {path}": given[0][0]})
             )
@@ -53,17 +54,25 @@ def test_parts_are_what_pytorchs_modules_write(tmp_path: Path):
         x = vector.detach().double()
         return float(row @ ((x - x.mean()) / sigma * norm.weight.detach()))
 
-    found = way(model, ids, model.run(ids), position, token)
+    stream = of_gpt2(model, ids, model.run(ids), position)
+    found = way(stream, token, "")
     names = ["transformer.wte", "transformer.wpe"]
     for layer in range(3):
         names += [f"transformer.h.{layer}.attn.c_proj", f"transformer.h.{layer}.mlp.c_proj"]
     expected = [adds(written[name][position]) for name in names]
-    expected.append(float(row @ norm.bias.detach().double()))
+    expected += [float(row @ norm.bias.detach().double()), 0.0]
     size = sum(map(abs, expected))
     np.testing.assert_allclose([part.adds for part in found.parts], expected, rtol=0, atol=1e-5 * size)
     assert found.logit == pytest.approx(logit, abs=1e-5 * size)
     assert found.difference <= 1e-5 * size
+    np.testing.assert_allclose(found.sums, np.cumsum(expected), rtol=0, atol=1e-5 * size)
     for part in found.parts:
+        if part.layer is not None:
+            inside = f"transformer.h.{part.layer}.{'ln_1' if part.kind == 'attention' else 'ln_2'}"
+            x, y = written[f"into {inside}"][position].double(), written[inside][position].double()
+            assert part.read is not None
+            deviation = (x.var(unbiased=False) + config.layer_norm_epsilon).sqrt()
+            assert part.read[:3] == pytest.approx([float(x.norm()), float(y.norm()), float(deviation)], rel=1e-4)
         if part.kind == "attention":
             assert sum(part.heads) + part.bias == pytest.approx(part.adds, abs=1e-5 * size)
             weight = peer.transformer.h[part.layer].attn.c_proj.weight.detach()
@@ -82,6 +91,34 @@ def test_a_head_that_is_off_adds_nothing_and_the_sum_still_holds():
     assert seen.before.way.parts[2].heads[7] != 0
 
 
+def test_there_is_a_way_to_every_listed_token_and_differences_are_those_of_logits():
+    seen = ch.explain(TEXT, count=7)
+    run = seen.model.run([token.id for token in seen.tokens])
+    assert [found.token for found in seen.ways] == [choice.id for choice in seen.after]
+    first, second = fresh().choice(7, 2, replace=False)
+    less = against(seen.ways[first], seen.ways[second])
+    logits = [float(run.logits[-1, seen.after[place].id]) for place in (first, second)]
+    assert less.logit == pytest.approx(logits[0] - logits[1], abs=1e-4)
+    assert less.sums[-1] == pytest.approx(less.logit, abs=1e-4)
+    for part in less.parts:
+        if part.heads:
+            assert sum(part.heads) + part.bias == pytest.approx(part.adds, abs=1e-4)
+
+
+def test_why_prints_the_way_to_its_token_and_the_difference_from_the_other():
+    found = ch.why("mary had a little", token="lamb", against="girl")
+    assert [each.text for each in found.ways] == [" lamb", " girl"]
+    less = against(*found.ways)
+    assert less.sums[-1] == pytest.approx(found.lead, abs=1e-4)
+    done = call("explain", "mary had a little", "--why", "lamb", "--against", "girl")
+    assert "minus ␣girl" in done.stdout
+    for part in less.parts:
+        if abs(part.adds) > 0.1:
+            assert f"{part.adds:+.2f}" in done.stdout
+    assert f"{found.lead:+.2f}" in done.stdout
+    assert all(cell_len(line) <= 80 for line in done.stdout.splitlines())
+
+
 def test_the_way_is_to_what_follows_the_chosen_token():
     seen = ch.explain(TEXT, token=1)
     assert seen.way is not None
@@ -97,5 +134,9 @@ def test_the_terminal_prints_every_part_in_80_columns(language: str):
     assert ("layer 1" if language == "en" else "第 1 层") in printed
     assert all(cell_len(line) <= 80 for line in printed.splitlines())
     data: dict[str, Any] = json.loads(call("explain", TEXT, "--json", "-").stdout)["way"]
-    for part in data["parts"]:
-        assert f"{part['adds']:+.2f}" in printed
+    for part, total in zip(data["parts"], data["sums"], strict=True):
+        if abs(part["adds"]) > 0.1:
+            assert f"{part['adds']:+.2f}" in printed
+        assert f"{total:.2f}" in printed
+        if part["read"] is not None and part["layer"] is not None:
+            assert f"σ {part['read']['sigma']:.3g}" in printed

@@ -1,13 +1,24 @@
 """The page's way to a logit: what each part adds, beside the run's numbers, in a real browser."""
 
 import re
+import shutil
+from pathlib import Path
 
 import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import clearhead as ch
 from browser import browser, opened
+from clearhead.explaining import gpt2
+from clearhead.explaining.explanation import document
+from clearhead.explaining.way import against
+from clearhead.view import page as writing
+from clearhead.view.container import Document
+from seeds import fresh
 
 TEXT = "mary had a little"
+AXE = Path(__file__).parents[1] / "page/node_modules/axe-core/axe.min.js"
 
 
 @pytest.fixture(scope="module")
@@ -23,13 +34,22 @@ def number(text):
 def check(page, way):
     """The section's numbers are those of the run, and its parts add up to its logit as far as they are printed."""
     page.locator("#step-way .total").wait_for()  # it is drawn when it comes near the view
-    shown = [number(x) for x in page.locator("#step-way li > .figures").all_text_contents()]
-    assert shown == pytest.approx([*(part.adds for part in way.parts), way.logit], abs=0.0051)
-    assert sum(shown[:-1]) == pytest.approx(shown[-1], abs=0.0051 * len(shown))
-    heads = [button.inner_text().split() for button in page.locator("#step-way button").all()]
+    shown = [number(x) for x in page.locator("#step-way li:has(> .track) > .figures").all_text_contents()]
+    adds, sums = shown[::2], shown[1::2]
+    assert adds == pytest.approx([part.adds for part in way.parts], abs=0.0051)
+    assert sums == pytest.approx(way.sums, abs=0.0051)
+    assert number(page.locator("#step-way .total .figures").inner_text()) == pytest.approx(way.logit, abs=0.0051)
+    heads = [button.text_content().split() for button in page.locator("#step-way button").all()]
     expected = [(head, x) for part in way.parts for head, x in enumerate(part.heads)]
     assert [int(name) for name, _ in heads] == [head for head, _ in expected]
     assert [number(x) for _, x in heads] == pytest.approx([x for _, x in expected], abs=0.0051)
+    boxes = page.locator("#step-way small.box").all_text_contents()
+    norms = [norm for part in way.parts if part.layer is not None for norm in (part.read, part.wrote) if norm]
+    assert len(boxes) == len(norms)
+    for text, norm in zip(boxes, norms, strict=True):
+        before, after, sigma = map(float, re.findall(r"[\d.]+(?:e-?\d+)?", text)[1:4])
+        assert (before, after, sigma) == pytest.approx(norm[:3], rel=0.006)
+        assert text.endswith("adds 0")
 
 
 def test_each_part_has_the_runs_number_with_and_without_edits(running, tmp_path):
@@ -43,6 +63,79 @@ def test_each_part_has_the_runs_number_with_and_without_edits(running, tmp_path)
         page.locator("#step-way").scroll_into_view_if_needed()
         check(page, seen.before.way)
         assert unwanted == []
+
+
+def test_a_next_token_opens_its_way_and_another_is_subtracted_by_keyboard(running, tmp_path):
+    seen = ch.explain(TEXT)
+    seen.save(tmp_path / "page.html")
+    mine, other = seen.ways[3], seen.ways[1]
+    with opened(running, tmp_path / "page.html", reduced_motion="reduce") as (page, unwanted):
+        page.locator(".next-of .next button").nth(3).focus()
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.id") == "step-way-title"
+        check(page, mine)
+        page.locator("#pick-less").focus()
+        while page.locator("#pick-less option:checked").inner_text() != spelling(other):
+            page.keyboard.press("ArrowDown")
+        assert page.evaluate("document.activeElement.id") == "pick-less"
+        check(page, against(mine, other))
+        assert spelling(other) in page.locator("#step-way-title").inner_text()
+        page.locator("#language").click()  # the choice stays
+        assert page.locator("#pick-next option:checked").inner_text() == spelling(mine)
+        assert page.locator("#pick-less option:checked").inner_text() == spelling(other)
+        assert unwanted == []
+
+
+def spelling(way):
+    return way.text.replace(" ", "␣", 1) if way.text.startswith(" ") else way.text
+
+
+def test_the_page_of_causes_has_the_ways_to_both_tokens(running, tmp_path):
+    found = ch.why(TEXT, token="lamb", against="girl")
+    found.save(tmp_path / "page.html")
+    with opened(running, tmp_path / "page.html", place="#step-way") as (page, unwanted):
+        check(page, found.ways[0])
+        page.locator("#pick-less").select_option("␣girl")
+        check(page, against(*found.ways))
+        assert unwanted == []
+
+
+def model(place, layers):
+    """A small random checkpoint in GPT-2's layout, with the shipped tokenizer."""
+    torch.manual_seed(int(fresh().integers(1 << 31)))
+    sizes = {"n_layer": layers, "n_embd": 16, "n_head": 2, "n_positions": 32, "bos_token_id": 0, "eos_token_id": 0}
+    GPT2LMHeadModel(GPT2Config(vocab_size=2400, **sizes)).save_pretrained(place)
+    shutil.copy(Path(ch.__file__).parent / "models/rhymes/tokenizer.json", place)
+    return gpt2.load(place)
+
+
+def test_many_layers_are_folded_and_open_by_keyboard(running, tmp_path):
+    seen = ch.explain(TEXT, model(tmp_path, 6))
+    seen.save(tmp_path / "page.html")
+    with opened(running, tmp_path / "page.html", place="#step-way") as (page, unwanted):
+        layers = page.locator("#step-way details")
+        assert layers.count() == 6
+        assert not page.locator("#step-way small.box").first.is_visible()
+        for number_of, layer in enumerate(layers.all()):
+            whole = sum(part.adds for part in seen.way.parts if part.layer == number_of)
+            assert number(layer.locator("summary .figures").first.inner_text()) == pytest.approx(whole, abs=0.0051)
+        page.locator("#step-way summary").nth(2).focus()
+        page.keyboard.press("Enter")
+        assert layers.nth(2).locator("small.box").first.is_visible()
+        check(page, seen.way)
+        assert unwanted == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_in_the_way(running, tmp_path, scheme):
+    if not AXE.is_file():
+        pytest.skip("axe-core is not installed: npm ci in page/")
+    ch.explain(TEXT).save(tmp_path / "page.html")
+    with opened(running, tmp_path / "page.html", place="#step-way", bypass_csp=True, color_scheme=scheme) as (page, _):
+        page.locator("#step-way .total").wait_for()
+        page.evaluate(AXE.read_text("utf-8"))
+        found = page.evaluate("axe.run({include: [['#step-way'], ['.next-of']]})")["violations"]
+        assert [(each["id"], each["nodes"][0]["html"]) for each in found] == []
 
 
 def test_a_head_opens_its_weights_by_keyboard(running, tmp_path):
@@ -61,6 +154,24 @@ def test_nothing_is_cut_off_on_a_phone_and_chinese_is_complete(running, tmp_path
     with opened(running, tmp_path / "page.html", width=320, place="#step-way") as (page, unwanted):
         assert page.evaluate("document.documentElement.scrollWidth") <= 320
         text = page.locator("#step-way").inner_text()
-        left = re.sub(r"␣?\b(mary|had|little|lamb|a|logit|MLP)\b", "", text)
+        left = re.sub(r"␣?\b(mary|had|little|lamb|girl|curl|dishy|a|logit|lens|MLP)\b", "", text)
         assert not re.search("[A-Za-z{}]{2,}", left), left
+        assert unwanted == []
+
+
+def test_hostile_next_tokens_are_text(running, tmp_path):
+    made = document(ch.explain(TEXT))
+    facts = made.header["facts"]
+    hostile = ["</script><img src=x onerror=alert(1)>", "{other}", "\u202eabc\n", "<b>", "$&"]
+    for name, choice, entry in zip(hostile, facts["way"]["choices"], facts["next"], strict=True):
+        choice["text"] = entry[0] = name
+    (tmp_path / "page.html").write_bytes(writing.encoded(Document(made.header, made.arrays)))
+    with opened(running, tmp_path / "page.html", place="#step-way") as (page, unwanted):
+        page.locator("#step-way .total").wait_for()
+        page.locator("#pick-next").select_option(index=1)
+        page.locator("#pick-less").select_option(index=1)
+        title = page.locator("#step-way-title").inner_text()
+        assert "{other}" in title
+        assert "</script>" in title
+        assert page.locator("#step-way img, #step-way b").count() == 0
         assert unwanted == []

@@ -283,7 +283,7 @@ def test_every_line_fits_eighty_columns(language, text, colour, monkeypatch):
             assert english not in plain, english
         for chinese in ("而不是", "关注", "估计", "重新运行", "有利于", "影响最大的边"):
             assert chinese in plain
-        assert "注意" not in plain
+        assert "注意" not in plain.replace("注意力", "")
 
 
 def test_a_long_token_is_cut_and_stays_above_its_number(monkeypatch):

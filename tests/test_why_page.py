@@ -40,7 +40,7 @@ def place(seen, tmp_path_factory):
 
 
 def document(seen, language="en"):
-    return why_page.document(seen.model, seen.edits, seen.to_json(), language)
+    return why_page.document(seen.model, seen.edits, seen.ways, seen.to_json(), language)
 
 
 def number(text):

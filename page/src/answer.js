@@ -3,6 +3,7 @@
 import { add, h } from "./dom.js";
 import { percent, spelled } from "./numbers.js";
 import { sampling } from "./sampling.js";
+import { showWay } from "./way.js";
 
 /** @typedef {[string, number, number?]} Choice      a token, its probability, and that in the other run */
 
@@ -47,13 +48,21 @@ export function answerRoom(page, shell) {
       const now = `${withEdits} ${choices === run.next ? "last" : token}`;
       if (!choices || now === shown) return;
       shown = now;
+      const ways = run.way?.position === token ? run.way.choices : [];
       next.replaceChildren(
         h("h2", choices === run.next ? t("next") : t("next after", { token: spelled(name.trim() || name, 20) })),
         h(
           "ol.next",
-          choices.map((choice) =>
-            row(choice, edited && choices === run.next && (withEdits ? "without edits" : "with edits"), t),
-          ),
+          choices.map((choice, at) => {
+            const same = (/** @type {any} */ each) => each?.text === choice[0];
+            const way = same(ways[at]) ? ways[at] : ways.find(same);
+            return row(
+              choice,
+              way?.id,
+              edited && choices === run.next && (withEdits ? "without edits" : "with edits"),
+              t,
+            );
+          }),
         ),
         ...(choices === run.next && run.sampling ? [sampling(page, shell, run.sampling)] : []),
       );
@@ -61,12 +70,14 @@ export function answerRoom(page, shell) {
   };
 }
 
-/** @param {Choice} choice @param {string | false} otherRun @param {(key: string, values?: any) => string} t */
-function row([token, share, other], otherRun, t) {
+/** @param {Choice} choice @param {number | undefined} way      of whose token @param {string | false} otherRun @param {(key: string, values?: any) => string} t */
+function row([token, share, other], way, otherRun, t) {
   const bar = h("span.share", { style: { width: `${Math.max(0.5, share * 100)}%` } });
   return h(
     "li",
-    h("bdi", spelled(token)),
+    way === undefined
+      ? h("bdi", spelled(token))
+      : h("button", { onclick: () => showWay(way), title: t("way to") }, h("bdi", spelled(token))),
     h("span.track", bar),
     h("span.figures", percent(share)),
     other !== undefined && otherRun && h("small", t(otherRun, { x: percent(other) })),

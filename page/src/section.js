@@ -39,7 +39,7 @@ const TABLE = 12;
  * @param {object} options
  * @param {string} options.id
  * @param {string} options.symbol
- * @param {string} options.title
+ * @param {Child} options.title
  * @param {() => Child} options.says
  * @param {() => string[]} [options.formulas]
  * @param {() => Scene[]} [options.scenes]

@@ -16,7 +16,7 @@ import {
   scoreScenes,
   weightScenes,
 } from "./stepscenes.js";
-import { wayBody, wayTitle } from "./way.js";
+import { waySection } from "./way.js";
 import { maskControl, scaleControl, temperatureControl } from "./whatif.js";
 
 /** @typedef {import("./story.js").Story} Story */
@@ -112,8 +112,7 @@ export function sectionsOf(s) {
       }),
     );
   }
-  if (s.facts.way)
-    sections.push(section(s, { id: "way", symbol: "Σ", title: wayTitle(s), says: () => "", body: () => wayBody(s) }));
+  if (s.facts.way) sections.push(waySection(s));
   sections.push(
     section(s, { id: "checked", symbol: "✓", title: t("checked"), says: () => "", body: () => closing(s) }),
   );

@@ -7,11 +7,11 @@ import { transposed } from "./matrix.js";
 
 /** @typedef {import("./matrix.js").Matrix} Matrix */
 /** @typedef {ReturnType<typeof makeStory>} Story */
-/** @typedef {{edited: boolean, layer: number, batch: number, head: number, query: number, key: number, feature: number, what: import("./head.js").WhatIf}} State */
+/** @typedef {{edited: boolean, layer: number, batch: number, head: number, query: number, key: number, feature: number, next: number, less: number, what: import("./head.js").WhatIf}} State */
 
 /** @param {import("./container.js").Page} page @param {import("./place.js").Place} place @returns {State} */
 export function begin(page, { chosen: { layer, head, query, key }, what }) {
-  return { edited: Boolean(page.header.edited), layer, batch: 0, head, query, key, feature: 0, what };
+  return { edited: Boolean(page.header.edited), layer, batch: 0, head, query, key, feature: 0, next: -1, less: -1, what };
 }
 
 /**

@@ -19,6 +19,7 @@ addWords({
   query: ["query", "查询"],
   next: ["Most likely next", "最可能的下一个词元"],
   "next after": ["Most likely after “{token}”", "“{token}”之后最可能的词元"],
+  "way to": ["what each part of the model adds to its logit", "模型各部分为它的 logit 加上多少"],
   sampling: ["Temperature and top-k", "温度与 top-k"],
   "sampling says": [
     "How a next token would be drawn: softmax(logits / temperature), over the k largest logits or over all.",

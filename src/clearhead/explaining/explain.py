@@ -15,9 +15,10 @@ from clearhead.explaining import edit_checks
 from clearhead.explaining.generating import check_generates, continued
 from clearhead.explaining.gpt2 import ForwardPass, Model, Token
 from clearhead.explaining.moving import moved, probabilities
-from clearhead.explaining.running import check_given, entropy_of, forward_pass, rules_of_head, steps_of
+from clearhead.explaining.running import check_given, entropy_of, followed, rules_of_head, steps_of
+from clearhead.explaining.stream import NoWay, Stream
 from clearhead.explaining.texts import find_token
-from clearhead.explaining.way import likeliest
+from clearhead.explaining.way import way
 from clearhead.explaining.windows import Window, token_in, windows
 from clearhead.textbook.trace import trace
 
@@ -124,9 +125,9 @@ def _explained(
 ) -> Explanation:
     """One run, and its sharpest head where layer and head are not chosen."""
     _check_chosen(model, chosen)
-    run = forward_pass(model, part[1], each)
+    run, stream = followed(model, part[1], each, chosen[2])
     entropy = entropy_of(run, chosen[2])
-    return _of_run(model, part, chosen, run, entropy, _least(entropy, *chosen[:2]), count)
+    return _of_run(model, part, chosen, (run, stream), entropy, _least(entropy, *chosen[:2]), count)
 
 
 def _changed(
@@ -140,28 +141,31 @@ def _changed(
     """A run with edits, as they were given and by position, one without, and the edited head that moved furthest."""
     _check_chosen(model, chosen)
     given, found = edits
-    after = forward_pass(model, part[1], each, found)
-    edit_checks.check_acts(given, found, after.layers)
-    before = forward_pass(model, part[1], each)
+    second = followed(model, part[1], each, chosen[2], found)
+    edit_checks.check_acts(given, found, second[0].layers)
+    first = followed(model, part[1], each, chosen[2])
+    before, after = first[0], second[0]
     what = moved(model, before, after, chosen[2], count)
     acts = edit_checks.heads_of(found, *what.distance.shape)
     place = _least(np.where(acts, -1 - what.distance, 1 / (1 + what.distance)), *chosen[:2])
-    first, second = (
-        _of_run(model, part, chosen, run, entropy_of(run, chosen[2]), place, count) for run in (before, after)
+    without, changed = (
+        _of_run(model, part, chosen, ran, entropy_of(ran[0], chosen[2]), place, count) for ran in (first, second)
     )
-    return replace(second, edits=tuple(given), before=first, moved=what)
+    return replace(changed, edits=tuple(given), before=without, moved=what)
 
 
 def _of_run(
     model: "Model | HubModel",
     part: Part,
     chosen: Chosen,
-    run: ForwardPass,
+    ran_through: tuple[ForwardPass, Stream | NoWay | None],
     entropy: Array,
     place: tuple[int, int],
     count: int,
 ) -> Explanation:
     layer, head = place
+    run, stream = ran_through
+    after = [] if run.logits is None else _next(model, run.logits[chosen[2]], max(1, count))
     ran = run.layers[layer]
     shared = head // group_size(len(ran.q), len(ran.k))
     steps = trace(ran.q[head], ran.k[shared], ran.v[shared], **rules_of_head(ran.rules, head))
@@ -170,7 +174,7 @@ def _of_run(
         text=part[0],
         tokens=part[1],
         next=[] if run.logits is None else _next(model, run.logits[-1], count),
-        after=[] if run.logits is None else _next(model, run.logits[chosen[2]], count),
+        after=after[:count],
         layer=layer,
         head=head,
         chosen=(chosen[0] is None, chosen[1] is None),
@@ -185,7 +189,8 @@ def _of_run(
         following=[] if run.logits is None else [_next(model, row, count) for row in run.logits],
         logits=None if run.logits is None else run.logits[-1],
         sampled=() if run.logits is None else _next(model, run.logits[-1], _SAMPLED),
-        way=likeliest(model, part[1], run, chosen[2]),
+        ways=[way(stream, choice.id, choice.text) for choice in after] if isinstance(stream, Stream) else (),
+        no_way=stream if isinstance(stream, NoWay) else None,
     )
 
 

@@ -22,6 +22,7 @@ from clearhead.explaining.answer import CaptionedHead, answer_to_json, captioned
 from clearhead.explaining.gpt2 import SHIPPED, LayerRun, Model, Token
 from clearhead.explaining.moving import Moved
 from clearhead.explaining.running import steps_of
+from clearhead.explaining.stream import NoWay
 from clearhead.explaining.texts import parts_of
 from clearhead.explaining.way import Way
 from clearhead.explaining.way_told import for_page
@@ -71,7 +72,8 @@ class Explanation:
     window: Window | None = None  # None: the whole text
     logits: Array | None = None  # (vocabulary,): of what follows the whole text
     sampled: Sequence[Choice] = ()  # the first of them, the likeliest first
-    way: Way | None = None  # what each part adds to the logit of the token's likeliest next; None: not GPT-2's layout
+    ways: Sequence[Way] = ()  # for each token of `after`, what each part of the model adds to its logit
+    no_way: NoWay | None = None  # why there are none
     edits: tuple[Edit, ...] = ()  # of the attention in this run
     before: "Explanation | None" = None  # with edits: the run without them
     moved: Moved | None = None  # and what they moved
@@ -133,9 +135,16 @@ class Explanation:
                 },
                 "check": self.trace.check._asdict(),
                 "way": None if self.way is None else self.way.to_json(),
+                "ways": [each.to_json() for each in self.ways],
+                "no_way": None if self.no_way is None else self.no_way.said("en"),
             }
             | self._edits_to_json()
         )
+
+    @property
+    def way(self) -> Way | None:
+        """The way to the likeliest token after the chosen one; None where the parts of the model do not add up."""
+        return next(iter(self.ways), None)
 
     def heads(self) -> list[CaptionedHead]:
         """Every head of every layer with its statistics over the whole text and a caption. O(tokens²·d_k) for each."""
@@ -202,7 +211,7 @@ def _run_facts(seen: Explanation, moved: Moved | None, logits: str) -> dict[str,
         "following": [[[c.text, float(f"{c.probability:.6g}")] for c in each] for each in seen.following],
         "entropy": listed(seen.entropy),
         "check": both("check", engine=seen.trace.check.engine, difference=seen.trace.check.largest_difference),
-        "way": for_page(seen.way, seen.model),
+        "way": for_page(seen.ways, seen.no_way),
         "sampling": None
         if seen.logits is None
         else {"logits": logits, "texts": [choice.text for choice in seen.sampled]},

@@ -236,7 +236,7 @@ def _attention_caught(
         inside = [type(child).__name__ for _, child in module.named_children()]
         if "Attention" not in type(module).__name__ or any("Attention" in name for name in inside):
             continue
-        after = _output(paths, path)
+        after = output_module(paths, path)
 
         def before(_: Any, args: Any, named: Any, path: str = path) -> None:
             given[path] = named.get("hidden_states", args[0] if args else None)[0].float().numpy()
@@ -254,7 +254,7 @@ def _attention_caught(
             hook.remove()
 
 
-def _output(paths: dict[str, Any], path: str) -> Any:
+def output_module(paths: dict[str, Any], path: str) -> Any:
     """The module whose output is U: W^O inside the attention module, or beside it as in BERT; else the module."""
     children = dict(paths[path].named_children())
     inside = next((children[name] for name in _OUTPUTS if name in children), None)

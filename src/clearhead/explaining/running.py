@@ -10,6 +10,7 @@ from clearhead.core.axes import Array
 from clearhead.core.rules import FIELDS, Rules, take
 from clearhead.errors import DtypeError, FileError, RuleError, shown
 from clearhead.explaining.gpt2 import ForwardPass, LayerRun, Model, Token
+from clearhead.explaining.stream import NoWay, Stream, of_gpt2
 from clearhead.explaining.texts import check_unicode
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.ops.span_terms import SpanTerm
@@ -38,6 +39,30 @@ def forward_pass(
     """The forward pass, with edits. Raises FileError where it gives NaN or infinity."""
     with np.errstate(over="ignore", invalid="ignore"):
         run = model.run([t.id for t in tokens], each, edits)
+    return _checked(model, run)
+
+
+def followed(
+    model: "Model | HubModel",
+    tokens: list[Token],
+    each: Callable[[range], Iterable[int]],
+    position: int,
+    edits: Sequence[Edit] = (),
+) -> tuple[ForwardPass, Stream | NoWay | None]:
+    """The forward pass, and the residual stream at one position; None where the model says no next token."""
+    ids = [t.id for t in tokens]
+    if isinstance(model, Model):
+        run = forward_pass(model, tokens, each, edits)
+        return run, of_gpt2(model, ids, run, position)
+    from clearhead.explaining.recorded import of_transformers, recorded
+
+    with recorded(model.inner, model.config.layers, position) as kept:
+        run = forward_pass(model, tokens, each, edits)
+    return run, None if run.logits is None else of_transformers(kept, run)
+
+
+def _checked(model: "Model | HubModel", run: ForwardPass) -> ForwardPass:
+    """The run. Raises FileError where it has NaN or infinity."""
     for number, layer in enumerate(run.layers):
         if not all(np.isfinite(array).all() for array in (layer.x, layer.q, layer.k, layer.v, layer.output)):
             raise FileError(

@@ -1,29 +1,45 @@
 """The way from a text to one logit: what every part of the model adds to it, in sums that are exact.
 
 The residual stream after the last layer is the sum of all that was written to it: the embeddings, and each layer's
-attention and MLP. The last layer norm divides by σ, one number of the run, and is linear otherwise; so is the product
-with the token's row of the unembedding. With σ as it was, the parts add up to the logit. They say what each part wrote,
-not what the logit would be without it: later parts read what earlier ones wrote, and σ would be another.
+attention and MLP. The last norm divides by σ, one number of the run, and is linear otherwise; so is the product with
+the token's row of the unembedding. With σ as it was, the parts add up to the logit. They say what each part wrote, not
+what the logit would be without it: later parts read what earlier ones wrote, and σ would be another.
+
+Adding one number to every logit leaves all probabilities as they are, so only differences of logits mean something:
+`against` subtracts one way from another, part by part.
 
 Source: "direct logit attribution", Elhage et al., A Mathematical Framework for Transformer Circuits, 2021.
 """
 
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from clearhead.core.axes import Array
-from clearhead.explaining.gpt2 import ForwardPass, Model, Token, split
+from clearhead.explaining.stream import Norm, PartKind, Stream, Written
 
-PartKind = Literal["token", "position", "attention", "mlp", "norm"]
+
+class WayNorm(NamedTuple):
+    """A layer norm on the way: the vector's length before and after it, and the σ by which it was divided."""
+
+    before: float
+    after: float
+    sigma: float
+    centred: bool  # does it subtract the mean?
 
 
 class WayPart(NamedTuple):
     """One part of the model, in the order in which a text goes through them.
 
-    kind    token, position: the embeddings; attention, mlp: of `layer`; norm: the bias of the last layer norm
-    adds    what it adds to the logit; heads: for attention, what each head adds, and `bias` what b^O adds
-    length  of the vector that it writes to the residual stream, ‖x‖; None for the last norm
+    kind    token, position, embeddings; attention, mlp: of `layer`; norm (the last), unembedding: by their biases
+    adds    what it adds to the logit; heads: for attention, what each head adds, and `bias` what b^O adds; no heads
+            where that is not known
+    length  of the vector that it writes to the residual stream, ‖x‖; None for the last norm and the unembedding
+    sizes   heads and d_k of attention; d_mlp of an MLP, where known; the vocabulary
+    read    the norm that it reads through; for the last norm itself
+    wrote   the norm that its output goes through before it is added, where there is one
     """
 
     kind: PartKind
@@ -32,6 +48,14 @@ class WayPart(NamedTuple):
     length: float | None
     heads: tuple[float, ...] = ()
     bias: float = 0.0
+    sizes: tuple[int, ...] = ()
+    read: WayNorm | None = None
+    wrote: WayNorm | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain numbers, lists and words."""
+        norms = {"read": self.read, "wrote": self.wrote}
+        return {**self._asdict(), **{name: norm and norm._asdict() for name, norm in norms.items()}}
 
 
 class Way(NamedTuple):
@@ -42,61 +66,73 @@ class Way(NamedTuple):
     text: str
     logit: float  # the model's, in float32
     parts: list[WayPart]  # add up to it
-    sigma: float  # of the last layer norm
+    sigma: float  # of the last norm
+    shape: tuple[int, int]  # tokens and d_model, of the residual stream
+    cap: float | None = None  # c, where the model's own logit is c·tanh(logit/c)
+
+    @property
+    def sums(self) -> list[float]:
+        """The logit after each part: the sum of all parts up to it."""
+        return list(accumulate(part.adds for part in self.parts))
 
     @property
     def difference(self) -> float:
         """How far the parts' sum, in float64, is from the model's logit."""
-        return abs(sum(part.adds for part in self.parts) - self.logit)
+        return abs(self.sums[-1] - self.logit)
 
     def to_json(self) -> dict[str, Any]:
         """As plain numbers, lists and words."""
-        return {**self._asdict(), "parts": [part._asdict() for part in self.parts], "difference": self.difference}
+        parts = [part.to_json() for part in self.parts]
+        return {**self._asdict(), "parts": parts, "sums": self.sums, "difference": self.difference}
 
 
-def likeliest(model: Any, tokens: list[Token], run: ForwardPass, position: int) -> Way | None:
-    """The way to the logit of the likeliest token after this position; None for other layouts than GPT-2's."""
-    if not isinstance(model, Model) or run.logits is None:
-        return None
-    return way(model, [token.id for token in tokens], run, position, int(run.logits[position].argmax()))
+def way(stream: Stream, token: int, text: str) -> Way:
+    """What each part adds to the logit of `token`. O(layers·heads·d_model) time.
 
-
-def way(model: Model, ids: list[int], run: ForwardPass, position: int, token: int) -> Way:
-    """What each part adds to the logit of `token` at `position`. O(layers·d_model·(d_model + tokens)) time.
-
-    >>> from clearhead.explaining import gpt2
+    >>> from clearhead.explaining import gpt2, stream
     >>> model = gpt2.load()
     >>> ids = [token.id for token in model.tokens("humpty dumpty sat on")]
-    >>> found = way(model, ids, model.run(ids), 3, 12)
+    >>> found = way(stream.of_gpt2(model, ids, model.run(ids), 3), 12, " a")
     >>> [part.kind for part in found.parts]
-    ['token', 'position', 'attention', 'mlp', 'attention', 'mlp', 'norm']
+    ['token', 'position', 'attention', 'mlp', 'attention', 'mlp', 'norm', 'unembedding']
     >>> found.difference < 1e-4
     True
     """
-    assert run.logits is not None
-    w = model.weights
-    last = run.hidden[-1][position].astype(np.float64)
-    sigma = float(np.sqrt(last.var() + model.config.epsilon))
-    row = w["lm_head.weight"][token].astype(np.float64)
-    along = row * w["ln_f.weight"].astype(np.float64) / sigma
-    along -= along.mean()  # the layer norm subtracts a vector's mean: along·(x - mean(x)) is this product
+    row, own = stream.unembedding(token)
+    along = stream.norm.transposed(row)
+    parts = [_part(written, along) for written in stream.written]
+    bias = 0.0 if stream.norm.bias is None else float(row @ stream.norm.bias)
+    parts.append(WayPart("norm", None, bias, None, read=_lengths(stream.norm)))
+    parts.append(WayPart("unembedding", None, own, None, sizes=(len(stream.logits),)))
+    shape = stream.tokens, len(row)
+    return Way(stream.position, token, text, float(stream.logits[token]), parts, stream.norm.sigma, shape, stream.cap)
 
-    def adds(vector: Array) -> float:
-        return float(along @ vector.astype(np.float64))
 
-    def part(kind: PartKind, layer: int | None, vector: Array, **more: Any) -> WayPart:
-        return WayPart(kind, layer, adds(vector), float(np.linalg.norm(vector)), **more)
-
+def against(found: Way, other: Way) -> Way:
+    """One way minus another of the same run and position, part by part; its logit is the difference of both."""
+    pairs = zip(found.parts, other.parts, strict=True)
     parts = [
-        part("token", None, w["wte.weight"][ids[position]]),
-        part("position", None, w["wpe.weight"][position]),
+        mine._replace(
+            adds=mine.adds - theirs.adds,
+            bias=mine.bias - theirs.bias,
+            heads=tuple(a - b for a, b in zip(mine.heads, theirs.heads, strict=True)),
+        )
+        for mine, theirs in pairs
     ]
-    for number, (layer, before, after) in enumerate(zip(run.layers, run.hidden[:-1], run.hidden[1:], strict=True)):
-        written, name = layer.output[position], f"h.{number}.attn.c_proj"
-        out = split(w[f"{name}.weight"].T, model.config.heads)  # (heads, d_model, d_v): W^O of each head, transposed
-        heads = tuple(adds(out[head] @ layer.heads[head, position]) for head in range(model.config.heads))
-        parts.append(part("attention", number, written, heads=heads, bias=adds(w[f"{name}.bias"])))
-        parts.append(part("mlp", number, after[position] - before[position] - written))
-    parts.append(WayPart("norm", None, float(row @ w["ln_f.bias"].astype(np.float64)), None))
-    logit = float(run.logits[position, token])
-    return Way(position, token, model.text(token), logit, parts, sigma)
+    return found._replace(logit=found.logit - other.logit, parts=parts)
+
+
+def _part(written: Written, along: Array) -> WayPart:
+    def adds(vectors: Array) -> Array:
+        return np.asarray(vectors.astype(np.float64) @ along)
+
+    heads: Sequence[float] = () if written.heads is None else adds(written.heads).tolist()
+    bias = 0.0 if written.bias is None or written.heads is None else float(adds(written.bias))
+    norms = _lengths(written.read), _lengths(written.wrote)
+    length = float(np.linalg.norm(written.vector))
+    total = float(adds(written.vector))
+    return WayPart(written.kind, written.layer, total, length, tuple(heads), bias, written.sizes, *norms)
+
+
+def _lengths(norm: Norm | None) -> WayNorm | None:
+    return None if norm is None else WayNorm(norm.before, norm.after, norm.sigma, norm.centred)

@@ -5,7 +5,7 @@ Everything here is data, taken from runs; `report` prints it.
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,9 +23,12 @@ from clearhead.explaining.derivatives import Derivatives, Target, derivatives, d
 from clearhead.explaining.gpt2 import ForwardPass, Model, Token
 from clearhead.explaining.moving import probabilities
 from clearhead.explaining.running import check_given, forward_pass
+from clearhead.explaining.stream import of_gpt2
 from clearhead.explaining.texts import check_unicode
+from clearhead.explaining.way import Way, way
 from clearhead.ops.matrix import AttentionMatrix
 from clearhead.view import page
+from clearhead.view.container import Document
 from clearhead.words import Language
 
 if TYPE_CHECKING:
@@ -93,6 +96,7 @@ class Why:
     weights_alone: list[EdgeEffect]  # the largest weights of the last token's row over all layers and heads
     run_again: int  # how many edges were
     edits: tuple[Edit, ...] = ()  # of the attention, in force in all runs
+    ways: Sequence[Way] = ()  # to the token and to the other one: what each part of the model adds to their logits
 
     def __repr__(self) -> str:
         parts = {"": repr(self.text), "token": repr(self.token.text), "against": repr(self.against.text)}
@@ -100,11 +104,14 @@ class Why:
 
     def to_html(self, language: Language = "en") -> str:
         """A page with these causes above every step of the run. Raises RuleError for another language."""
-        return page.html(why_page.document(self.model, self.edits, self.to_json(), language))
+        return page.html(self._document(language))
 
     def save(self, path: str | os.PathLike[str], language: Language = "en") -> None:
         """Write that page to an .html file, whole or not at all. Raises FileError, RuleError for another language."""
-        page.write(path, lambda: why_page.document(self.model, self.edits, self.to_json(), language))
+        page.write(path, lambda: self._document(language))
+
+    def _document(self, language: Language) -> Document:
+        return why_page.document(self.model, self.edits, self.ways, self.to_json(), language)
 
     def to_json(self) -> dict[str, Any]:
         """All of it as plain numbers, lists and words."""
@@ -122,6 +129,7 @@ class Why:
             "heads": [head._asdict() for head in self.heads],
             "weights_alone": [edge._asdict() for edge in self.weights_alone],
             "edges_run_again": self.run_again,
+            "ways": [each.to_json() for each in self.ways],
         } | ({"edits": json.loads(edits_to_json(self.edits))} if self.edits else {})
 
 
@@ -187,6 +195,7 @@ Places = dict[Edge, tuple[float, float]]  # edges, each with its weight and the 
 
 def _why(model: Model, given: Given, found: Derivatives, count: int, each: Callable[[range], Iterable[int]]) -> Why:
     run, target, by_head = found.run, found.target, found.heads()
+    stream = of_gpt2(model, [token.id for token in given[1]], run, target.position)
     chosen, heaviest, by_token = _estimated(found, count, each)
     edges = list({**chosen, **heaviest})
     strongest = [
@@ -223,6 +232,7 @@ def _why(model: Model, given: Given, found: Derivatives, count: int, each: Calla
         weights_alone=alone,
         run_again=len(edges),
         edits=given[2],
+        ways=[way(stream, id_, model.text(id_)) for id_ in (target.token, target.against)],
     )
 
 

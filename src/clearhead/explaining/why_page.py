@@ -12,6 +12,8 @@ from clearhead.explaining.explain import explain
 from clearhead.explaining.explanation import document as explained
 from clearhead.explaining.gpt2 import Model
 from clearhead.explaining.running import forward_pass
+from clearhead.explaining.way import Way
+from clearhead.explaining.way_told import for_page
 from clearhead.view.container import Document
 from clearhead.words import LANGUAGES, Language, say
 
@@ -19,9 +21,12 @@ _SHOWN = ("token", "against", "lead", "edges", "agreement", "by_token", "heads",
 _FOR_PAGE = {name: f"{{{name}}}" for name in ("token", "against", "query")}  # the page puts these texts in
 
 
-def document(model: Model, edits: Sequence[Edit], causes: Mapping[str, Any], language: Language) -> Document:
-    """The document of kind "trace" with the entry `why`; the text is run again for its steps and derivatives.
+def document(
+    model: Model, edits: Sequence[Edit], ways: Sequence[Way], causes: Mapping[str, Any], language: Language
+) -> Document:
+    """The page's document with the entry `why`; the text is run again for its steps and derivatives.
 
+    ways     to the token and to the other one
     causes   as `Why.to_json` has them
     """
     first: Mapping[str, Any] = next(iter(causes["edges"]), {})
@@ -29,6 +34,8 @@ def document(model: Model, edits: Sequence[Edit], causes: Mapping[str, Any], lan
     seen = explain(causes["text"], model, **chosen, edits=list(edits) or None)
     made = explained(seen, language, _derivatives(model, edits, causes))
     words = {each: _words(each, causes) for each in LANGUAGES}
+    of_run = made.header["edited"] if edits else made.header
+    of_run["facts"]["way"] = for_page(ways)
     return Document({**made.header, "why": {name: causes[name] for name in _SHOWN} | {"words": words}}, made.arrays)
 
 

@@ -1,4 +1,4 @@
-"""Why one token and not another, in the terminal: the answer, the text's tokens, edges, heads, and weights alone."""
+"""Why one token and not another, in the terminal: the answer, the text, edges, heads, weights alone, both ways."""
 
 from collections.abc import Iterator
 
@@ -16,6 +16,7 @@ from clearhead.report.console import put, title
 from clearhead.report.explained import about, fill, split_note
 from clearhead.report.heat import colourful, label
 from clearhead.report.streams import printable, shown, spelled
+from clearhead.report.way import show_ways
 from clearhead.words import Language, say
 
 _MOST_TOKENS = 40  # beyond that, only the strongest are shown
@@ -34,6 +35,8 @@ def show(console: Console, seen: Why, language: Language) -> None:
             put(console, line)
         if part is not _weights:
             console.print()
+    last = len(seen.tokens) - 1
+    show_ways(console, seen.ways, f"{last} {spelled(parts_of(seen.tokens, seen.text).names[last])}", language)
 
 
 def _answer(_: Console, seen: Why, language: Language) -> Iterator[Text]:

@@ -11,8 +11,8 @@ from clearhead.core.axes import Array
 from clearhead.errors import DtypeError, MissingExtraError, SelectionError
 from clearhead.view import picture
 from clearhead.view.head_summary import first_key
-from clearhead.view.pixels import pictures
 from clearhead.view.parts import one_head
+from clearhead.view.pixels import pictures
 from clearhead.view.protocols import Weights
 
 SVG_SIDE, PNG_SIDE, PLOT_SIDE = 64, 512, 1024  # larger matrices are pooled to so many pixels a side

@@ -1,4 +1,4 @@
-"""A text explained: the answer, the way to the logit, what heads do, and the run with edits."""
+"""A text explained: the answer, what heads do, and the run with edits."""
 
 WORDS: dict[str, tuple[str, str]] = {
     # explain
@@ -106,32 +106,6 @@ WORDS: dict[str, tuple[str, str]] = {
     "generated": (
         "the model put the last {count} there, each the likeliest after all before it",
         "最后 {count} 个词元由模型生成，每次取最可能的一个",
-    ),
-    # explain: the way to a logit
-    "way": (
-        "the way to {next} after {token}: what each part of the model adds to its logit",
-        "从文本到 {token} 之后的 {next}：模型各部分为它的 logit 加上多少",
-    ),
-    "way title": ("The way to {next} after {token}", "从文本到 {token} 之后的 {next}"),
-    "way bias": ("its bias", "其偏置"),
-    "way embeddings": ("embeddings", "嵌入"),
-    "way token": ("the token's vector", "词元的向量"),
-    "way position": ("the position's vector", "位置的向量"),
-    "way layer": ("layer {layer}", "第 {layer} 层"),
-    "way attention": ("attention, {heads} heads of {d_k}", "注意力，{heads} 个头，各 {d_k} 维"),
-    "way most": ("head {first} {adds}, head {second} {more}", "头 {first} {adds}，头 {second} {more}"),
-    "way most one": ("head {first} {adds}", "头 {first} {adds}"),
-    "way mlp": ("MLP, {d_model} to {d_mlp} to {d_model}", "MLP，{d_model} → {d_mlp} → {d_model}"),
-    "way norm": ("last norm", "末层归一化"),
-    "way norm bias": ("its bias", "其偏置"),
-    "way sum": ("Σ, largest of {vocabulary} logits", "Σ，{vocabulary} 个 logit 中最大"),
-    "way note": (
-        "the last layer norm's σ is this run's, {sigma:.4g}; {difference:.1g} off from the model",
-        "末层归一化的 σ 取本次运行的值 {sigma:.4g}；各项之和与模型仅相差 {difference:.1g}",
-    ),
-    "way meaning": (
-        "a part's number is what it wrote, not what the logit would be without it",
-        "每个数是该部分写入的量，并不等于去掉它之后 logit 的变化",
     ),
     "agree": (
         "this token alone against the whole matrix: largest difference {difference:.1g}",
