@@ -192,13 +192,13 @@ def columns_permuted(g, rng):
 
 
 def one_by_one(g, rng):
-    """Products summed strictly from left to right, or from right to left."""
-    q, k = g.q, g.k
-    columns = list(range(q.shape[3]))[:: 1 if rng.random() < 0.5 else -1]
-    s = torch.zeros(*q.shape[:3], k.shape[2], dtype=q.dtype)
+    """Products summed strictly from left to right, or from right to left, in float32 or better."""
+    wide = g.to(WIDER.get(g.q.dtype, g.q.dtype))
+    columns = list(range(wide.q.shape[3]))[:: 1 if rng.random() < 0.5 else -1]
+    s = torch.zeros(*wide.q.shape[:3], wide.k.shape[2], dtype=wide.q.dtype)
     for c in columns:
-        s = s + q[..., c, None] * k[..., None, :, c]
-    return weigh(g, _after_scale(g, s * g.scale))
+        s = s + wide.q[..., c, None] * wide.k[..., None, :, c]
+    return weigh(g, _after_scale(g, (s * g.scale).to(g.q.dtype)))
 
 
 def by_einsum(g, rng):

@@ -12,7 +12,7 @@ from clearhead.core.rules import RULES, Rules, check_names
 from clearhead.diagnosing.diagnose import diagnose
 from clearhead.errors import ClearheadError, DtypeError, RuleError, ShapeError, shown, unknown
 from clearhead.testing.calling import Arrays, Caller, Layout, check_library, dtype_name
-from clearhead.testing.drawing import KINDS, WIDTHS, Draws, planned, possible_kinds, smaller
+from clearhead.testing.drawing import KINDS, WIDTHS, Draws, Plan, planned, possible_kinds, smaller
 from clearhead.testing.judging import Failure, judged
 
 _SHRINKS = 150  # calls of the function while a failing problem is made smaller
@@ -80,8 +80,10 @@ def assert_attention(
     whole_number("examples", examples, hint="examples=50")
     first = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else whole_number("seed", seed, 0)
     for at in range(examples if seed is None else 1):
-        failure = _failure(caller, draws, first + at, gradients=gradients)
+        failure = _tried(caller, draws, planned(draws, first + at), gradients=gradients)
         if failure is not None:
+            if seed is None:
+                failure = _clearest(caller, draws, failure, gradients=gradients)
             small = _shrunk(caller, draws, failure, gradients=gradients)
             raise AssertionError(_message(caller, failure, small)) from failure.error
 
@@ -131,17 +133,22 @@ def _draws(rules: Rules, optional: Any, kinds: Any, dtypes: Any, lengths: Any, w
     return draws
 
 
-def _failure(caller: Caller, draws: Draws, seed: int, *, gradients: bool) -> Failure | None:
-    plan = planned(draws, seed)
-    return _tried(caller, draws, plan, gradients=gradients)
-
-
-def _tried(caller: Caller, draws: Draws, plan: Any, *, gradients: bool) -> Failure | None:
+def _tried(caller: Caller, draws: Draws, plan: Plan, *, gradients: bool) -> Failure | None:
     failure = judged(caller, draws, plan)
     if failure is None and gradients:
         from clearhead.testing.gradients import gradients_judged
 
         return gradients_judged(caller, draws, plan)
+    return failure
+
+
+def _clearest(caller: Caller, draws: Draws, failure: Failure, *, gradients: bool) -> Failure:
+    """Of some problems that fail in the same way the one with the most weights, which tells mistakes apart best."""
+    step = len(possible_kinds(draws))
+    for seed in range(failure.plan.seed + step, failure.plan.seed + 9 * step, step):
+        found = _tried(caller, draws, planned(draws, seed), gradients=gradients)
+        if found is not None and found.kind == failure.kind and found.weights > failure.weights:
+            failure = found
     return failure
 
 
@@ -168,7 +175,7 @@ def _message(caller: Caller, failure: Failure, small: Failure) -> str:
     if small.plan != failure.plan:
         lines += ["", "the smallest problem that fails in the same way:", *_described(small), *small.lines]
     if failure.theirs is not None:
-        lines += ["", "what ch.diagnose says about the first of them:", *_diagnosed(failure)]
+        lines += ["", "what ch.diagnose says about the first problem:", *_diagnosed(failure)]
     lines += ["", f"to repeat just this problem, add to the call: seed={failure.plan.seed}"]
     return "\n".join(lines)
 

@@ -25,6 +25,11 @@ class Failure(NamedTuple):
     theirs: Array | None  # the output, where there is one
     error: Exception | None = None
 
+    @property
+    def weights(self) -> int:
+        sizes = self.plan.sizes
+        return sizes.batch * sizes.heads * sizes.queries * sizes.keys
+
 
 def judged(caller: Caller, draws: Draws, plan: Plan) -> Failure | None:
     """Call the function on a plan's problem; None where its output is right."""
@@ -61,7 +66,7 @@ def _measured(problem: Drawn, theirs: Array) -> tuple[Array, Array, Array, np.dt
 
 
 def rounding_of_logsumexp(problem: Problem, logsumexp: Array) -> Array:
-    """By what share each weight of a row is off where L is rounded to the dtype of statistics, (batch, heads, queries)."""
+    """By what share a row's weights are off where L is rounded to the dtype of statistics, (batch, heads, queries)."""
     size = np.where(np.isfinite(logsumexp), np.abs(logsumexp), 0.0)
     return np.asarray(eps(statistics_dtype(problem.dtype)) * size)
 
