@@ -11,7 +11,7 @@ import torch
 
 import clearhead as ch
 from clearhead.core.rules import RULES
-from clearhead.errors import DtypeError, RuleError, UnknownNameError
+from clearhead.errors import DtypeError, RuleError, ShapeError, UnknownNameError
 from clearhead.testing import KINDS, assert_attention
 from clearhead.testing.drawing import RULE_DRAWS
 from seeds import fresh
@@ -160,7 +160,9 @@ def test_a_rule_may_be_a_value_or_a_function_of_the_sizes():
 
 
 def test_gradients_are_compared_too():
-    assert_attention(ch.attention, optional=list(RULES), arrays="torch", gradients=True, lengths=(1, 7, 33))
+    assert_attention(
+        ch.attention, optional=list(RULES), arrays="torch", gradients=True, lengths=(1, 7, 33), examples=10
+    )
 
     def stops(q, k, v):
         return plain_tensor(q, k, v) + 0 * k.sum() + (plain_tensor(q, k.detach(), v) - plain_tensor(q, k, v))
@@ -195,8 +197,8 @@ def test_every_rule_can_be_drawn():
         ({"arrays": "tensorflow"}, UnknownNameError, "Known: jax, numpy, torch"),
         ({"layout": "bhdn"}, UnknownNameError, "did you mean"),
         ({"gradients": True}, RuleError, "only tensors have them"),
-        ({"lengths": ()}, RuleError, ""),
-        ({"widths": ((1, 2, 3),)}, RuleError, ""),
+        ({"lengths": ()}, ShapeError, "no sizes to draw from"),
+        ({"widths": ((1, 2, 3),)}, ShapeError, "no sizes to draw from"),
         ({"lengths": (0,)}, RuleError, "a size is 0"),
         ({"examples": 0}, RuleError, "examples is 0"),
         ({"seed": -1}, RuleError, "seed is -1"),

@@ -35,6 +35,7 @@ def assert_attention(
     gradients: bool = False,
     examples: int = 50,
     seed: int | None = None,
+    smallest: bool = True,
     **rules: Unpack[Rules],
 ) -> None:
     """Assert that fn(q, k, v, **rules) computes attention: the float64 reference, to within a plain run's rounding.
@@ -61,6 +62,7 @@ def assert_attention(
     gradients  compare the derivatives of q, k and v too; for tensors
     examples   how many problems, kind after kind
     seed       draw just the problem of this seed, as the message of a failure says; None: fresh problems each time
+    smallest   look for smaller problems that fail in the same way: up to 150 more calls of fn, each with new sizes
 
     Raises AssertionError where an output is wrong, or fn raises: it says what was given, how far off the result is in
     units of a plain run's error, the first wrong number, what `diagnose` makes of it, and the seed. Raises RuleError,
@@ -78,13 +80,14 @@ def assert_attention(
     caller = _caller(fn, arrays, layout, device, gradients=gradients)
     draws = _draws(rules, optional, kinds, dtypes, lengths, widths, grouped=read_flag("grouped", grouped))
     whole_number("examples", examples, hint="examples=50")
+    read_flag("smallest", smallest)
     first = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else whole_number("seed", seed, 0)
     for at in range(examples if seed is None else 1):
         failure = _tried(caller, draws, planned(draws, first + at), gradients=gradients)
         if failure is not None:
             if seed is None:
                 failure = _clearest(caller, draws, failure, gradients=gradients)
-            small = _shrunk(caller, draws, failure, gradients=gradients)
+            small = _shrunk(caller, draws, failure, gradients=gradients) if smallest else failure
             raise AssertionError(_message(caller, failure, small)) from failure.error
 
 
