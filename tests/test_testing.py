@@ -160,9 +160,7 @@ def test_a_rule_may_be_a_value_or_a_function_of_the_sizes():
 
 
 def test_gradients_are_compared_too():
-    assert_attention(
-        ch.attention, optional=list(RULES), arrays="torch", gradients=True, lengths=(1, 7, 33), examples=10
-    )
+    assert_attention(ch.attention, optional=list(RULES), arrays="torch", gradients=True, lengths=(1, 7, 33), examples=9)
 
     def stops(q, k, v):
         return plain_tensor(q, k, v) + 0 * k.sum() + (plain_tensor(q, k.detach(), v) - plain_tensor(q, k, v))

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from clearhead.core import reference
-from clearhead.core.arrays import to_torch
+from clearhead.core.arrays import statistics_dtype, to_torch
 from clearhead.core.axes import Array
 from clearhead.core.problem import Problem, describe
 from clearhead.core.rules import Rules
@@ -14,7 +14,7 @@ from clearhead.core.visibility import dense
 from clearhead.diagnosing.fitting import FACTOR, differences, eps, largest
 from clearhead.testing.calling import Caller
 from clearhead.testing.drawing import Drawn, Draws, Plan, drawn
-from clearhead.testing.judging import Failure, clean, rounding_of_logsumexp, told
+from clearhead.testing.judging import Failure, clean, told
 
 _RUNS = 4  # plain runs, each with the keys in another order: one alone may have been lucky
 
@@ -67,12 +67,16 @@ def _theirs(caller: Caller, problem: Drawn, upstream: Array, *, swapped: bool) -
 def _rounding(problem: Problem, arrays: list[Array], upstream: Array) -> list[float]:
     """How far dq, dk and dv may be off because a kernel computes the weights again as exp(s - L).
 
-    Each weight is off by the rounding of L, and dq and dk are sums of a_ij·(g_i·v_j - g_i·o_i), of which much cancels.
+    Each weight is off by the rounding of its logit's terms and of L. dq and dk are sums of a_ij·(g_i·v_j - g_i·o_i),
+    of which much cancels.
     """
     q, k, v = (np.abs(x.astype(np.float64)) for x in arrays)
     k, v = (np.repeat(x, problem.group, axis=1) for x in (k, v))
     book, g = reference.attend(problem, *arrays[:2]), np.abs(upstream.astype(np.float64))
-    off = (eps(problem.dtype) + rounding_of_logsumexp(problem, book.logsumexp))[..., None] * book.weights
+    size = np.abs(problem.scale)[:, None, None] * (q @ k.swapaxes(-1, -2)) + np.abs(book.biased - book.capped)
+    size = np.where(np.isneginf(book.masked), 0.0, size).max(axis=-1, initial=0.0)
+    row = np.maximum(size, np.where(np.isneginf(book.logsumexp), 0.0, np.abs(book.logsumexp)))
+    off = (eps(problem.dtype) + eps(statistics_dtype(problem.dtype)) * row)[..., None] * book.weights
     moved = np.abs(problem.scale)[:, None, None] * off * (g @ v.swapaxes(-1, -2))
     of_keys = (moved.swapaxes(-1, -2) @ q, off.swapaxes(-1, -2) @ g)
     grouped = (x.reshape(len(q), -1, problem.group, *x.shape[2:]).sum(2) for x in of_keys)
