@@ -34,7 +34,7 @@ FLOORS = tuple(
         "watching",
         "textbook",
         "diagnosing explaining",
-        "report",
+        "report testing",
         "bench",
         "arguments",
         "cli",

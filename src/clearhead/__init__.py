@@ -78,7 +78,7 @@ _HOMES = {
     "why": "explaining.why",
 }
 
-_PARTS = ("distributed", "jax", "nn", "torch")  # for PyTorch and JAX; loaded when first named
+_PARTS = ("distributed", "jax", "nn", "testing", "torch")  # loaded when first named
 
 __all__ = sorted(_HOMES)
 

@@ -1,0 +1,208 @@
+"""`assert_attention`: somebody's attention function against the reference, on problems that break kernels."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Unpack
+
+import numpy as np
+
+from clearhead.core.arrays import FLOATS
+from clearhead.core.axes import KEY, QUERY, VALUE, named
+from clearhead.core.rule_values import is_whole, read_flag, whole_number
+from clearhead.core.rules import RULES, Rules, check_names
+from clearhead.diagnosing.diagnose import diagnose
+from clearhead.errors import ClearheadError, DtypeError, RuleError, ShapeError, shown, unknown
+from clearhead.testing.calling import Arrays, Caller, Layout, check_library, dtype_name
+from clearhead.testing.drawing import KINDS, WIDTHS, Draws, Plan, planned, possible_kinds, smaller
+from clearhead.testing.judging import Failure, judged
+
+_SHRINKS = 150  # calls of the function while a failing problem is made smaller
+_DTYPES = {dtype_name(dtype): dtype for dtype in FLOATS}
+_SINGLE = ("scale", "softcap", "causal", "window", "query_offset")  # rules whose value may fit every size
+
+
+def assert_attention(
+    fn: Callable[..., Any],
+    *,
+    optional: Sequence[str] = (),
+    kinds: Iterable[str] = tuple(KINDS),
+    dtypes: Sequence[str] = ("float32",),
+    arrays: Arrays = "numpy",
+    layout: Layout = "bhnd",
+    device: str = "cpu",
+    lengths: Sequence[int] | None = None,
+    widths: Sequence[int | tuple[int, int]] = WIDTHS,
+    grouped: bool = True,
+    gradients: bool = False,
+    examples: int = 50,
+    seed: int | None = None,
+    smallest: bool = True,
+    **rules: Unpack[Rules],
+) -> None:
+    """Assert that fn(q, k, v, **rules) computes attention: the float64 reference, to within a plain run's rounding.
+
+    Problems are drawn at random: odd sizes, grouped heads, one query, many keys, large, growing and equal scores, rows
+    that see no key, NaN where nobody may look (`KINDS` has them all). An output passes where no number is further off
+    than four times the worst error of a plain run in the coarser of its dtype and q's. A problem that fails is drawn
+    again with smaller sizes as long as it fails in the same way.
+
+    fn         called with q (batch, heads, queries, d_k), k (batch, kv_heads, keys, d_k), v (batch, kv_heads, keys,
+               d_v) and the problem's rules as keywords, as in `attention`; returns (batch, heads, queries, d_v)
+    rules      of every problem: a value that fits all sizes (causal=True, scale=0.3, window=(5, 0)), or True to have
+               one drawn (mask=True). query_offset may be a function of (queries, keys); without it, causal and
+               windowed problems have as many queries as keys
+    optional   names of rules that some problems have, alone and together
+    kinds      which of KINDS; those that need a rule that is not there are left out
+    dtypes     of q, k and v: "float32", "bfloat16", "float16", "float64"
+    arrays     what fn takes: "numpy", "torch" or "jax"
+    layout     "bhnd", or "bnhd" where q, k, v and the result have heads behind tokens; masks stay heads first
+    device     of tensors: "cuda" for kernels that run there
+    lengths    the numbers of queries and keys to draw from; None: 1 to 129, and about 2,000 keys at times
+    widths     the head widths to draw from: d, or (d_k, d_v)
+    grouped    may several query heads share a key head?
+    gradients  compare the derivatives of q, k and v too; for tensors
+    examples   how many problems, kind after kind
+    seed       draw just the problem of this seed, as the message of a failure says; None: fresh problems each time
+    smallest   look for smaller problems that fail in the same way: up to 150 more calls of fn, each with new sizes
+
+    Raises AssertionError where an output is wrong, or fn raises: it says what was given, how far off the result is in
+    units of a plain run's error, the first wrong number, what `diagnose` makes of it, and the seed. Raises RuleError,
+    DtypeError or UnknownNameError where the arguments make no sense, MissingExtraError where a library is missing.
+    Each problem costs O(queries·keys·d) in float64, and at most 300,000 weights.
+
+    >>> import numpy as np, clearhead as ch
+    >>> def mine(q, k, v, causal=False):
+    ...     s = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+    ...     s = np.where(np.tri(*s.shape[-2:]) > 0, s, -np.inf) if causal else s
+    ...     a = np.exp(s - s.max(-1, keepdims=True))
+    ...     return a / a.sum(-1, keepdims=True) @ v
+    >>> ch.testing.assert_attention(mine, optional=["causal"], grouped=False, examples=20)
+    """
+    caller = _caller(fn, arrays, layout, device, gradients=gradients)
+    draws = _draws(rules, optional, kinds, dtypes, lengths, widths, grouped=read_flag("grouped", grouped))
+    whole_number("examples", examples, hint="examples=50")
+    read_flag("smallest", smallest)
+    first = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else whole_number("seed", seed, 0)
+    for at in range(examples if seed is None else 1):
+        failure = _tried(caller, draws, planned(draws, first + at), gradients=gradients)
+        if failure is not None:
+            if seed is None:
+                failure = _clearest(caller, draws, failure, gradients=gradients)
+            small = _shrunk(caller, draws, failure, gradients=gradients) if smallest else failure
+            raise AssertionError(_message(caller, failure, small)) from failure.error
+
+
+def _caller(fn: Any, arrays: Any, layout: Any, device: str, *, gradients: Any) -> Caller:
+    if not callable(fn):
+        raise DtypeError(f"fn is {shown(fn)}: expected a function of q, k, v and rules.", "assert_attention(my_kernel)")
+    for name, value, known in (("arrays", arrays, ("numpy", "torch", "jax")), ("layout", layout, ("bhnd", "bnhd"))):
+        if value not in known:
+            raise unknown(name, value, known)
+    if read_flag("gradients", gradients) and arrays != "torch":
+        raise RuleError(f'gradients=True with arrays="{arrays}": only tensors have them.', 'arrays="torch"')
+    check_library(arrays)
+    return Caller(fn, arrays, layout, device)
+
+
+def _draws(rules: Rules, optional: Any, kinds: Any, dtypes: Any, lengths: Any, widths: Any, *, grouped: bool) -> Draws:
+    check_names(rules)
+    sets: dict[str, tuple[Any, Mapping[str, Any]]] = {
+        "optional": (optional, RULES),
+        "kinds": (kinds, KINDS),
+        "dtypes": (dtypes, _DTYPES),
+    }
+    for argument, (names, known) in sets.items():
+        if isinstance(names, str):
+            raise RuleError(f"{argument} is {shown(names)}: expected a list of names.", f"{argument}=[{names!r}]")
+        for name in names:
+            if name not in known:
+                raise unknown(f"name in {argument}:", name, known)
+    for name, value in rules.items():
+        if not (value is None or isinstance(value, bool) or name in _SINGLE):
+            raise RuleError(f"{name} is {shown(value)}: its size differs from problem to problem.", f"{name}=True")
+    fixed = {name: value for name, value in rules.items() if value is not None and value is not False}
+    segments = {"query_segments", "kv_segments"}
+    fixed |= dict.fromkeys(segments if segments & fixed.keys() else (), True)
+    chosen = tuple(optional) + (("query_segments",) if "kv_segments" in optional else ())
+    chosen = tuple(name for name in dict.fromkeys(chosen) if name not in fixed and name != "kv_segments")
+    pairs = tuple((width, width) if is_whole(width) else tuple(width) for width in widths)
+    for size in (*(lengths or ()), *(width for pair in pairs for width in pair)):
+        whole_number("a size", size)
+    if not pairs or any(len(pair) != 2 for pair in pairs) or (lengths is not None and not len(lengths)):
+        raise ShapeError("lengths or widths hold no sizes to draw from.", "lengths=[1, 64, 100], widths=[64, (40, 24)]")
+    sizes = None if lengths is None else tuple(int(length) for length in lengths)
+    draws = Draws(fixed, chosen, tuple(kinds), tuple(_DTYPES[name] for name in dtypes), sizes, pairs, grouped)
+    if not draws.dtypes or not possible_kinds(draws):
+        raise RuleError("no problem is left to draw: these rules and sizes allow none of the kinds.")
+    return draws
+
+
+def _tried(caller: Caller, draws: Draws, plan: Plan, *, gradients: bool) -> Failure | None:
+    failure = judged(caller, draws, plan)
+    if failure is None and gradients:
+        from clearhead.testing.gradients import gradients_judged
+
+        return gradients_judged(caller, draws, plan)
+    return failure
+
+
+def _clearest(caller: Caller, draws: Draws, failure: Failure, *, gradients: bool) -> Failure:
+    """Of some problems that fail in the same way the one with the most weights, which tells mistakes apart best."""
+    step = len(possible_kinds(draws))
+    for seed in range(failure.plan.seed + step, failure.plan.seed + 9 * step, step):
+        found = _tried(caller, draws, planned(draws, seed), gradients=gradients)
+        if found is not None and found.kind == failure.kind and found.weights > failure.weights:
+            failure = found
+    return failure
+
+
+def _shrunk(caller: Caller, draws: Draws, failure: Failure, *, gradients: bool) -> Failure:
+    """The smallest problem found that fails in the same way."""
+    calls, better = 0, True
+    while better:
+        better = False
+        for plan in smaller(draws, failure.plan):
+            calls += 1
+            if calls > _SHRINKS:
+                return failure
+            found = _tried(caller, draws, plan, gradients=gradients)
+            if found is not None and found.kind == failure.kind:
+                failure, better = found, True
+                break
+    return failure
+
+
+def _message(caller: Caller, failure: Failure, small: Failure) -> str:
+    """Everything that somebody needs to find the mistake."""
+    lines = [f"{caller.name} is wrong. The kind of problem: {failure.plan.kind} ({KINDS[failure.plan.kind]})."]
+    lines += [*_described(failure), *failure.lines]
+    if small.plan != failure.plan:
+        lines += ["", "the smallest problem that fails in the same way:", *_described(small), *small.lines]
+    if failure.theirs is not None:
+        lines += ["", "what ch.diagnose says about the first problem:", *_diagnosed(failure)]
+    lines += ["", f"to repeat just this problem, add to the call: seed={failure.plan.seed}"]
+    return "\n".join(lines)
+
+
+def _described(failure: Failure) -> list[str]:
+    problem = failure.problem
+    axes = {"q": QUERY, "k": KEY, "v": VALUE}
+    given = ", ".join(f"{name} {named(getattr(problem, name).shape, axis)}" for name, axis in axes.items())
+    rules = ", ".join(f"{name}={_brief(value)}" for name, value in problem.rules.items()) or "none"
+    return [f"given: {given}, {dtype_name(problem.q.dtype)}", f"rules: {rules}"]
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, tuple) and any(isinstance(part, np.ndarray) for part in value):
+        return f"({', '.join(map(_brief, value))})"
+    if isinstance(value, np.ndarray):
+        return str(value.tolist()) if value.size <= 4 else f"{dtype_name(value.dtype)} {value.shape}"
+    return repr(value)
+
+
+def _diagnosed(failure: Failure) -> list[str]:
+    problem = failure.problem
+    try:
+        found = diagnose(problem.q, problem.k, problem.v, failure.theirs, **problem.rules)
+    except ClearheadError as error:
+        return [f"  nothing: {error.one_line()}"]
+    return [f"  {line}" for line in found.told().splitlines()]

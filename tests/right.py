@@ -1,0 +1,411 @@
+"""Correct attention of many kinds, as people write it: none of them may be called a mistake.
+
+A program takes a `Given` and a generator for its details, and returns the output. It shares nothing with the library;
+`draw(rng)` makes the problems, `activations()` those of the shipped model.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from clearhead.explaining.gpt2 import load
+from wrong import _rules as rules_for
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+NEEDS = (
+    *("causal", "softcap", "bias", "alibi", "scale", "mask", "padding", "segments", "window", "sinks", "spans"),
+    *("query_lengths", "blind"),
+)
+SIZES = (0.0, 0.3, 1.0, 1.0, 1.0, 3.0, 10.0, 50.0, 300.0)  # of the queries: scores up to thousands
+TEXTS = (
+    "humpty dumpty sat on a wall, humpty dumpty had a great fall",
+    "twinkle twinkle little star, how I wonder what you are",
+    "jack and jill went up the hill to fetch a pail of water",
+    "x",
+)
+WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+
+@dataclass
+class Given:
+    """A problem whose rules are ready for plain code; keys and values have one head for each query head."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    scale: float
+    softcap: float | None
+    added: torch.Tensor | None  # float64, (batch, heads, n, m)
+    seen: torch.Tensor  # bool, (batch, heads, n, m)
+    sinks: torch.Tensor | None  # float64, (1, heads, 1, 1)
+
+    def to(self, dtype: torch.dtype) -> "Given":
+        return Given(*(x.to(dtype) for x in (self.q, self.k, self.v)), *list(vars(self).values())[3:])
+
+
+def draw(rng: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
+    """Random inputs and rules."""
+    needs = set(rng.choice(NEEDS, size=rng.integers(0, 3), replace=False).tolist())
+    if needs & {"causal", "blind"}:
+        needs -= {"window"}
+    n = int(rng.choice([1, 2, 3, 5, 8, 13, 31, 33, 40, 65]))
+    m = n if rng.random() < 0.5 else int(rng.choice([1, 2, 7, 16, 17, 40, 64, 130]))
+    if needs & {"padding", "query_lengths"}:
+        n, m = max(n, 7), max(m, 7)
+    heads = int(rng.choice([1, 2, 4]))
+    kv_heads = heads if rng.random() < 0.7 else 1
+    d, d_v = int(rng.choice([1, 2, 8, 16, 64, 128])), int(rng.choice([1, 3, 8, 64]))
+    dtype = DTYPES[int(rng.integers(4))]
+    shapes = ((2, heads, n, d), (2, kv_heads, m, d), (2, kv_heads, m, d_v))
+    q, k, v = (torch.tensor(rng.standard_normal(shape)) for shape in shapes)
+    if rng.random() < 0.1:
+        v = v + 100
+    if rng.random() < 0.1:
+        k = k + 3  # a common direction, as real keys have
+    if rng.random() < 0.1:
+        v = torch.ones_like(v)
+    rules = rules_for(needs, rng, n, m, heads)
+    return *(x.to(dtype) for x in (q * float(rng.choice(SIZES)), k, v)), rules
+
+
+@cache
+def _runs() -> list[Any]:
+    model = load()
+    return [run for text in TEXTS for run in model.run([token.id for token in model.tokens(text)]).layers]
+
+
+def activations(rng: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
+    """The queries, keys and values of a layer of the shipped model."""
+    runs = _runs()
+    run, dtype = runs[int(rng.integers(len(runs)))], DTYPES[int(rng.integers(4))]
+    q, k, v = (torch.tensor(np.asarray(x, np.float64))[None].to(dtype) for x in (run.q, run.k, run.v))
+    return q, k, v, {"causal": True}
+
+
+def ready(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rules: dict[str, Any]) -> Given:
+    """The rules as a mask and a bias."""
+    (batch, heads, n, d), m = q.shape, k.shape[2]
+    i, j, offset = torch.arange(n)[:, None], torch.arange(m), rules.get("query_offset", 0)
+    seen = torch.ones(batch, heads, n, m, dtype=torch.bool)
+    if rules.get("causal"):
+        seen &= j <= i + offset
+    if "window" in rules:
+        left, right = rules["window"]
+        seen &= (j >= i + offset - left) & (j <= i + offset + right)
+    if "mask" in rules:
+        seen &= torch.tensor(rules["mask"])
+    if "kv_lengths" in rules:
+        seen &= j < torch.tensor(rules["kv_lengths"])[:, None, None, None]
+    if "query_lengths" in rules:
+        seen &= i < torch.tensor(rules["query_lengths"])[:, None, None, None]
+    if "query_segments" in rules:
+        mine, theirs = (torch.tensor(rules[name]) for name in ("query_segments", "kv_segments"))
+        seen &= (mine[:, :, None] == theirs[:, None, :])[:, None]
+    added = torch.zeros(batch, heads, n, m, dtype=torch.float64)
+    if "bias" in rules:
+        added += torch.tensor(rules["bias"]).double()
+    if "alibi_slopes" in rules:
+        added -= torch.tensor(rules["alibi_slopes"])[:, None, None] * (i + offset - j).abs()
+    if "spans" in rules:
+        mine, theirs, table = (torch.tensor(part) for part in rules["spans"])
+        for b in range(batch):
+            labelled = (mine[b, :, None] >= 0) & (theirs[b] >= 0)
+            added[b] += torch.where(labelled, table[:, mine[b]][:, :, theirs[b]].double(), 0.0)
+        seen &= ~torch.isneginf(added)
+        added = torch.where(seen, added, 0.0)
+    sinks = torch.tensor(rules["sinks"])[None, :, None, None].double() if "sinks" in rules else None
+    group = heads // k.shape[1]
+    k, v = (x.repeat_interleave(group, 1) for x in (k, v))
+    used = {"bias", "alibi_slopes", "spans"} & rules.keys()
+    return Given(q, k, v, rules.get("scale", d**-0.5), rules.get("softcap"), added if used else None, seen, sinks)
+
+
+def scores(g: Given, q: torch.Tensor | None = None, k: torch.Tensor | None = None, scale: float | None = None) -> Any:
+    """q·kᵀ with scale, cap and what is added, in the dtype of q."""
+    q, k = g.q if q is None else q, g.k if k is None else k
+    s = q @ k.mT * (g.scale if scale is None else scale)
+    return _after_scale(g, s)
+
+
+def _after_scale(g: Given, s: torch.Tensor) -> torch.Tensor:
+    if g.softcap is not None:
+        s = g.softcap * torch.tanh(s / g.softcap)
+    return s if g.added is None else s + g.added.to(s.dtype)
+
+
+def weigh(g: Given, s: torch.Tensor, v: torch.Tensor | None = None) -> torch.Tensor:
+    """Masked softmax and values; rows that see nothing are 0."""
+    v = g.v if v is None else v
+    s = s.masked_fill(~g.seen, -torch.inf)
+    top = s.amax(-1, keepdim=True)
+    if g.sinks is not None:
+        top = torch.maximum(top, g.sinks.to(s.dtype))
+    e = torch.exp(s - torch.where(torch.isneginf(top), 0, top))
+    total = e.sum(-1, keepdim=True)
+    if g.sinks is not None:
+        total = total + torch.exp(g.sinks.to(s.dtype) - top)
+    a = torch.where(g.seen.any(-1, keepdim=True), e / total, 0)
+    return a.to(v.dtype) @ v
+
+
+# ── programs ──
+
+
+def naive(g, rng):
+    return weigh(g, scores(g))
+
+
+def wide(g, rng):
+    """Computed in a wider dtype, the output rounded."""
+    return naive(g.to(torch.float64), rng).to(g.q.dtype)
+
+
+def upcast(g, rng):
+    """Narrow inputs computed in float32; the output stays wide."""
+    return naive(g.to(WIDER.get(g.q.dtype, g.q.dtype)), rng)
+
+
+def softmax_in_float32(g, rng):
+    """As Transformers' eager attention: scores in the narrow dtype, the softmax in float32, weights rounded back."""
+    wider = WIDER.get(g.q.dtype, g.q.dtype)
+    s = scores(g).to(wider)
+    if g.sinks is not None:
+        return weigh(g, s).to(g.q.dtype)
+    a = torch.softmax(s.masked_fill(~g.seen, -torch.inf), -1).to(g.q.dtype)
+    return torch.nan_to_num(a) @ g.v
+
+
+def keys_permuted(g, rng):
+    order = torch.tensor(rng.permutation(g.k.shape[2]))
+    added = None if g.added is None else g.added[..., order]
+    other = Given(g.q, g.k[:, :, order], g.v[:, :, order], g.scale, g.softcap, added, g.seen[..., order], g.sinks)
+    return naive(other, rng)
+
+
+def columns_permuted(g, rng):
+    order = torch.tensor(rng.permutation(g.q.shape[3]))
+    return weigh(g, scores(g, g.q[..., order], g.k[..., order]))
+
+
+def one_by_one(g, rng):
+    """Products summed strictly from left to right, or from right to left, in float32 or better."""
+    wide = g.to(WIDER.get(g.q.dtype, g.q.dtype))
+    columns = list(range(wide.q.shape[3]))[:: 1 if rng.random() < 0.5 else -1]
+    s = torch.zeros(*wide.q.shape[:3], wide.k.shape[2], dtype=wide.q.dtype)
+    for c in columns:
+        s = s + wide.q[..., c, None] * wide.k[..., None, :, c]
+    return weigh(g, _after_scale(g, (s * g.scale).to(g.q.dtype)))
+
+
+def by_einsum(g, rng):
+    s = torch.einsum("bhid,bhjd->bhij", g.q, g.k) * g.scale
+    return weigh(g, _after_scale(g, s))
+
+
+def row_by_row(g, rng):
+    rows = [
+        weigh(
+            Given(g.q[:, :, [i]], g.k, g.v, g.scale, None, None, g.seen[:, :, [i]], g.sinks),
+            scores(g)[:, :, [i]],
+        )
+        for i in range(g.q.shape[2])
+    ]
+    return torch.cat(rows, 2)
+
+
+def scale_in_q(g, rng):
+    return weigh(g, scores(g, g.q * g.scale, scale=1.0))
+
+
+def scale_in_k(g, rng):
+    return weigh(g, scores(g, k=g.k * g.scale, scale=1.0))
+
+
+def scale_in_both(g, rng):
+    root = abs(g.scale) ** 0.5
+    return weigh(g, scores(g, g.q * root, g.k * math.copysign(root, g.scale), scale=1.0))
+
+
+def scale_divides(g, rng):
+    return weigh(g, _after_scale(g, g.q @ g.k.mT / (1 / g.scale)))
+
+
+def base_two(g, rng):
+    """exp2, with log2(e) in the scale where nothing else acts."""
+    g32 = g.to(WIDER.get(g.q.dtype, g.q.dtype))
+    turn = math.log2(math.e)
+    plain = g.softcap is None and g.added is None
+    s = g32.q @ g32.k.mT * (g.scale * turn) if plain else scores(g32) * turn
+    s = s.masked_fill(~g.seen, -torch.inf)
+    top = s.amax(-1, keepdim=True)
+    top = torch.where(torch.isneginf(top), 0, top)
+    e = torch.exp2(s - top)
+    total = e.sum(-1, keepdim=True)
+    if g.sinks is not None:
+        total = total + torch.exp2(g.sinks.to(s.dtype) * turn - top)
+    return torch.where(total > 0, (e @ g32.v) / torch.where(total > 0, total, 1), 0).to(g.q.dtype)
+
+
+def by_logsumexp(g, rng):
+    """exp(s - L), as a backward pass and `A[i, j]` do."""
+    g32 = g.to(WIDER.get(g.q.dtype, g.q.dtype))
+    s = scores(g32).masked_fill(~g.seen, -torch.inf)
+    total = torch.logsumexp(s, -1, keepdim=True)
+    if g.sinks is not None:
+        total = torch.logaddexp(total, g.sinks.to(s.dtype))
+    a = torch.where(g.seen, torch.exp(s - total), 0)
+    return (a @ g32.v).to(g.q.dtype)
+
+
+def filled(g, rng):
+    """Hidden scores are a large negative number instead of -inf; rows that see nothing are set to 0."""
+    s = scores(g)
+    numbers = (-1e9, -1e30, torch.finfo(s.dtype).min) if s.dtype != torch.float16 else (torch.finfo(s.dtype).min,)
+    fill = numbers[int(rng.integers(len(numbers)))]
+    if g.sinks is not None or s.abs().max() > abs(fill) / 10:
+        return weigh(g, s)
+    s = s.masked_fill(~g.seen, fill)
+    return torch.where(g.seen.any(-1, keepdim=True), torch.softmax(s, -1) @ g.v, 0)
+
+
+def divided_last(g, rng):
+    """The sum divides the output, not the weights."""
+    s = scores(g).masked_fill(~g.seen, -torch.inf)
+    top = s.amax(-1, keepdim=True)
+    top = torch.where(torch.isneginf(top), 0, top)
+    e = torch.exp(s - top)
+    total = e.sum(-1, keepdim=True)
+    if g.sinks is not None:
+        total = total + torch.exp(g.sinks.to(s.dtype) - top)
+    return torch.where(total > 0, e @ g.v / torch.where(total > 0, total, 1), 0)
+
+
+def with_ones(g, rng):
+    """The sum comes as one more column of the values, all ones."""
+    if g.sinks is not None:
+        return naive(g, rng)
+    s = scores(g).masked_fill(~g.seen, -torch.inf)
+    top = s.amax(-1, keepdim=True)
+    both = torch.exp(s - torch.where(torch.isneginf(top), 0, top)) @ torch.cat([g.v, torch.ones_like(g.v[..., :1])], -1)
+    return torch.where(both[..., -1:] > 0, both[..., :-1] / both[..., -1:].where(both[..., -1:] > 0, 1), 0)
+
+
+def tiled(g, rng, *, lazy=False, rounded=False, backwards=False):
+    """Online softmax over blocks of keys, sums in float32 or better."""
+    g32 = g.to(WIDER.get(g.q.dtype, g.q.dtype))
+    s, v = scores(g32).masked_fill(~g.seen, -torch.inf), g32.v
+    block = int(rng.choice([1, 2, 3, 4, 7, 8, 16, 32, 64]))
+    out = torch.zeros(*s.shape[:3], v.shape[3], dtype=s.dtype)
+    total, top = torch.zeros(*s.shape[:3], 1, dtype=s.dtype), torch.full((*s.shape[:3], 1), -torch.inf, dtype=s.dtype)
+    starts = list(range(0, s.shape[3], block))
+    for start in starts[::-1] if backwards else starts:
+        part = s[..., start : start + block]
+        new = torch.maximum(top, part.amax(-1, keepdim=True))
+        if lazy:  # the old maximum does while the new one is not much larger
+            new = torch.where(new - top < 5, top, new)
+        safe = torch.where(torch.isneginf(new), 0, new)
+        p, shrink = torch.exp(part - safe), torch.where(torch.isneginf(top), 0, torch.exp(top - safe))
+        total = total * shrink + p.sum(-1, keepdim=True)
+        p = p.to(g.q.dtype).to(s.dtype) if rounded else p  # tensor cores multiply narrow weights
+        out, top = out * shrink + p @ v[:, :, start : start + block], new
+    if g.sinks is not None:
+        total = torch.where(torch.isneginf(top), 0, total + torch.exp(g.sinks.to(s.dtype) - top))
+    return torch.where(total > 0, out / torch.where(total > 0, total, 1), 0).to(g.q.dtype)
+
+
+def tiled_backwards(g, rng):
+    return tiled(g, rng, backwards=True)
+
+
+def tiled_lazily(g, rng):
+    return tiled(g, rng, lazy=True)
+
+
+def tiled_with_narrow_weights(g, rng):
+    return tiled(g, rng, rounded=True)
+
+
+def split_keys(g, rng):
+    """Outputs of spans of keys, merged by their log-sum-exp, as in split-key decoding."""
+    g32 = g.to(WIDER.get(g.q.dtype, g.q.dtype))
+    s = scores(g32).masked_fill(~g.seen, -torch.inf)
+    parts, sums = [], []
+    for span in torch.tensor_split(torch.arange(s.shape[3]), int(rng.integers(1, 6))):
+        if len(span):
+            parts.append(torch.nan_to_num(torch.softmax(s[..., span], -1)) @ g32.v[:, :, span])
+            sums.append(torch.logsumexp(s[..., span], -1, keepdim=True))
+    whole = torch.logsumexp(torch.stack(sums), 0)
+    if g.sinks is not None:
+        whole = torch.where(torch.isneginf(whole), whole, torch.logaddexp(whole, g.sinks.to(s.dtype)))
+    shares = [torch.where(torch.isneginf(x), 0, torch.exp(x - whole)) for x in sums]
+    return sum(share * part for share, part in zip(shares, parts, strict=True)).to(g.q.dtype)
+
+
+def two_passes(g, rng):
+    """First the maxima, then blocks of powers."""
+    g32 = g.to(WIDER.get(g.q.dtype, g.q.dtype))
+    s = scores(g32).masked_fill(~g.seen, -torch.inf)
+    top = s.amax(-1, keepdim=True)
+    top = torch.where(torch.isneginf(top), 0, top)
+    out, total = torch.zeros_like(g32.q[..., :1]) * g32.v[:, :, :1], torch.zeros_like(top)
+    for span in torch.arange(s.shape[3]).split(int(rng.integers(1, 20))):
+        p = torch.exp(s[..., span] - top)
+        out, total = out + p @ g32.v[:, :, span], total + p.sum(-1, keepdim=True)
+    if g.sinks is not None:
+        total = torch.where(total > 0, total + torch.exp(g.sinks.to(s.dtype) - top), total)
+    return torch.where(total > 0, out / torch.where(total > 0, total, 1), 0).to(g.q.dtype)
+
+
+def visible_only(g, rng):
+    """Hidden keys are never touched: each row gathers its own keys."""
+    g32, out = g.to(WIDER.get(g.q.dtype, g.q.dtype)), torch.zeros(*g.q.shape[:3], g.v.shape[3], dtype=g.q.dtype)
+    s = scores(g32)
+    for b, h, i in np.ndindex(*g.q.shape[:3]):
+        own = g.seen[b, h, i]
+        x = s[b, h, i, own]
+        if g.sinks is not None:
+            x = torch.cat([x, g.sinks[0, h, 0].to(x.dtype)])
+        if own.any():
+            out[b, h, i] = (torch.softmax(x, 0)[: int(own.sum())] @ g32.v[b, h, own]).to(out.dtype)
+    return out
+
+
+def compensated(g, rng):
+    """Sums over keys by Kahan's compensation."""
+    g32 = g.to(WIDER.get(g.q.dtype, g.q.dtype))
+    s = scores(g32).masked_fill(~g.seen, -torch.inf)
+    top = s.amax(-1, keepdim=True)
+    e = torch.exp(s - torch.where(torch.isneginf(top), 0, top))
+    rows = torch.cat([g32.v, torch.ones_like(g32.v[..., :1])], -1)
+    total = torch.zeros(*s.shape[:3], rows.shape[3], dtype=s.dtype)
+    lost = torch.zeros_like(total)
+    for j in range(s.shape[3]):
+        more = e[..., j, None] * rows[:, :, None, j] - lost
+        new = total + more
+        total, lost = new, (new - total) - more
+    bottom = total[..., -1:]
+    if g.sinks is not None:
+        bottom = torch.where(bottom > 0, bottom + torch.exp(g.sinks.to(s.dtype) - top), bottom)
+    return torch.where(bottom > 0, total[..., :-1] / torch.where(bottom > 0, bottom, 1), 0).to(g.q.dtype)
+
+
+def by_pytorch(g, rng):
+    """PyTorch's own function, with an additive mask."""
+    if g.sinks is not None or g.softcap is not None:
+        return naive(g, rng)
+    mask = torch.zeros(g.seen.shape, dtype=g.q.dtype) if g.added is None else g.added.to(g.q.dtype)
+    mask = mask.masked_fill(~g.seen, -torch.inf)
+    out = torch.nn.functional.scaled_dot_product_attention(g.q, g.k, g.v, attn_mask=mask, scale=g.scale)
+    return torch.where(g.seen.any(-1, keepdim=True), out, 0)
+
+
+PROGRAMS = (
+    *(naive, wide, upcast, softmax_in_float32, keys_permuted, columns_permuted, one_by_one, by_einsum, row_by_row),
+    *(scale_in_q, scale_in_k, scale_in_both, scale_divides, base_two, by_logsumexp, filled, divided_last, with_ones),
+    *(tiled, tiled_backwards, tiled_lazily, tiled_with_narrow_weights, split_keys, two_passes, visible_only),
+    *(compensated, by_pytorch),
+)
