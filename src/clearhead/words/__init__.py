@@ -4,13 +4,13 @@ from string import Formatter
 from typing import Any, Literal
 
 from clearhead.digits import significant
-from clearhead.words import explain, steps, trace, why
+from clearhead.words import explain, learn, steps, trace, why
 
 Language = Literal["en", "zh"]
 LANGUAGES: tuple[Language, ...] = ("en", "zh")
 
 
-_WORDS = {**steps.WORDS, **explain.WORDS, **why.WORDS, **trace.WORDS}
+_WORDS = {**steps.WORDS, **explain.WORDS, **why.WORDS, **trace.WORDS, **learn.WORDS}
 
 
 IN_FORMULAS = {
