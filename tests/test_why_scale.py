@@ -104,3 +104,28 @@ def test_the_command_prints_both_tables(capsys):
     for wrong in (["--widths", "1,x"], ["--keys", "0"], ["--widths", "0"], ["--widths", "999999999999"]):
         assert main(["scale", *wrong]) == 2
         assert capsys.readouterr().out == ""
+
+
+def test_pictures_of_the_scores_weights_and_slopes_follow_from_the_draw():
+    seed, d_k = int(fresh().integers(2**31)), int(fresh().integers(1, 300))
+    found = why_scale([3, d_k], keys=6, queries=40, seed=seed)
+    rng = np.random.default_rng((seed, d_k))
+    q, k = rng.standard_normal((40, 1, d_k)), rng.standard_normal((40, 6, d_k))
+    scores = np.einsum("iod,ijd->ij", q, k)
+    for at, logits in enumerate((scores, scores / np.sqrt(d_k))):
+        ranked = np.sort(softmax(logits), axis=-1)[:, ::-1]
+        np.testing.assert_allclose(found.ranked[1, at], ranked.mean(axis=0), rtol=1e-9)
+        np.testing.assert_allclose(found.slopes[1, at], (ranked * (1 - ranked)).mean(axis=0), rtol=1e-9)
+        for unit in range(-40, 40):
+            inside = ((logits >= unit) & (logits < unit + 1)).mean()
+            assert found.histogram[1, at, unit + 40] == pytest.approx(inside)
+
+
+def test_the_command_writes_the_page(tmp_path, capsys):
+    page = tmp_path / "page.html"
+    assert main(["scale", "--widths", "4,64", "--html", str(page), "--json", "-"]) == 0
+    first = page.read_bytes()
+    assert json.loads(capsys.readouterr().out)["d_k"] == [4, 64]
+    why_scale((4, 64)).save(page)
+    assert page.read_bytes() == first
+    assert main(["scale", "--html", str(tmp_path / "no.txt")]) == 2

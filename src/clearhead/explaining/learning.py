@@ -14,6 +14,7 @@ import numpy as np
 from clearhead.core.array_files import safetensors
 from clearhead.core.axes import Array
 from clearhead.core.rule_values import read_language
+from clearhead.digits import significant
 from clearhead.errors import FileError
 from clearhead.explaining.gpt2 import GPT2Config, Model, separated
 from clearhead.ops.matrix import AttentionMatrix
@@ -21,14 +22,11 @@ from clearhead.textbook.trace import listed
 from clearhead.view import page
 from clearhead.view.container import Document
 from clearhead.view.long import OPENING
-from clearhead.words import LANGUAGES, Language, say
+from clearhead.words import LANGUAGES, Language, say, slider_words
 
 _SHOWN = 6  # tokens whose probability is followed
-_PAGE = (
-    "learn step", "learn loss", "learn curve", "learn loss says", "learn next", "learn gradient",
-    "learn gradient says", "learn matrices", "learn range", "learn play", "learn pause", "learn forward", "learn check",
-    "learn says",
-)  # fmt: skip
+_PAGE = ("says", "curve", "next", "gradient", "matrices", "range", "check", "now")  # sentences of the page
+_WIDE, _HIGH, _EDGE = 576, 130, 28  # of its curve
 
 
 class Learning(NamedTuple):
@@ -181,6 +179,7 @@ def _document(run: Learning, language: Language) -> Document:
         "steps": run.step.tolist(),
         "loss": run.loss.tolist(),
         "gradient": run.gradient.tolist(),
+        **_curve(run),
         "names": [run.vocabulary[token] for token in shown],
         "next": run.following[:, shown].tolist(),
         "most": run.reach,
@@ -195,10 +194,22 @@ def _document(run: Learning, language: Language) -> Document:
 
 
 def _words(run: Learning, language: Language) -> dict[str, Any]:
-    names = {"title": "learn"} | {key.removeprefix("learn "): key for key in _PAGE}
-    told: dict[str, Any] = {name: _sentence(run.words(key, language)) for name, key in names.items()}
+    told: dict[str, Any] = {name: _sentence(run.words(f"learn {name}", language)) for name in _PAGE}
+    told |= {"title": _sentence(run.words("learn page", language)), "loss": run.words("learn loss title", language)}
     heads = range(run.config.heads)
-    return told | {"heads": [_sentence(say(language, "learn head", head=head, text=run.text)) for head in heads]}
+    told["heads"] = [_sentence(say(language, "learn head", head=head, text=run.text)) for head in heads]
+    return told | slider_words(language, say(language, "learn step"))
+
+
+def _curve(run: Learning) -> dict[str, Any]:
+    """The loss as points of a picture, in the order of the recorded steps, and what stands beside it."""
+    across = np.linspace(_EDGE, _WIDE - _EDGE, len(run.step))
+    points = np.stack([across, _HIGH - _EDGE - (_HIGH - 2 * _EDGE) * run.loss / run.loss.max()], axis=1).round(1)
+    below = [
+        (points[place][0], _HIGH - 4, str(run.step[place])) for place in np.linspace(0, len(points) - 1, 5, dtype=int)
+    ]
+    beside = [(points[place][0], points[place][1] - 8, significant(float(run.loss[place]))) for place in (0, -1)]
+    return {"curve": points.tolist(), "ticks": below + beside}
 
 
 def _sentence(text: str) -> str:

@@ -14,12 +14,12 @@ from clearhead.textbook.trace import listed
 from clearhead.view import page
 from clearhead.view.container import Document
 from clearhead.view.long import OPENING
-from clearhead.words import LANGUAGES, Language, say
+from clearhead.words import LANGUAGES, Language, say, slider_words
 
 WIDTHS = (1, 4, 16, 64, 256)
 EDGE = 40  # where the page's histograms of scores end
 _DRAWN = 32  # keys
-_PAGE = ("page", "page says", "scores", "variance", "weights", "largest", "slopes", "slope", "means")
+_PARTS = {"scores": "variance", "weights": "largest", "slopes": "slope"}
 
 
 class WhyScale(NamedTuple):
@@ -52,12 +52,12 @@ class WhyScale(NamedTuple):
 
     def _document(self, language: Language, queries: int) -> Document:
         values = {"edge": EDGE, "queries": f"{queries:,}", "keys": self.ranked.shape[-1]}
-        words = {each: {key: say(each, f"scale {key}", **values) for key in _PAGE} for each in LANGUAGES}
-        told = {"words": words, "edge": EDGE, "d_k": listed(self.d_k)}
+        words = {each: _words(each, values) for each in LANGUAGES}
+        told = {"words": words, "d_k": listed(self.d_k)}
         told["variance"] = listed(np.stack([self.variance, self.scaled_variance], axis=1))
         told |= {name: listed(getattr(self, name)[..., :_DRAWN]) for name in ("ranked", "slopes")}
         told["histogram"] = listed(self.histogram)
-        header = {**OPENING, "served": False, "runs": [], "title": say(language, "scale page"), "language": language}
+        header = {**OPENING, "served": False, "runs": [], "title": words[language]["title"], "language": language}
         return Document({**header, "scale": told}, {})
 
 
@@ -126,6 +126,15 @@ def saturation(scores: Any = (2.0, 1.0, 0.0), factors: Any = (0.125, 0.25, 0.5, 
     read = {name: _list(name, value) for name, value in (("scores", scores), ("factors", factors))}
     weights = _softmax(read["factors"][:, None] * read["scores"])
     return Saturation(read["factors"], weights, weights * (1 - weights))
+
+
+def _words(language: Language, values: dict[str, Any]) -> dict[str, Any]:
+    """The page's sentences; of each part its heading, the name of its number, and what stands below it."""
+    told: dict[str, Any] = {key: say(language, f"scale {key}", **values) for key in ("title", "says", "means")}
+    for part, number in _PARTS.items():
+        told[part] = [say(language, f"scale {key}", **values) for key in (part, number)]
+    told["scores"] += [f"−{EDGE}", "0", f"{EDGE}"]
+    return told | slider_words(language, "d_k")
 
 
 def _one_width(rng: np.random.Generator, d_k: int, keys: int, queries: int) -> tuple[Array, ...]:

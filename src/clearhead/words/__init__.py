@@ -34,6 +34,11 @@ def say(language: Language, key: str, **values: object) -> str:
     return filled(_WORDS[key][language == "zh"], **values)
 
 
+def slider_words(language: Language, slider: str) -> dict[str, str]:
+    """What the page needs for a slider that plays."""
+    return {"slider": slider} | {name: say(language, f"slider {name}") for name in ("play", "pause", "forward")}
+
+
 def in_columns(key: str) -> str:
     """The key of the sentence where tokens are columns: another one where the sentence depends on it."""
     return other if (other := f"{key} columns") in _WORDS else key

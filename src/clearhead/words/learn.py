@@ -18,8 +18,8 @@ WORDS: dict[str, tuple[str, str]] = {
         "{rhymes} 首童谣中正确的下一个词元的 −ln(概率) 的平均值",
     ),
     "learn curve": (
-        "the recorded steps, more of them at the start: 0 to {steps}",
-        "横轴为记录下来的步，开头更密：0 到 {steps}",
+        "by training step; steps are recorded more densely at the start",
+        "横轴为训练步数，开头记录得更密",
     ),
     "learn next": ("most likely after “{text}”", "“{text}”之后最可能的词元"),
     "learn gradient": (
@@ -46,9 +46,18 @@ WORDS: dict[str, tuple[str, str]] = {
         "PyTorch's by at most {difference:.1g}.",
         "注意力权重和概率由 clearhead 根据记录下来的矩阵算出，与 PyTorch 的结果最多相差 {difference:.1g}。",
     ),
-    "learn play": ("play", "播放"),
-    "learn pause": ("pause", "暂停"),
-    "learn forward": ("next step", "下一步"),
+    "slider play": ("Play", "播放"),
+    "slider pause": ("Pause", "暂停"),
+    "slider forward": ("Next", "下一步"),
+    "learn page": (
+        "how the weights of queries, keys and values are learned",
+        "查询、键、值的权重矩阵是怎样学出来的",
+    ),
+    "learn loss title": (
+        "Loss: the mean of −ln(probability of the right next token)",
+        "损失：正确的下一个词元的 −ln(概率) 的平均值",
+    ),
+    "learn now": ("step {{step}}: loss {{loss}}", "第 {{step}} 步：损失 {{loss}}"),
     "learn others": (
         "--step N shows another step, --html FILE writes the page with a slider",
         "--step N 看其他步，--html FILE 写出带滑块的网页",
@@ -58,18 +67,24 @@ WORDS: dict[str, tuple[str, str]] = {
         "# 高于范围的 1/2，+ 高于 1/8，负数相应为 = 和 −",
     ),
     # the page of why scores are divided by √d_k
-    "scale page": ("Why scores are divided by √d_k", "得分为什么要除以 √d_k"),
-    "scale page says": (
+    "scale title": ("Why scores are divided by √d_k", "得分为什么要除以 √d_k"),
+    "scale says": (
         "The numbers of q and k are independent, with mean 0 and variance 1. q·k is a sum of d_k products, so its "
         "variance is about d_k; that of q·k/√d_k is about 1, whatever d_k is. Move the slider and compare.",
         "q 和 k 的各分量相互独立，均值为 0，方差为 1。q·k 是 d_k 个乘积之和，方差约为 d_k；除以 √d_k 之后，"
         "无论 d_k 多大，方差都约为 1。拖动滑块对比。",
     ),
-    "scale scores": ("Scores: how many fall where, from −{edge} to {edge}", "得分的分布，范围 −{edge} 到 {edge}"),
+    "scale scores": ("Scores: how they spread, from −{edge} to {edge}", "得分的分布，范围 −{edge} 到 {edge}"),
     "scale variance": ("variance", "方差"),
-    "scale weights": ("Softmax: a query's weights, the largest first", "softmax：一个查询的各权重，从大到小"),
+    "scale weights": (
+        "Softmax: a query's weights, the largest first; full height is 1",
+        "softmax：一个查询的各权重，从大到小；满高为 1",
+    ),
     "scale largest": ("largest weight a", "最大权重 a"),
-    "scale slopes": ("Gradient a(1−a) of each of these weights", "这些权重各自的梯度 a(1−a)"),
+    "scale slopes": (
+        "Gradient a(1−a) of each of these weights; full height is 1/4",
+        "这些权重各自的梯度 a(1−a)；满高为 1/4",
+    ),
     "scale slope": ("a(1−a) of the largest weight", "最大权重的 a(1−a)"),
     "scale means": (
         "Means over {queries} random queries with {keys} keys each. a(1−a) is what a weight changes by with its own "
