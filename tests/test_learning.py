@@ -88,6 +88,7 @@ def test_recorded_weights_give_the_recorded_loss_attention_and_next_token(record
     assert run.difference < 2e-5
 
 
+@pytest.mark.slow
 def test_recorded_gradients_are_the_derivative_by_each_matrix(recorded):
     arrays, metadata = recorded
     texts, place = json.loads(metadata["texts"]), int(fresh().integers(len(arrays["step"])))
@@ -137,9 +138,7 @@ def test_the_command_prints_one_step(language, run):
     for head in range(2):
         assert f"{100 * run.weights[place, head, -1, 1]:.2f}%" in done.stdout
     if language == "zh":
-        left = re.sub(
-            r"humpty|dumpty|sat on a|clearhead|PyTorch|[WQKVNd]_?\w*|ln|--\w+|FILE|␣\w+|wall", "", done.stdout
-        )
+        left = re.sub(r"humpty|dumpty|sat|on|clearhead|PyTorch|[WQKVNd]_?\w*|ln|--\w+|FILE|␣\w+|wall", "", done.stdout)
         assert not re.search("[A-Za-z]{3,}", left), left
 
 

@@ -46,7 +46,7 @@ SIZES = {"n_layer": 1, "n_head": 2, "n_embd": 16, "n_inner": 8, "n_ctx": 32, "n_
 EXAMPLES = """\
 examples:
   python training/record.py
-      train in half a minute and write src/clearhead/models/learning/recording.safetensors
+      train for some seconds and write src/clearhead/models/learning/recording.safetensors
   python training/record.py /tmp/recording.safetensors --steps 50
       a shorter run, into another file
 """

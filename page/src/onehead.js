@@ -11,7 +11,7 @@ export function withOneHead(s, section) {
   const row = (/** @type {string[]} */ cells, /** @type {number} */ at) =>
     h(
       "tr",
-      cells.map((cell, place) => h(at && place ? "td" : "th", cell)),
+      cells.map((cell, place) => h(!cell || (at && place) ? "td" : "th", cell)),
     );
   const hold = h("div.hold");
   const fold = /** @type {HTMLDetailsElement} */ (

@@ -83,7 +83,7 @@ def why_scale(widths: Sequence[int] = WIDTHS, *, keys: int = 16, queries: int = 
 
     >>> found = why_scale((4, 64))
     >>> found.variance.round().tolist(), found.scaled_variance.round(1).tolist()
-    ([4.0, 65.0], [1.0, 1.0])
+    ([4.0, 64.0], [1.0, 1.0])
     """
     members = read_members("widths", widths, (int, np.integer), "whole numbers", "widths=(1, 64)")
     sizes = [whole_number("widths", width, 1) for width in members]

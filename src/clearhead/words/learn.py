@@ -63,8 +63,8 @@ WORDS: dict[str, tuple[str, str]] = {
         "--step N 看其他步，--html FILE 写出带滑块的网页",
     ),
     "learn signs": (
-        "# above 1/2 of the range, + above 1/8, − and = below 0 likewise",
-        "# 高于范围的 1/2，+ 高于 1/8，负数相应为 = 和 −",
+        "; # is above 1/2 of the range, + above 1/8, - below −1/8, = below −1/2",
+        "；# 表示高于范围的 1/2，+ 高于 1/8，- 低于 −1/8，= 低于 −1/2",
     ),
     # the page of why scores are divided by √d_k
     "scale title": ("Why scores are divided by √d_k", "得分为什么要除以 √d_k"),
