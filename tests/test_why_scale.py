@@ -71,6 +71,7 @@ def test_slopes_are_the_derivative_by_finite_differences():
         lambda: why_scale("12"),
         lambda: why_scale(keys=0),
         lambda: why_scale(seed=-1),
+        lambda: why_scale([]).save("no.html"),
         lambda: saturation([]),
         lambda: saturation([np.nan]),
         lambda: saturation(["a"]),

@@ -25,8 +25,8 @@ from clearhead.view.long import OPENING
 from clearhead.words import LANGUAGES, Language, say, slider_words
 
 _SHOWN = 6  # tokens whose probability is followed
-_PAGE = ("says", "curve", "next", "gradient", "matrices", "range", "check", "now")  # sentences of the page
-_WIDE, _HIGH, _EDGE = 576, 130, 28  # of its curve
+_PAGE = ("says", "next", "gradient", "check")  # sentences of the page
+_WIDE, _HIGH, _EDGE = 576, 200, 28  # of its curve
 
 
 class Learning(NamedTuple):
@@ -175,30 +175,58 @@ def _document(run: Learning, language: Language) -> Document:
     shown = run.likeliest()
     told = {
         "tokens": run.tokens,
-        "heads": run.config.heads,
-        "steps": run.step.tolist(),
-        "loss": run.loss.tolist(),
         "gradient": run.gradient.tolist(),
+        "steepest": float(run.gradient.max()),
         **_curve(run),
         "names": [run.vocabulary[token] for token in shown],
         "next": run.following[:, shown].tolist(),
-        "most": run.reach,
+        "matrices": ["W^Q", "W^K", "W^V"],
+        "groups": _figures(run),
         "words": {each: _words(run, each) for each in LANGUAGES},
     }
     arrays = {f"learning.{name}": getattr(run, name).astype(np.float32) for name in ("scaled", "weights")}
     arrays |= {f"learning.w_{p}": getattr(run, f"w_{p}").astype(np.float16) for p in "qkv"}  # as they were recorded
-    title = _words(run, language)["title"]
-    return Document(
-        {**OPENING, "served": False, "runs": [], "title": title, "language": language, "learning": told}, arrays
-    )
+    header = {**OPENING, "served": False, "runs": [], "title": _words(run, language)["title"], "language": language}
+    return Document({**header, "learning": told}, arrays)
 
 
 def _words(run: Learning, language: Language) -> dict[str, Any]:
     told: dict[str, Any] = {name: _sentence(run.words(f"learn {name}", language)) for name in _PAGE}
     told |= {"title": _sentence(run.words("learn page", language)), "loss": run.words("learn loss title", language)}
-    heads = range(run.config.heads)
-    told["heads"] = [_sentence(say(language, "learn head", head=head, text=run.text)) for head in heads]
+    heads = [say(language, "learn head", head=head, text=run.text) for head in range(run.config.heads)]
+    told["groups"] = [_sentence(each) for each in (run.words("learn matrices page", language), *heads)]
+    losses = zip(run.step.tolist(), run.loss.tolist(), strict=True)
+    told["now"] = [say(language, "learn now", step=step, loss=loss) for step, loss in losses]
     return told | slider_words(language, say(language, "learn step"))
+
+
+def _figures(run: Learning) -> list[list[dict[str, Any]]]:
+    """The page's groups of figures: the three matrices, and for each head its scores and weights."""
+    matrices = [
+        {"symbol": f"W^{p.upper()}", "role": role, "name": f"learning.w_{p}", "part": 0, "dims": ["d_model", "h·d_k"]}
+        | {"most": run.reach, "split": run.config.d_model // run.config.heads}
+        for p, role in zip("qkv", ("query", "key", "value"), strict=True)
+    ]
+    seen = np.tri(len(run.tokens), dtype=bool)
+    kinds = (("S′", "scaled", float(np.abs(run.scaled[..., seen]).max())), ("A", "weights", None))
+    heads = [
+        [
+            {
+                "symbol": symbol,
+                "role": "weights",
+                "name": f"learning.{name}",
+                "part": head,
+                "dims": ["n", "m"],
+                "most": most,
+            }
+            for symbol, name, most in kinds
+        ]
+        for head in range(run.config.heads)
+    ]
+    return [
+        [{"unit": 14, "between": "", "list": [each]} for each in matrices],
+        *([{"unit": 36, "between": "softmax", "list": pair}] for pair in heads),
+    ]
 
 
 def _curve(run: Learning) -> dict[str, Any]:

@@ -9,7 +9,8 @@ import numpy as np
 from clearhead.core.axes import Array
 from clearhead.core.room import check_room
 from clearhead.core.rule_values import read_language, read_members, read_numbers, whole_number
-from clearhead.errors import RuleError, ShapeError
+from clearhead.digits import significant
+from clearhead.errors import RuleError, SelectionError, ShapeError
 from clearhead.textbook.trace import listed
 from clearhead.view import page
 from clearhead.view.container import Document
@@ -19,7 +20,7 @@ from clearhead.words import LANGUAGES, Language, say, slider_words
 WIDTHS = (1, 4, 16, 64, 256)
 EDGE = 40  # where the page's histograms of scores end
 _DRAWN = 32  # keys
-_PARTS = {"scores": "variance", "weights": "largest", "slopes": "slope"}
+_PARTS = (("scores", "variance"), ("weights", "largest"), ("slopes", "slope"))
 
 
 class WhyScale(NamedTuple):
@@ -44,21 +45,33 @@ class WhyScale(NamedTuple):
         return {name: listed(array) for name, array in self._asdict().items()}
 
     def save(self, path: str | os.PathLike[str], language: Language = "en", *, queries: int = 1000) -> None:
-        """Write the page with a slider over the widths. Raises FileError, RuleError for another language.
+        """Write the page with a slider over the widths.
 
         queries   how many were drawn, for the sentences
+
+        Raises FileError, RuleError for another language, SelectionError where there is no width.
         """
+        if not len(self.d_k):
+            raise SelectionError("there is no width to show.", "why_scale((1, 4, 16)), for example.")
         page.write(path, lambda: self._document(read_language(language), queries))
 
     def _document(self, language: Language, queries: int) -> Document:
         values = {"edge": EDGE, "queries": f"{queries:,}", "keys": self.ranked.shape[-1]}
-        words = {each: _words(each, values) for each in LANGUAGES}
-        told = {"words": words, "d_k": listed(self.d_k)}
-        told["variance"] = listed(np.stack([self.variance, self.scaled_variance], axis=1))
-        told |= {name: listed(getattr(self, name)[..., :_DRAWN]) for name in ("ranked", "slopes")}
-        told["histogram"] = listed(self.histogram)
+        now = [f"dₖ = {d_k}, √dₖ = {significant(d_k**0.5)}" for d_k in self.d_k.tolist()]
+        words = {each: {**_words(each, values), "now": now} for each in LANGUAGES}
+        peaks = self.histogram.max(axis=-1, keepdims=True)
+        pictures = (
+            (
+                "plain",
+                self.histogram / np.where(peaks > 0, peaks, 1),
+                np.stack([self.variance, self.scaled_variance], 1),
+            ),
+            ("weights", self.ranked[..., :_DRAWN], self.ranked[..., 0]),
+            ("value", 4 * self.slopes[..., :_DRAWN], self.slopes[..., 0]),
+        )
+        parts = [{"role": role, "bars": listed(bars), "shown": listed(shown)} for role, bars, shown in pictures]
         header = {**OPENING, "served": False, "runs": [], "title": words[language]["title"], "language": language}
-        return Document({**header, "scale": told}, {})
+        return Document({**header, "scale": {"parts": parts, "words": words}}, {})
 
 
 class Saturation(NamedTuple):
@@ -131,9 +144,9 @@ def saturation(scores: Any = (2.0, 1.0, 0.0), factors: Any = (0.125, 0.25, 0.5, 
 def _words(language: Language, values: dict[str, Any]) -> dict[str, Any]:
     """The page's sentences; of each part its heading, the name of its number, and what stands below it."""
     told: dict[str, Any] = {key: say(language, f"scale {key}", **values) for key in ("title", "says", "means")}
-    for part, number in _PARTS.items():
-        told[part] = [say(language, f"scale {key}", **values) for key in (part, number)]
-    told["scores"] += [f"−{EDGE}", "0", f"{EDGE}"]
+    told["parts"] = [[say(language, f"scale {key}", **values) for key in names] for names in _PARTS]
+    told["parts"][0] += [f"−{EDGE}", "0", f"{EDGE}"]
+    told["columns"] = ["q·k", "q·k / √dₖ"]
     return told | slider_words(language, "d_k")
 
 

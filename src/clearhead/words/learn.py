@@ -17,18 +17,10 @@ WORDS: dict[str, tuple[str, str]] = {
         "the mean of −ln(probability of the right next token) over the {rhymes} rhymes",
         "{rhymes} 首童谣中正确的下一个词元的 −ln(概率) 的平均值",
     ),
-    "learn curve": (
-        "by training step; steps are recorded more densely at the start",
-        "横轴为训练步数，开头记录得更密",
-    ),
     "learn next": ("most likely after “{text}”", "“{text}”之后最可能的词元"),
     "learn gradient": (
         "length of the loss's gradient by each matrix",
         "损失对各矩阵的梯度的长度",
-    ),
-    "learn gradient says": (
-        "a larger gradient means that a small change of this matrix changes the loss more",
-        "梯度越大，矩阵的微小改动对损失的影响就越大",
     ),
     "learn matrices": (
         "the weights; each matrix has {heads} heads, side by side",
@@ -54,17 +46,21 @@ WORDS: dict[str, tuple[str, str]] = {
         "查询、键、值的权重矩阵是怎样学出来的",
     ),
     "learn loss title": (
-        "Loss: the mean of −ln(probability of the right next token)",
-        "损失：正确的下一个词元的 −ln(概率) 的平均值",
+        "Loss by training step: the mean of −ln(probability of the right next token)",
+        "各训练步的损失：正确的下一个词元的 −ln(概率) 的平均值",
     ),
-    "learn now": ("step {{step}}: loss {{loss}}", "第 {{step}} 步：损失 {{loss}}"),
+    "learn now": ("Step {step}: loss {loss:.3g}", "第 {step} 步：损失 {loss:.3g}"),
+    "learn matrices page": (
+        "the weights, {heads} heads side by side; colours from −{most:.3g} to {most:.3g} for all matrices and steps",
+        "权重矩阵，{heads} 个头并排；颜色范围 −{most:.3g} 到 {most:.3g}，所有矩阵、所有步都相同",
+    ),
     "learn others": (
         "--step N shows another step, --html FILE writes the page with a slider",
         "--step N 看其他步，--html FILE 写出带滑块的网页",
     ),
     "learn signs": (
-        "; # is above 1/2 of the range, + above 1/8, - below −1/8, = below −1/2",
-        "；# 表示高于范围的 1/2，+ 高于 1/8，- 低于 −1/8，= 低于 −1/2",
+        "; above 1/2 of the range #, above 1/8 +, below −1/8 -, below −1/2 =",
+        "；高于范围的 1/2 为 #，高于 1/8 为 +，低于 −1/8 为 -，低于 −1/2 为 =",
     ),
     # the page of why scores are divided by √d_k
     "scale title": ("Why scores are divided by √d_k", "得分为什么要除以 √d_k"),
