@@ -121,6 +121,8 @@ def test_the_page_has_the_layer_with_one_head(tmp_path):
         {"alibi_slopes": [0.5, 0.25]},
         {"sinks": [0.0, 1.0]},
         {"mask": np.tri(5, dtype=bool)},
+        {"b_q": np.full(8, np.inf)},
+        {"x": np.full((5, 8), np.nan)},
     ],
 )
 def test_layers_whose_heads_have_rules_of_their_own_are_not_compared(more):
@@ -128,3 +130,11 @@ def test_layers_whose_heads_have_rules_of_their_own_are_not_compared(more):
     (described,) = trace.document(Scene(title="layer")).header["layers"]
     assert described["one"] is None
     assert "one_weights" not in described["arrays"]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_the_page_of_a_layer_with_nonfinite_values_is_written(value):
+    given = layer()
+    given["w_v"][0, 0] = value
+    (described,) = ch.trace_layer(**given, num_heads=2).document(Scene(title="layer")).header["layers"]
+    assert {row[0]: row[1] for row in described["one"]["en"]}["U differs by up to"] == "NaN"

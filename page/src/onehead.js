@@ -13,7 +13,7 @@ export function withOneHead(s, section) {
       "tr",
       cells.map((cell, place) => h(!cell || (at && place) ? "td" : "th", cell)),
     );
-  const hold = h("div.hold");
+  const hold = h("div");
   const fold = /** @type {HTMLDetailsElement} */ (
     h(
       "details.numbers",

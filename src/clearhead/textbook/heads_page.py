@@ -17,6 +17,7 @@ _PER_HEAD = ("alibi_slopes", "sinks", "bias", "mask", "spans")  # rules that may
 _OF_WEIGHTS = ("scaled", "capped", "masked", "weights")  # steps whose cost grows with the number of heads
 
 
+@np.errstate(invalid="ignore", over="ignore")
 def one_head(problem: Problem, given: Mapping[str, Array], steps: Steps) -> tuple[dict[str, Any], dict[str, Array]]:
     """What the page says about the same layer with one head, and that head's weights and output by name.
 
@@ -26,7 +27,9 @@ def one_head(problem: Problem, given: Mapping[str, Array], steps: Steps) -> tupl
     where heads share keys or have rules of their own, and where there are too many weights to show.
     """
     rules: dict[str, Any] = dict(problem.keywords())
-    usual = np.allclose(rules.pop("scale", 0.0), problem.d_k**-0.5) and not any(rule in rules for rule in _PER_HEAD)
+    usual = np.allclose(rules.pop("scale", 0.0), max(1, problem.d_k) ** -0.5) and not any(
+        rule in rules for rule in _PER_HEAD
+    )
     known = {"x", "w_q", "w_k", "w_v"} <= set(given)
     sizes = problem.queries * problem.keys
     if not (known and usual and 1 < problem.heads == problem.kv_heads and 0 < sizes <= _MOST):
