@@ -36,7 +36,9 @@ def one_head(problem: Problem, given: Mapping[str, Array], steps: Steps) -> tupl
         return {}, {}
     joined = {name: _joined(np.asarray(given[name], dtype=np.float64)) for name in "qkv"}
     projected = np.asarray(given["x"], dtype=np.float64) @ given["w_q"] + given.get("b_q", 0.0)
-    if not np.allclose(projected, joined["q"][:, 0], rtol=1e-3, atol=1e-3 * float(np.abs(projected).max())):
+    if not np.isfinite(projected).all() or not np.allclose(
+        projected, joined["q"][:, 0], rtol=1e-3, atol=1e-3 * float(np.abs(projected).max())
+    ):
         return {}, {}
     one = AttentionMatrix(joined["q"], joined["k"], **rules)
     several = AttentionMatrix(*(np.asarray(given[name], dtype=np.float64) for name in "qk"), **rules)
