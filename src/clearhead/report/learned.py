@@ -77,7 +77,7 @@ def _matrices(console: Console, run: Learning, at: int, language: Language) -> I
         yield line
     legend = run.words("learn range", language)
     yield Text(
-        legend if colourful(console) else f"{legend}{'; ' if language == 'en' else '；'}{say(language, 'learn signs')}",
+        legend if colourful(console) else legend + say(language, "learn signs"),
         style="dim",
     )
 
