@@ -37,6 +37,7 @@ FLOORS = tuple(
         "report testing",
         "bench",
         "arguments",
+        "lessons",
         "cli",
         "__main__",
     )

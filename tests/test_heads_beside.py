@@ -7,8 +7,10 @@ import pytest
 
 import clearhead as ch
 from clearhead.cli import main
+from clearhead.digits import significant
 from clearhead.errors import ClearheadError, SelectionError, ShapeError
 from clearhead.textbook.heads import heads_beside
+from clearhead.textbook.page import Scene
 from seeds import fresh
 
 
@@ -91,3 +93,48 @@ def test_the_command_prints_them_side_by_side(tmp_path, capsys):
         assert words in capsys.readouterr().err
     assert main(["trace", "examples/wrong.json", "--num-heads", "1,2"]) == 2
     assert "for a layer" in capsys.readouterr().err
+
+
+def test_the_page_has_the_layer_with_one_head(tmp_path):
+    given = layer(2)
+    document = ch.trace_layer(**given, num_heads=4, causal=True).document(Scene(title="layer"))
+    (described,) = document.header["layers"]
+    one, several = heads_beside((1, 4), **given, causal=True)
+    stored = {name: document.arrays[described["arrays"][name]] for name in ("one_weights", "one_output")}
+    np.testing.assert_allclose(stored["one_weights"], np.asarray(one.trace.weights)[:, 0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(stored["one_output"], np.asarray(one.trace.output), rtol=1e-4, atol=1e-4)
+    assert set(described["one"]) == {"en", "zh"}
+    rows = {name: cells for name, *cells in described["one"]["en"]}
+    assert rows[""] == ["h = 1", "h = 4"]
+    assert (rows["Q"], rows["A"]) == (["1×5×8", "4×5×2"], ["1×5×5", "4×5×5"])
+    assert rows["parameters"] == [f"{each.parameters:,}" for each in (one, several)]
+    assert rows["multiply-adds"] == [f"{each.multiply_adds:,}" for each in (one, several)]
+    assert rows["entropy of a query, nats"][0] == significant(float(one.entropy.mean()))
+    assert rows["U differs by up to"][0] == significant(several.difference)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"num_heads": 1},
+        {"scale": 0.3},
+        {"alibi_slopes": [0.5, 0.25]},
+        {"sinks": [0.0, 1.0]},
+        {"mask": np.tri(5, dtype=bool)},
+        {"b_q": np.full(8, np.inf)},
+        {"x": np.full((5, 8), np.nan)},
+    ],
+)
+def test_layers_whose_heads_have_rules_of_their_own_are_not_compared(more):
+    trace = ch.trace_layer(**{**layer(), "num_heads": 2, **more})
+    (described,) = trace.document(Scene(title="layer")).header["layers"]
+    assert described["one"] is None
+    assert "one_weights" not in described["arrays"]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_the_page_of_a_layer_with_nonfinite_values_is_written(value):
+    given = layer()
+    given["w_v"][0, 0] = value
+    (described,) = ch.trace_layer(**given, num_heads=2).document(Scene(title="layer")).header["layers"]
+    assert {row[0]: row[1] for row in described["one"]["en"]}["U differs by up to"] == "NaN"

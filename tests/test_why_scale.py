@@ -27,7 +27,7 @@ def test_the_variance_of_a_score_is_d_k_and_the_scaled_one_is_1():
 def test_the_numbers_follow_from_the_draw():
     seed, d_k = int(fresh().integers(2**31)), int(fresh().integers(1, 50))
     found = why_scale([d_k], keys=5, queries=30, seed=seed)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng((seed, d_k))
     q, k = rng.standard_normal((30, 1, d_k)), rng.standard_normal((30, 5, d_k))
     scores = np.einsum("iod,ijd->ij", q, k)
     assert found.variance[0] == pytest.approx(scores.var())
@@ -71,6 +71,7 @@ def test_slopes_are_the_derivative_by_finite_differences():
         lambda: why_scale("12"),
         lambda: why_scale(keys=0),
         lambda: why_scale(seed=-1),
+        lambda: why_scale([]).save("no.html"),
         lambda: saturation([]),
         lambda: saturation([np.nan]),
         lambda: saturation(["a"]),
@@ -88,7 +89,7 @@ def test_too_much_is_refused_before_work():
 
 
 def test_no_widths_give_no_numbers():
-    assert [array.shape for array in why_scale([])] == [(0,)] * len(WhyScale._fields)
+    assert [array.shape[0] for array in why_scale([])] == [0] * len(WhyScale._fields)
 
 
 def test_the_command_prints_both_tables(capsys):
@@ -104,3 +105,28 @@ def test_the_command_prints_both_tables(capsys):
     for wrong in (["--widths", "1,x"], ["--keys", "0"], ["--widths", "0"], ["--widths", "999999999999"]):
         assert main(["scale", *wrong]) == 2
         assert capsys.readouterr().out == ""
+
+
+def test_pictures_of_the_scores_weights_and_slopes_follow_from_the_draw():
+    seed, d_k = int(fresh().integers(2**31)), int(fresh().integers(1, 300))
+    found = why_scale([3, d_k], keys=6, queries=40, seed=seed)
+    rng = np.random.default_rng((seed, d_k))
+    q, k = rng.standard_normal((40, 1, d_k)), rng.standard_normal((40, 6, d_k))
+    scores = np.einsum("iod,ijd->ij", q, k)
+    for at, logits in enumerate((scores, scores / np.sqrt(d_k))):
+        ranked = np.sort(softmax(logits), axis=-1)[:, ::-1]
+        np.testing.assert_allclose(found.ranked[1, at], ranked.mean(axis=0), rtol=1e-9)
+        np.testing.assert_allclose(found.slopes[1, at], (ranked * (1 - ranked)).mean(axis=0), rtol=1e-9)
+        for unit in range(-40, 40):
+            inside = ((logits >= unit) & (logits < unit + 1)).mean()
+            assert found.histogram[1, at, unit + 40] == pytest.approx(inside)
+
+
+def test_the_command_writes_the_page(tmp_path, capsys):
+    page = tmp_path / "page.html"
+    assert main(["scale", "--widths", "4,64", "--html", str(page), "--json", "-"]) == 0
+    first = page.read_bytes()
+    assert json.loads(capsys.readouterr().out)["d_k"] == [4, 64]
+    why_scale((4, 64)).save(page)
+    assert page.read_bytes() == first
+    assert main(["scale", "--html", str(tmp_path / "no.txt")]) == 2

@@ -5,7 +5,8 @@ The script reads training/rhymes.txt, trains a byte-level BPE tokenizer and a
 two-layer decoder of the GPT-2 architecture on it, and writes config.json,
 model.safetensors and tokenizer.json in the layout of a Hugging Face GPT-2
 checkpoint. Nothing is written unless the finished model, rounded to float16,
-completes a handful of well-known lines.
+completes a handful of well-known lines. record.py trains a much smaller model
+with the same code and keeps the weights of many steps.
 
 It needs torch, tokenizers, safetensors, numpy and tqdm.
 """
@@ -20,6 +21,7 @@ import random
 import statistics
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -234,15 +236,25 @@ def rate_at(step: int, steps: int, peak: float) -> float:
     return peak * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-def train(model: Decoder, encoded: Spellings, steps: int, peak: float, seed: int) -> float:
-    """Train in place; return the mean loss of the last fifty steps."""
+def train(
+    model: Decoder,
+    encoded: Spellings,
+    steps: int,
+    peak: float,
+    seed: int,
+    before: Callable[[int], None] = lambda _: None,
+) -> float:
+    """Train in place, calling `before` with each step's number; return the mean loss of the last fifty steps."""
+    positions = cast("nn.Embedding", model.transformer["wpe"]).num_embeddings
+    crops = [length for length in CROP_LENGTHS if length <= positions]
     rng = random.Random(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.98), weight_decay=0.05)
     losses: list[float] = []
     model.train()
     bar = tqdm(range(steps), desc="training", unit="step")
     for step in bar:
-        length = rng.choice(CROP_LENGTHS)
+        before(step)
+        length = rng.choice(crops)
         batch = torch.tensor([make_row(encoded, length + 1, rng) for _ in range(TOKENS_PER_STEP // length)])
         for group in optimizer.param_groups:
             group["lr"] = rate_at(step, steps, peak)

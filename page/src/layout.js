@@ -124,7 +124,7 @@ export function beside(matrices, between, u, room) {
     marks.push({ text: m.symbol, role: m.role, x: x + w / 2, y: y + 14 });
     height = Math.max(height, top + h + 36);
     width = Math.max(width, x + w + 22);
-    const more = place < matrices.length - 1;
+    const more = place < matrices.length - 1 && between[place];
     if (more)
       marks.push(
         stacked

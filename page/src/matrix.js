@@ -76,10 +76,14 @@ export function figure(layout, options) {
   }
   const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
   pen.scale(ratio, ratio);
-  for (const block of blocks) {
-    drawCells(pen, block);
-    add(above, frame(block));
-  }
+  const frames = svg("g");
+  const paint = () => {
+    pen.clearRect(0, 0, width, height);
+    for (const block of blocks) drawCells(pen, block);
+    frames.replaceChildren(...blocks.flatMap(frame));
+  };
+  paint();
+  above.append(frames);
   for (const { text, x, y, role, end } of layout.marks)
     add(
       above,
@@ -94,6 +98,7 @@ export function figure(layout, options) {
   listen(box, blocks, options);
   return {
     element: box,
+    paint, // again, where the cells have changed
     mark: (/** @type {Mark[]} */ marks) =>
       outlines.replaceChildren(...marks.map((mark) => outline(blocks[mark.block], mark))),
   };

@@ -98,4 +98,5 @@ function numbersIn({ m, x, y, w, h: tall }) {
 }
 
 /** An axis's letter as it is printed. @param {string} dim */
-export const dimension = (dim) => ({ d_model: "d", d_k: "dₖ", d_v: "dᵥ", "h·d_v": "h·dᵥ" })[dim] ?? dim;
+export const dimension = (dim) =>
+  ({ d_model: "d", d_k: "dₖ", d_v: "dᵥ", "h·d_v": "h·dᵥ", "h·d_k": "h·dₖ" })[dim] ?? dim;

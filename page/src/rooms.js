@@ -2,6 +2,7 @@
 
 import { answerRoom } from "./answer.js";
 import { h } from "./dom.js";
+import { openLesson } from "./lessons.js";
 import { openLong } from "./long/page.js";
 import { newPlace } from "./place.js";
 import { mostStructured } from "./long/structure.js";
@@ -9,7 +10,8 @@ import { openStory } from "./steps.js";
 
 /** @param {import("./container.js").Page} page */
 export function openRooms(page) {
-  const { runs, layers } = page.header;
+  const { runs, layers, learning, scale } = page.header;
+  if (learning || scale) return openLesson(page);
   const place = newPlace(layers ? chosenBySteps(page.header) : mostStructured(runs));
   const map = runs.length ? openLong(page, place) : null;
   const steps = layers ? openStory(page, place) : null;

@@ -1,5 +1,6 @@
 // Sampling the next token: the softmax of all logits at another temperature, or of the k largest alone.
 
+import { barList } from "./barlist.js";
 import { h } from "./dom.js";
 import { fmt, percent, spelled } from "./numbers.js";
 
@@ -24,19 +25,15 @@ export function sampling(page, { t }, { logits, texts }) {
     )
   );
   const [shownTemperature, entropy] = [h("output.figures", { for: "temperature" }), h("p.aside", { role: "status" })];
-  const rows = texts.map((text) => {
-    const [bar, figures] = [h("span.share"), h("span.figures")];
-    return { bar, figures, element: h("li", h("bdi", spelled(text)), h("span.track", bar), figures) };
-  });
+  const rows = barList(
+    texts.map((text) => spelled(text)),
+    percent,
+  );
   function update() {
     const at = Number(temperature.value);
     const shares = probabilities(data, at, Number(kept.value));
     shownTemperature.textContent = fmt(at, 2);
-    for (const [place, { bar, figures }] of rows.entries()) {
-      const share = shares[place] ?? 0;
-      bar.style.width = `${share * 100}%`;
-      figures.textContent = percent(share);
-    }
+    rows.set(shares);
     const spread = shares.reduce((sum, share) => (share > 0 ? sum - share * Math.log(share) : sum), 0);
     entropy.textContent = t("sampling entropy", { x: fmt(spread, 3), tokens: fmt(Math.exp(spread), 3) });
   }
@@ -45,11 +42,8 @@ export function sampling(page, { t }, { logits, texts }) {
     "details.sampling",
     h("summary", t("sampling")),
     h("p.aside", t("sampling says")),
-    h("div.picks", h("label", t("sampling temperature"), temperature, shownTemperature), h("label", "top-k", kept)),
-    h(
-      "ol.next",
-      rows.map(({ element }) => element),
-    ),
+    h("div.picks", h("label", t("temperature"), temperature, shownTemperature), h("label", "top-k", kept)),
+    rows.list,
     entropy,
   );
 }

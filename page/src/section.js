@@ -2,10 +2,11 @@
 
 import { css } from "./colour.js";
 import { add, h } from "./dom.js";
+import { beside } from "./layout.js";
 import { formula } from "./mathml.js";
 import { figure } from "./matrix.js";
 import { fmt, listOf, spelled } from "./numbers.js";
-import { lettered } from "./written.js";
+import { lettered, sym } from "./written.js";
 
 /** @typedef {import("./dom.js").Child} Child */
 /** @typedef {import("./matrix.js").Place} Place */
@@ -119,7 +120,7 @@ function withRoleColours(text) {
   return [text.slice(0, at), h(`span.num.role-${role}`, found[0]), withRoleColours(text.slice(at + found[0].length))];
 }
 
-/** One figure with its colour bars, its written-out cell and its table. @param {Story} story @param {Scene} scene */
+/** One figure with its colour bars, its written-out cell and its table. @param {Pick<Story, "t" | "shell">} story @param {Scene} scene */
 function interactiveFigure(story, scene) {
   const { t } = story;
   const written = h("p.written");
@@ -175,10 +176,36 @@ function interactiveFigure(story, scene) {
     h("div.pan", drawing.element),
     caption,
   );
-  return { element, update: show };
+  const paint = () => {
+    drawing.paint();
+    show();
+  };
+  return { element, update: show, paint };
 }
 
-/** A cell in words, for the live readout. @param {Story} story @param {import("./matrix.js").Matrix} m @param {Place} at */
+/**
+ * A figure of matrices that belong to no step; a cell of it stays chosen.
+ * @param {Pick<Story, "t" | "shell">} story @param {import("./matrix.js").Matrix[]} list @param {string} between @param {import("./layout.js").Units} units @param {number} room
+ */
+export function freeFigure(story, list, between, units, room) {
+  let place = { block: list.length - 1, row: list[0].rows - 1, col: 0 };
+  const made = interactiveFigure(story, {
+    layout: beside(list, [between], units, room),
+    cursor: () => place,
+    locate: (to) => to,
+    marks: (to) => [{ ...to, kind: "result" }],
+    written({ block, row, col }) {
+      const { symbol, role, at, hidden } = list[block];
+      const value = hidden?.(row, col) ? story.t("masked cell") : fmt(at(row, col), 4);
+      return [sym(symbol[0].toLowerCase(), `${row},${col}`, role), " = ", h("b", value)];
+    },
+    pin: (to) => void (place = to),
+  });
+  made.update();
+  return made;
+}
+
+/** A cell in words, for the live readout. @param {Pick<Story, "t">} story @param {import("./matrix.js").Matrix} m @param {Place} at */
 function readout({ t }, m, at) {
   const [i, j] = m.flip ? [at.col, at.row] : [at.row, at.col];
   const value = m.hidden?.(i, j) ? t("masked cell") : fmt(m.at(i, j), 5);
@@ -192,7 +219,7 @@ function readout({ t }, m, at) {
   });
 }
 
-/** A colour bar, with the values at its ends and its middle. @param {Story} story @param {import("./matrix.js").Matrix} m */
+/** A colour bar, with the values at its ends and its middle. @param {Pick<Story, "t">} story @param {import("./matrix.js").Matrix} m */
 function colourBar(story, m) {
   const { shade } = m;
   const [wide, high] = [120, 10];
@@ -215,7 +242,7 @@ function colourBar(story, m) {
   );
 }
 
-/** The numbers around the chosen cell as a table. @param {Story} story @param {import("./matrix.js").Matrix} m @param {{row: number, col: number}} at */
+/** The numbers around the chosen cell as a table. @param {Pick<Story, "t">} story @param {import("./matrix.js").Matrix} m @param {{row: number, col: number}} at */
 function windowOf(story, m, at) {
   const [row, col] = m.flip ? [at.col, at.row] : [at.row, at.col];
   const from = (/** @type {number} */ place, /** @type {number} */ size) =>

@@ -99,7 +99,7 @@ export function openShell(header, draw) {
     return [
       h("span.brand", "clearhead"),
       h("span.space"),
-      h("details.keys", h("summary", t("keys")), h("ul", signs)),
+      h("details.keys", { hidden: Boolean(header.learning || header.scale) }, h("summary", t("keys")), h("ul", signs)),
       h(
         "button",
         {

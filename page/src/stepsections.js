@@ -2,6 +2,7 @@
 
 import { spelled } from "./numbers.js";
 import { oneQuery } from "./onequery.js";
+import { withOneHead } from "./onehead.js";
 import { closing } from "./opening.js";
 import { section } from "./section.js";
 import {
@@ -100,7 +101,8 @@ export function sectionsOf(s) {
     }),
   );
   if (whole) {
-    sections.push(plain("concat", "H", () => concatScenes(s)));
+    const concat = plain("concat", "H", () => concatScenes(s));
+    sections.push(s.layer.one ? withOneHead(s, concat) : concat);
     sections.push(
       section(s, {
         id: "output",

@@ -11,7 +11,18 @@ import { transposed } from "./matrix.js";
 
 /** @param {import("./container.js").Page} page @param {import("./place.js").Place} place @returns {State} */
 export function begin(page, { chosen: { layer, head, query, key }, what }) {
-  return { edited: Boolean(page.header.edited), layer, batch: 0, head, query, key, feature: 0, next: -1, less: -1, what };
+  return {
+    edited: Boolean(page.header.edited),
+    layer,
+    batch: 0,
+    head,
+    query,
+    key,
+    feature: 0,
+    next: -1,
+    less: -1,
+    what,
+  };
 }
 
 /**

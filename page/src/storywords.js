@@ -25,7 +25,6 @@ addWords({
     "How a next token would be drawn: softmax(logits / temperature), over the k largest logits or over all.",
     "如何抽取下一个词元：对最大的 k 个或全部 logit 取 softmax(logit / 温度)。",
   ],
-  "sampling temperature": ["temperature", "温度"],
   "all tokens": ["all", "全部"],
   "sampling entropy": [
     "entropy {x} nats: as undecided as between {tokens} equally likely tokens",
@@ -103,26 +102,20 @@ addWords({
   "edit number": ["{name}, row {row}, column {c}", "{name} 第 {row} 行第 {c} 列"],
   dive: ["How this weight is made", "这个权重是怎样算出来的"],
   "dive says": [
-    "Query {i} and key {j}: every step is beside the map. Change something here and it follows at once.",
+    "Query {i} and key {j}: the steps are written out beside the map and follow whatever you change here.",
     "查询 {i} 与键 {j}：每一步都写在图旁。在这里改动任何一项，数值立即随之变化。",
   ],
   "dive part": [
     "Query {i} and key {j}: every step is beside the map. What-ifs are left out: this head's q, k and v are more than 4 million numbers.",
     "查询 {i} 与键 {j}：每一步都写在图旁。这个头的 q、k、v 合计超过 400 万个数，因此不提供“假设”选项。",
   ],
-  "dive pictured": [
-    "Of this head the page has an image only. Save it with exact=… to see every product.",
-    "本页只有这个头的图像。保存时用 exact=… 指定它，即可查看每一步乘积。",
-  ],
   "dive product": ["dot product", "点积"],
-  "dive scale": ["scaled", "缩放"],
   "dive cap": ["capped", "限幅"],
   "dive bias": ["with the biases", "加偏置"],
   "dive temperature": ["over the temperature", "除以温度"],
   "dive mask": ["mask", "掩码"],
   "dive sum": ["log of the sum over the keys", "对各键求和再取对数"],
   "sum over keys": ["e^score summed over {count} keys", "{count} 个键的 e^得分 之和"],
-  "dive weight": ["softmax", "softmax"],
   "dive value": ["weight times value", "权重乘以值"],
   "dive output": ["output: the sum over all keys", "输出：对所有键求和"],
   "no values": [

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 from clearhead import __version__
 from clearhead.errors import FileError, shown
 from clearhead.report.streams import complain
+from clearhead.textbook import usage
 
 _ABOUT = """Exact attention, with weights that stay visible."""
 _EXTRAS = """install more:
@@ -60,32 +61,6 @@ this machine alone, and works until Ctrl-C
 
 the server needs Starlette and Uvicorn:
   pip install "clearhead[view]"
-"""
-_SHAPES_EXAMPLES = """examples:
-  clearhead shapes
-  clearhead shapes n=12 d_model=512 h=8
-  clearhead shapes n=12 m=9 d_model=512 h=8 h_kv=2
-  clearhead shapes B n=1024 d_k=64
-
-sizes, each NAME=NUMBER, or NAME alone for a symbol:
-  n        queries                     m        keys of another sequence
-  d_model  the width of X              h        heads
-  d_k      the width of a query        d_v      the width of a value
-  B        texts in a batch            h_kv     key heads, shared by queries
-d_k is d_model/h and d_v is d_k where they are not given; a size without a
-number stays a symbol
-
-in Python, shapes of your own: ch.shapes(("n", 64), ("m", 64), ("m", "d_v"))
-"""
-_SCALE_EXAMPLES = """examples:
-  clearhead scale
-  clearhead scale --widths 8,64,512 --keys 100
-  clearhead scale --json scale.json
-
-random queries and keys of each width d_k: the variance of q·k, and the largest
-weight a of the softmax with its derivative a(1-a), with and without 1/√d_k
-
-in Python: from clearhead.textbook.why_scale import why_scale, saturation
 """
 _TRACE_EXAMPLES = """examples:
   clearhead trace example.json
@@ -168,7 +143,7 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"clearhead {__version__}")
     _languages(parser, None)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for add in (_explain, _shapes, _scale, _trace, _diagnose, _view, _bench, _info):
+    for add in (_explain, _shapes, _scale, _learn, _trace, _diagnose, _view, _bench, _info):
         add(commands)
     return parser
 
@@ -254,18 +229,30 @@ def _edit(explain: argparse.ArgumentParser, name: str, form: str, about: str, **
 
 
 def _shapes(commands: Any) -> None:
-    shapes = _command(commands, "shapes", "print the shape and cost of every step of a layer", _SHAPES_EXAMPLES)
+    shapes = _command(commands, "shapes", "print the shape and cost of every step of a layer", usage.SHAPES)
     shapes.add_argument("sizes", type=_name, nargs="*", metavar="SIZE", help="n=12, or n for a symbol (see below)")
     _files(shapes, html=False)
     _languages(shapes, argparse.SUPPRESS)
 
 
 def _scale(commands: Any) -> None:
-    scale = _command(commands, "scale", "show with numbers why scores are divided by √d_k", _SCALE_EXAMPLES)
+    scale = _command(commands, "scale", "show with numbers why scores are divided by √d_k", usage.SCALE)
     scale.add_argument("--widths", type=_name, metavar="N,N,…", help="the values of d_k; default: 1,4,16,64,256")
     scale.add_argument("--keys", type=_whole, default=16, metavar="N", help="keys of each query; default: 16")
-    _files(scale, html=False)
+    _files(scale, html=True)
     _languages(scale, argparse.SUPPRESS)
+
+
+def _learn(commands: Any) -> None:
+    learn = _command(commands, "learn", "watch a small model learn W_Q, W_K and W_V", usage.LEARN)
+    learn.add_argument(
+        "--step",
+        type=_whole,
+        metavar="N",
+        help="the training step to show, or the recorded one before it; default: the last",
+    )
+    _files(learn, html=True)
+    _languages(learn, argparse.SUPPRESS)
 
 
 def _trace(commands: Any) -> None:

@@ -1,4 +1,4 @@
-"""The command line: explain a text, shapes, why scores are scaled, trace a file, diagnose a file, view, bench, info.
+"""The command line: explain a text, shapes, scales and learning, trace a file, diagnose a file, view, bench, info.
 
 Data goes to standard output, messages about problems to standard error.
 
@@ -7,7 +7,6 @@ be written, 3 no known mistake explains the numbers, 130 interrupted.
 """
 
 import argparse
-import codecs
 import json
 import os
 import shlex
@@ -19,15 +18,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clearhead import __version__, arguments
+from clearhead import __version__, arguments, lessons
 from clearhead.core.files import check_writable, read_text, write_whole
 from clearhead.errors import ClearheadError, FileError, MissingExtraError
 from clearhead.report import streams
+from clearhead.report.streams import console_of as _console
+from clearhead.report.streams import write_json as _write_json
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from clearhead.diagnosing.claims import CheckedExample
     from clearhead.view.long import ShownRun
 
 
@@ -231,36 +229,6 @@ def _viewed(given: argparse.Namespace) -> "list[ShownRun]":
     return [run_of(load(given.source))]
 
 
-def _shapes(given: argparse.Namespace) -> int:
-    from clearhead.textbook.layer_shapes import layer_shapes, read_sizes
-
-    console = _console(given)
-    found = layer_shapes(read_sizes(given.sizes))
-    if given.json is not None:
-        _write_json(given.json, found.to_json())
-    if console is not None:
-        from clearhead.report import shaped
-
-        shaped.show(console, found, given.lang)
-    return 0
-
-
-def _scale(given: argparse.Namespace) -> int:
-    from clearhead.textbook.why_scale import WIDTHS, saturation, why_scale
-
-    console = _console(given)
-    drawn = {"keys": given.keys, "queries": 1000}
-    widths = WIDTHS if given.widths is None else arguments.numbers("--widths", given.widths)
-    found, growing = why_scale(widths, **drawn), saturation()
-    if given.json is not None:
-        _write_json(given.json, found.to_json() | drawn)
-    if console is not None:
-        from clearhead.report import scaled
-
-        scaled.show(console, found, drawn, growing, given.lang)
-    return 0
-
-
 def _trace(given: argparse.Namespace) -> int:
     from clearhead.diagnosing.claims import check_file
     from clearhead.report import traced
@@ -268,7 +236,7 @@ def _trace(given: argparse.Namespace) -> int:
     console = _console(given)
     case = check_file(given.file)
     if given.num_heads is not None:
-        return _heads(given, case, console)
+        return lessons.heads(given, case, console)
     place = traced.chosen(case, given.batch, given.head, given.query)
     if given.html is not None:
         case.save(given.html, given.lang)
@@ -277,25 +245,6 @@ def _trace(given: argparse.Namespace) -> int:
     if console is not None:
         traced.show(console, case, given.lang, place)
     return 0 if case.first_wrong is None else 1
-
-
-def _heads(given: argparse.Namespace, case: "CheckedExample", console: "Console | None") -> int:
-    """Compare the layer of a file with the same layer with other numbers of heads."""
-    from clearhead.textbook.heads import heads_beside
-
-    for name in ("head", "batch", "query", "html"):
-        if getattr(given, name) is not None:
-            raise FileError(f"--num-heads shows all heads side by side, and goes without --{name}.")
-    if "x" not in case.inputs:
-        raise FileError("--num-heads is for a layer: x, w_q, w_k, w_v, and w_o if there is one.")
-    every = heads_beside(arguments.numbers("--num-heads", given.num_heads), **case.inputs)
-    if given.json is not None:
-        _write_json(given.json, {"heads": [each.to_json() for each in every]})
-    if console is not None:
-        from clearhead.report import beside
-
-        beside.show(console, case, every, given.lang)
-    return 0
 
 
 def _diagnose(given: argparse.Namespace) -> int:
@@ -356,35 +305,16 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def _console(given: argparse.Namespace) -> "Console | None":
-    """The console for the report; None where JSON or a page goes to standard output. Raises as `check_encoding`."""
-    if "-" in (given.json, getattr(given, "html", None)):
-        return None
-    streams.check_encoding(given.lang)
-    from clearhead.report.console import console
-
-    return console()
-
-
 def _title(path: str) -> str:
     """A file's name as a page's title; bytes that are not UTF-8 are replaced."""
     return Path(path).name.encode("utf-8", "replace").decode("utf-8")
 
 
-def _write_json(target: str, data: dict[str, Any]) -> None:
-    """Write JSON as UTF-8, or with escapes where UTF-8 or standard output's encoding cannot hold it."""
-    other = target == "-" and codecs.lookup(sys.stdout.encoding or "utf-8").name != "utf-8"
-    try:
-        text = json.dumps(data, ensure_ascii=other, allow_nan=False).encode("utf-8")
-    except UnicodeEncodeError:
-        text = json.dumps(data, allow_nan=False).encode("ascii")
-    write_whole(target, text + b"\n")
-
-
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "explain": _explain,
-    "shapes": _shapes,
-    "scale": _scale,
+    "shapes": lessons.shapes,
+    "scale": lessons.scale,
+    "learn": lessons.learn,
     "trace": _trace,
     "diagnose": _diagnose,
     "view": _view,

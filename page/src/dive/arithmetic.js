@@ -44,7 +44,7 @@ export function arithmetic(problem, row, i, j, bound, known, t) {
   ];
   const root = Math.abs(rules.scale * Math.sqrt(q.width) - 1) < 1e-6;
   lines.push([
-    t("dive scale"),
+    t("step scaled"),
     [
       num(score),
       root ? [" / √", String(q.width)] : [" · ", fmt(rules.scale, 5)],
@@ -83,7 +83,7 @@ export function arithmetic(problem, row, i, j, bound, known, t) {
   const weight = row.weights[j];
   const off = bound === null ? null : weight * bound;
   lines.push([
-    t("dive weight"),
+    t("step softmax"),
     [
       sym("a", at, "weights"),
       " = e",

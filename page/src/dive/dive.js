@@ -5,6 +5,7 @@ import { isAsRun } from "../head.js";
 import { spelled } from "../numbers.js";
 import { operandsAt } from "../long/operands.js";
 import { under } from "../long/supposing.js";
+import { LEVELS } from "../long/source.js";
 import { tokenAt } from "../long/units.js";
 import { arithmetic } from "./arithmetic.js";
 import { drawBars } from "./bars.js";
@@ -63,8 +64,8 @@ export function diveRoom({ t }, place) {
     rest.hidden = !problem;
     play.hidden = Boolean(part);
     says.textContent = t(
-      problem ? (part ? "dive part" : "dive says") : head.exact ? "computing" : "dive pictured",
-      part ?? { i, j },
+      problem ? (part ? "dive part" : "dive says") : head.exact ? "computing" : "pictured head",
+      part ?? { i, j, levels: LEVELS },
     );
     if (!problem) return lines.replaceChildren();
     const row = part?.row ?? rowAt(problem, i);

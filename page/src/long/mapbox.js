@@ -35,7 +35,8 @@ export function refresh(look) {
     (head.layer.masked || head.supposition) && h("span", h("i.hatched"), t("masked cell")),
     look.nonfinite && h("span", h("i.nonfinite"), t("nonfinite")),
   ];
-  const ends = t(look.fixed ? "ends at one" : look.inView ? "ends in view" : "ends here", {
+  const ends = t(look.fixed ? "ends at one" : "ends here", {
+    which: t(look.inView ? "queries in view" : "all queries"),
     what: t(`shows ${head.shows}`),
   });
   const [low, high] = [open[0] + fmt(shade.low, shade.low < 0 ? 3 : 2), open[1] + fmt(shade.high, 3)];

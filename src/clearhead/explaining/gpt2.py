@@ -246,14 +246,21 @@ def _load(place: Path, name: str) -> Model:
                 "do config.json and the weights belong together?",
             )
         weights[key] = stored[source].astype(np.float32)
-    for layer in range(config.layers):  # c_attn holds W^Q, W^K and W^V side by side
-        for part, kind in (("weight", "w"), ("bias", "b")):
-            joined = weights.pop(f"h.{layer}.attn.c_attn.{part}")
-            for p, piece in zip("qkv", np.split(joined, 3, axis=-1), strict=True):
-                weights[f"h.{layer}.attn.{kind}_{p}"] = np.ascontiguousarray(piece)
+    weights = separated(weights, config.layers)
     if config.tied:
         weights["lm_head.weight"] = weights["wte.weight"]
     return Model(name, config, weights, _tokenizer(place))
+
+
+def separated(weights: Mapping[str, Array], layers: int) -> dict[str, Array]:
+    """The weights with w_q, w_k, w_v and their biases in place of c_attn, which holds them side by side."""
+    made = dict(weights)
+    for layer in range(layers):
+        for part, kind in (("weight", "w"), ("bias", "b")):
+            joined = made.pop(f"h.{layer}.attn.c_attn.{part}")
+            for p, piece in zip("qkv", np.split(joined, 3, axis=-1), strict=True):
+                made[f"h.{layer}.attn.{kind}_{p}"] = np.ascontiguousarray(piece)
+    return made
 
 
 def _config(path: Path) -> GPT2Config:

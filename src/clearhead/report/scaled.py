@@ -28,7 +28,7 @@ def _widths(found: WhyScale, drawn: dict[str, int], language: Language) -> Itera
     above = (say(language, key) for key in ("variance of", "not divided", "divided"))
     yield Text(" " * _WIDE + "".join(fill(words, 2 * _WIDE, right=True) for words in above))
     yield title(_line(["d_k", "q·k", shown("/√d_k"), "max a", "a(1-a)", "max a", "a(1-a)"]))
-    for d_k, *numbers in zip(*found, strict=True):
+    for d_k, *numbers in zip(*found[:7], strict=True):  # the others are pictures
         yield Text(_line([str(d_k), *(figure(x, 4, _WIDE).strip() for x in numbers)]))
     yield Text()
     yield Text(say(language, "slope vanishes", **drawn), style="dim")

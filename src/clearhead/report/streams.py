@@ -1,14 +1,21 @@
 """Standard output and standard error as they are: encodings that lack characters, closed pipes, full disks."""
 
+import argparse
 import codecs
 import io
+import json
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
+from clearhead.core.files import write_whole
 from clearhead.errors import RuleError
 from clearhead.words import Language
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _MOST = 600  # characters of a message about a mistake
 _INSTEAD = str.maketrans(
@@ -86,6 +93,26 @@ def check_encoding(language: Language) -> None:
             f"--lang zh needs Chinese characters, and the output's encoding, {encoding}, has none.",
             "set PYTHONIOENCODING=utf-8, or leave --lang out.",
         ) from None
+
+
+def console_of(given: argparse.Namespace) -> "Console | None":
+    """The console for a command's report; None where JSON or a page goes to standard output. Raises as above."""
+    if "-" in (given.json, getattr(given, "html", None)):
+        return None
+    check_encoding(given.lang)
+    from clearhead.report.console import console
+
+    return console()
+
+
+def write_json(target: str, data: dict[str, Any]) -> None:
+    """Write JSON as UTF-8, or with escapes where UTF-8 or standard output's encoding cannot hold it."""
+    other = target == "-" and codecs.lookup(sys.stdout.encoding or "utf-8").name != "utf-8"
+    try:
+        text = json.dumps(data, ensure_ascii=other, allow_nan=False).encode("utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(data, allow_nan=False).encode("ascii")
+    write_whole(target, text + b"\n")
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from clearhead.core.axes import Array
 from clearhead.core.problem import Problem
 from clearhead.core.rule_values import read_language
 from clearhead.ops.matrix import AttentionMatrix
+from clearhead.textbook.heads_page import one_head
 from clearhead.textbook.shapes import Convention, Steps
 from clearhead.view.container import Document
 from clearhead.view.long import OPENING, ShownLayer, ShownRun
@@ -21,7 +22,7 @@ from clearhead.view.packing import packed
 from clearhead.words import IN_FORMULAS, Language, in_columns, say
 
 _STEPS = ("x", "context", "q", "k", "v", "scores", "scaled", "capped", "biased", "masked", "weights", "heads", "concat")
-_SENTENCES = (*_STEPS, "scaled by", "weights with sink", "output", "layer output", "illustration")
+_SENTENCES = (*_STEPS, "beside", "scaled by", "weights with sink", "output", "layer output", "illustration")
 Translations = dict[Language, str]
 
 
@@ -144,9 +145,10 @@ def _layer(layer: PageLayer, place: str, arrays: dict[str, Array]) -> dict[str, 
     """A layer's entry in the header; its arrays are added to `arrays`, those that are there already only once."""
     problem = layer.problem
     rules, rule_arrays = packed(problem)
-    named = {name: f"{place}.{name}" for name in (*layer.arrays, *rule_arrays)}
+    one, one_arrays = one_head(problem, layer.arrays, layer.steps)
+    named = {name: f"{place}.{name}" for name in (*layer.arrays, *rule_arrays, *one_arrays)}
     known = {id(array): name for name, array in arrays.items()}
-    for name, array in {**layer.arrays, **rule_arrays}.items():
+    for name, array in {**layer.arrays, **rule_arrays, **one_arrays}.items():
         named[name] = known.get(id(array), named[name])
         arrays[named[name]] = array
     return {
@@ -164,4 +166,5 @@ def _layer(layer: PageLayer, place: str, arrays: dict[str, Array]) -> dict[str, 
         ],
         "arrays": named,
         "factors": None if layer.factors is None else list(layer.factors),
+        "one": one or None,
     }

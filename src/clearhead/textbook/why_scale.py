@@ -1,5 +1,6 @@
 """Why scores are divided by √d_k, in numbers: the variance of q·k, and the derivative of a softmax that saturates."""
 
+import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -7,15 +8,23 @@ import numpy as np
 
 from clearhead.core.axes import Array
 from clearhead.core.room import check_room
-from clearhead.core.rule_values import read_members, read_numbers, whole_number
-from clearhead.errors import RuleError, ShapeError
+from clearhead.core.rule_values import read_language, read_members, read_numbers, whole_number
+from clearhead.digits import significant
+from clearhead.errors import RuleError, SelectionError, ShapeError
 from clearhead.textbook.trace import listed
+from clearhead.view import page
+from clearhead.view.container import Document
+from clearhead.view.long import OPENING
+from clearhead.words import LANGUAGES, Language, say, slider_words
 
 WIDTHS = (1, 4, 16, 64, 256)
+EDGE = 40  # where the page's histograms of scores end
+_DRAWN = 32  # keys
+_PARTS = (("scores", "variance"), ("weights", "largest"), ("slopes", "slope"))
 
 
 class WhyScale(NamedTuple):
-    """Random queries and keys of several widths; all arrays are (widths,), means over the queries but for variances.
+    """Random queries and keys of several widths; arrays are (widths, …), means over the queries but for variances.
 
     The slope of a query is a(1 - a) for its largest weight a: what a changes by with its own score.
     """
@@ -27,10 +36,42 @@ class WhyScale(NamedTuple):
     slope: Array
     scaled_largest: Array  # where they are divided by √d_k
     scaled_slope: Array
+    histogram: Array  # (widths, 2, 80): the share of q·k, and of q·k/√d_k, in each unit from -40 to 40
+    ranked: Array  # (widths, 2, keys): weights from the largest to the smallest
+    slopes: Array  # (widths, 2, keys): and a(1 - a) of each
 
     def to_json(self) -> dict[str, Any]:
         """The arrays as lists, by name."""
         return {name: listed(array) for name, array in self._asdict().items()}
+
+    def save(self, path: str | os.PathLike[str], language: Language = "en", *, queries: int = 1000) -> None:
+        """Write the page with a slider over the widths.
+
+        queries   how many were drawn, for the sentences
+
+        Raises FileError, RuleError for another language, SelectionError where there is no width.
+        """
+        if not len(self.d_k):
+            raise SelectionError("there is no width to show.", "why_scale((1, 4, 16)), for example.")
+        page.write(path, lambda: self._document(read_language(language), queries))
+
+    def _document(self, language: Language, queries: int) -> Document:
+        values = {"edge": EDGE, "queries": f"{queries:,}", "keys": self.ranked.shape[-1]}
+        now = [f"dₖ = {d_k}, √dₖ = {significant(d_k**0.5)}" for d_k in self.d_k.tolist()]
+        words = {each: {**_words(each, values), "now": now} for each in LANGUAGES}
+        peaks = self.histogram.max(axis=-1, keepdims=True)
+        pictures = (
+            (
+                "plain",
+                self.histogram / np.where(peaks > 0, peaks, 1),
+                np.stack([self.variance, self.scaled_variance], 1),
+            ),
+            ("weights", self.ranked[..., :_DRAWN], self.ranked[..., 0]),
+            ("value", 4 * self.slopes[..., :_DRAWN], self.slopes[..., 0]),
+        )
+        parts = [{"role": role, "bars": listed(bars), "shown": listed(shown)} for role, bars, shown in pictures]
+        header = {**OPENING, "served": False, "runs": [], "title": words[language]["title"], "language": language}
+        return Document({**header, "scale": {"parts": parts, "words": words}}, {})
 
 
 class Saturation(NamedTuple):
@@ -48,21 +89,36 @@ def why_scale(widths: Sequence[int] = WIDTHS, *, keys: int = 16, queries: int = 
     keys, queries   each query has this many keys of its own; more queries make the numbers steadier
     seed            of the random numbers, which are independent with mean 0 and variance 1
 
-    Returns plain arrays, the same for the same seed. Raises SelectionError or RuleError for anything but whole numbers,
-    SizeError for more than the memory. O(queries·keys·d_k) for each width.
+    Returns plain arrays, the same for the same seed; those of a width do not depend on the other widths. Raises
+    SelectionError or RuleError for anything but whole numbers, SizeError for more than the memory.
+    O(queries·keys·d_k) for each width.
     Source: Vaswani et al. 2017, section 3.2.1, footnote 4: then q·k = Σ q_c·k_c has mean 0 and variance d_k.
 
     >>> found = why_scale((4, 64))
     >>> found.variance.round().tolist(), found.scaled_variance.round(1).tolist()
-    ([4.0, 65.0], [1.0, 1.0])
+    ([4.0, 64.0], [1.0, 1.0])
     """
     members = read_members("widths", widths, (int, np.integer), "whole numbers", "widths=(1, 64)")
     sizes = [whole_number("widths", width, 1) for width in members]
     keys, queries = whole_number("keys", keys, 1), whole_number("queries", queries, 1)
-    rng = np.random.default_rng(whole_number("seed", seed, 0))
+    seed = whole_number("seed", seed, 0)
     check_room("the queries and keys", 16 * queries * (keys + 1) * max(sizes, default=0), "give smaller widths.")
-    rows = [_one_width(rng, d_k, keys, queries) for d_k in sizes]
-    return WhyScale(np.array(sizes), *np.array(rows).reshape(-1, 6).T)
+    drawn = [_one_width(np.random.default_rng((seed, d_k)), d_k, keys, queries) for d_k in sizes]
+    shapes = ((2,), (2, 2 * EDGE), (2, keys), (2, keys))
+    parts = [np.array([each[at] for each in drawn]).reshape(-1, *shape) for at, shape in enumerate(shapes)]
+    variance, histogram, ranked, slopes = parts
+    return WhyScale(
+        d_k=np.array(sizes),
+        variance=variance[:, 0],
+        scaled_variance=variance[:, 1],
+        largest=ranked[:, 0, 0],
+        slope=slopes[:, 0, 0],
+        scaled_largest=ranked[:, 1, 0],
+        scaled_slope=slopes[:, 1, 0],
+        histogram=histogram,
+        ranked=ranked,
+        slopes=slopes,
+    )
 
 
 def saturation(scores: Any = (2.0, 1.0, 0.0), factors: Any = (0.125, 0.25, 0.5, 1, 2, 4, 8, 16)) -> Saturation:
@@ -85,14 +141,24 @@ def saturation(scores: Any = (2.0, 1.0, 0.0), factors: Any = (0.125, 0.25, 0.5, 
     return Saturation(read["factors"], weights, weights * (1 - weights))
 
 
-def _one_width(rng: np.random.Generator, d_k: int, keys: int, queries: int) -> tuple[float, ...]:
+def _words(language: Language, values: dict[str, Any]) -> dict[str, Any]:
+    """The page's sentences; of each part its heading, the name of its number, and what stands below it."""
+    told: dict[str, Any] = {key: say(language, f"scale {key}", **values) for key in ("title", "says", "means")}
+    told["parts"] = [[say(language, f"scale {key}", **values) for key in names] for names in _PARTS]
+    told["parts"][0] += [f"−{EDGE}", "0", f"{EDGE}"]
+    told["columns"] = ["q·k", "q·k / √dₖ"]
+    return told | slider_words(language, "d_k")
+
+
+def _one_width(rng: np.random.Generator, d_k: int, keys: int, queries: int) -> tuple[Array, ...]:
+    """For q·k and for q·k/√d_k: the variance, the histogram, the weights by rank, and the derivative of each."""
     q, k = rng.standard_normal((queries, 1, d_k)), rng.standard_normal((queries, keys, d_k))
     scores = (q * k).sum(axis=-1)
-    found = [float(scores.var()), float(scores.var()) / d_k]
-    for logits in (scores, scores / np.sqrt(d_k)):
-        largest = _softmax(logits).max(axis=-1)
-        found += [float(largest.mean()), float((largest * (1 - largest)).mean())]
-    return tuple(found)
+    both = np.stack([scores, scores / np.sqrt(d_k)])
+    weights = -np.sort(-_softmax(both), axis=-1)
+    counts = [np.histogram(logits, 2 * EDGE, (-EDGE, EDGE))[0] / scores.size for logits in both]
+    variances = scores.var() / np.array([1, d_k])
+    return variances, np.array(counts), weights.mean(axis=1), (weights * (1 - weights)).mean(axis=1)
 
 
 def _softmax(logits: Array) -> Array:

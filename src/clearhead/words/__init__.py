@@ -4,13 +4,13 @@ from string import Formatter
 from typing import Any, Literal
 
 from clearhead.digits import significant
-from clearhead.words import explain, steps, trace, way, why
+from clearhead.words import explain, learn, steps, trace, way, why
 
 Language = Literal["en", "zh"]
 LANGUAGES: tuple[Language, ...] = ("en", "zh")
 
 
-_WORDS = {**steps.WORDS, **explain.WORDS, **way.WORDS, **why.WORDS, **trace.WORDS}
+_WORDS = {**steps.WORDS, **explain.WORDS, **way.WORDS, **why.WORDS, **trace.WORDS, **learn.WORDS}
 
 
 IN_FORMULAS = {
@@ -32,6 +32,11 @@ def formula(language: Language, text: str) -> str:
 def say(language: Language, key: str, **values: object) -> str:
     """One sentence in the language asked for."""
     return filled(_WORDS[key][language == "zh"], **values)
+
+
+def slider_words(language: Language, slider: str) -> dict[str, str]:
+    """What the page needs for a slider that plays."""
+    return {"slider": slider} | {name: say(language, f"slider {name}") for name in ("play", "pause", "forward")}
 
 
 def in_columns(key: str) -> str:

@@ -104,7 +104,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "contribution": ("a·v, first {count} of {width}", "a·v，{width} 维中的前 {count} 维"),
     "more": ("{count} more", "其余 {count} 个"),
     "generated": (
-        "the model put the last {count} there, each the likeliest after all before it",
+        "the model generated the last {count}, each time the likeliest token",
         "最后 {count} 个词元由模型生成，每次取最可能的一个",
     ),
     "agree": (

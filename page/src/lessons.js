@@ -1,0 +1,187 @@
+// Rooms that teach with numbers of their own: how weights are learned, and why scores are divided by √d_k.
+
+import { barList } from "./barlist.js";
+import { signed, weighed } from "./colour.js";
+import { h, svg } from "./dom.js";
+import { fmt, percent, spelled } from "./numbers.js";
+import { freeFigure } from "./section.js";
+import { matrix } from "./story.js";
+import { lettered } from "./written.js";
+
+/** @typedef {import("./shell.js").Shell} Shell */
+/** @typedef {import("./dom.js").Child} Child */
+/** @typedef {[words: any, show: (at: number) => void, content: Child]} Lesson      its sentences, what shows a place, and what there is to see */
+
+const EACH = 300; // milliseconds between steps
+
+/** The page of a lesson. The slider keeps its place when the page is redrawn. @param {import("./container.js").Page} page */
+export function openLesson(page) {
+  const { learning, scale } = page.header;
+  let at = Infinity;
+  /** @type {ReturnType<typeof setInterval> | undefined} */
+  let playing;
+  return (/** @type {Shell} */ shell) => {
+    const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+    const [words, show, content] = learning ? learn(page, learning, shell) : why(scale, shell);
+    const last = words.now.length - 1;
+    const said = h("output.figures", { style: { "min-width": "11em" } });
+    const slide = /** @type {HTMLInputElement} */ (
+      h("input", {
+        type: "range",
+        id: "lesson",
+        max: last,
+        "aria-label": words.slider,
+        style: { flex: 1, "accent-color": "var(--accent)" },
+        oninput: () => go(Number(slide.value)),
+      })
+    );
+    const button = h("button", {
+      onclick() {
+        if (!playing) go(at < last ? at + 1 : 0);
+        play(!playing && !still); // under reduced motion it goes one step forward, and no further by itself
+      },
+    });
+
+    /** @param {boolean} on */
+    function play(on) {
+      clearInterval(playing);
+      playing = on ? setInterval(() => (at < last ? go(at + 1) : play(false)), EACH) : undefined;
+      button.textContent = words[still ? "forward" : on ? "pause" : "play"];
+    }
+
+    /** @param {number} to */
+    function go(to) {
+      at = Math.min(to, last);
+      slide.value = String(at);
+      show(at);
+      said.textContent = words.now[at];
+      slide.setAttribute("aria-valuetext", said.textContent);
+    }
+
+    play(false);
+    go(at);
+    shell.main.append(
+      h("div.opening", h("h1", words.title), h("p.says", words.says)),
+      h("div.map", button, slide, said),
+      h("div.opening", content),
+    );
+  };
+}
+
+const block = (/** @type {string} */ title, /** @type {Child[]} */ ...content) =>
+  h("div.block.way", h("h2", title), content);
+
+/**
+ * How weights are learned: the loss, what comes next, the matrices, and the attention of each head.
+ * @param {import("./container.js").Page} page @param {any} learning @param {Shell} shell @returns {Lesson}
+ */
+function learn(page, { gradient, steepest, next, names, matrices, tokens, curve, ticks, groups, words: said }, shell) {
+  const words = said[shell.language()];
+  const mark = svg("circle.shape.role-weights", { r: 5 });
+  const following = barList(
+    names.map((/** @type {string} */ name) => spelled(name)),
+    percent,
+  );
+  const slopes = barList(matrices.map(lettered), (size) => fmt(size, 2));
+  const token = (/** @type {number} */ i) => tokens[i];
+  const texts = { rowName: token, colName: token, hidden: (/** @type {number} */ i, /** @type {number} */ j) => j > i };
+  let at = 0;
+  /** A figure of matrices whose cells are those of the step. @param {any} figure */
+  const draw = ({ unit, between, list }) => {
+    const shown = list.map((/** @type {any} */ { symbol, role, name, part, dims, most, split }) => {
+      const { shape, data } = page.array(name);
+      const [rows, cols] = shape.slice(-2);
+      const every = data.length / curve.length;
+      const cell = (/** @type {number} */ i, /** @type {number} */ j) =>
+        data[at * every + (part * rows + i) * cols + j];
+      const shade = most ? signed(role, most) : weighed();
+      return matrix(symbol, role, [rows, dims[0]], [cols, dims[1]], cell, { shade, split, ...(split ? {} : texts) });
+    });
+    const units = Object.fromEntries(list[0].dims.map((/** @type {string} */ dim) => [dim, unit]));
+    return freeFigure({ t: shell.t, shell }, shown, between, units, shell.main.clientWidth - 28);
+  };
+  const figures = groups.map((/** @type {any[]} */ group) => group.map(draw));
+  return [
+    words,
+    (to) => {
+      at = to;
+      mark.setAttribute("transform", `translate(${curve[at]})`);
+      following.set(next[at]);
+      slopes.set(gradient[at], steepest);
+      for (const { paint } of figures.flat()) paint();
+    },
+    [
+      h(
+        "div.hold",
+        block(
+          words.loss,
+          svg(
+            "svg",
+            { viewBox: "0 0 576 200", width: 576, role: "img", "aria-label": words.loss },
+            svg("path.bracket.role-weights", { d: `M${curve.join("L")}` }),
+            mark,
+            ticks.map((/** @type {any[]} */ [x, y, text]) => svg("text.middle", { x, y }, text)),
+          ),
+        ),
+        h(
+          "div",
+          { style: { flex: "1 1 20rem" } },
+          block(words.next, following.list),
+          block(words.gradient, slopes.list),
+        ),
+      ),
+      words.groups.map((/** @type {string} */ title, /** @type {number} */ group) =>
+        block(
+          title,
+          h(
+            "div.hold",
+            figures[group].map((/** @type {any} */ { element }) => element),
+          ),
+        ),
+      ),
+      h("p.aside", words.check),
+    ],
+  ];
+}
+
+/**
+ * Why scores are divided: scores, weights and gradients for queries and keys of one width, without and with the division.
+ * @param {any} scale @param {Shell} shell @returns {Lesson}
+ */
+function why({ parts, words: said }, shell) {
+  const words = said[shell.language()];
+  const columns = words.columns.map((/** @type {string} */ title) => [h("div"), h("h2.quoted", title)]);
+  return [
+    words,
+    (at) =>
+      columns.forEach((/** @type {HTMLElement[]} */ [column, title], /** @type {number} */ divided) => {
+        const pictures = parts.map((/** @type {any} */ { role, bars, shown }, /** @type {number} */ place) => {
+          const [heading, name, ...ends] = words.parts[place];
+          const values = bars[at][divided];
+          const width = 400 / values.length;
+          return block(
+            heading,
+            svg(
+              "svg",
+              { viewBox: "0 0 400 122", width: 400, role: "img", "aria-label": heading },
+              values.map((/** @type {number} */ share, /** @type {number} */ bar) =>
+                svg(`rect.shape.role-${role}`, { x: bar * width, y: 102 - 96 * share, width, height: 96 * share }),
+              ),
+              ends.map((/** @type {string} */ end, /** @type {number} */ place) =>
+                svg("text", { x: 200 * place, y: 118, class: ["", "middle", "end"][place] }, end),
+              ),
+            ),
+            h("p", name, " ", h("b", fmt(shown[at][divided], 3))),
+          );
+        });
+        column.replaceChildren(title, ...pictures);
+      }),
+    [
+      h(
+        "div.hold",
+        columns.map((/** @type {HTMLElement[]} */ [column]) => column),
+      ),
+      h("p.says", words.means),
+    ],
+  ];
+}

@@ -1,0 +1,244 @@
+"""How W^Q, W^K and W^V are learned: a small training run, recorded step by step, computed again from its weights.
+
+training/record.py makes the recording. Its weights are those of the model at each recorded step, rounded to float16;
+scores, weights and next tokens are computed from them here, by this library, and compared with PyTorch's.
+"""
+
+import json
+import os
+from importlib.resources import as_file, files
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from clearhead.core.array_files import safetensors
+from clearhead.core.axes import Array
+from clearhead.core.rule_values import read_language
+from clearhead.digits import significant
+from clearhead.errors import FileError
+from clearhead.explaining.gpt2 import GPT2Config, Model, separated
+from clearhead.ops.matrix import AttentionMatrix
+from clearhead.textbook.trace import listed
+from clearhead.view import page
+from clearhead.view.container import Document
+from clearhead.view.long import OPENING
+from clearhead.words import LANGUAGES, Language, say, slider_words
+
+_SHOWN = 6  # tokens whose probability is followed
+_PAGE = ("says", "next", "gradient", "check")  # sentences of the page
+_WIDE, _HIGH, _EDGE = 576, 200, 28  # of its curve
+
+
+class Learning(NamedTuple):
+    """A recorded training run. Every array has one entry for each recorded step first, (steps, …)."""
+
+    config: GPT2Config
+    rhymes: int
+    tokens: tuple[str, ...]  # of the text that is followed
+    vocabulary: tuple[str, ...]
+    step: Array  # (steps,): how many training steps came before
+    loss: Array  # (steps,): mean cross-entropy over the rhymes, in nats
+    gradient: Array  # (steps, 3): ‖∂loss/∂W‖ of W^Q, W^K and W^V
+    w_q: Array  # (steps, d_model, h·d_k)
+    w_k: Array
+    w_v: Array
+    scaled: Array  # (steps, heads, queries, keys): q·k/√d_k of the text
+    weights: Array  # (steps, heads, queries, keys)
+    following: Array  # (steps, vocabulary): the probability of each token after the text
+    difference: float  # the largest between weights or probabilities here and PyTorch's
+
+    @property
+    def text(self) -> str:
+        """The text that is followed."""
+        return "".join(self.tokens)
+
+    @property
+    def reach(self) -> float:
+        """The largest size of a number in W^Q, W^K and W^V at any step."""
+        return float(max(np.abs(w).max() for w in (self.w_q, self.w_k, self.w_v)))
+
+    def likeliest(self) -> list[int]:
+        """The tokens that are the likeliest to follow at some step, the likeliest at the end first."""
+        most = np.argsort(-self.following.max(axis=0), kind="stable")[:_SHOWN]
+        return sorted(map(int, most), key=lambda token: -self.following[-1, token])
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as plain numbers, lists and words; −∞ becomes None."""
+        arrays = {name: listed(value) for name, value in self._asdict().items() if isinstance(value, np.ndarray)}
+        told = {"model": self.config._asdict(), "text": self.text, "tokens": self.tokens, "vocabulary": self.vocabulary}
+        return told | arrays | {"largest_difference": self.difference}
+
+    def to_html(self, language: Language = "en") -> str:
+        """The page with a slider over the steps, as one HTML text. Raises RuleError for another language."""
+        return page.html(_document(self, read_language(language)))
+
+    def save(self, path: str | os.PathLike[str], language: Language = "en") -> None:
+        """Write that page to an .html file, whole or not at all. Raises FileError, RuleError for another language."""
+        page.write(path, lambda: _document(self, read_language(language)))
+
+    def words(self, key: str, language: Language) -> str:
+        """One of the sentences about this run."""
+        config = self.config
+        values: dict[str, Any] = {"rhymes": self.rhymes, "steps": int(self.step[-1]), "text": self.text}
+        values |= {"layers": config.layers, "heads": config.heads, "d_model": config.d_model}
+        values |= {"d_k": config.d_model // config.heads, "most": self.reach, "difference": self.difference}
+        right = self.vocabulary[int(self.following[-1].argmax())]
+        return say(language, key, **values, right=right.strip(), token=self.tokens[-1].strip())
+
+
+def learning() -> Learning:
+    """The recording that ships with the package, with what each step's weights make of its text.
+
+    Raises FileError where the file is damaged. O(steps) runs of a model of some 3,000 parameters.
+
+    >>> run = learning()
+    >>> run.w_q.shape, [run.vocabulary[place] for place in run.following.argmax(axis=1)[[20, -1]]]
+    ((42, 16, 16), [' a', ' wall'])
+    """
+    with as_file(files("clearhead") / "models" / "learning" / "recording.safetensors") as path:
+        return read(path)
+
+
+def read(path: str | os.PathLike[str]) -> Learning:
+    """The recording in a file that training/record.py wrote. Raises FileError where it is damaged or another kind."""
+    arrays, metadata = safetensors(path)
+    try:
+        about = {name: json.loads(metadata[name]) for name in ("config", "vocabulary", "texts", "shown")}
+        prefix = "weights.transformer."
+        stored = {n.removeprefix(prefix): a.astype(np.float32) for n, a in arrays.items() if n.startswith(prefix)}
+        config = _config(about["config"])
+        models = [
+            _model(config, {name: array[place] for name, array in stored.items()})
+            for place in range(len(arrays["step"]))
+        ]
+        seen = [_seen(model, about["shown"]) for model in models]
+        first = {name: arrays[name].astype(np.float64) for name in ("loss", "gradient", "attention", "next")}
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise FileError(
+            f"{path} is no recording of a training run: {error}.", "training/record.py writes one."
+        ) from None
+    scaled, weights, following = (np.stack(part) for part in zip(*seen, strict=True))
+    off = (np.abs(weights[:, :, -1] - first["attention"]).max(), np.abs(following - first["next"]).max())
+    w_q, w_k, w_v = (np.stack([model.weights[f"h.0.attn.w_{p}"] for model in models]) for p in "qkv")
+    vocabulary = tuple(about["vocabulary"])
+    return Learning(
+        config=config,
+        rhymes=len(about["texts"]),
+        tokens=tuple(vocabulary[token] for token in about["shown"]),
+        vocabulary=vocabulary,
+        step=arrays["step"],
+        loss=first["loss"],
+        gradient=first["gradient"],
+        w_q=w_q,
+        w_k=w_k,
+        w_v=w_v,
+        scaled=scaled,
+        weights=weights,
+        following=following,
+        difference=float(max(off)),
+    )
+
+
+def _config(data: dict[str, Any]) -> GPT2Config:
+    return GPT2Config(
+        layers=data["n_layer"],
+        heads=data["n_head"],
+        d_model=data["n_embd"],
+        d_mlp=data["n_inner"],
+        positions=data["n_positions"],
+        vocabulary=data["vocab_size"],
+        epsilon=data["layer_norm_epsilon"],
+        activation=data["activation_function"],
+        tied=True,
+        scaled=True,
+        scaled_by_layer=False,
+    )
+
+
+def _model(config: GPT2Config, stored: dict[str, Array]) -> Model:
+    weights = separated(stored, config.layers)
+    return Model("learning", config, weights | {"lm_head.weight": weights["wte.weight"]}, None)
+
+
+def _seen(model: Model, ids: list[int]) -> tuple[Array, Array, Array]:
+    """Scaled scores and weights of the first layer, (heads, queries, keys), and the next token's probabilities."""
+    run = model.run(ids)
+    layer = run.layers[0]
+    logits = np.asarray(run.logits, dtype=np.float64)[-1]
+    powers = np.exp(logits - logits.max())
+    weights = np.asarray(AttentionMatrix(layer.q, layer.k, causal=True)[:])
+    return layer.q @ layer.k.swapaxes(-1, -2) / np.sqrt(layer.q.shape[-1]), weights, powers / powers.sum()
+
+
+def _document(run: Learning, language: Language) -> Document:
+    """The document whose only entry is `learning`; docs/page-format.md says what is in it."""
+    shown = run.likeliest()
+    told = {
+        "tokens": run.tokens,
+        "gradient": run.gradient.tolist(),
+        "steepest": float(run.gradient.max()),
+        **_curve(run),
+        "names": [run.vocabulary[token] for token in shown],
+        "next": run.following[:, shown].tolist(),
+        "matrices": ["W^Q", "W^K", "W^V"],
+        "groups": _figures(run),
+        "words": {each: _words(run, each) for each in LANGUAGES},
+    }
+    arrays = {f"learning.{name}": getattr(run, name).astype(np.float32) for name in ("scaled", "weights")}
+    arrays |= {f"learning.w_{p}": getattr(run, f"w_{p}").astype(np.float16) for p in "qkv"}  # as they were recorded
+    header = {**OPENING, "served": False, "runs": [], "title": _words(run, language)["title"], "language": language}
+    return Document({**header, "learning": told}, arrays)
+
+
+def _words(run: Learning, language: Language) -> dict[str, Any]:
+    told: dict[str, Any] = {name: _sentence(run.words(f"learn {name}", language)) for name in _PAGE}
+    told |= {"title": _sentence(run.words("learn page", language)), "loss": run.words("learn loss title", language)}
+    heads = [say(language, "learn head", head=head, text=run.text) for head in range(run.config.heads)]
+    told["groups"] = [_sentence(each) for each in (run.words("learn matrices page", language), *heads)]
+    losses = zip(run.step.tolist(), run.loss.tolist(), strict=True)
+    told["now"] = [say(language, "learn now", step=step, loss=loss) for step, loss in losses]
+    return told | slider_words(language, say(language, "learn step"))
+
+
+def _figures(run: Learning) -> list[list[dict[str, Any]]]:
+    """The page's groups of figures: the three matrices, and for each head its scores and weights."""
+    matrices = [
+        {"symbol": f"W^{p.upper()}", "role": role, "name": f"learning.w_{p}", "part": 0, "dims": ["d_model", "h·d_k"]}
+        | {"most": run.reach, "split": run.config.d_model // run.config.heads}
+        for p, role in zip("qkv", ("query", "key", "value"), strict=True)
+    ]
+    seen = np.tri(len(run.tokens), dtype=bool)
+    kinds = (("S′", "scaled", float(np.abs(run.scaled[..., seen]).max())), ("A", "weights", None))
+    heads = [
+        [
+            {
+                "symbol": symbol,
+                "role": "weights",
+                "name": f"learning.{name}",
+                "part": head,
+                "dims": ["n", "m"],
+                "most": most,
+            }
+            for symbol, name, most in kinds
+        ]
+        for head in range(run.config.heads)
+    ]
+    return [
+        [{"unit": 14, "between": "", "list": [each]} for each in matrices],
+        *([{"unit": 36, "between": "softmax", "list": pair}] for pair in heads),
+    ]
+
+
+def _curve(run: Learning) -> dict[str, Any]:
+    """The loss as points of a picture, in the order of the recorded steps, and what stands beside it."""
+    across = np.linspace(_EDGE, _WIDE - _EDGE, len(run.step))
+    points = np.stack([across, _HIGH - _EDGE - (_HIGH - 2 * _EDGE) * run.loss / run.loss.max()], axis=1).round(1)
+    below = [
+        (points[place][0], _HIGH - 4, str(run.step[place])) for place in np.linspace(0, len(points) - 1, 5, dtype=int)
+    ]
+    beside = [(points[place][0], points[place][1] - 8, significant(float(run.loss[place]))) for place in (0, -1)]
+    return {"curve": points.tolist(), "ticks": below + beside}
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
