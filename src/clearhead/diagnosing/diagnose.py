@@ -78,7 +78,7 @@ def diagnose(
     >>> ch.diagnose(q, k, v, q @ k.T, stage="scaled").explanations[0].mistakes
     ('no scale',)
     """
-    return judged(_plain(q, k, v, theirs, stage, _rotary(rotary, interleaved=rotary_interleaved), rules))
+    return judged(plain_inputs(q, k, v, theirs, stage, _rotary(rotary, interleaved=rotary_interleaved), rules))
 
 
 def diagnose_layer(
@@ -183,7 +183,7 @@ def _read(place: Path, values: dict[str, Any], theirs: Array, stage: Any) -> Inp
         convention = values.pop("convention", "rows")
         check_convention(convention)
         q, k, v, theirs = (turned(x, convention) for x in (q, k, v, theirs))
-        return _plain(q, k, v, theirs, stage, rotation, cast("Rules", values))
+        return plain_inputs(q, k, v, theirs, stage, rotation, cast("Rules", values))
     arrays = {name: values.pop(name, None) for name in LAYER}
     heads, convention = values.pop("num_heads", 1), values.pop("convention", "rows")
     return layer_inputs(arrays, theirs, heads, convention, stage, rotation, cast("Rules", values))
@@ -253,7 +253,10 @@ def _explanations(
     return "mistake", (replace(explanations[0], confidence=confidence), *explanations[1:])
 
 
-def _plain(q: Any, k: Any, v: Any, theirs: Any, stage: Stage, rotary: Rotary | None, rules: Rules) -> Inputs:
+def plain_inputs(
+    q: Any, k: Any, v: Any, theirs: Any, stage: Stage, rotary: Rotary | None, rules: Rules
+) -> Inputs:
+    """The inputs of `diagnose`, checked."""
     described, values = describe_whole(q, k, v, rules)
     shape = (*described.problem.prefix, described.problem.queries, values.shape[-1])
     read_theirs = heads_first(_theirs(theirs, shape, described.problem, stage))

@@ -13,14 +13,13 @@ from typing import NamedTuple
 import numpy as np
 
 from clearhead.core.problem import Problem
-from clearhead.diagnosing import evidence
+from clearhead.diagnosing import dropping, evidence
 from clearhead.diagnosing.fitting import Fit, coarser, differences, largest
 from clearhead.diagnosing.mistakes import MISTAKES, Mistake
 from clearhead.diagnosing.recipe import RIGHT, Change, Inputs, Recipe, Selection, acts_on_given_weights, changed, shown
 from clearhead.diagnosing.screening import Screen, taken
 
 _SOFTMAX = {"axis", "blocks", "overflow"}  # each replaces the whole softmax, so that no two of them go together
-_LEAST_ROWS = 64  # with fewer rows, dropout beside another mistake fits almost any numbers
 BUDGET = 2**21  # the most weights that are compared
 
 
@@ -138,19 +137,16 @@ class Search:
         return [replace(by_ratio[min(by_ratio)], residual=gap, tolerance=gap)] if by_ratio else []
 
     def with_dropout(self, bases: list[Candidate], dropouts: list[Candidate]) -> list[Candidate]:
-        """Bases with weights dropped at random; of those that fit, the one with the lowest rate."""
+        """Bases whose weights are dropped at random, as far as these can be solved for; first the lowest rate."""
         fitting, error_of_right = [], evidence.rms_error(self.quick, RIGHT, self.sample)
-        rows = len(self.coverage.batches) * self.coverage.heads * len(self.coverage.queries)
         for dropout, base in product(dropouts, bases):
-            if base.mistakes and rows < _LEAST_ROWS:
-                continue
             if base.lacks_fill or not evidence.scatters_around(
                 self.quick, base.recipe, self.sample, self.screen.workings
             ):
                 continue
             if not evidence.rms_error(self.quick, base.recipe, self.sample) <= 1.02 * error_of_right:
                 continue
-            rate = evidence.dropout(self.full, base.recipe, self.everything, strict=bool(base.mistakes))
+            rate = dropping.dropout(self.full, base.recipe, self.everything)
             if rate is not None:
                 gap = self.quick.gap(base.recipe, self.sample)
                 recipe = base.recipe._replace(dropout=rate)
