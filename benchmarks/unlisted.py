@@ -1,4 +1,4 @@
-"""Attention with mistakes that students, porters and kernel writers make, each in plain NumPy; most are in no catalogue.
+"""Attention with mistakes that students, porters and kernel writers make, each in plain NumPy.
 
 Every function takes a `Case` and returns the output of such code. benchmarks/honesty.py asks `diagnose` about them.
 """
@@ -112,19 +112,19 @@ def kernel(c: Case, step: Any, size: int = 16) -> Array:
     return acc / total
 
 
-def _mixed_bases(at: int, acc: Array, total: Array, top: Array, new: Array, s: Array, v: Array) -> tuple[Array, Array]:
+def _mixed_bases(_: int, acc: Array, total: Array, top: Array, new: Array, s: Array, v: Array) -> tuple[Array, Array]:
     p, shrink = np.exp(s - new), np.exp2(top - new)
     return acc * shrink + p @ v, total * shrink + p.sum(-1, keepdims=True)
 
 
-def _local_maximum(
-    at: int, acc: Array, total: Array, top: Array, new: Array, s: Array, v: Array
-) -> tuple[Array, Array]:
+def _local_maximum(_: int, acc: Array, total: Array, top: Array, new: Array, s: Array, v: Array) -> tuple[Array, Array]:
     p, shrink = np.exp(s - s.max(-1, keepdims=True)), np.exp(top - new)
     return acc * shrink + p @ v, total * shrink + p.sum(-1, keepdims=True)
 
 
-def _rescaled_late(at: int, acc: Array, total: Array, top: Array, new: Array, s: Array, v: Array) -> tuple[Array, Array]:
+def _rescaled_late(
+    at: int, acc: Array, total: Array, top: Array, new: Array, s: Array, v: Array
+) -> tuple[Array, Array]:
     p, shrink = np.exp(s - new), np.exp(top - new)
     return (acc + p @ v) * np.where(at, shrink, 1), total * shrink + p.sum(-1, keepdims=True)
 
@@ -141,7 +141,9 @@ def _of_parts(c: Case, join: Any, size: int = 16) -> Array:
     """Each block's own attention, joined by the mistake."""
     s = scores(c)
     outs = [softmax(s[..., part]) @ c.v[..., part, :] for part in blocks(c, size)]
-    totals = [np.exp(s[..., part] - s[..., part].max(-1, keepdims=True)).sum(-1, keepdims=True) for part in blocks(c, size)]
+    totals = [
+        np.exp(s[..., part] - s[..., part].max(-1, keepdims=True)).sum(-1, keepdims=True) for part in blocks(c, size)
+    ]
     return np.asarray(join(outs, totals))
 
 
@@ -213,7 +215,9 @@ PLAIN: dict[str, Code] = {
     # the scores
     "cosine": lambda c: softmax(normed(c.q) @ swapped(normed(c.k))) @ c.v,
     "only queries normalised": lambda c: softmax(normed(c.q) @ swapped(c.k)) @ c.v,
-    "minus the distance": lambda c: softmax(-((c.q[..., None, :] - c.k[..., None, :, :]) ** 2).sum(-1) / c.d**0.5) @ c.v,
+    "minus the distance": lambda c: (
+        softmax(-((c.q[..., None, :] - c.k[..., None, :, :]) ** 2).sum(-1) / c.d**0.5) @ c.v
+    ),
     "negative scores": lambda c: softmax(-scores(c)) @ c.v,
     "half of d_k": lambda c: softmax(c.q[..., : c.d // 2] @ swapped(c.k[..., : c.d // 2]) / c.d**0.5) @ c.v,
     "all but the last of d_k": lambda c: softmax(c.q[..., :-1] @ swapped(c.k[..., :-1]) / c.d**0.5) @ c.v,
@@ -223,7 +227,9 @@ PLAIN: dict[str, Code] = {
     "absolute scores": lambda c: softmax(np.abs(scores(c))) @ c.v,
     "relu on the scores": lambda c: softmax(np.maximum(scores(c), 0)) @ c.v,
     "scores symmetrised": lambda c: softmax((scores(c) + swapped(scores(c))) / 2) @ c.v,
-    "scores averaged over heads": lambda c: softmax(np.broadcast_to(scores(c).mean(1, keepdims=True), scores(c).shape)) @ c.v,
+    "scores averaged over heads": lambda c: (
+        softmax(np.broadcast_to(scores(c).mean(1, keepdims=True), scores(c).shape)) @ c.v
+    ),
     "additive scores": lambda c: softmax(np.tanh(c.q[..., None, :] + c.k[..., None, :, :]).sum(-1)) @ c.v,
     # the softmax
     "softmax1": lambda c: (lambda e: e / (1 + e.sum(-1, keepdims=True)))(np.exp(scores(c))) @ c.v,
@@ -235,7 +241,9 @@ PLAIN: dict[str, Code] = {
     "no sum": lambda c: np.exp(scores(c)) @ c.v,
     "no sum, maximum subtracted": lambda c: np.exp(scores(c) - scores(c).max(-1, keepdims=True)) @ c.v,
     "keepdims missing": lambda c: (lambda e: e / e.sum(-1)[..., None, :])(np.exp(scores(c))) @ c.v,
-    "maximum of the wrong axis": lambda c: (lambda e: e / e.sum(-1, keepdims=True))(np.exp(scores(c) - scores(c).max(-2, keepdims=True))) @ c.v,
+    "maximum of the wrong axis": lambda c: (
+        (lambda e: e / e.sum(-1, keepdims=True))(np.exp(scores(c) - scores(c).max(-2, keepdims=True))) @ c.v
+    ),
     "softmax over the batch": lambda c: softmax(scores(c), 0) @ c.v,
     "softmax over everything": lambda c: softmax(scores(c), (0, 1, 2, 3)) @ c.v,
     "l2 in place of the softmax": lambda c: normed(scores(c)) @ c.v,
@@ -248,8 +256,12 @@ PLAIN: dict[str, Code] = {
     "small weights dropped": lambda c: np.where(weights(c) > 1 / c.m, weights(c), 0) @ c.v,
     "weights mixed with the identity": lambda c: (weights(c) + np.eye(c.n, dtype=np.float32)) / 2 @ c.v,
     "weights averaged over heads": lambda c: weights(c).mean(1, keepdims=True) @ c.v,
-    "exp by its first terms": lambda c: (lambda a: a / a.sum(-1, keepdims=True))(1 + scores(c) + scores(c) ** 2 / 2) @ c.v,
-    "eps of 0.1 in the denominator": lambda c: (lambda e: e / (e.sum(-1, keepdims=True) + 0.1))(np.exp(scores(c))) @ c.v,
+    "exp by its first terms": lambda c: (
+        (lambda a: a / a.sum(-1, keepdims=True))(1 + scores(c) + scores(c) ** 2 / 2) @ c.v
+    ),
+    "eps of 0.1 in the denominator": lambda c: (
+        (lambda e: e / (e.sum(-1, keepdims=True) + 0.1))(np.exp(scores(c))) @ c.v
+    ),
     "softmax per block": lambda c: np.concatenate([softmax(scores(c)[..., p]) for p in blocks(c)], -1) @ c.v,
     # operands
     "k and v swapped": lambda c: over(c, k=c.v, v=c.k),
@@ -268,7 +280,9 @@ PLAIN: dict[str, Code] = {
     "keys of the next head": lambda c: over(c, k=np.roll(c.k, 1, 1), v=np.roll(c.v, 1, 1)),
     "values of the next head": lambda c: over(c, v=np.roll(c.v, 1, 1)),
     "keys of the other batch entry": lambda c: over(c, k=np.roll(c.k, 1, 0)),
-    "context of the first batch entry": lambda c: over(c, k=np.broadcast_to(c.k[:1], c.k.shape), v=np.broadcast_to(c.v[:1], c.v.shape)),
+    "context of the first batch entry": lambda c: over(
+        c, k=np.broadcast_to(c.k[:1], c.k.shape), v=np.broadcast_to(c.v[:1], c.v.shape)
+    ),
     "only queries split flat": lambda c: over(c, q=flat_heads(c.q)),
     "only values split flat": lambda c: over(c, v=flat_heads(c.v)),
     "attention over heads": lambda c: _other_axes(c, (1, 2)),
@@ -295,9 +309,13 @@ PLAIN: dict[str, Code] = {
     # kernels
     "a block in the middle skipped": lambda c: hidden(c, np.arange(c.m) // 8 != 1),
     "the first block skipped": lambda c: hidden(c, np.arange(c.m) >= 8),
-    "the tail overlaps": lambda c: (lambda e: (e[0] / e[0].sum(-1, keepdims=True)) @ c.v)([np.exp(scores(c)) * (1 + (np.arange(c.m) >= c.m - 3))]),
+    "the tail overlaps": lambda c: (lambda e: (e[0] / e[0].sum(-1, keepdims=True)) @ c.v)(
+        [np.exp(scores(c)) * (1 + (np.arange(c.m) >= c.m - 3))]
+    ),
     "blocks averaged": lambda c: _of_parts(c, lambda outs, _: sum(outs) / len(outs)),
-    "blocks merged without maxima": lambda c: _of_parts(c, lambda outs, sums: sum(o * s for o, s in zip(outs, sums, strict=True)) / sum(sums)),
+    "blocks merged without maxima": lambda c: _of_parts(
+        c, lambda outs, sums: sum(o * s for o, s in zip(outs, sums, strict=True)) / sum(sums)
+    ),
     "blocks added": lambda c: _of_parts(c, lambda outs, _: sum(outs)),
     "the stale key tile": lambda c: over(c, k=np.concatenate([c.k[:, :, :8], c.k[:, :, : c.m - 8]], 2)),
     "the last tile's values stale": lambda c: over(c, v=put(c.v, np.s_[:, :, -8:], c.v[:, :, -16:-8])),
@@ -306,7 +324,9 @@ PLAIN: dict[str, Code] = {
     "the block's own maximum": lambda c: kernel(c, _local_maximum),
     "rescaled after the sum": lambda c: kernel(c, _rescaled_late),
     "divided in the loop": lambda c: kernel(c, _divided_each_time),
-    "accumulator kept from the head before": lambda c: output(c) + np.concatenate([0 * output(c)[:, :1], output(c)[:, :-1]], 1),
+    "accumulator kept from the head before": lambda c: (
+        output(c) + np.concatenate([0 * output(c)[:, :1], output(c)[:, :-1]], 1)
+    ),
     "heads written in reverse": lambda c: output(c)[:, ::-1],
     "rows written one too far": lambda c: np.roll(output(c), 1, 2),
     "a tile written twice": lambda c: put(output(c), np.s_[:, :, 8:16], output(c)[:, :, :8]),
@@ -316,7 +336,9 @@ PLAIN: dict[str, Code] = {
     "one head never written": lambda c: put(output(c), np.s_[:, -1], 0),
     "one batch entry never written": lambda c: put(output(c), np.s_[-1], 0),
     "the rows' blocks in reverse": lambda c: np.concatenate(np.split(output(c), [c.n // 2], 2)[::-1], 2),
-    "a race in some rows": lambda c: put(output(c), np.s_[:, :, 5::9], output(c)[:, :, 4:-1:9][:, :, : len(range(5, c.n, 9))] * 0.5),
+    "a race in some rows": lambda c: put(
+        output(c), np.s_[:, :, 5::9], output(c)[:, :, 4:-1:9][:, :, : len(range(5, c.n, 9))] * 0.5
+    ),
     # small differences
     "noise of 1e-3": lambda c: output(c) + 1e-3 * c.rng.standard_normal(c.q.shape),
     "noise of a tenth": lambda c: output(c) * (1 + 0.1 * c.rng.standard_normal(c.q.shape)),

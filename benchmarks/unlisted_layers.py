@@ -65,10 +65,14 @@ LAYER: dict[str, Code] = {
     "no projections": lambda c: _layer(c, made=dict.fromkeys("qkv", c.q[:, 0])),
     "never split": lambda c: _layer(c, heads=1),
     "half as many heads": lambda c: _layer(c, heads=c.rules["num_heads"] // 2),
-    "never split, scale of a head": lambda c: _layer(c, heads=1, scale=(_w(c, "q").shape[1] / c.rules["num_heads"]) ** -0.5),
+    "never split, scale of a head": lambda c: _layer(
+        c, heads=1, scale=(_w(c, "q").shape[1] / c.rules["num_heads"]) ** -0.5
+    ),
     "scale of the length": lambda c: _layer(c, scale=c.n**-0.5),
     "the first head for all": lambda c: _layer(c, change=lambda a, v: np.broadcast_to((a @ v)[:, :1], v.shape)),
-    "mean of the heads": lambda c: _layer(c, change=lambda a, v: np.broadcast_to((a @ v).mean(1, keepdims=True), v.shape)),
+    "mean of the heads": lambda c: _layer(
+        c, change=lambda a, v: np.broadcast_to((a @ v).mean(1, keepdims=True), v.shape)
+    ),
     "heads reversed": lambda c: _layer(c, change=lambda a, v: (a @ v)[:, ::-1]),
     "one head lost": lambda c: _layer(c, change=lambda a, v: (a @ v) * (np.arange(v.shape[1]) > 0)[:, None, None]),
     "weights of the next head": lambda c: _layer(c, change=lambda a, v: np.roll(a, 1, 1) @ v),
@@ -78,7 +82,9 @@ LAYER: dict[str, Code] = {
     "layer norm last": lambda c: layer_norm(_layer(c)),
     "w_o twice": lambda c: _layer(c, w_o=_w(c, "o") @ _w(c, "o")),
     "w_o of the inputs": lambda c: _layer(c, w_o=_w(c, "v")),
-    "w_o transposed per head": lambda c: _layer(c, w_o=np.concatenate([part.T.reshape(part.shape) for part in np.split(_w(c, "o"), c.rules["num_heads"])])),
+    "w_o transposed per head": lambda c: _layer(
+        c, w_o=np.concatenate([part.T.reshape(part.shape) for part in np.split(_w(c, "o"), c.rules["num_heads"])])
+    ),
     "b_o subtracted": lambda c: _layer(c, b_o=-c.rules["b_o"]),
     "b_o of another": lambda c: _layer(c, b_o=c.rules["b_v"]),
     "packed per head": lambda c: _layer(c, made={n: _made(c, n, w=_per_head(c)[:, at]) for at, n in enumerate("qkv")}),

@@ -55,7 +55,7 @@ def _e(c: Case) -> Array:
     return np.exp(scores(c) - scores(c).max(-1, keepdims=True))
 
 
-def _blocked(c: Case, size: int = 16) -> tuple[Array, Array]:
+def _blocked(c: Case, size: int = 8) -> tuple[Array, Array]:
     return np.arange(c.n)[:, None] // size, keys(c) // size
 
 
@@ -63,15 +63,21 @@ CAUSAL: dict[str, Code] = {
     "one ahead": lambda c: over(c, keys(c) <= rows(c) + 1),
     "two ahead": lambda c: over(c, keys(c) <= rows(c) + 2),
     "two behind": lambda c: over(c, keys(c) <= np.maximum(rows(c) - 2, 0)),
-    "missing in the last head": lambda c: over(c, seen(c) | (np.arange(c.q.shape[1]) == c.q.shape[1] - 1)[:, None, None]),
+    "missing in the last head": lambda c: over(
+        c, seen(c) | (np.arange(c.q.shape[1]) == c.q.shape[1] - 1)[:, None, None]
+    ),
     "missing in the first batch entry": lambda c: over(c, seen(c) | (np.arange(len(c.q)) == 0)[:, None, None, None]),
     "missing in the second half": lambda c: over(c, seen(c) | (rows(c) >= c.n // 2)),
     "diagonal block unmasked": lambda c: over(c, np.less_equal(*_blocked(c)[::-1])),
     "diagonal block skipped": lambda c: over(c, np.less(*_blocked(c)[::-1])),
-    "indices local to the block": lambda c: over(c, (keys(c) % 16 <= rows(c) % 16) & (_blocked(c)[1] <= _blocked(c)[0])),
+    "indices local to the block": lambda c: over(c, (keys(c) % 8 <= rows(c) % 8) & (_blocked(c)[1] <= _blocked(c)[0])),
     "hidden keys in the sum": lambda c: (_e(c) * seen(c) / _e(c).sum(-1, keepdims=True)) @ c.v,
     "tril on the scores": lambda c: softmax(scores(c) * seen(c)) @ c.v,
-    "tril on queries and heads": lambda c: over(c, (np.arange(c.q.shape[1])[:, None, None] >= np.zeros((c.n, 1))) & (keys(c) <= rows(c) + np.arange(c.q.shape[1])[:, None, None])),
+    "tril on queries and heads": lambda c: over(
+        c,
+        (np.arange(c.q.shape[1])[:, None, None] >= np.zeros((c.n, 1)))
+        & (keys(c) <= rows(c) + np.arange(c.q.shape[1])[:, None, None]),
+    ),
     "plus infinity for minus": lambda c: softmax(np.where(seen(c), scores(c), 1e9)) @ c.v,
     "-5 before the scale": lambda c: softmax(scores(c) + np.where(seen(c), 0, -5 / c.d**0.5)) @ c.v,
     "a window as well": lambda c: over(c, seen(c) & (keys(c) > rows(c) - 10)),
@@ -84,14 +90,20 @@ CAUSAL: dict[str, Code] = {
     "checkerboard": lambda c: over(c, seen(c) & ((keys(c) + rows(c)) % 2 == 0)),
     "the first key dropped": lambda c: over(c, seen(c) & ((keys(c) > 0) | (rows(c) == 0))),
     "strict but for the first": lambda c: over(c, (keys(c) < rows(c)) | (keys(c) + rows(c) == 0)),
-    "strict in one head": lambda c: over(c, seen(c) & ((np.arange(c.q.shape[1]) > 0)[:, None, None] | (keys(c) < rows(c)))),
+    "strict in one head": lambda c: over(
+        c, seen(c) & ((np.arange(c.q.shape[1]) > 0)[:, None, None] | (keys(c) < rows(c)))
+    ),
     "chunks": lambda c: over(c, seen(c) & np.equal(*_blocked(c, 8))),
     "lengths instead of positions": lambda c: over(c, keys(c) <= np.minimum(rows(c), c.n // 2)),
     "softmax1": lambda c: (lambda e: e / (1 + e.sum(-1, keepdims=True)))(np.exp(scores(c)) * seen(c)) @ c.v,
     "averaged over what came before": lambda c: (seen(c) / seen(c).sum(-1, keepdims=True)) @ c.v,
     "scores divided by the position": lambda c: over(c, s=scores(c) / np.sqrt(rows(c) + 1)),
-    "softmax before, then divided by the count": lambda c: (softmax(scores(c)) * seen(c) / seen(c).sum(-1, keepdims=True)) @ c.v,
-    "mask ahead and no scale for the last head": lambda c: over(c, s=scores(c) * np.where(np.arange(c.q.shape[1]) == 0, c.d**0.5, 1)[:, None, None]),
+    "softmax before, then divided by the count": lambda c: (
+        (softmax(scores(c)) * seen(c) / seen(c).sum(-1, keepdims=True)) @ c.v
+    ),
+    "mask ahead and no scale for the last head": lambda c: over(
+        c, s=scores(c) * np.where(np.arange(c.q.shape[1]) == 0, c.d**0.5, 1)[:, None, None]
+    ),
     "last row wrong": lambda c: put(over(c), np.s_[:, :, -1], over(c)[:, :, -2]),
     "first row zero": lambda c: put(over(c), np.s_[:, :, 0], 0),
     "all NaN": lambda c: np.full(c.q.shape, np.nan),
@@ -104,17 +116,29 @@ DECODE: dict[str, Code] = {
     "newest value never written": lambda c: _of(c, v=put(c.v, np.s_[:, :, -1], 0)),
     "newest slot never written": lambda c: _of(c, k=put(c.k, np.s_[:, :, -1], 0), v=put(c.v, np.s_[:, :, -1], 0)),
     "newest slot not read": lambda c: over(c, keys(c) < c.m - 1),
-    "newest key twice": lambda c: _of(c, k=np.concatenate([c.k, c.k[:, :, -1:]], 2), v=np.concatenate([c.v, c.v[:, :, -1:]], 2)) if not c.rules else (lambda e: e / e.sum(-1, keepdims=True) @ c.v)(_e(c) * (1 + (keys(c) == c.m - 1))),
+    "newest key twice": lambda c: (
+        _of(c, k=np.concatenate([c.k, c.k[:, :, -1:]], 2), v=np.concatenate([c.v, c.v[:, :, -1:]], 2))
+        if not c.rules
+        else (lambda e: e / e.sum(-1, keepdims=True) @ c.v)(_e(c) * (1 + (keys(c) == c.m - 1)))
+    ),
     "newest slot overwrites the one before": lambda c: over(c, keys(c) != c.m - 2),
-    "another beam's cache": lambda c: _of(c, k=put(np.roll(c.k, 1, 0), np.s_[:, :, -1], c.k[:, :, -1]), v=put(np.roll(c.v, 1, 0), np.s_[:, :, -1], c.v[:, :, -1])),
+    "another beam's cache": lambda c: _of(
+        c,
+        k=put(np.roll(c.k, 1, 0), np.s_[:, :, -1], c.k[:, :, -1]),
+        v=put(np.roll(c.v, 1, 0), np.s_[:, :, -1], c.v[:, :, -1]),
+    ),
     "another beam's values": lambda c: _of(c, v=np.roll(c.v, 1, 0)),
     "keys shifted by one": lambda c: _of(c, k=np.roll(c.k, 1, 2)),
     "first key dropped": lambda c: over(c, keys(c) > 0),
     "only the last sixteen": lambda c: over(c, keys(c) >= c.m - 16),
     "only the first half": lambda c: over(c, keys(c) < c.m // 2),
     "one key too few at both ends": lambda c: over(c, (keys(c) > 0) & (keys(c) < c.m - 1)),
-    "half of the cache stale": lambda c: _of(c, k=put(c.k, np.s_[:, :, 20:30], c.rng.standard_normal(c.k[:, :, 20:30].shape))),
-    "a length of sixteen too many": lambda c: (lambda e: e / (e.sum(-1, keepdims=True) + 16 * np.exp(-scores(c).max(-1, keepdims=True))) @ c.v)(_e(c)),
+    "half of the cache stale": lambda c: _of(
+        c, k=put(c.k, np.s_[:, :, 20:30], c.rng.standard_normal(c.k[:, :, 20:30].shape))
+    ),
+    "a length of sixteen too many": lambda c: (
+        lambda e: e / (e.sum(-1, keepdims=True) + 16 * np.exp(-scores(c).max(-1, keepdims=True))) @ c.v
+    )(_e(c)),
     "no scale, newest not read": lambda c: over(c, keys(c) < c.m - 1, s=scores(c) * c.d**0.5),
     "values shifted": lambda c: _of(c, v=np.roll(c.v, 3, 2)),
     "the next head's cache": lambda c: _of(c, k=np.roll(c.k, 1, 1), v=np.roll(c.v, 1, 1)),
@@ -176,12 +200,18 @@ MASK: dict[str, Code] = {
 }
 
 WINDOW: dict[str, Code] = {
-    "twice as wide": lambda c: over(c, (keys(c) >= rows(c) - 2 * c.rules["window"][0]) & (keys(c) <= rows(c) + c.rules["window"][1])),
-    "left and right swapped": lambda c: over(c, (keys(c) >= rows(c) - c.rules["window"][1]) & (keys(c) <= rows(c) + c.rules["window"][0])),
+    "twice as wide": lambda c: over(
+        c, (keys(c) >= rows(c) - 2 * c.rules["window"][0]) & (keys(c) <= rows(c) + c.rules["window"][1])
+    ),
+    "left and right swapped": lambda c: over(
+        c, (keys(c) >= rows(c) - c.rules["window"][1]) & (keys(c) <= rows(c) + c.rules["window"][0])
+    ),
     "only left": lambda c: over(c, keys(c) >= rows(c) - c.rules["window"][0]),
     "only right": lambda c: over(c, keys(c) <= rows(c) + c.rules["window"][1]),
     "in chunks": lambda c: over(c, np.equal(*_blocked(c, c.rules["window"][0] + 1))),
-    "its own chunk and the one before": lambda c: over(c, (np.subtract(*_blocked(c, 4)) <= 1) & (np.subtract(*_blocked(c, 4)) >= 0)),
+    "its own chunk and the one before": lambda c: over(
+        c, (np.subtract(*_blocked(c, 4)) <= 1) & (np.subtract(*_blocked(c, 4)) >= 0)
+    ),
     "and the first key": lambda c: over(c, seen(c) | (keys(c) == 0)),
     "shifted": lambda c: over(c, np.roll(seen(c), 1, -1)),
     "everything outside": lambda c: over(c, ~seen(c)),
@@ -217,7 +247,9 @@ def _slopes(c: Case) -> Array:
 
 ALIBI: dict[str, Code] = {
     "before the scale": lambda c: softmax(scores(c) - _slopes(c) * _far(c) / c.d**0.5) @ c.v,
-    "other slopes": lambda c: softmax(scores(c) - (2.0 ** -np.arange(1, len(_slopes(c)) + 1))[:, None, None] * _far(c)) @ c.v,
+    "other slopes": lambda c: (
+        softmax(scores(c) - (2.0 ** -np.arange(1, len(_slopes(c)) + 1))[:, None, None] * _far(c)) @ c.v
+    ),
     "reversed": lambda c: softmax(scores(c) - _slopes(c)[::-1] * _far(c)) @ c.v,
     "squared distance": lambda c: softmax(scores(c) - _slopes(c) * _far(c) ** 2) @ c.v,
     "signed": lambda c: softmax(scores(c) - _slopes(c) * (rows(c) - keys(c))) @ c.v,
@@ -253,7 +285,9 @@ def _sinks(c: Case) -> Array:
 
 
 SINKS: dict[str, Code] = {
-    "unshifted": lambda c: (lambda s, top: np.exp(s - top) / (np.exp(s - top).sum(-1, keepdims=True) + np.exp(_sinks(c))) @ c.v)(scores(c), scores(c).max(-1, keepdims=True)),
+    "unshifted": lambda c: (
+        lambda s, top: np.exp(s - top) / (np.exp(s - top).sum(-1, keepdims=True) + np.exp(_sinks(c))) @ c.v
+    )(scores(c), scores(c).max(-1, keepdims=True)),
     "scaled": lambda c: _sunk(c, _sinks(c) / c.d**0.5),
     "of the next head": lambda c: _sunk(c, np.roll(_sinks(c), 1, 0)),
     "of the first head": lambda c: _sunk(c, _sinks(c)[:1]),
@@ -265,25 +299,36 @@ SINKS: dict[str, Code] = {
 }
 
 
-def _groups(c: Case, order: Any, values: Any = None) -> Array:
+def _groups(c: Case, keys: Any, values: Any) -> Array:
+    """The output where query head h reads key head keys[h] and value head values[h]."""
+    return softmax(c.q @ swapped(c.k[:, keys]) / np.float32(c.d**0.5)) @ c.v[:, values]
+
+
+def _own(c: Case) -> Array:
+    """The key head of each query head."""
     many = c.q.shape[1]
-    k, v = (x[:, [o(h, x.shape[1], many) for h in range(many)]] for x, o in ((c.k, order), (c.v, values or order)))
-    return softmax(c.q @ swapped(k) / np.float32(c.d**0.5)) @ v
+    return np.arange(many) // (many // c.k.shape[1])
 
 
-def _right_group(h: int, kv: int, heads: int) -> int:
-    return h // (heads // kv)
+def _tiled(c: Case) -> Array:
+    return np.arange(c.q.shape[1]) % c.k.shape[1]
+
+
+def _last(c: Case) -> int:
+    return int(c.k.shape[1]) - 1
 
 
 GROUPED: dict[str, Code] = {
-    "the first group's only": lambda c: _groups(c, lambda h, kv, heads: 0),
-    "the last group's only": lambda c: _groups(c, lambda h, kv, heads: kv - 1),
-    "groups reversed": lambda c: _groups(c, lambda h, kv, heads: kv - 1 - _right_group(h, kv, heads)),
-    "off by one": lambda c: _groups(c, lambda h, kv, heads: min(kv - 1, (h + 1) // (heads // kv))),
-    "only values tiled": lambda c: _groups(c, _right_group, lambda h, kv, heads: h % kv),
-    "only keys tiled": lambda c: _groups(c, lambda h, kv, heads: h % kv, _right_group),
-    "mean of the groups": lambda c: _groups(Case(c.q, c.k.mean(1, keepdims=True), c.v.mean(1, keepdims=True), c.rng), lambda h, kv, heads: 0),
-    "values of the first": lambda c: _groups(c, _right_group, lambda h, kv, heads: 0),
+    "the first group's only": lambda c: _groups(c, 0 * _own(c), 0 * _own(c)),
+    "the last group's only": lambda c: _groups(c, 0 * _own(c) + _last(c), 0 * _own(c) + _last(c)),
+    "groups reversed": lambda c: _groups(c, _last(c) - _own(c), _last(c) - _own(c)),
+    "off by one": lambda c: _groups(c, np.roll(_own(c), 1), np.roll(_own(c), 1)),
+    "only values tiled": lambda c: _groups(c, _own(c), _tiled(c)),
+    "only keys tiled": lambda c: _groups(c, _tiled(c), _own(c)),
+    "mean of the groups": lambda c: (
+        softmax(c.q @ swapped(c.k.mean(1, keepdims=True)) / np.float32(c.d**0.5)) @ c.v.mean(1, keepdims=True)
+    ),
+    "values of the first": lambda c: _groups(c, _own(c), 0 * _own(c)),
 }
 
 
@@ -307,23 +352,34 @@ def _rotated(c: Case, mine: Any = None, theirs: Any = None, base: float = 100.0,
 ROTARY: dict[str, Code] = {
     "another base": lambda c: _rotated(c, base=500.0),
     "base 10000": lambda c: _rotated(c, base=10000.0),
-    "backwards": lambda c: _rotated(c, lambda i: -i, lambda j: -j),
+    "backwards": lambda c: _rotated(c, np.negative, np.negative),
     "only queries": lambda c: _rotated(c, theirs=0),
     "only keys": lambda c: _rotated(c, mine=0),
     "half of the columns": lambda c: _rotated(c, part=0.5),
     "positions halved": lambda c: _rotated(c, lambda i: i / 2, lambda j: j / 2),
-    "queries backwards": lambda c: _rotated(c, lambda i: -i),
+    "queries backwards": lambda c: _rotated(c, np.negative),
     "queries at 0": lambda c: _rotated(c, lambda i: 0 * i),
     "two apart": lambda c: _rotated(c, lambda i: i + 2),
     "twice": lambda c: _rotated(c, lambda i: 2 * i, lambda j: 2 * j),
-    "over heads": lambda c: softmax(turned(c.q.swapaxes(1, 2), np.arange(c.q.shape[1]), 100.0).swapaxes(1, 2) @ swapped(turned(c.k.swapaxes(1, 2), np.arange(c.k.shape[1]), 100.0).swapaxes(1, 2)) / np.float32(c.d**0.5)) @ c.v,
+    "over heads": lambda c: (
+        softmax(
+            turned(c.q.swapaxes(1, 2), np.arange(c.q.shape[1]), 100.0).swapaxes(1, 2)
+            @ swapped(turned(c.k.swapaxes(1, 2), np.arange(c.k.shape[1]), 100.0).swapaxes(1, 2))
+            / np.float32(c.d**0.5)
+        )
+        @ c.v
+    ),
 }
 
 SEGMENTS: dict[str, Code] = {
     "of the first batch entry": lambda c: over(c, seen(c)[:1]),
     "batch entries swapped": lambda c: over(c, seen(c)[::-1]),
-    "boundary off by one": lambda c: over(c, np.roll(c.rules["query_segments"], 1, 1)[:, None, :, None] == c.rules["kv_segments"][:, None, None, :]),
-    "this and earlier ones": lambda c: over(c, c.rules["query_segments"][:, None, :, None] >= c.rules["kv_segments"][:, None, None, :]),
+    "boundary off by one": lambda c: over(
+        c, np.roll(c.rules["query_segments"], 1, 1)[:, None, :, None] == c.rules["kv_segments"][:, None, None, :]
+    ),
+    "this and earlier ones": lambda c: over(
+        c, c.rules["query_segments"][:, None, :, None] >= c.rules["kv_segments"][:, None, None, :]
+    ),
     "other segments only": lambda c: over(c, ~seen(c)),
     "in one head only": lambda c: over(c, seen(c) | (np.arange(c.q.shape[1]) > 0)[:, None, None]),
 }

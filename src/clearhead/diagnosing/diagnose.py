@@ -12,7 +12,10 @@ from clearhead.core.axes import WEIGHTS, Array, heads_first, named
 from clearhead.core.problem import Problem, describe, describe_whole
 from clearhead.core.rule_values import read_flag, read_number, read_numbers
 from clearhead.core.rules import Rules, check_names, check_supported
+from clearhead.diagnosing.certainty import doubts
 from clearhead.diagnosing.fitting import differences
+from clearhead.diagnosing.known import known_about, telling
+from clearhead.diagnosing.reason import Reason
 from clearhead.diagnosing.recipe import RIGHT, RULES, STAGES, Inputs, LayerInputs, Rotary, Stage
 from clearhead.diagnosing.search import Candidate, Search
 from clearhead.diagnosing.verdict import Confidence, Diagnosis, MistakeExplanation, Nonfinite, Outcome, Place
@@ -200,11 +203,22 @@ def judged(inputs: Inputs, slack: float = 0.0) -> Diagnosis:
     gaps = differences(theirs, computed) if computed.shape == theirs.shape else np.full(theirs.shape, inf)
     first = _first(search, gaps, theirs, computed, tolerance)
     difference = float(gaps.max(initial=0.0))
-    verdict, explanations = ("right", ()) if first is None else _explanations(search, difference, tolerance)
+    verdict: Outcome = "right" if first is None else "unexplained"
+    explanations: tuple[MistakeExplanation, ...] = ()
+    sign = None if first is None else telling(theirs)
+    if first is not None and sign is None:
+        verdict, explanations = _explanations(search, gaps, tolerance)
     known = {mistake for explanation in explanations for mistake in explanation.candidate.mistakes}
     hidden = [] if verdict == "unexplained" else search.unseen()
     unseen = tuple(MistakeExplanation(f, "ambiguous") for f in hidden if f.mistakes[0] not in known)
-    return Diagnosis(verdict, explanations, difference, tolerance, first, search.coverage, unseen, _nonfinite(inputs))
+    facts: tuple[Reason, ...] = () if sign is None else (sign,)
+    if verdict == "unexplained" and sign is None:
+        facts = known_about(search, theirs, computed, gaps, tolerance)
+    return Diagnosis(
+        *(verdict, explanations, difference, tolerance, first, search.coverage, unseen),
+        nonfinite=_nonfinite(inputs),
+        known=facts,
+    )
 
 
 def _nonfinite(inputs: Inputs) -> tuple[Nonfinite, ...]:
@@ -226,9 +240,7 @@ def _nonfinite(inputs: Inputs) -> tuple[Nonfinite, ...]:
     return tuple(nonfinite)
 
 
-def _explanations(
-    search: Search, difference: float, tolerance: float
-) -> tuple[Outcome, tuple[MistakeExplanation, ...]]:
+def _explanations(search: Search, gaps: Array, tolerance: float) -> tuple[Outcome, tuple[MistakeExplanation, ...]]:
     """What explains wrong numbers: one mistake before two, and the explanations that fit equally well together."""
     fitting = search.explanations() if search.full.inputs.problem.keys else []  # without keys all recipes give 0
     if not fitting:
@@ -240,22 +252,18 @@ def _explanations(
         by_mistakes.setdefault((frozenset(candidate.mistakes), candidate in equal), []).append(candidate)
     groups = [(group[0], tuple(group[1:]), as_good) for (_, as_good), group in by_mistakes.items()]
     several = sum(as_good for *_, as_good in groups) > 1
-    exact = all(mistake.evidence == "numbers" for mistake in best.mistakes) and best.recipe.tail[0] != "unknown"
-    # How many candidates would fit so well by chance, if each of half the numbers fell anywhere in the difference.
-    by_chance = search.tried * min(1.0, 4 * tolerance / difference) ** (search.full.inputs.theirs.size / 2)
-    confidence: Confidence = "sure" if exact and len(groups) == 1 and by_chance < 1e-3 else "likely"
     explanations = [
         MistakeExplanation(first, "ambiguous" if several and as_good else "likely", others)
         for first, others, as_good in groups
     ]
     if several:
         return "ambiguous", tuple(explanations)
-    return "mistake", (replace(explanations[0], confidence=confidence), *explanations[1:])
+    doubted = doubts(search, best, gaps, tolerance)
+    confidence: Confidence = "sure" if len(groups) == 1 and not doubted else "likely"
+    return "mistake", (replace(explanations[0], confidence=confidence, doubts=doubted), *explanations[1:])
 
 
-def plain_inputs(
-    q: Any, k: Any, v: Any, theirs: Any, stage: Stage, rotary: Rotary | None, rules: Rules
-) -> Inputs:
+def plain_inputs(q: Any, k: Any, v: Any, theirs: Any, stage: Stage, rotary: Rotary | None, rules: Rules) -> Inputs:
     """The inputs of `diagnose`, checked."""
     described, values = describe_whole(q, k, v, rules)
     shape = (*described.problem.prefix, described.problem.queries, values.shape[-1])

@@ -1,5 +1,7 @@
 """Dropout, shown: where a row sees at most d_v keys its weights can be solved for, and each is 0 or a/(1 - p)."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from clearhead.core.axes import Array
@@ -11,7 +13,16 @@ _DECIDED = 12  # the fewest weights that must be decided
 _SHARPNESS = 0.05  # a solved weight is decided where its error is at most this part of the weight itself
 
 
-def dropout(fit: Fit, base: Recipe, selection: Selection) -> float | None:
+class Dropped(NamedTuple):
+    """The rate, how many weights were solved for, how many of them are 0, and what the others are multiplied by."""
+
+    rate: float
+    solved: int
+    zeros: int
+    factor: float
+
+
+def dropout(fit: Fit, base: Recipe, selection: Selection) -> Dropped | None:
     """The rate p of weights that were dropped at random, where their own weights can be read off; else None.
 
     A row's output is Σ_j w_j·v_j over the keys it sees. With at most d_v of them, w follows from the output. Each w_j
@@ -55,7 +66,7 @@ def _solved(theirs: Array, weights: Array, values: Array, noise: float) -> tuple
     return (np.concatenate(ratios), np.concatenate(errors)) if ratios else None
 
 
-def _rate(ratios: Array, errors: Array) -> float | None:
+def _rate(ratios: Array, errors: Array) -> Dropped | None:
     """The rate p of ratios that are each 0 or 1/(1 - p); None where they are not."""
     kept = ratios > 0.5
     if len(ratios) < _DECIDED or min(kept.sum(), (~kept).sum()) < 2:
@@ -66,4 +77,4 @@ def _rate(ratios: Array, errors: Array) -> float | None:
     likely = 5 * np.sqrt(max(rate * (1 - rate), 0) / len(ratios)) + 0.02
     if rate <= 0.005 or not (off <= 3 * errors + 1e-3 * scale).all() or abs(float((~kept).mean()) - rate) > likely:
         return None
-    return rate
+    return Dropped(rate, len(ratios), int((~kept).sum()), scale)

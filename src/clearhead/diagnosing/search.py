@@ -16,10 +16,12 @@ from clearhead.core.problem import Problem
 from clearhead.diagnosing import dropping, evidence
 from clearhead.diagnosing.fitting import Fit, coarser, differences, largest
 from clearhead.diagnosing.mistakes import MISTAKES, Mistake
+from clearhead.diagnosing.reason import Reason
 from clearhead.diagnosing.recipe import RIGHT, Change, Inputs, Recipe, Selection, acts_on_given_weights, changed, shown
-from clearhead.diagnosing.screening import Screen, taken
+from clearhead.diagnosing.screening import Screen, generic, taken
 
 _SOFTMAX = {"axis", "blocks", "overflow"}  # each replaces the whole softmax, so that no two of them go together
+_BLOCKS = (8, 16, 32, 64, 128)  # the usual sizes: where none of them leaves such a tail, it has another reason
 BUDGET = 2**21  # the most weights that are compared
 
 
@@ -32,6 +34,8 @@ class Candidate:
     recipe: Recipe
     residual: float = inf
     tolerance: float = 0.0
+    rare: bool = False  # of the variants that are tried last
+    shows: Reason | None = None  # the evidence, where it is other than numbers that fit
 
     @property
     def fits(self) -> bool:
@@ -67,6 +71,7 @@ class Search:
 
     def __init__(self, inputs: Inputs, slack: float = 0.0) -> None:
         self.tried = 0  # candidates so far
+        self._generic: Fit | None = None
         dtype = coarser(inputs.problem.dtype, inputs.theirs.dtype)
         problem = inputs.problem
         cells = problem.batch * problem.heads * problem.queries * problem.keys
@@ -100,15 +105,17 @@ class Search:
         return candidate
 
     def _unwritten(self, recipe: Recipe, start: int) -> bool:
-        """Are the rows from `start` on wrong beyond all rounding, the first of them and most of all of them?"""
-        whole, gross = recipe._replace(tail=("", 0)), 0.01 * largest(self.full.theirs(self.sample))
+        """Are the rows from `start` on no outputs at all, the first of them and most of them: far beyond all values?"""
+        inputs = self.full.inputs
+        right = self.full.exact.answer(RIGHT, self.sample)
+        values = right if inputs.merged else self.full.exact.operand(recipe, "v")
+        beyond = (10 if inputs.merged else 3) * largest(values)
         rows = tuple(row for row in self.everything.rows if row >= start)
         for chosen in ((start,), rows):
-            selection = self.full.exact.selection(self.everything.heads, chosen)
-            for reference in (whole, RIGHT):
-                computed, theirs = self.full.exact.answer(reference, selection), self.full.theirs(selection)
-                if computed.shape != theirs.shape or np.mean(differences(theirs, computed).max(axis=-1) > gross) < 0.5:
-                    return False
+            theirs = self.full.theirs(self.full.exact.selection(self.everything.heads, chosen))
+            outside = ~(np.abs(theirs) <= beyond)
+            if np.mean(outside.any(axis=-1)) < 0.5:
+                return False
         return True
 
     def rounded(self, bases: list[Candidate], narrowings: list[Candidate]) -> list[Candidate]:
@@ -146,12 +153,12 @@ class Search:
                 continue
             if not evidence.rms_error(self.quick, base.recipe, self.sample) <= 1.02 * error_of_right:
                 continue
-            rate = dropping.dropout(self.full, base.recipe, self.everything)
-            if rate is not None:
+            found = dropping.dropout(self.full, base.recipe, self.everything)
+            if found is not None:
                 gap = self.quick.gap(base.recipe, self.sample)
-                recipe = base.recipe._replace(dropout=rate)
+                recipe = base.recipe._replace(dropout=found.rate)
                 joined = (base.mistakes + dropout.mistakes, base.changes + dropout.changes)
-                fitting.append(Candidate(*joined, recipe, residual=gap, tolerance=gap))
+                fitting.append(Candidate(*joined, recipe, gap, gap, shows=Reason("dropped", found._asdict())))
         return sorted(fitting, key=lambda candidate: candidate.recipe.dropout)[:1]
 
     def _close(self, bases: list[Candidate]) -> Iterator[Candidate]:
@@ -168,7 +175,7 @@ class Search:
         """Every single mistake that can be made with these inputs, and that shows at their stage."""
         inputs = self.quick.inputs
         return [
-            Candidate((mistake,), (change,), changed(RIGHT, change))
+            Candidate((mistake,), (change,), changed(RIGHT, change), rare=rare)
             for mistake in filter(only, MISTAKES)
             for change in (mistake.rare if rare else mistake.variants)(inputs)
             if shown(change, inputs.stage) and (inputs.weights is None or acts_on_given_weights(change))
@@ -194,7 +201,7 @@ class Search:
         narrowings = [s for s in every if s.mistakes[0].evidence == "rounding"]
         dropouts = [s for s in every if s.mistakes[0].evidence == "chance"]
         right = [Candidate((), (), RIGHT)]
-        fitting = self.fitting(singles) or self.rounded(right, narrowings) or self.fitting(self.singles(rare=True))
+        fitting = self.fitting(singles) or self.rounded(right, narrowings) or self.fitting(self._rare())
         if fitting or not np.isfinite(self.full.theirs(self.sample)).any():  # some two mistakes make anything NaN
             return fitting
         return (
@@ -207,11 +214,50 @@ class Search:
             or self.with_dropout(singles, dropouts)
         )
 
-    def fitting(self, candidates: Iterable[Candidate]) -> list[Candidate]:
-        """Candidates that fit, the closest first."""
+    def _rare(self) -> list[Candidate]:
+        """Blocks of unusual sizes, but for those that are known by one number alone: how many keys come last."""
+        return [s for s in self.singles(rare=True) if not s.recipe.key_tail[0]]
+
+    def rare_rivals(self, candidate: Candidate) -> list[Candidate]:
+        """Rare variants of other mistakes that fit as well, though not on every input."""
+        others = [s for s in self._rare() if s.mistakes[0] not in candidate.mistakes]
+        return [rival for rival in self.fitting(others) if not self.same_anywhere(candidate, rival)]
+
+    def as_if(self) -> list[Candidate]:
+        """The last keys unread, or keys of zeros behind them, however many: what theirs equal, whatever the reason."""
+        tails = [s for rare in (False, True) for s in self.singles(rare=rare) if s.recipe.key_tail[0]]
+        return self.fitting(tails, weak=True)[:1]
+
+    def fitting(self, candidates: Iterable[Candidate], *, weak: bool = False) -> list[Candidate]:
+        """Candidates that fit, the closest first; with `weak`, those as well that a coincidence would make fit."""
         fitting = [candidate for candidate in map(self.measured, self._screened(candidates)) if candidate.fits]
-        plain = [c for c in fitting if not c.fitted_fill]  # a fitted number can imitate another mistake
-        return sorted(plain or fitting, key=lambda candidate: candidate.residual)
+        fitting = [c for c in fitting if weak or not self._coincidence(c)]
+        plain = [c for c in fitting if not c.fitted_fill]
+        imitated = [c for c in fitting if c.fitted_fill and any(self.same_anywhere(c, other) for other in plain)]
+        return sorted((c for c in fitting if c not in imitated), key=lambda candidate: candidate.residual)
+
+    def _coincidence(self, candidate: Candidate) -> bool:
+        """Is it a tail that only blocks of unusual sizes leave, or a pair with a number fitted to a single query?"""
+        if len(candidate.mistakes) > 1 and candidate.fitted_fill and self.full.inputs.problem.queries == 1:
+            return True
+        (kind, block), keys = candidate.recipe.key_tail, self.full.inputs.problem.keys
+        return bool(kind) and not any(
+            size < keys and tail_length(kind, size, keys) == tail_length(kind, block, keys) for size in _BLOCKS
+        )
+
+    def same_anywhere(self, a: Candidate, b: Candidate) -> bool:
+        """Do two candidates give the same numbers on random inputs of this kind too, so that no input tells them apart?
+
+        A fitted number can imitate another mistake, as hidden scores of -c imitate a cap after the mask.
+        """
+        if self._generic is None:
+            self._generic = Fit(generic(self.quick.inputs), self.quick.dtype, 0.0)
+        fit = self._generic
+        x, y = (fit.exact.answer(one.recipe, self.sample) for one in (a, b))
+        if x.shape != y.shape:
+            return False
+        allowed = max(2e-3 * largest(y), *(fit.allowed(c.recipe, self.sample, z) for c, z in ((a, x), (b, y))))
+        return bool(differences(x, y).max(initial=0.0) <= allowed)
 
     def _screened(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
         """Candidates that come near theirs on a few rows, the number that their mask fills with found."""
@@ -222,6 +268,11 @@ class Search:
                 recipe = self.quick.filled(candidate.recipe, self.sample, start=recipe.fill)
             if recipe is not None:
                 yield replace(candidate, recipe=recipe)
+
+
+def tail_length(kind: str, block: int, keys: int) -> int:
+    """How many keys a kernel skips behind its last whole block, or how many zeros it reads behind them."""
+    return keys % block if kind == "skipped" else -keys % block
 
 
 def pairs(first: list[Candidate], second: list[Candidate]) -> Iterator[Candidate]:
