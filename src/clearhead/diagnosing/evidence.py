@@ -149,7 +149,7 @@ def _by_covariance(weights: Array, values: Array, error: Array, ratio: float) ->
     width = values.shape[-1]
     estimates = []
     rows = list(np.ndindex(weights.shape[:3]))
-    for row in rows[:: max(1, len(rows) // 256)]:
+    for row in rows[:: max(1, len(rows) // 64)]:
         scaled = weights[row][:, None] * values[row[:2]]
         spread = scaled.T @ scaled
         if np.linalg.cond(spread) < 1e6:

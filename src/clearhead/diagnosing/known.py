@@ -16,7 +16,7 @@ from clearhead.diagnosing.reason import Reason
 from clearhead.diagnosing.recipe import RIGHT
 from clearhead.diagnosing.search import Search, tail_length
 
-Other = tuple[str, dict[str, Any], Callable[[], Array]]  # a key, the values that it names, and what makes the numbers
+Other = tuple[str, dict[str, Any], Array]  # a key, the values that it names, and the numbers
 _CLEAR = 0.95  # a correlation from which on the difference is said to go with something
 _RATES = 0.04, 0.6  # of dropout, as models are trained with
 _MOST = 6  # the most runs of positions that are listed
@@ -44,11 +44,15 @@ def known_about(search: Search, theirs: Array, right: Array, gaps: Array, tolera
     wrong = gaps > tolerance
     found = [*_where(search, wrong), *_nonfinite(theirs, right)]
     stage = search.full.inputs.stage
-    same = _another(search, theirs, right, tolerance)
+    others = [(key, values, make()) for key, values, make in _moved(search, right)]
+    others = [other for other in others if other[2].shape == theirs.shape]
+    same = _another(others, theirs, right, tolerance)
     if same is not None:
         found.append(same)
     elif np.isfinite(theirs).all() and np.isfinite(right).all():
-        found += _difference(search, theirs, right, wrong)
+        found += _difference(search, others, theirs, right, wrong)
+    if search.untried:
+        found.append(Reason("too long", {"how": "alone" if search.untried == "pairs" else "not"}))
     found += [Reason(*_as_if(candidate.recipe.key_tail, search)) for candidate in search.as_if()]
     if stage == "weights":
         found += _of_weights(theirs, right, tolerance)
@@ -95,7 +99,7 @@ def _nonfinite(theirs: Array, right: Array) -> Iterator[Reason]:
         yield Reason("some nonfinite", values | {"whole": bool(bad[bad.any(axis=-1)].all())})
 
 
-def _moved(search: Search, right: Array) -> Iterator[Other]:
+def _moved(search: Search, right: Array) -> Iterator[tuple[str, dict[str, Any], Callable[[], Array]]]:
     """Other arrays that code may give in place of the right one: other positions of it, and the inputs."""
     axes = ("batch", "head", "query", "column")
     sampled = not search.coverage.everything
@@ -134,11 +138,10 @@ def _with_values(weights: Array, values: Array, by: int, axis: int) -> Array:
     return np.asarray(weights @ np.roll(values, by, axis))
 
 
-def _another(search: Search, theirs: Array, right: Array, tolerance: float) -> Reason | None:
+def _another(others: list[Other], theirs: Array, right: Array, tolerance: float) -> Reason | None:
     """The array that theirs equal: the right one of other positions, or an input."""
-    for key, values, make in _moved(search, right):
-        other = make()
-        if other.shape == theirs.shape and bool((np.abs(theirs - other) <= tolerance).all()):
+    for key, values, other in others:
+        if bool((np.abs(theirs - other) <= tolerance).all()):
             return Reason(f"is {key}", values)
     if not (np.isfinite(theirs).all() and np.isfinite(right).all()):
         return None
@@ -149,8 +152,8 @@ def _another(search: Search, theirs: Array, right: Array, tolerance: float) -> R
     shift = float((theirs - right).mean())
     if bool((np.abs(theirs - right - shift) <= 2 * tolerance).all()):
         return Reason("is shifted", {"shift": shift})
-    for key, values, make in _moved(search, right):
-        if (mixed := _mixed(theirs, right, make(), tolerance)) is not None:
+    for key, values, other in others:
+        if (mixed := _mixed(theirs, right, other, tolerance)) is not None:
             return Reason(f"mixes {key}", values | mixed)
     if right.shape[2] > 1 and bool((np.abs(theirs - theirs[:, :, :1]) <= tolerance).all()):
         return Reason("one row for all", {})
@@ -169,13 +172,11 @@ def _mixed(theirs: Array, right: Array, other: Array, tolerance: float) -> dict[
     return {"own": float(own), "share": float(share)}
 
 
-def _difference(search: Search, theirs: Array, right: Array, wrong: Array) -> Iterator[Reason]:
+def _difference(search: Search, others: list[Other], theirs: Array, right: Array, wrong: Array) -> Iterator[Reason]:
     """What the difference goes with, and how it is spread."""
     error = np.where(wrong, theirs - right, 0.0)
     best: tuple[float, str, dict[str, Any], float] = (_CLEAR, "", {}, 0.0)
-    own: Other = ("output", {}, partial(_for_all, right, right.shape))
-    for key, values, make in (own, *_moved(search, right)):
-        other = make()
+    for key, values, other in [("output", {}, right), *others]:
         if other.shape == error.shape and np.isfinite(other).all():
             found = evidence.correlation(error, other)
             if abs(found) > best[0] + 1e-6:

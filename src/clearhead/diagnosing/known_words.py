@@ -55,8 +55,8 @@ _SAID: dict[str, tuple[str, str]] = {
     # outputs that say by themselves what to look for
     "all NaN": (
         "every number is NaN, so nothing can be compared. Usual reasons: NaN or infinity in the inputs, rows whose "
-        "keys are all hidden (-inf minus -inf, 0/0), exp without subtracting the maximum, memory that was never written. "
-        "Look at the first step that has a NaN",
+        "keys are all hidden (-inf minus -inf, 0/0), exp without subtracting the maximum, memory that was never "
+        "written. Look at the first step that has a NaN",
         "所有数值都是 NaN，无从比较。常见原因：输入中有 NaN 或无穷大；某些行的键全被遮蔽（-inf 减 -inf，0/0）；exp 之前"
         "没有减去最大值；内存从未写入。请找出最早出现 NaN 的那一步",
     ),
@@ -162,6 +162,12 @@ _SAID: dict[str, tuple[str, str]] = {
         "误差的分布很像开着约 {rate:.2g}% 的 dropout，但别的错误也会如此：请把代码运行两次；若结果不同，请调用 "
         "model.eval()",
     ),
+    "too long": (
+        "at this length, a softmax over queries or over the whole matrix and Aᵀ·V were tried {how}: they need every "
+        "score of a head. Shorten the case to some hundred tokens to have them tried",
+        "在这个长度上，沿查询方向或对整个矩阵的 softmax 以及 Aᵀ·V {how}，因为它们需要一个头的全部得分；"
+        "请把例子缩短到几百个词元再试",
+    ),
     "ask for weights": (
         'to narrow it down, give the weights or the scores of your code: stage="weights", stage="scores"',
         '要缩小范围，请给出你代码中的权重或得分：stage="weights"、stage="scores"',
@@ -170,6 +176,7 @@ _SAID: dict[str, tuple[str, str]] = {
 
 
 _OTHERS = {"mean of v": ("the mean of all values", "所有值的平均"), "v itself": ("v", "v"), "q itself": ("q", "q")}
+_HOW = {"alone": ("alone, not in pairs", "只单独试过，没有两两组合"), "not": ("not at all", "没有试")}
 _MANNERS = {  # how theirs relate to other numbers
     "is": ("your numbers are the right ones {place}", "你的结果是{place}"),
     "mixes": (
@@ -189,7 +196,7 @@ def said(reason: Reason, language: Language) -> str:
     values = dict(reason.values)
     if isinstance(values.get("names"), list):
         values["names"] = ("、" if chinese else ", ").join(values["names"])
-    if reason.key in _SAID:
+    if reason.key in _SAID and "how" not in values:
         return filled(_SAID[reason.key][chinese], **values)
     if reason.key.startswith("mixes ") and reason.key[6:] in _OTHERS:
         return filled(
@@ -200,6 +207,9 @@ def said(reason: Reason, language: Language) -> str:
             **values,
             other=_OTHERS[reason.key[6:]][chinese],
         )
+    if "how" in values:
+        values["how"] = _HOW[values["how"]][chinese]
+        return filled(_SAID[reason.key][chinese], **values)
     what, _, axis = reason.key.rpartition(" ")
     one, many, zh = _AXES[axis]
     by = {1: ("next", "后一个"), -1: ("previous", "前一个")}.get(values.get("by", 0), ("", ""))

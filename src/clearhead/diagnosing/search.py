@@ -22,6 +22,7 @@ from clearhead.diagnosing.screening import Screen, generic, taken
 
 _SOFTMAX = {"axis", "blocks", "overflow"}  # each replaces the whole softmax, so that no two of them go together
 _BLOCKS = (8, 16, 32, 64, 128)  # the usual sizes: where none of them leaves such a tail, it has another reason
+_WIDE, _WIDE_PAIRS = 2**22, 2**19  # scores of a head, up to which mistakes that need them all are tried, and in pairs
 BUDGET = 2**21  # the most weights that are compared
 
 
@@ -181,6 +182,12 @@ class Search:
             if shown(change, inputs.stage) and (inputs.weights is None or acts_on_given_weights(change))
         ]
 
+    @property
+    def untried(self) -> str:
+        """Which mistakes that need every score of a head are too costly here: "" for none, "pairs" or "all"."""
+        cells = self.full.inputs.problem.queries * self.full.inputs.problem.keys
+        return "" if cells <= _WIDE_PAIRS else "pairs" if cells <= _WIDE else "all"
+
     def unseen(self) -> list[Candidate]:
         """Mistakes about the caller's own rules that give the right numbers here: these inputs do not show them."""
         right = self.quick.exact.answer(RIGHT, self.sample)
@@ -195,23 +202,23 @@ class Search:
 
     def explanations(self) -> list[Candidate]:
         """Candidates that fit, the best first: one mistake before two, numbers before statistics."""
-        every = self.singles()
+        every = [s for s in self.singles() if not (self.untried == "all" and is_wide(s.recipe))]
         singles = [s for s in every if s.mistakes[0].evidence == "numbers" and s.recipe.tail[0] != "unknown"]
         tails = [s for s in every if s.recipe.tail[0] == "unknown"]
         narrowings = [s for s in every if s.mistakes[0].evidence == "rounding"]
         dropouts = [s for s in every if s.mistakes[0].evidence == "chance"]
-        right = [Candidate((), (), RIGHT)]
+        right, paired = [Candidate((), (), RIGHT)], [s for s in singles if not (self.untried and is_wide(s.recipe))]
         fitting = self.fitting(singles) or self.rounded(right, narrowings) or self.fitting(self._rare())
         if fitting or not np.isfinite(self.full.theirs(self.sample)).any():  # some two mistakes make anything NaN
             return fitting
         return (
             self.fitting(tails)
-            or self.fitting(pairs(singles, singles))
-            or self.fitting(pairs(tails, singles))
-            or self.rounded(singles, narrowings)
+            or self.fitting(pairs(paired, paired))
+            or self.fitting(pairs(tails, paired))
+            or self.rounded(paired, narrowings)
             or self.rounded_somewhere(right, narrowings)
             or self.with_dropout(right, dropouts)
-            or self.with_dropout(singles, dropouts)
+            or self.with_dropout(paired, dropouts)
         )
 
     def _rare(self) -> list[Candidate]:
@@ -268,6 +275,11 @@ class Search:
                 recipe = self.quick.filled(candidate.recipe, self.sample, start=recipe.fill)
             if recipe is not None:
                 yield replace(candidate, recipe=recipe)
+
+
+def is_wide(recipe: Recipe) -> bool:
+    """Does a row need the scores of all rows?"""
+    return recipe.axis in ("queries", "matrix") or recipe.turned
 
 
 def tail_length(kind: str, block: int, keys: int) -> int:
