@@ -7,19 +7,19 @@ from typing import Any, Unpack, cast
 
 import numpy as np
 
-from clearhead.core.arrays import FLOATS, as_array
+from clearhead.core.arrays import FLOATS, as_array, ungraphed
 from clearhead.core.axes import WEIGHTS, Array, heads_first, named
 from clearhead.core.problem import Problem, describe, describe_whole
 from clearhead.core.rule_values import read_flag, read_number, read_numbers
 from clearhead.core.rules import Rules, check_names, check_supported
 from clearhead.diagnosing.certainty import doubts
 from clearhead.diagnosing.fitting import differences
-from clearhead.diagnosing.known import known_about, telling
+from clearhead.diagnosing.known import known_about, nonfinite_inputs, telling
 from clearhead.diagnosing.reason import Reason
 from clearhead.diagnosing.recipe import RIGHT, RULES, STAGES, Inputs, LayerInputs, Rotary, Stage
 from clearhead.diagnosing.search import Candidate, Search
-from clearhead.diagnosing.verdict import Confidence, Diagnosis, MistakeExplanation, Nonfinite, Outcome, Place
-from clearhead.errors import DtypeError, FileError, RuleError, ShapeError, shown, unknown
+from clearhead.diagnosing.verdict import Confidence, Diagnosis, MistakeExplanation, Outcome, Place
+from clearhead.errors import ClearheadError, DtypeError, FileError, RuleError, ShapeError, shown, unknown
 from clearhead.textbook.case_file import (
     GIVEN_WEIGHTS,
     INPUTS,
@@ -81,7 +81,12 @@ def diagnose(
     >>> ch.diagnose(q, k, v, q @ k.T, stage="scaled").explanations[0].mistakes
     ('no scale',)
     """
-    return judged(plain_inputs(q, k, v, theirs, stage, _rotary(rotary, interleaved=rotary_interleaved), rules))
+    rotation = _rotary(rotary, interleaved=rotary_interleaved)
+    with ungraphed():
+        found = judged(plain_inputs(q, k, v, theirs, stage, rotation, rules))
+        if found.verdict == "unexplained" and _right_with_axes_swapped(q, k, v, theirs, stage, rotation, rules):
+            return replace(found, known=(Reason("axes swapped", {}), *found.known))
+    return found
 
 
 def diagnose_layer(
@@ -122,7 +127,8 @@ def diagnose_layer(
     optional = {"w_o": w_o, "context": context, "b_q": b_q, "b_k": b_k, "b_v": b_v, "b_o": b_o}
     arrays = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v, **optional}
     rotation = _rotary(rotary, interleaved=rotary_interleaved)
-    inputs = layer_inputs(arrays, theirs, num_heads, convention, stage, rotation, rules)
+    with ungraphed():
+        inputs = layer_inputs(arrays, theirs, num_heads, convention, stage, rotation, rules)
     return replace(judged(inputs), convention=convention)
 
 
@@ -140,11 +146,13 @@ def diagnose_weights(weights: Any, v: Any, theirs: Any, *, convention: Conventio
     >>> ch.diagnose_weights(a, v, a.T @ v).explanations[0].mistakes
     ('weights transposed',)
     """
-    return replace(judged(_weights(weights, v, theirs, convention, "output")), convention=convention)
+    with ungraphed():
+        inputs = _weights(weights, v, theirs, convention, "output")
+    return replace(judged(inputs), convention=convention)
 
 
 def diagnose_file(path: str | Path) -> Diagnosis:
-    """`diagnose`, `diagnose_layer` or `diagnose_weights` on a file's values: .json, .npz or .safetensors.
+    """`diagnose`, `diagnose_layer` or `diagnose_weights` on a file's values: .json, .npz, .safetensors or .pt.
 
     Raises FileError when the file is missing, malformed or of the wrong form, and what those three raise.
     """
@@ -216,28 +224,9 @@ def judged(inputs: Inputs, slack: float = 0.0) -> Diagnosis:
         facts = known_about(search, theirs, computed, gaps, tolerance)
     return Diagnosis(
         *(verdict, explanations, difference, tolerance, first, search.coverage, unseen),
-        nonfinite=_nonfinite(inputs),
+        nonfinite=nonfinite_inputs(inputs),
         known=facts,
     )
-
-
-def _nonfinite(inputs: Inputs) -> tuple[Nonfinite, ...]:
-    """The inputs that hold NaN or infinity, which spread into whatever reads them."""
-    arrays: dict[str, Any] = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
-    if inputs.layer is not None:
-        arrays = {"x": inputs.layer.x, "context": inputs.layer.context}
-        arrays |= {f"w_{name}": w for name, w in inputs.layer.w.items()}
-        arrays |= {f"b_{name}": b for name, b in inputs.layer.b.items()}
-        if arrays["context"] is arrays["x"] or np.shares_memory(arrays["context"], arrays["x"]):
-            del arrays["context"]
-    nonfinite = []
-    for name, array in arrays.items():
-        indices = np.argwhere(~np.isfinite(array))
-        if len(indices):
-            first = tuple(int(i) for i in indices[0])
-            added = 0 if name[1:2] == "_" else max(0, 2 - len(inputs.problem.prefix))  # axes that the caller's lacks
-            nonfinite.append(Nonfinite(name, first[added:], float(array[first]), len(indices)))
-    return tuple(nonfinite)
 
 
 def _explanations(search: Search, gaps: Array, tolerance: float) -> tuple[Outcome, tuple[MistakeExplanation, ...]]:
@@ -269,6 +258,22 @@ def plain_inputs(q: Any, k: Any, v: Any, theirs: Any, stage: Stage, rotary: Rota
     shape = (*described.problem.prefix, described.problem.queries, values.shape[-1])
     read_theirs = heads_first(_theirs(theirs, shape, described.problem, stage))
     return Inputs(described.problem, described.q, described.k, values, read_theirs, stage, None, rotary)
+
+
+@np.errstate(all="ignore")
+def _right_with_axes_swapped(
+    q: Any, k: Any, v: Any, theirs: Any, stage: Stage, rotary: Rotary | None, rules: Rules
+) -> bool:
+    """Are the numbers right if all four arrays are (batch, length, heads, d)?"""
+    if stage != "output" or rotary is not None or any(len(getattr(x, "shape", ())) != 4 for x in (q, k, v, theirs)):
+        return False
+    q, k, v, theirs = (as_array(x, "q")[0].swapaxes(1, 2) for x in (q, k, v, theirs))
+    try:
+        search = Search(plain_inputs(q, k, v, theirs, stage, rotary, rules))
+    except ClearheadError:  # the rules fit the other order of axes only
+        return False
+    gap, allowed = search.full.measure(RIGHT, search.sample)
+    return gap <= allowed
 
 
 def _weights(weights: Any, v: Any, theirs: Any, convention: Convention, stage: Stage) -> Inputs:

@@ -13,8 +13,9 @@ from clearhead.core.axes import Array
 from clearhead.diagnosing import evidence
 from clearhead.diagnosing.fitting import largest
 from clearhead.diagnosing.reason import Reason
-from clearhead.diagnosing.recipe import RIGHT
+from clearhead.diagnosing.recipe import RIGHT, Inputs
 from clearhead.diagnosing.search import Search, tail_length
+from clearhead.diagnosing.verdict import Nonfinite
 
 Other = tuple[str, dict[str, Any], Array]  # a key, the values that it names, and the numbers
 _CLEAR = 0.95  # a correlation from which on the difference is said to go with something
@@ -234,3 +235,22 @@ def _outside(search: Search, theirs: Array) -> Iterator[Reason]:
     outside &= np.abs(theirs) > slack  # an empty row is 0
     if outside.any():
         yield Reason("outside the values", {"count": int(outside.sum()), "rows": int(outside.any(axis=-1).sum())})
+
+
+def nonfinite_inputs(inputs: Inputs) -> tuple[Nonfinite, ...]:
+    """The inputs that hold NaN or infinity, which spread into whatever reads them."""
+    arrays: dict[str, Any] = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
+    if inputs.layer is not None:
+        arrays = {"x": inputs.layer.x, "context": inputs.layer.context}
+        arrays |= {f"w_{name}": w for name, w in inputs.layer.w.items()}
+        arrays |= {f"b_{name}": b for name, b in inputs.layer.b.items()}
+        if arrays["context"] is arrays["x"] or np.shares_memory(arrays["context"], arrays["x"]):
+            del arrays["context"]
+    nonfinite = []
+    for name, array in arrays.items():
+        indices = np.argwhere(~np.isfinite(array))
+        if len(indices):
+            first = tuple(int(i) for i in indices[0])
+            added = 0 if name[1:2] == "_" else max(0, 2 - len(inputs.problem.prefix))  # axes that the caller's lacks
+            nonfinite.append(Nonfinite(name, first[added:], float(array[first]), len(indices)))
+    return tuple(nonfinite)

@@ -162,6 +162,12 @@ _SAID: dict[str, tuple[str, str]] = {
         "误差的分布很像开着约 {rate:.2g}% 的 dropout，但别的错误也会如此：请把代码运行两次；若结果不同，请调用 "
         "model.eval()",
     ),
+    "axes swapped": (
+        "with all four arrays read as (batch, length, heads, d) your numbers are right: swap axes 1 and 2 of q, k, v "
+        "and theirs, which are (batch, heads, length, d) here",
+        "若把四个数组都看作 (批次, 长度, 头, d)，你的结果就是对的：这里要求 (批次, 头, 长度, d)，请交换 q、k、v 和 "
+        "theirs 的第 1、2 轴",
+    ),
     "too long": (
         "at this length, a softmax over queries or over the whole matrix and Aᵀ·V were tried {how}: they need every "
         "score of a head. Shorten the case to some hundred tokens to have them tried",
