@@ -1,10 +1,9 @@
 """How honest is `diagnose`? Mistakes that no entry describes, and every entry's own mistake with the entry taken out.
 
-    python -m benchmarks.honesty [--only unlisted,leave-one-out] [--sizes 0,1,2,3] [--every N] [--seed S] [--verbose]
+    python -m benchmarks.honesty [--only unlisted,leave-one-out,right] [--sizes 0,1,2,3] [--every N] [--seed S]
 
 An answer is right where its claim goes on to hold: the same code on two other inputs, one of another length, is
-explained by the same entries with the same sizes. Prints a table of answers: right, wrong and sure, wrong and likely,
-wrong and ambiguous, unexplained.
+explained by the same entries with the same sizes. Prints a table of answers. Right programs are tried as well.
 """
 
 import argparse
@@ -22,7 +21,7 @@ import numpy as np
 
 import clearhead as ch
 from benchmarks import unlisted_rules
-from benchmarks.unlisted import PLAIN, Case, Code
+from benchmarks.unlisted import PLAIN, Array, Case, Code, softmax
 from benchmarks.unlisted_layers import LAYER
 from clearhead.diagnosing import search
 from clearhead.diagnosing.diagnose import layer_inputs, plain_inputs
@@ -235,6 +234,69 @@ def left_out(sizes: list[int], every: int, seed: int) -> Iterator[Outcome]:
                         yield outcome(kind, mistake.name, at, partial(made, change=change), seed)
 
 
+def right_codes() -> dict[str, Callable[[Array, Array, Array, Array], Array]]:
+    """Right ways to compute attention from q, k, v and what may be seen, in the arrays' own dtype."""
+
+    def logits(q: Array, k: Array, seen: Array) -> Array:
+        return np.where(seen, q @ k.swapaxes(-1, -2) / q.dtype.type(q.shape[-1] ** 0.5), -np.inf).astype(q.dtype)
+
+    def textbook(q: Array, k: Array, v: Array, seen: Array) -> Array:
+        return softmax(logits(q, k, seen)) @ v
+
+    def by_logsumexp(q: Array, k: Array, v: Array, seen: Array) -> Array:
+        s = logits(q, k, seen)
+        top = s.max(-1, keepdims=True)
+        return np.exp(s - (top + np.log(np.exp(s - top).sum(-1, keepdims=True)))) @ v
+
+    def scale_folded(q: Array, k: Array, v: Array, seen: Array) -> Array:
+        s = (q * q.dtype.type(q.shape[-1] ** -0.25)) @ (k * k.dtype.type(k.shape[-1] ** -0.25)).swapaxes(-1, -2)
+        return softmax(np.where(seen, s, -np.inf).astype(q.dtype)) @ v
+
+    def base_two(q: Array, k: Array, v: Array, seen: Array) -> Array:
+        s = logits(q * q.dtype.type(np.log2(np.e)), k, seen)
+        powers = np.exp2(s - s.max(-1, keepdims=True))
+        return (powers @ v) / powers.sum(-1, keepdims=True)
+
+    def reversed_keys(q: Array, k: Array, v: Array, seen: Array) -> Array:
+        return textbook(q, k[:, :, ::-1], v[:, :, ::-1], seen[..., ::-1])
+
+    def in_blocks(q: Array, k: Array, v: Array, seen: Array) -> Array:
+        s, size = logits(q, k, seen), 7
+        top, total, out = np.full((*s.shape[:-1], 1), -np.inf, s.dtype), np.zeros(1, s.dtype), np.zeros(1, s.dtype)
+        for at in range(0, s.shape[-1], size):
+            new = np.maximum(top, s[..., at : at + size].max(-1, keepdims=True))
+            floor = np.where(np.isneginf(new), 0, new).astype(s.dtype)
+            p, shrink = np.exp(s[..., at : at + size] - floor), np.exp(top - floor)
+            total, out = total * shrink + p.sum(-1, keepdims=True), out * shrink + p @ v[:, :, at : at + size]
+            top = new
+        return np.asarray(out / total)
+
+    def wide(q: Array, k: Array, v: Array, seen: Array) -> Array:
+        return textbook(*(x.astype(np.float64) for x in (q, k, v)), seen).astype(q.dtype)
+
+    found = (textbook, by_logsumexp, scale_folded, base_two, reversed_keys, in_blocks, wide)
+    return {code.__name__: code for code in found}
+
+
+def right(_: list[int], every: int, seed: int) -> Iterator[Outcome]:
+    """Right programs in three dtypes, with scores up to thousands: an answer other than "right" accuses one of them."""
+    codes = right_codes()
+    for at in range(5000 // every):
+        rng = np.random.default_rng([seed, at])
+        name = list(codes)[at % len(codes)]
+        dtype = (np.float32, np.float64, np.float16)[at // len(codes) % 3]
+        n, d = int(rng.integers(1, 40)), int(rng.choice([1, 4, 16, 64]))
+        q, k, v = rng.standard_normal((3, 1, int(rng.integers(1, 4)), n, d)).astype(dtype)
+        q = q * dtype(rng.choice([0.1, 1, 10, 30] if dtype == np.float16 else [0.1, 1, 30, 1000]))
+        causal = bool(rng.random() < 0.5)
+        seen = np.tri(n, dtype=bool) if causal else np.ones((n, n), bool)
+        began = time.perf_counter()
+        found = ch.diagnose(q, k, v, codes[name](q, k, v, seen), causal=causal)
+        kind = np.dtype(dtype).name
+        answer = found.verdict if not found.explanations else f"wrong and {found.explanations[0].confidence}"
+        yield Outcome(kind, name, at % len(SIZES), answer, repr(found), time.perf_counter() - began)
+
+
 def table(outcomes: list[Outcome]) -> str:
     kinds = list(dict.fromkeys(o.kind for o in outcomes))
     lines = ["| | " + " | ".join(ANSWERS) + " | all |", "| --- |" + " --- |" * (len(ANSWERS) + 1)]
@@ -247,7 +309,7 @@ def table(outcomes: list[Outcome]) -> str:
 
 def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.honesty", description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="unlisted,leave-one-out")
+    parser.add_argument("--only", default="unlisted,leave-one-out,right")
     parser.add_argument("--sizes", default="0,1,2,3")
     parser.add_argument("--every", type=int, default=1, help="only each N-th mistake")
     parser.add_argument("--seed", type=int, default=0)
@@ -259,7 +321,7 @@ def main(given: list[str] | None = None) -> None:
             if kind not in values.kinds.split(","):
                 del KINDS[kind]
     sizes = [int(size) for size in values.sizes.split(",")]
-    for what, runs in (("unlisted", unlisted), ("leave-one-out", left_out)):
+    for what, runs in (("unlisted", unlisted), ("leave-one-out", left_out), ("right", right)):
         if what not in values.only.split(","):
             continue
         outcomes = []

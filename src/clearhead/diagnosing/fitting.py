@@ -96,9 +96,14 @@ class Fit:
         """The gap, and what rounding allows."""
         exact = self.exact.answer(recipe, selection) if exact is None else exact
         gap, allowed = self.between(recipe, selection, exact), self.allowed(recipe, selection, exact)
-        if allowed < gap < _DOUBT * allowed and self.plain.precision == np.float32:
-            self._others = self._others or [Workings(self.inputs, self.plain.precision, run) for run in range(_RUNS)]
-            allowed = max(allowed, *(self.allowed(recipe, selection, exact, run) for run in self._others))
+        if allowed < gap < _DOUBT * allowed:
+            if self.plain.precision == np.float32:
+                runs = range(_RUNS)
+                self._others = self._others or [Workings(self.inputs, self.plain.precision, run) for run in runs]
+                allowed = max(allowed, *(self.allowed(recipe, selection, exact, run) for run in self._others))
+            if self.inputs.weights is None:  # exp(s - L) rounds s - L, where a plain run's s - max is exact
+                size = largest(self.exact.logits(recipe, selection))
+                allowed = max(allowed, FACTOR * eps(self.dtype) * size * largest(exact))
         return gap, allowed
 
     def tolerance(self, recipe: Recipe, selection: Selection) -> float:

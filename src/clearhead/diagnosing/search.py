@@ -126,6 +126,8 @@ class Search:
             for narrowing in narrowings:
                 if narrowing.recipe.half == "somewhere" or base.recipe.half:
                     continue
+                if narrowing.recipe.half == "sum" and base.mistakes and self.untried:  # key after key: slow where long
+                    continue
                 recipe = changed(base.recipe, narrowing.changes[0])
                 left = evidence.rounding(self.quick, base.recipe, recipe, self.sample)
                 if left is not None:
