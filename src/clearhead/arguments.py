@@ -279,7 +279,7 @@ def _diagnose(commands: Any) -> None:
     diagnose = _command(
         commands, "diagnose", "name the mistake in your attention from what it gave", _DIAGNOSE_EXAMPLES
     )
-    diagnose.add_argument("file", type=_name, metavar="FILE", help="a .npz, .json or .safetensors file")
+    diagnose.add_argument("file", type=_name, metavar="FILE", help="a .npz, .json, .safetensors or .pt file")
     _files(diagnose, html=False)
     _languages(diagnose, argparse.SUPPRESS)
 

@@ -7,16 +7,19 @@ from typing import Any, Unpack, cast
 
 import numpy as np
 
-from clearhead.core.arrays import FLOATS, as_array
+from clearhead.core.arrays import FLOATS, as_array, ungraphed
 from clearhead.core.axes import WEIGHTS, Array, heads_first, named
 from clearhead.core.problem import Problem, describe, describe_whole
 from clearhead.core.rule_values import read_flag, read_number, read_numbers
 from clearhead.core.rules import Rules, check_names, check_supported
+from clearhead.diagnosing.certainty import doubts
 from clearhead.diagnosing.fitting import differences
+from clearhead.diagnosing.known import known_about, nonfinite_inputs, telling
+from clearhead.diagnosing.reason import Reason
 from clearhead.diagnosing.recipe import RIGHT, RULES, STAGES, Inputs, LayerInputs, Rotary, Stage
 from clearhead.diagnosing.search import Candidate, Search
-from clearhead.diagnosing.verdict import Confidence, Diagnosis, MistakeExplanation, Nonfinite, Outcome, Place
-from clearhead.errors import DtypeError, FileError, RuleError, ShapeError, shown, unknown
+from clearhead.diagnosing.verdict import Confidence, Diagnosis, MistakeExplanation, Outcome, Place
+from clearhead.errors import ClearheadError, DtypeError, FileError, RuleError, ShapeError, shown, unknown
 from clearhead.textbook.case_file import (
     GIVEN_WEIGHTS,
     INPUTS,
@@ -78,7 +81,12 @@ def diagnose(
     >>> ch.diagnose(q, k, v, q @ k.T, stage="scaled").explanations[0].mistakes
     ('no scale',)
     """
-    return judged(_plain(q, k, v, theirs, stage, _rotary(rotary, interleaved=rotary_interleaved), rules))
+    rotation = _rotary(rotary, interleaved=rotary_interleaved)
+    with ungraphed():
+        found = judged(plain_inputs(q, k, v, theirs, stage, rotation, rules))
+        if found.verdict == "unexplained" and _right_with_axes_swapped(q, k, v, theirs, stage, rotation, rules):
+            return replace(found, known=(Reason("axes swapped", {}), *found.known))
+    return found
 
 
 def diagnose_layer(
@@ -119,7 +127,8 @@ def diagnose_layer(
     optional = {"w_o": w_o, "context": context, "b_q": b_q, "b_k": b_k, "b_v": b_v, "b_o": b_o}
     arrays = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v, **optional}
     rotation = _rotary(rotary, interleaved=rotary_interleaved)
-    inputs = layer_inputs(arrays, theirs, num_heads, convention, stage, rotation, rules)
+    with ungraphed():
+        inputs = layer_inputs(arrays, theirs, num_heads, convention, stage, rotation, rules)
     return replace(judged(inputs), convention=convention)
 
 
@@ -137,11 +146,13 @@ def diagnose_weights(weights: Any, v: Any, theirs: Any, *, convention: Conventio
     >>> ch.diagnose_weights(a, v, a.T @ v).explanations[0].mistakes
     ('weights transposed',)
     """
-    return replace(judged(_weights(weights, v, theirs, convention, "output")), convention=convention)
+    with ungraphed():
+        inputs = _weights(weights, v, theirs, convention, "output")
+    return replace(judged(inputs), convention=convention)
 
 
 def diagnose_file(path: str | Path) -> Diagnosis:
-    """`diagnose`, `diagnose_layer` or `diagnose_weights` on a file's values: .json, .npz or .safetensors.
+    """`diagnose`, `diagnose_layer` or `diagnose_weights` on a file's values: .json, .npz, .safetensors or .pt.
 
     Raises FileError when the file is missing, malformed or of the wrong form, and what those three raise.
     """
@@ -183,7 +194,7 @@ def _read(place: Path, values: dict[str, Any], theirs: Array, stage: Any) -> Inp
         convention = values.pop("convention", "rows")
         check_convention(convention)
         q, k, v, theirs = (turned(x, convention) for x in (q, k, v, theirs))
-        return _plain(q, k, v, theirs, stage, rotation, cast("Rules", values))
+        return plain_inputs(q, k, v, theirs, stage, rotation, cast("Rules", values))
     arrays = {name: values.pop(name, None) for name in LAYER}
     heads, convention = values.pop("num_heads", 1), values.pop("convention", "rows")
     return layer_inputs(arrays, theirs, heads, convention, stage, rotation, cast("Rules", values))
@@ -200,35 +211,25 @@ def judged(inputs: Inputs, slack: float = 0.0) -> Diagnosis:
     gaps = differences(theirs, computed) if computed.shape == theirs.shape else np.full(theirs.shape, inf)
     first = _first(search, gaps, theirs, computed, tolerance)
     difference = float(gaps.max(initial=0.0))
-    verdict, explanations = ("right", ()) if first is None else _explanations(search, difference, tolerance)
+    verdict: Outcome = "right" if first is None else "unexplained"
+    explanations: tuple[MistakeExplanation, ...] = ()
+    sign = None if first is None else telling(theirs)
+    if first is not None and sign is None:
+        verdict, explanations = _explanations(search, gaps, tolerance)
     known = {mistake for explanation in explanations for mistake in explanation.candidate.mistakes}
     hidden = [] if verdict == "unexplained" else search.unseen()
     unseen = tuple(MistakeExplanation(f, "ambiguous") for f in hidden if f.mistakes[0] not in known)
-    return Diagnosis(verdict, explanations, difference, tolerance, first, search.coverage, unseen, _nonfinite(inputs))
+    facts: tuple[Reason, ...] = () if sign is None else (sign,)
+    if verdict == "unexplained" and sign is None:
+        facts = known_about(search, theirs, computed, gaps, tolerance)
+    return Diagnosis(
+        *(verdict, explanations, difference, tolerance, first, search.coverage, unseen),
+        nonfinite=nonfinite_inputs(inputs),
+        known=facts,
+    )
 
 
-def _nonfinite(inputs: Inputs) -> tuple[Nonfinite, ...]:
-    """The inputs that hold NaN or infinity, which spread into whatever reads them."""
-    arrays: dict[str, Any] = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
-    if inputs.layer is not None:
-        arrays = {"x": inputs.layer.x, "context": inputs.layer.context}
-        arrays |= {f"w_{name}": w for name, w in inputs.layer.w.items()}
-        arrays |= {f"b_{name}": b for name, b in inputs.layer.b.items()}
-        if arrays["context"] is arrays["x"] or np.shares_memory(arrays["context"], arrays["x"]):
-            del arrays["context"]
-    nonfinite = []
-    for name, array in arrays.items():
-        indices = np.argwhere(~np.isfinite(array))
-        if len(indices):
-            first = tuple(int(i) for i in indices[0])
-            added = 0 if name[1:2] == "_" else max(0, 2 - len(inputs.problem.prefix))  # axes that the caller's lacks
-            nonfinite.append(Nonfinite(name, first[added:], float(array[first]), len(indices)))
-    return tuple(nonfinite)
-
-
-def _explanations(
-    search: Search, difference: float, tolerance: float
-) -> tuple[Outcome, tuple[MistakeExplanation, ...]]:
+def _explanations(search: Search, gaps: Array, tolerance: float) -> tuple[Outcome, tuple[MistakeExplanation, ...]]:
     """What explains wrong numbers: one mistake before two, and the explanations that fit equally well together."""
     fitting = search.explanations() if search.full.inputs.problem.keys else []  # without keys all recipes give 0
     if not fitting:
@@ -240,24 +241,39 @@ def _explanations(
         by_mistakes.setdefault((frozenset(candidate.mistakes), candidate in equal), []).append(candidate)
     groups = [(group[0], tuple(group[1:]), as_good) for (_, as_good), group in by_mistakes.items()]
     several = sum(as_good for *_, as_good in groups) > 1
-    exact = all(mistake.evidence == "numbers" for mistake in best.mistakes) and best.recipe.tail[0] != "unknown"
-    # How many candidates would fit so well by chance, if each of half the numbers fell anywhere in the difference.
-    by_chance = search.tried * min(1.0, 4 * tolerance / difference) ** (search.full.inputs.theirs.size / 2)
-    confidence: Confidence = "sure" if exact and len(groups) == 1 and by_chance < 1e-3 else "likely"
     explanations = [
         MistakeExplanation(first, "ambiguous" if several and as_good else "likely", others)
         for first, others, as_good in groups
     ]
     if several:
         return "ambiguous", tuple(explanations)
-    return "mistake", (replace(explanations[0], confidence=confidence), *explanations[1:])
+    doubted = doubts(search, best, gaps, tolerance)
+    confidence: Confidence = "sure" if len(groups) == 1 and not doubted else "likely"
+    return "mistake", (replace(explanations[0], confidence=confidence, doubts=doubted), *explanations[1:])
 
 
-def _plain(q: Any, k: Any, v: Any, theirs: Any, stage: Stage, rotary: Rotary | None, rules: Rules) -> Inputs:
+def plain_inputs(q: Any, k: Any, v: Any, theirs: Any, stage: Stage, rotary: Rotary | None, rules: Rules) -> Inputs:
+    """The inputs of `diagnose`, checked."""
     described, values = describe_whole(q, k, v, rules)
     shape = (*described.problem.prefix, described.problem.queries, values.shape[-1])
     read_theirs = heads_first(_theirs(theirs, shape, described.problem, stage))
     return Inputs(described.problem, described.q, described.k, values, read_theirs, stage, None, rotary)
+
+
+@np.errstate(all="ignore")
+def _right_with_axes_swapped(
+    q: Any, k: Any, v: Any, theirs: Any, stage: Stage, rotary: Rotary | None, rules: Rules
+) -> bool:
+    """Are the numbers right if all four arrays are (batch, length, heads, d)?"""
+    if stage != "output" or rotary is not None or any(len(getattr(x, "shape", ())) != 4 for x in (q, k, v, theirs)):
+        return False
+    q, k, v, theirs = (as_array(x, "q")[0].swapaxes(1, 2) for x in (q, k, v, theirs))
+    try:
+        search = Search(plain_inputs(q, k, v, theirs, stage, rotary, rules))
+    except ClearheadError:  # the rules fit the other order of axes only
+        return False
+    gap, allowed = search.full.measure(RIGHT, search.sample)
+    return gap <= allowed
 
 
 def _weights(weights: Any, v: Any, theirs: Any, convention: Convention, stage: Stage) -> Inputs:

@@ -1,13 +1,17 @@
-"""Mistakes that leave no exact numbers: rounding to a narrow dtype and dropout, recognised by size and statistics."""
+"""Mistakes that leave no exact numbers: rounding to a narrow dtype, and a scatter like that of dropout."""
+
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from clearhead.core.axes import Array
-from clearhead.diagnosing.fitting import FACTOR, Fit, differences, eps, largest
-from clearhead.diagnosing.recipe import Recipe, Selection
-from clearhead.diagnosing.tiles import dtype_named
+from clearhead.diagnosing.fitting import FACTOR, Fit, differences
+from clearhead.diagnosing.recipe import Inputs, LayerInputs, Recipe, Selection
+from clearhead.diagnosing.tiles import dtype_named, rounded_to
 from clearhead.diagnosing.workings import Workings
 
+_FEW = 32  # with fewer numbers, nothing can be said about how errors are distributed
 _COARSE = 0.1  # the largest error that rounding can cause, as relative root mean square
 
 
@@ -46,36 +50,66 @@ def rounding(fit: Fit, base: Recipe, halved: Recipe, selection: Selection) -> tu
 
 
 def somewhere(fit: Fit, base: Recipe, dtype: str, selection: Selection) -> float | None:
-    """How the size of theirs' error compares with that of a plain run in a narrow dtype: a ratio from 1 up.
+    """How the size of theirs' error compares with that of a run in a narrow dtype: a ratio from 1 to 2.
 
-    None where the error cannot come from rounding: a number is further off than such a run would be, or the error is
-    proportional to the numbers.
+    None where the error does not look like rounding: it is larger or smaller than that of such runs, or its mean is not
+    zero, or it follows the numbers or their neighbours; and where nothing shows this dtype: not every number is one of
+    the dtype's, and the error has nothing in common with that of inputs or of a whole run rounded to it.
     """
-    exact = fit.exact.answer(base, selection)
-    theirs = fit.theirs(selection)
-    narrow = Workings(fit.inputs, dtype_named(dtype)).answer(base, selection).astype(np.float64)
-    error, their_error = narrow - exact, theirs - exact
-    worst = float(np.abs(error[np.isfinite(error)]).max(initial=0.0))
-    if not differences(theirs, exact).max(initial=0) <= FACTOR * (worst + eps(dtype_named(dtype)) * largest(exact)):
+    exact, theirs = fit.exact.answer(base, selection), fit.theirs(selection)
+    error, narrow = theirs - exact, dtype_named(dtype)
+    size = _rms(error)
+    if not 0 < size < float("inf") or error.size < _FEW or follows(error, exact):
         return None
-    correlation = float((their_error * exact).sum()) / (np.linalg.norm(their_error) * np.linalg.norm(exact) + 1e-300)
-    if abs(correlation) >= max(0.5, 4 / np.sqrt(their_error.size)):
-        return None
-    ratio = _rms(their_error) / max(_rms(error), 1e-300)
-    return max(ratio, 1 / max(ratio, 1e-300))
+    whole = Workings(fit.inputs, narrow).answer(base, selection).astype(np.float64)
+    inputs = Workings(rounded_inputs(fit.inputs, dtype)).answer(base, selection)
+    runs = [run - exact for run in (whole, inputs, rounded_to(exact, dtype)) if np.isfinite(run).all()]
+    written = bool((rounded_to(theirs, dtype) == theirs).all())
+    ratios = [
+        max(size / _rms(run), _rms(run) / size)
+        for run in runs
+        if _rms(run) > 0 and (written or correlation(error, run) > max(0.3, 6 / np.sqrt(error.size)))
+    ]
+    return min((ratio for ratio in ratios if ratio <= 2), default=None)
 
 
-def dropout(fit: Fit, base: Recipe, selection: Selection, *, strict: bool = False) -> float | None:
+def follows(error: Array, exact: Array) -> bool:
+    """Does an error have a mean, or go with the numbers themselves or with their neighbours, as rounding does not?"""
+    limit = max(0.25, 6 / np.sqrt(error.size))
+    if abs(float(error.mean())) > limit * _rms(error):
+        return True
+    beside = (exact, *(np.roll(exact, 1, axis) for axis in range(4) if exact.shape[axis] > 1))
+    return any(abs(correlation(error, x)) > limit for x in beside)
+
+
+def correlation(a: Array, b: Array) -> float:
+    """Σ a·b / (|a|·|b|), 0 where one of them is 0."""
+    size = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return float((a * b).sum()) / size if size else 0.0
+
+
+def rounded_inputs(inputs: Inputs, dtype: str) -> Inputs:
+    """The same inputs, rounded to a narrow dtype and back."""
+
+    def rounded(x: Any) -> Any:
+        return None if x is None else rounded_to(np.asarray(x, np.float64), dtype)
+
+    layer = inputs.layer
+    if layer is not None:
+        w, b = ({name: rounded(x) for name, x in given.items()} for given in (layer.w, layer.b))
+        layer = LayerInputs(rounded(layer.x), rounded(layer.context), w, b)
+    q, k, v, weights = (rounded(x) for x in (inputs.q, inputs.k, inputs.v, inputs.weights))
+    return replace(inputs, q=q, k=k, v=v, weights=weights, layer=layer)
+
+
+def scatter(fit: Fit, base: Recipe, selection: Selection) -> float | None:
     """The dropout rate p, where theirs scatter around the base as dropped weights do: Var o = p/(1-p)·Σ a²·v².
 
-    strict    for a base that is a mistake itself: many bases come near by chance, so the scatter must fit better
-    None where the scatter is not that of dropout.
+    None where the scatter is not that of dropout. Much else scatters so: it is a hint, and no evidence.
     """
     theirs = fit.theirs(selection)
     if not np.isfinite(theirs).all():
         return None
-    if fit.inputs.stage == "weights":
-        return _dropped_weights(theirs, fit.exact.answer(base, selection))
     if fit.inputs.stage != "output" or fit.inputs.merged or base.half or base.values != "v" or base.turned:
         return None
     weights, right = fit.exact.weights(base, selection), fit.exact.output(base, selection)
@@ -100,8 +134,8 @@ def dropout(fit: Fit, base: Recipe, selection: Selection, *, strict: bool = Fals
     quarters = [float(ratios[live][rows].mean()) for rows in np.array_split(order, 4)]
     # The relative standard error of the mean; where rates are low, a few rows with large errors decide it.
     standard_error = float(ratios[live].std()) / ratio / np.sqrt(live.sum())
-    between_rows = max(1.8 if strict else 3.0, 1 / max(0.2, 1 - 7 * standard_error))  # allowed between quarters of rows
-    to_whole = max(1.25 if strict else 1.6, 1 + 4 * standard_error)  # allowed against the whole covariance
+    between_rows = max(1.8, 1 / max(0.2, 1 - 7 * standard_error))  # allowed between quarters of rows
+    to_whole = max(1.25, 1 + 4 * standard_error)  # allowed against the whole covariance
     if max(quarters) > between_rows * ratio or min(quarters) < ratio / between_rows:
         return None
     return rate if ratio / to_whole < _by_covariance(weights, values, error, ratio) < to_whole * ratio else None
@@ -115,29 +149,12 @@ def _by_covariance(weights: Array, values: Array, error: Array, ratio: float) ->
     width = values.shape[-1]
     estimates = []
     rows = list(np.ndindex(weights.shape[:3]))
-    for row in rows[:: max(1, len(rows) // 256)]:
+    for row in rows[:: max(1, len(rows) // 64)]:
         scaled = weights[row][:, None] * values[row[:2]]
         spread = scaled.T @ scaled
         if np.linalg.cond(spread) < 1e6:
             estimates.append(float(error[row] @ np.linalg.solve(spread, error[row])) / width)
     return float(np.mean(estimates)) if len(estimates) >= 4 else ratio
-
-
-def _dropped_weights(theirs: Array, right: Array) -> float | None:
-    """The dropout rate of weights that are each either 0 or scaled up by one number; None where they are not."""
-    if right.shape != theirs.shape:
-        return None
-    live = right > 1e-6 * right.max(initial=0)
-    dropped = live & (theirs == 0)
-    kept = live & ~dropped
-    if not kept.any() or not dropped.any():
-        return None
-    scale = theirs[kept] / right[kept]
-    median = float(np.median(scale))
-    rate = 1 - 1 / median if median > 1 else 0.0
-    share = dropped.sum() / live.sum()
-    one_scale = float(np.abs(scale / median - 1).max()) < 1e-2
-    return rate if one_scale and abs(share - rate) < 5 * np.sqrt(0.25 / live.sum()) + 0.02 else None
 
 
 def _rms(x: Array) -> float:

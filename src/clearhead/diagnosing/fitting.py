@@ -12,6 +12,7 @@ from clearhead.diagnosing.workings import VISIBILITY, Workings
 FACTOR = 4.0  # a right result may lie this many times further from the truth than a plain run in its dtype
 _DOUBT = 16.0  # a gap of up to this many tolerances is judged by more plain runs: one run may have been lucky
 _RUNS = 4
+_WIDEST = 1e-2  # of the largest number: what rounding of large scores excuses at most
 _NARROW = {np.dtype(np.float64): 0, np.dtype(np.float32): 1, np.dtype(np.float16): 2, bfloat16: 3}
 
 
@@ -96,9 +97,13 @@ class Fit:
         """The gap, and what rounding allows."""
         exact = self.exact.answer(recipe, selection) if exact is None else exact
         gap, allowed = self.between(recipe, selection, exact), self.allowed(recipe, selection, exact)
+        excused = max(_DOUBT * allowed, _WIDEST * largest(exact))
         if allowed < gap < _DOUBT * allowed and self.plain.precision == np.float32:
             self._others = self._others or [Workings(self.inputs, self.plain.precision, run) for run in range(_RUNS)]
             allowed = max(allowed, *(self.allowed(recipe, selection, exact, run) for run in self._others))
+        if allowed < gap and recipe == RIGHT and self.inputs.weights is None:
+            size = largest(self.exact.logits(recipe, selection))  # exp(s - L) rounds s - L, where s - max may be exact
+            allowed = max(allowed, min(FACTOR * eps(self.dtype) * size * largest(exact), excused))
         return gap, allowed
 
     def tolerance(self, recipe: Recipe, selection: Selection) -> float:

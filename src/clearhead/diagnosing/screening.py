@@ -126,3 +126,19 @@ def taken(inputs: Inputs, batches: tuple[int, ...]) -> Inputs:
         weights=select(inputs.weights),
         layer=None if layer is None else replace(layer, x=layer.x[index], context=layer.context[index]),
     )
+
+
+def generic(inputs: Inputs) -> Inputs:
+    """Inputs of the same shapes, dtypes and rules, whose numbers are random."""
+    rng = np.random.default_rng(0)
+
+    def drawn(x: Any) -> Any:
+        return None if x is None else rng.standard_normal(x.shape).astype(x.dtype)
+
+    layer = inputs.layer
+    if layer is not None:
+        x = drawn(layer.x)
+        context = x if layer.context is layer.x else drawn(layer.context)
+        w = {name: drawn(matrix) / matrix.dtype.type(len(matrix) ** 0.5) for name, matrix in layer.w.items()}
+        layer = LayerInputs(x, context, w, {name: drawn(bias) for name, bias in layer.b.items()})
+    return replace(inputs, q=drawn(inputs.q), k=drawn(inputs.k), v=drawn(inputs.v), layer=layer)

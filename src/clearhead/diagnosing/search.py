@@ -13,14 +13,16 @@ from typing import NamedTuple
 import numpy as np
 
 from clearhead.core.problem import Problem
-from clearhead.diagnosing import evidence
+from clearhead.diagnosing import dropping, evidence
 from clearhead.diagnosing.fitting import Fit, coarser, differences, largest
 from clearhead.diagnosing.mistakes import MISTAKES, Mistake
+from clearhead.diagnosing.reason import Reason
 from clearhead.diagnosing.recipe import RIGHT, Change, Inputs, Recipe, Selection, acts_on_given_weights, changed, shown
-from clearhead.diagnosing.screening import Screen, taken
+from clearhead.diagnosing.screening import Screen, generic, taken
 
 _SOFTMAX = {"axis", "blocks", "overflow"}  # each replaces the whole softmax, so that no two of them go together
-_LEAST_ROWS = 64  # with fewer rows, dropout beside another mistake fits almost any numbers
+_BLOCKS = (8, 16, 32, 64, 128)  # the usual sizes: where none of them leaves such a tail, it has another reason
+_WIDE, _WIDE_PAIRS = 2**22, 2**19  # scores of a head, up to which mistakes that need them all are tried, and in pairs
 BUDGET = 2**21  # the most weights that are compared
 
 
@@ -33,6 +35,8 @@ class Candidate:
     recipe: Recipe
     residual: float = inf
     tolerance: float = 0.0
+    rare: bool = False  # of the variants that are tried last
+    shows: Reason | None = None  # the evidence, where it is other than numbers that fit
 
     @property
     def fits(self) -> bool:
@@ -68,6 +72,7 @@ class Search:
 
     def __init__(self, inputs: Inputs, slack: float = 0.0) -> None:
         self.tried = 0  # candidates so far
+        self._generic: Fit | None = None
         dtype = coarser(inputs.problem.dtype, inputs.theirs.dtype)
         problem = inputs.problem
         cells = problem.batch * problem.heads * problem.queries * problem.keys
@@ -101,15 +106,17 @@ class Search:
         return candidate
 
     def _unwritten(self, recipe: Recipe, start: int) -> bool:
-        """Are the rows from `start` on wrong beyond all rounding, the first of them and most of all of them?"""
-        whole, gross = recipe._replace(tail=("", 0)), 0.01 * largest(self.full.theirs(self.sample))
+        """Are the rows from `start` on no outputs at all, the first of them and most of them: far beyond all values?"""
+        inputs = self.full.inputs
+        right = self.full.exact.answer(RIGHT, self.sample)
+        values = right if inputs.merged else self.full.exact.operand(recipe, "v")
+        beyond = (10 if inputs.merged else 3) * largest(values)
         rows = tuple(row for row in self.everything.rows if row >= start)
         for chosen in ((start,), rows):
-            selection = self.full.exact.selection(self.everything.heads, chosen)
-            for reference in (whole, RIGHT):
-                computed, theirs = self.full.exact.answer(reference, selection), self.full.theirs(selection)
-                if computed.shape != theirs.shape or np.mean(differences(theirs, computed).max(axis=-1) > gross) < 0.5:
-                    return False
+            theirs = self.full.theirs(self.full.exact.selection(self.everything.heads, chosen))
+            outside = ~(np.abs(theirs) <= beyond)
+            if np.mean(outside.any(axis=-1)) < 0.5:
+                return False
         return True
 
     def rounded(self, bases: list[Candidate], narrowings: list[Candidate]) -> list[Candidate]:
@@ -118,6 +125,8 @@ class Search:
         for base in self._close(bases):
             for narrowing in narrowings:
                 if narrowing.recipe.half == "somewhere" or base.recipe.half:
+                    continue
+                if narrowing.recipe.half == "sum" and base.mistakes and self.untried:  # key after key: slow where long
                     continue
                 recipe = changed(base.recipe, narrowing.changes[0])
                 left = evidence.rounding(self.quick, base.recipe, recipe, self.sample)
@@ -138,24 +147,21 @@ class Search:
         return [replace(by_ratio[min(by_ratio)], residual=gap, tolerance=gap)] if by_ratio else []
 
     def with_dropout(self, bases: list[Candidate], dropouts: list[Candidate]) -> list[Candidate]:
-        """Bases with weights dropped at random; of those that fit, the one with the lowest rate."""
+        """Bases whose weights are dropped at random, as far as these can be solved for; first the lowest rate."""
         fitting, error_of_right = [], evidence.rms_error(self.quick, RIGHT, self.sample)
-        rows = len(self.coverage.batches) * self.coverage.heads * len(self.coverage.queries)
         for dropout, base in product(dropouts, bases):
-            if base.mistakes and rows < _LEAST_ROWS:
-                continue
             if base.lacks_fill or not evidence.scatters_around(
                 self.quick, base.recipe, self.sample, self.screen.workings
             ):
                 continue
             if not evidence.rms_error(self.quick, base.recipe, self.sample) <= 1.02 * error_of_right:
                 continue
-            rate = evidence.dropout(self.full, base.recipe, self.everything, strict=bool(base.mistakes))
-            if rate is not None:
+            found = dropping.dropout(self.full, base.recipe, self.everything)
+            if found is not None:
                 gap = self.quick.gap(base.recipe, self.sample)
-                recipe = base.recipe._replace(dropout=rate)
+                recipe = base.recipe._replace(dropout=found.rate)
                 joined = (base.mistakes + dropout.mistakes, base.changes + dropout.changes)
-                fitting.append(Candidate(*joined, recipe, residual=gap, tolerance=gap))
+                fitting.append(Candidate(*joined, recipe, gap, gap, shows=Reason("dropped", found._asdict())))
         return sorted(fitting, key=lambda candidate: candidate.recipe.dropout)[:1]
 
     def _close(self, bases: list[Candidate]) -> Iterator[Candidate]:
@@ -172,11 +178,17 @@ class Search:
         """Every single mistake that can be made with these inputs, and that shows at their stage."""
         inputs = self.quick.inputs
         return [
-            Candidate((mistake,), (change,), changed(RIGHT, change))
+            Candidate((mistake,), (change,), changed(RIGHT, change), rare=rare)
             for mistake in filter(only, MISTAKES)
             for change in (mistake.rare if rare else mistake.variants)(inputs)
             if shown(change, inputs.stage) and (inputs.weights is None or acts_on_given_weights(change))
         ]
+
+    @property
+    def untried(self) -> str:
+        """Which mistakes that need every score of a head are too costly here: "" for none, "pairs" or "all"."""
+        cells = self.full.inputs.problem.queries * self.full.inputs.problem.keys
+        return "" if cells <= _WIDE_PAIRS else "pairs" if cells <= _WIDE else "all"
 
     def unseen(self) -> list[Candidate]:
         """Mistakes about the caller's own rules that give the right numbers here: these inputs do not show them."""
@@ -192,30 +204,69 @@ class Search:
 
     def explanations(self) -> list[Candidate]:
         """Candidates that fit, the best first: one mistake before two, numbers before statistics."""
-        every = self.singles()
+        every = [s for s in self.singles() if not (self.untried == "all" and is_wide(s.recipe))]
         singles = [s for s in every if s.mistakes[0].evidence == "numbers" and s.recipe.tail[0] != "unknown"]
         tails = [s for s in every if s.recipe.tail[0] == "unknown"]
         narrowings = [s for s in every if s.mistakes[0].evidence == "rounding"]
         dropouts = [s for s in every if s.mistakes[0].evidence == "chance"]
-        right = [Candidate((), (), RIGHT)]
-        fitting = self.fitting(singles) or self.rounded(right, narrowings) or self.fitting(self.singles(rare=True))
+        right, paired = [Candidate((), (), RIGHT)], [s for s in singles if not (self.untried and is_wide(s.recipe))]
+        fitting = self.fitting(singles) or self.rounded(right, narrowings) or self.fitting(self._rare())
         if fitting or not np.isfinite(self.full.theirs(self.sample)).any():  # some two mistakes make anything NaN
             return fitting
         return (
             self.fitting(tails)
-            or self.fitting(pairs(singles, singles))
-            or self.fitting(pairs(tails, singles))
-            or self.rounded(singles, narrowings)
+            or self.fitting(pairs(paired, paired))
+            or self.fitting(pairs(tails, paired))
+            or self.rounded(paired, narrowings)
             or self.rounded_somewhere(right, narrowings)
             or self.with_dropout(right, dropouts)
-            or self.with_dropout(singles, dropouts)
+            or self.with_dropout(paired, dropouts)
         )
 
-    def fitting(self, candidates: Iterable[Candidate]) -> list[Candidate]:
-        """Candidates that fit, the closest first."""
+    def _rare(self) -> list[Candidate]:
+        """Blocks of unusual sizes, but for those that are known by one number alone: how many keys come last."""
+        return [s for s in self.singles(rare=True) if not s.recipe.key_tail[0]]
+
+    def rare_rivals(self, candidate: Candidate) -> list[Candidate]:
+        """Rare variants of other mistakes that fit as well, though not on every input."""
+        others = [s for s in self._rare() if s.mistakes[0] not in candidate.mistakes]
+        return [rival for rival in self.fitting(others) if not self.same_anywhere(candidate, rival)]
+
+    def as_if(self) -> list[Candidate]:
+        """The last keys unread, or keys of zeros behind them, however many: what theirs equal, whatever the reason."""
+        tails = [s for rare in (False, True) for s in self.singles(rare=rare) if s.recipe.key_tail[0]]
+        return self.fitting(tails, weak=True)[:1]
+
+    def fitting(self, candidates: Iterable[Candidate], *, weak: bool = False) -> list[Candidate]:
+        """Candidates that fit, the closest first; with `weak`, those as well that a coincidence would make fit."""
         fitting = [candidate for candidate in map(self.measured, self._screened(candidates)) if candidate.fits]
-        plain = [c for c in fitting if not c.fitted_fill]  # a fitted number can imitate another mistake
-        return sorted(plain or fitting, key=lambda candidate: candidate.residual)
+        fitting = [c for c in fitting if weak or not self._coincidence(c)]
+        plain = [c for c in fitting if not c.fitted_fill]
+        imitated = [c for c in fitting if c.fitted_fill and any(self.same_anywhere(c, other) for other in plain)]
+        return sorted((c for c in fitting if c not in imitated), key=lambda candidate: candidate.residual)
+
+    def _coincidence(self, candidate: Candidate) -> bool:
+        """Is it a tail that only blocks of unusual sizes leave, or a pair with a number fitted to a single query?"""
+        if len(candidate.mistakes) > 1 and candidate.fitted_fill and self.full.inputs.problem.queries == 1:
+            return True
+        (kind, block), keys = candidate.recipe.key_tail, self.full.inputs.problem.keys
+        return bool(kind) and not any(
+            size < keys and tail_length(kind, size, keys) == tail_length(kind, block, keys) for size in _BLOCKS
+        )
+
+    def same_anywhere(self, a: Candidate, b: Candidate) -> bool:
+        """Do two candidates give the same numbers on random inputs of this kind too, so that no input tells them apart?
+
+        A fitted number can imitate another mistake, as hidden scores of -c imitate a cap after the mask.
+        """
+        if self._generic is None:
+            self._generic = Fit(generic(self.quick.inputs), self.quick.dtype, 0.0)
+        fit = self._generic
+        x, y = (fit.exact.answer(one.recipe, self.sample) for one in (a, b))
+        if x.shape != y.shape:
+            return False
+        allowed = max(2e-3 * largest(y), *(fit.allowed(c.recipe, self.sample, z) for c, z in ((a, x), (b, y))))
+        return bool(differences(x, y).max(initial=0.0) <= allowed)
 
     def _screened(self, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
         """Candidates that come near theirs on a few rows, the number that their mask fills with found."""
@@ -226,6 +277,16 @@ class Search:
                 recipe = self.quick.filled(candidate.recipe, self.sample, start=recipe.fill)
             if recipe is not None:
                 yield replace(candidate, recipe=recipe)
+
+
+def is_wide(recipe: Recipe) -> bool:
+    """Does a row need the scores of all rows?"""
+    return recipe.axis in ("queries", "matrix") or recipe.turned
+
+
+def tail_length(kind: str, block: int, keys: int) -> int:
+    """How many keys a kernel skips behind its last whole block, or how many zeros it reads behind them."""
+    return keys % block if kind == "skipped" else -keys % block
 
 
 def pairs(first: list[Candidate], second: list[Candidate]) -> Iterator[Candidate]:

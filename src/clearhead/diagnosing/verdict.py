@@ -6,6 +6,8 @@ from math import isfinite
 from typing import Any, Literal, NamedTuple
 
 from clearhead.core.rule_values import read_language
+from clearhead.diagnosing.known_words import said
+from clearhead.diagnosing.reason import Reason
 from clearhead.diagnosing.recipe import Change, Recipe
 from clearhead.diagnosing.search import Candidate, Coverage
 from clearhead.digits import significant
@@ -37,7 +39,7 @@ class Nonfinite(NamedTuple):
 
 
 class AnswerLine(NamedTuple):
-    """A line of the answer and its kind: verdict, did, mend, needs or note."""
+    """A line of the answer and its kind: verdict, did, mend, needs, known or note."""
 
     kind: str
     text: str
@@ -50,6 +52,7 @@ class MistakeExplanation:
     candidate: Candidate
     confidence: Confidence
     alike: tuple[Candidate, ...] = ()  # the same mistakes with other details, which fit equally well
+    doubts: tuple[Reason, ...] = ()  # why it is likely only
 
     def __repr__(self) -> str:
         return f"Explanation({' + '.join(self.mistakes)}, residual {self.residual:.2g}, {self.confidence})"
@@ -116,6 +119,7 @@ class Diagnosis:
     looked: Coverage
     unseen: tuple[MistakeExplanation, ...]  # mistakes that these inputs cannot show
     nonfinite: tuple[Nonfinite, ...] = ()  # inputs that hold NaN or infinity
+    known: tuple[Reason, ...] = ()  # what is known where nothing explains the numbers
     tokens: Names = None  # (queries,)
     convention: str = "rows"
 
@@ -147,13 +151,14 @@ class Diagnosis:
                     "did": e.did(),
                     "mend": e.mend(),
                 }
-                | {"needs": e.needs()}
+                | {"needs": e.needs(), "doubts": [said(doubt, "en") for doubt in e.doubts]}
                 for e in self.explanations
             ],
             "largest_difference": _plain(self.difference),
             "tolerance": _plain(self.tolerance),
             "first_difference": first and {k: _plain(v) for k, v in first._asdict().items()},
             "looked_at": self.looked._asdict(),
+            "known": [{"what": fact.key, **{k: _plain(x) for k, x in fact.values.items()}} for fact in self.known],
             "nonfinite": [{**nonfinite._asdict(), "value": str(nonfinite.value)} for nonfinite in self.nonfinite],
             "unseen": [e.mistakes[0] for e in self.unseen],
         }
@@ -191,6 +196,9 @@ _SAID: dict[str, tuple[str, str]] = {
         "{difference:.4g} away",
         "把握：很可能。这样算出的结果与你的相差 {residual:.2g}；正确结果与你的最多相差 {difference:.4g}",
     ),
+    "no fit": ("how sure: likely", "把握：很可能"),
+    "because": ("    not sure, because {why}", "    之所以不能确定：{why}"),
+    "known": ("what is known:", "已知的情况："),
     "tell": (
         "    to tell it from the others, try an input with {needs}",
         "    要与其他解释区分，请换用这样的输入：{needs}",
@@ -283,7 +291,10 @@ def _lines(diagnosis: Diagnosis, language: Language) -> Iterator[AnswerLine]:
         yield AnswerLine("verdict", _say(language, "mistake" if len(best.mistakes) == 1 else "mistakes"))
         yield from _explained(best, language)
         sure = {"residual": best.residual, "tolerance": best.tolerance, "difference": diagnosis.difference}
-        yield AnswerLine("note", _say(language, best.confidence, **sure))
+        fits = all(mistake.evidence == "numbers" for mistake in best.candidate.mistakes)
+        yield AnswerLine("note", _say(language, best.confidence if fits else "no fit", **sure))
+        for doubt in best.doubts:
+            yield AnswerLine("note", _say(language, "because", why=said(doubt, language)))
     if diagnosis.explanations and diagnosis.convention == "columns":
         yield AnswerLine("note", _say(language, "columns"))
     less = [e for e in diagnosis.explanations[1:] if e.confidence != "ambiguous"]
@@ -296,6 +307,10 @@ def _lines(diagnosis: Diagnosis, language: Language) -> Iterator[AnswerLine]:
         if diagnosis.tokens is not None:
             place["query"] = f"{place['query']} ({diagnosis.tokens[place['query']].strip()})"
         yield AnswerLine("note", _say(language, key, **place))
+    if diagnosis.known:
+        yield AnswerLine("known", _say(language, "known"))
+    for fact in diagnosis.known:
+        yield AnswerLine("known", f"  {said(fact, language)}")
     for unseen in diagnosis.unseen:
         yield AnswerLine("note", _say(language, "unseen", did=unseen.did(language)[0], needs=unseen.needs(language)[0]))
     if not diagnosis.looked.everything:

@@ -1,21 +1,22 @@
-"""Reads worked examples from .json, .npz and .safetensors files, without pickle; names become lower case."""
+"""Reads worked examples from .json, .npz, .safetensors and .pt files, without pickle; names become lower case."""
 
 import json
 import os
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from decimal import Decimal
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from clearhead.core.array_files import npz, safetensors
-from clearhead.core.arrays import FLOATS
+from clearhead.core.arrays import FLOATS, as_array
 from clearhead.core.axes import Array
 from clearhead.core.files import json_of, read_bytes
 from clearhead.core.rules import joined
-from clearhead.errors import FileError
+from clearhead.errors import DtypeError, FileError
 
 INPUTS = ("q", "k", "v")
 GIVEN_WEIGHTS = ("weights", "v")
@@ -30,7 +31,7 @@ def read(place: Path) -> dict[str, Any]:
     NaN and Infinity in JSON, as Python's json.dumps writes them, become floats. Raises FileError when the file is
     missing, malformed, larger than the memory, or has a false header.
     """
-    reader = {".npz": npz, ".npy": npz, ".safetensors": _read_safetensors}.get(place.suffix.lower(), _read_json)
+    reader = _READERS.get(place.suffix.lower(), _read_json)
     data = reader(place)
     lowered = {name.lower(): value for name, value in data.items()}
     if len(lowered) < len(data):
@@ -173,7 +174,9 @@ def _wanted(place: Path) -> str:
     with suppress(FileError):
         if read_bytes(place)[:4] in (b"PK\x03\x04", b"\x93NUM"):
             return "it is NumPy's: np.savez writes a .npz file, which needs that ending."
-    return 'a .json file holds {"q": [[…]], "k": [[…]], "v": [[…]]}; .npz and .safetensors files need their endings.'
+    return (
+        'a .json file holds {"q": [[…]], "k": [[…]], "v": [[…]]}; .npz, .safetensors and .pt files need their endings.'
+    )
 
 
 def _read_safetensors(place: Path) -> dict[str, Any]:
@@ -182,8 +185,51 @@ def _read_safetensors(place: Path) -> dict[str, Any]:
     return {name: _json_or_text(text) for name, text in metadata.items()} | arrays
 
 
+def _read_pt(place: Path) -> dict[str, Any]:
+    """The tensors and plain values of a dictionary that torch.save wrote; nothing in the file is run."""
+    data = read_bytes(place)
+    try:
+        import torch
+    except ImportError:
+        raise FileError(f"{place.name} is PyTorch's, which is not installed here.", _PLAIN) from None
+    try:
+        found = torch.load(BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as error:  # torch.load has a dozen kinds of exceptions for what is malformed
+        words = f"{place.name} holds other objects than tensors, numbers and texts, or is damaged: it is not opened"
+        raise FileError(f"{words} ({type(error).__name__}).", _PLAIN) from None
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise FileError(f"{place.name} holds a {type(found).__name__}: expected names with their values.", _PLAIN)
+    with torch.no_grad():
+        return {name: _array(name, x) if isinstance(x, torch.Tensor) else x for name, x in found.items()}
+
+
+def _array(name: str, tensor: Any) -> Array:
+    try:
+        return as_array(tensor.contiguous(), name)[0]
+    except DtypeError as error:
+        raise FileError(f"{name}: {error.what}", error.hint) from None
+
+
+def _refused(place: Path) -> dict[str, Any]:
+    raise FileError(f"{place.name} is a pickle, which can run any code when it is opened: it is not opened.", _PLAIN)
+
+
+_PLAIN = (
+    'np.savez("case.npz", q=q, k=k, v=v, theirs=out), or torch.save({"q": q, "k": k, "v": v, "theirs": out}, "case.pt")'
+)
+
+
 def _json_or_text(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         return text
+
+
+_READERS = {
+    ".npz": npz,
+    ".npy": npz,
+    ".safetensors": _read_safetensors,
+    **dict.fromkeys((".pt", ".pth"), _read_pt),
+    **dict.fromkeys((".pkl", ".pickle"), _refused),
+}

@@ -1,0 +1,62 @@
+"""How sure an explanation can be: the reasons to doubt it. Without any it is sure, with one it is likely at most."""
+
+from typing import Any
+
+import numpy as np
+
+from clearhead.core.axes import Array
+from clearhead.diagnosing.reason import Reason
+from clearhead.diagnosing.recipe import Inputs
+from clearhead.diagnosing.search import Candidate, Search
+
+_POSITIONS = 4  # fewer queries are no evidence: what is wrong with them could be wrong with these alone
+_CHANCE = 1e-3  # of any candidate fitting so well
+
+
+def doubts(search: Search, candidate: Candidate, gaps: Array, tolerance: float) -> tuple[Reason, ...]:
+    """What keeps the explanation from being sure, where no other explanation fits as well.
+
+    gaps, tolerance   how far theirs lie from the right numbers, and what rounding allows
+    """
+    found = []
+    if len(candidate.mistakes) > 1:
+        found.append(Reason("a pair", {}))
+    if any(mistake.evidence == "rounding" for mistake in candidate.mistakes):
+        found.append(Reason("only rounding", {}))
+    if candidate.shows is not None:
+        found.append(candidate.shows)
+    positions = int((gaps > tolerance).any(axis=(0, 1, 3)).sum())
+    if positions < _POSITIONS:
+        found.append(Reason("one position" if positions == 1 else "few positions", {"count": positions}))
+    if candidate.rare or _by_count(candidate):
+        found.append(Reason("a size", {}))
+    same = degenerate(search.full.inputs)
+    if same:
+        found.append(Reason("same tokens", {"names": same}))
+    difference = float(gaps.max(initial=0.0))
+    by_chance = search.tried * min(1.0, 4 * tolerance / difference) ** (search.full.inputs.theirs.size / 2)
+    if not by_chance < _CHANCE:
+        found.append(Reason("small difference", {}))
+    if not found and search.rare_rivals(candidate):
+        found.append(Reason("rivals", {}))
+    return tuple(found)
+
+
+def _by_count(candidate: Candidate) -> bool:
+    """Is all that shows it how many keys or queries come last?"""
+    recipe = candidate.recipe
+    return bool(recipe.key_tail[0] or recipe.tail[0]) or recipe.blocks[0].startswith("last")
+
+
+def degenerate(inputs: Inputs) -> list[str]:
+    """The inputs whose tokens are all the same, so that they cannot tell one key or query from another."""
+    arrays: dict[str, Any] = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
+    if inputs.layer is not None:
+        arrays = {"x": inputs.layer.x, "context": inputs.layer.context}
+    if inputs.weights is not None:
+        arrays = {"weights": inputs.weights, "v": inputs.v}
+    return [
+        name
+        for name, x in arrays.items()
+        if x is not None and x.size and x.shape[-2] > 1 and bool(np.all(x == x[..., :1, :]))
+    ]

@@ -1,0 +1,80 @@
+"""Dropout, shown: where a row sees at most d_v keys its weights can be solved for, and each is 0 or a/(1 - p)."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from clearhead.core.axes import Array
+from clearhead.diagnosing.fitting import Fit
+from clearhead.diagnosing.recipe import Recipe, Selection
+
+_ROWS = 512  # the most that are solved for
+_DECIDED = 12  # the fewest weights that must be decided
+_SHARPNESS = 0.05  # a solved weight is decided where its error is at most this part of the weight itself
+
+
+class Dropped(NamedTuple):
+    """The rate, how many weights were solved for, how many of them are 0, and what the others are multiplied by."""
+
+    rate: float
+    solved: int
+    zeros: int
+    factor: float
+
+
+def dropout(fit: Fit, base: Recipe, selection: Selection) -> Dropped | None:
+    """The rate p of weights that were dropped at random, where their own weights can be read off; else None.
+
+    A row's output is Σ_j w_j·v_j over the keys it sees. With at most d_v of them, w follows from the output. Each w_j
+    must then be 0 or a_j/(1 - p), with one p for all rows, and as many zeros as that p makes likely.
+    """
+    theirs = fit.theirs(selection)
+    if fit.inputs.stage == "weights":
+        right = fit.exact.answer(base, selection)
+        if right.shape != theirs.shape or not np.isfinite(theirs).all():
+            return None
+        live = right > 1e-6 * right.max(initial=0)
+        return _rate(theirs[live] / right[live], np.full(int(live.sum()), 1e-3))
+    if fit.inputs.stage != "output" or fit.inputs.merged or base.half or base.values != "v" or base.turned:
+        return None
+    weights = fit.exact.weights(base, selection)
+    values = fit.exact.serving(base, fit.exact.operand(base, "v"), selection.heads)
+    if theirs.shape[-1] != values.shape[-1] or weights.shape[-1] != values.shape[-2]:
+        return None
+    solved = _solved(theirs, weights, values, fit.tolerance(base, selection))
+    return None if solved is None else _rate(*solved)
+
+
+def _solved(theirs: Array, weights: Array, values: Array, noise: float) -> tuple[Array, Array] | None:
+    """w_j/a_j for the weights that can be read off, and how exact each is; None where the outputs are no such sums."""
+    ratios, errors = [], []
+    counts = (weights > 0).sum(axis=-1)
+    for b, h, i in np.argwhere((counts > 0) & (counts <= values.shape[-1]))[:_ROWS]:
+        seen = weights[b, h, i] > 0
+        basis, row, a = values[b, h, seen].T, theirs[b, h, i], weights[b, h, i, seen]
+        if not np.isfinite(row).all() or not np.isfinite(basis).all():
+            return None
+        w, _, rank, singular = np.linalg.lstsq(basis, row, rcond=None)
+        spread = noise * np.sqrt(len(row)) / max(float(singular[-1]), 1e-300)
+        if rank < len(a):
+            continue
+        if np.abs(basis @ w - row).max() > 4 * noise + spread:
+            return None
+        sharp = spread < _SHARPNESS * a
+        ratios.append(w[sharp] / a[sharp])
+        errors.append(spread / a[sharp])
+    return (np.concatenate(ratios), np.concatenate(errors)) if ratios else None
+
+
+def _rate(ratios: Array, errors: Array) -> Dropped | None:
+    """The rate p of ratios that are each 0 or 1/(1 - p); None where they are not."""
+    kept = ratios > 0.5
+    if len(ratios) < _DECIDED or min(kept.sum(), (~kept).sum()) < 2:
+        return None
+    scale = float(np.median(ratios[kept]))
+    rate = 1 - 1 / scale
+    off = np.abs(ratios - np.where(kept, scale, 0))
+    likely = 5 * np.sqrt(max(rate * (1 - rate), 0) / len(ratios)) + 0.02
+    if rate <= 0.005 or not (off <= 3 * errors + 1e-3 * scale).all() or abs(float((~kept).mean()) - rate) > likely:
+        return None
+    return Dropped(rate, len(ratios), int((~kept).sum()), scale)

@@ -1,0 +1,213 @@
+"""`diagnose` claims no more than the evidence shows: mistakes that no entry describes, weak evidence, odd outputs."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import clearhead as ch
+from benchmarks import honesty
+from benchmarks.unlisted import PLAIN, hidden, output
+from benchmarks.unlisted_rules import CAUSAL
+from clearhead.diagnosing.diagnose import diagnose_file
+from clearhead.diagnosing.known_words import said
+from clearhead.diagnosing.search import BUDGET
+from clearhead.diagnosing.verdict import Diagnosis
+from clearhead.errors import FileError
+from seeds import fresh
+
+CODES = [(kind, name) for kind, codes in honesty.KINDS.items() for name in codes]
+
+
+def softmax(x, axis=-1):
+    powers = np.exp(x - x.max(axis=axis, keepdims=True))
+    return powers / powers.sum(axis=axis, keepdims=True)
+
+
+def told(kind: str, name: str, size: int = 0) -> Diagnosis:
+    case = honesty.case(kind, honesty.SIZES[size], fresh())
+    with np.errstate(all="ignore"):
+        return honesty.diagnosed(case, honesty.KINDS[kind][name](case))
+
+
+def known(found: Diagnosis) -> dict[str, dict[str, Any]]:
+    assert found.verdict == "unexplained", found
+    for language in ("en", "zh"):
+        assert all(said(fact, language) in found.told(language) for fact in found.known)
+    return {fact.key: fact.values for fact in found.known}
+
+
+def counted(outcomes) -> dict[str, list[honesty.Outcome]]:
+    found: dict[str, list[honesty.Outcome]] = {answer: [] for answer in honesty.ANSWERS}
+    for outcome in outcomes:
+        found[outcome.answer].append(outcome)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [0, 1])
+def test_mistakes_outside_the_catalogue_are_hardly_ever_given_a_name(size: int):
+    found = counted(honesty.unlisted([size], 1, int(fresh().integers(2**31))))
+    assert not found["wrong and sure"]
+    assert len(found["wrong and likely"]) + len(found["wrong and ambiguous"]) < 0.03 * len(CODES)
+
+
+@pytest.mark.slow
+def test_an_entry_that_is_left_out_is_not_taken_for_another():
+    found = counted(honesty.left_out([1], 1, int(fresh().integers(2**31))))
+    assert not found["wrong and sure"]
+    assert len(found["wrong and likely"]) + len(found["wrong and ambiguous"]) < 0.03 * sum(map(len, found.values()))
+
+
+def test_some_mistakes_outside_the_catalogue_are_unexplained_or_rightly_named():
+    rng = fresh()
+    for at in rng.choice(len(CODES), 15, replace=False):
+        kind, name = CODES[at]
+        outcome = honesty.outcome(kind, name, 1, honesty.KINDS[kind][name], int(rng.integers(2**31)))
+        assert outcome.answer != "wrong and sure", outcome
+
+
+# ── weak evidence ──
+
+
+def causal(n: int = 24, m: int = 24):
+    q = fresh().standard_normal((2, 3, n, 8))
+    k, v = fresh().standard_normal((2, 2, 3, m, 8))
+    return q, k, v
+
+
+def test_one_query_is_not_enough_to_be_sure():
+    q, k, v = causal(n=1)
+    found = ch.diagnose(q, k, v, softmax(q @ k.swapaxes(-1, -2)) @ v, causal=True, query_offset=23)
+    assert found.explanations[0].mistakes == ("no scale",)
+    assert found.explanations[0].confidence == "likely"
+    assert "only one query is wrong" in found.told()
+    q, k, v = causal()
+    assert ch.diagnose(q, k, v, softmax(q @ k.swapaxes(-1, -2)) @ v).explanations[0].confidence == "sure"
+
+
+def test_two_mistakes_are_likely_at_most():
+    q, k, v = causal()
+    best = ch.diagnose(q, k, v, softmax(q @ k.swapaxes(-1, -2)) @ v, causal=True).explanations[0]
+    assert set(best.mistakes) == {"no scale", "causal mask missing"}
+    assert [doubt.key for doubt in best.doubts] == ["a pair"]
+
+
+def test_inputs_that_hide_mistakes_are_named():
+    q, k, v = causal()
+    same = np.broadcast_to(q[:, :, :1], q.shape)
+    best = ch.diagnose(same, k, v, softmax(same @ k.swapaxes(-1, -2)) @ v).explanations[0]
+    assert best.confidence != "sure"
+    found = ch.diagnose(0 * q, k, v, np.broadcast_to(v.mean(2, keepdims=True), v.shape), causal=True)
+    assert all(e.confidence != "sure" for e in found.explanations)  # hidden scores of 0 would give the same
+
+
+def test_a_tail_of_an_unusual_length_is_no_mistake_of_blocks():
+    q, k, v = (x[..., :21, :] for x in causal())
+    found = ch.diagnose(q, k, v, softmax(q @ k[..., :14, :].swapaxes(-1, -2) / 8**0.5) @ v[..., :14, :])
+    assert known(found)["as if unread"] == {"count": 7}
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.4])
+def test_dropout_that_cannot_be_shown_is_asked_about(rate: float):
+    q, k, v = fresh().standard_normal((3, 2, 4, 64, 8)).astype(np.float32)
+    weights = torch.tensor(softmax(q @ k.swapaxes(-1, -2) / 8**0.5))
+    found = ch.diagnose(q, k, v, torch.nn.functional.dropout(weights, rate).numpy() @ v)
+    assert known(found)["two runs"]["rate"] == pytest.approx(100 * rate, rel=0.3)
+    assert "run your code twice" in found.told()
+
+
+@pytest.mark.parametrize("name", ["noise of 1e-3", "0.01 added to one head", "a hundredth of the neighbour"])
+def test_small_differences_are_no_narrow_dtype(name: str):
+    assert known(told("plain", name)) is not None
+
+
+# ── what is known where nothing explains ──
+
+
+@pytest.mark.parametrize(
+    ("value", "key", "words"),
+    [(np.nan, "all NaN", "every number is NaN"), (0.0, "all zero", "the kernel did not run"), (0.3, "constant", "0.3")],
+)
+def test_outputs_that_say_nothing_are_not_searched(value: float, key: str, words: str):
+    q, k, v = causal()
+    for rules in ({}, {"causal": True}):
+        found = ch.diagnose(q, k, v, np.full_like(v, value), **rules)
+        assert list(known(found)) == [key]
+        assert words in found.told()
+
+
+@pytest.mark.parametrize(
+    ("code", "key", "values"),
+    [
+        (lambda c: np.roll(output(c), 1, 2), "is next query", {"by": -1}),
+        (lambda c: output(c)[:, ::-1], "is reversed head", {}),
+        (lambda c: output(c) * 1.01, "is a multiple", {"factor": 1.01}),
+        (lambda c: output(c) + 0.25, "is shifted", {"shift": 0.25}),
+        (PLAIN["uniform weights"], "is mean of v", {}),
+        (PLAIN["values of the next head"], "is values head", {"by": -1}),
+        (PLAIN["the residual of the queries"], "mixes q itself", {"own": 1.0, "share": 1.0}),
+        (PLAIN["5 % leakage between heads"], "mixes mean head", {"own": 0.95, "share": 0.05}),
+        (PLAIN["one row wrong"], "right query", {"right": "0-6, 8-47", "wrong": "7"}),
+        (PLAIN["one head never written"], "right head", {"right": "0-2", "wrong": "3"}),
+        (PLAIN["the last column missing"], "right column", {"right": "0-14", "wrong": "15"}),
+        (CAUSAL["one ahead"], "right query", {"right": "47", "wrong": "0-46"}),
+        (lambda c: hidden(c, np.arange(c.m) < c.m - 3), "as if unread", {"count": 3}),
+        (PLAIN["softmax1"], "as if zeros", {"count": 1}),
+        (PLAIN["some NaN"], "some nonfinite", {"count": 56, "rows": 56, "whole": False}),
+    ],
+)
+def test_what_is_known_is_said(code: Any, key: str, values: dict[str, Any]):
+    kind = "causal" if code is CAUSAL["one ahead"] else "plain"
+    case = honesty.case(kind, honesty.SIZES[0], fresh())
+    found = known(honesty.diagnosed(case, code(case)))[key]
+    assert {name: pytest.approx(x, rel=1e-3) if isinstance(x, float) else x for name, x in values.items()} == found
+
+
+def test_weights_are_described():
+    q, k, v = causal()
+    scores = q @ k.swapaxes(-1, -2) / 8**0.5
+    right = softmax(np.where(np.tri(24) > 0, scores, -np.inf))
+    odd = np.where(right > 0, 0.5 * right + 0.01 * np.arange(24), 0)
+    facts = known(ch.diagnose(q, k, v, odd, stage="weights", causal=True))
+    assert {"sums wrong", "zeros right"} <= set(facts)
+
+
+def test_arrays_with_the_heads_behind_the_length_are_recognised():
+    q, k, v = causal()
+    theirs = softmax(q @ k.swapaxes(-1, -2) / 8**0.5) @ v
+    found = ch.diagnose(*(x.swapaxes(1, 2) for x in (q, k, v, theirs)))
+    assert next(iter(known(found))) == "axes swapped"
+
+
+def test_what_needs_every_score_is_said_to_be_untried_where_the_input_is_long():
+    q, k, v = fresh().standard_normal((3, 1, 1, 2100, 8)).astype(np.float32)
+    assert BUDGET < 2100**2
+    found = ch.diagnose(q, k, v, softmax(q @ k.swapaxes(-1, -2) / np.float32(8**0.5)) @ v**3)
+    assert known(found)["too long"] == {"how": "not"}
+
+
+# ── right programs, tensors, files ──
+
+
+def test_tensors_that_require_grad_are_read():
+    q, k, v = (torch.tensor(x, requires_grad=True) for x in causal())
+    assert ch.diagnose(q, k, v, torch.nn.functional.scaled_dot_product_attention(q, k, v)).verdict == "right"
+
+
+def test_files_of_pytorch_hold_tensors_and_plain_values_only(tmp_path):
+    q, k, v = (torch.tensor(x, dtype=torch.bfloat16, requires_grad=True) for x in causal())
+    theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=1.0, is_causal=True)
+    case = {"q": q, "k": k, "v": v, "theirs": theirs, "causal": True}
+    torch.save(case, tmp_path / "case.pt")
+    assert diagnose_file(tmp_path / "case.pt").explanations[0].mistakes == ("no scale",)
+    torch.save(case | {"code": print}, tmp_path / "code.pt")
+    with pytest.raises(FileError, match="other objects than tensors"):
+        diagnose_file(tmp_path / "code.pt")
+    torch.save(q, tmp_path / "one.pt")
+    with pytest.raises(FileError, match="expected names with their values"):
+        diagnose_file(tmp_path / "one.pt")
+    (tmp_path / "case.pkl").write_bytes(b"\x80\x04.")
+    with pytest.raises(FileError, match="can run any code"):
+        diagnose_file(tmp_path / "case.pkl")
