@@ -1,56 +1,119 @@
-"""Photograph the pages for the READMEs and docs: python docs/page_pictures.py writes the PNGs. Needs chromium."""
+"""Photograph the pages for the READMEs and docs: python docs/page_pictures.py writes the PNGs. Needs chromium.
 
+Each picture is of a page that a command writes: clearhead explain …, learn … or scale …, as `SHOTS` has it.
+"""
+
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "tests"))
 
 from browser import browser, opened, until  # noqa: E402
-from clearhead.explaining.every_layer import seen_in  # noqa: E402
-from clearhead.explaining.explain import explain  # noqa: E402
-from clearhead.explaining.gpt2 import load  # noqa: E402
-from clearhead.view.long import PageOptions, document  # noqa: E402
-from clearhead.view.page import encoded  # noqa: E402
 
-TEXT = "humpty dumpty sat on"
-SHOTS = {  # name: language, width, height, theme, the step it shows
-    "page.png": ("en", 1180, 700, "light", "scores"),
-    "page-phone.png": ("zh", 390, 800, "dark", "scores"),
+LAMB = "mary had a little lamb its fleece was white as snow"
+RHYMES = HERE.parent / "training/rhymes.txt"
+
+
+def nothing(_page: Any) -> None:
+    """The page as it opens."""
+
+
+class Shot(NamedTuple):
+    """A command, the place in its page's address, the window, the theme, what to do first, and what is photographed."""
+
+    command: list[str]
+    place: str = ""
+    size: tuple[int, int] = (1240, 800)
+    theme: str = "light"
+    act: Callable[[Any], None] = nothing
+    part: str = ""  # a selector; "": what the window shows, "all": the whole page
+
+
+def step(name: str) -> Callable[[Any], None]:
+    """Wait for a step's figure."""
+    return lambda page: until(page, f"document.querySelector('#step-{name} .figure') !== null")
+
+
+def drawn(page: Any) -> None:
+    """Wait for the map and the heads' pictures."""
+    until(page, "document.querySelector('.map-of').dataset.missing === '0'")
+    until(page, "[...document.querySelectorAll('.heads canvas')].every((each) => each.width > 1)")
+
+
+def cut_a_word(page: Any) -> None:
+    """Suppose that no query sees the chosen key."""
+    drawn(page)
+    page.locator("#dive-word").check()
+    page.evaluate("scrollTo(0, 0)")
+
+
+def cuts(page: Any) -> None:
+    """Show what cutting each edge would change."""
+    drawn(page)
+    page.locator("select", has_text="cuts").first.select_option("cuts")
+    page.locator(".map-of").scroll_into_view_if_needed()
+
+
+def at_step(page: Any) -> None:
+    """Half way through the training."""
+    page.locator("input[type=range]").first.fill("20")
+
+
+def wide(page: Any) -> None:
+    """A width at which the softmax saturates."""
+    page.locator("input[type=range]").first.fill("6")
+
+
+SHOTS = {
+    "answer.png": Shot(["explain", LAMB], act=drawn),
+    "long.png": Shot(
+        ["explain", "--file"], "#at=0.1.3&cell=150.140&show=most.sqrt.0.0", (1240, 900), act=drawn, part="all"
+    ),
+    "page.png": Shot(["explain", "humpty dumpty sat on"], "#step-scores", (1180, 700), act=step("scores")),
+    "page-phone.png": Shot(
+        ["explain", "humpty dumpty sat on", "--lang", "zh"], "#step-scores", (390, 800), "dark", step("scores")
+    ),
+    "heads.png": Shot(["explain", LAMB], "#at=0.0.5", theme="dark", act=drawn),
+    "what-if.png": Shot(["explain", LAMB], act=cut_a_word),
+    "causes.png": Shot(["explain", "mary had a little", "--why"], act=cuts),
+    "way.png": Shot(["explain", "humpty dumpty sat on"], "#step-way", part="#step-way"),
+    "learn.png": Shot(["learn"], act=at_step, size=(1240, 900)),
+    "scale.png": Shot(["scale"], act=wide, size=(1240, 700)),
 }
 
-LONG = "#at=0.1.3&cell=150.140&show=most.sqrt.0.0"
+
+def write(shot: Shot, place: Path) -> None:
+    """The page that the command writes."""
+    command = list(shot.command)
+    if command[-1] == "--file":
+        text = place.with_suffix(".txt")
+        text.write_text("\n".join(RHYMES.read_text(encoding="utf-8").splitlines()[:28]), encoding="utf-8")
+        command.append(str(text))
+    run = [sys.executable, "-m", "clearhead", *command, "--html", str(place)]
+    subprocess.run(run, check=True, capture_output=True)
 
 
-def main() -> None:
-    """Write every picture."""
-    seen = explain(TEXT, load())
+def main(names: list[str]) -> None:
+    """Write the pictures of these names, or every one."""
     with TemporaryDirectory() as folder, browser() as running:
-        for name, (language, width, height, theme, step) in SHOTS.items():
-            path = Path(folder) / f"{name}.html"
-            seen.save(path, language)
-            options = {"color_scheme": theme, "device_scale_factor": 1.5, "reduced_motion": "reduce"}
-            with opened(running, path, width, height, place=f"#step-{step}", **options) as (page, _):
-                until(page, f"document.querySelector('#step-{step} .figure') !== null")
-                page.wait_for_timeout(300)
-                page.screenshot(path=HERE / name)
-        path = Path(folder) / "long.html"
-        lines = (HERE.parent / "training/rhymes.txt").read_text(encoding="utf-8").splitlines()
-        run = seen_in(load(), "\n".join(lines[:28]))
-        path.write_bytes(encoded(document([run], PageOptions(title="nursery rhymes"))))
-        options = {"color_scheme": "light", "device_scale_factor": 1.5, "wait": ".map-of", "place": LONG}
-        with opened(running, path, 1240, 900, **options) as (page, _):
-            until(page, "document.querySelector('.map-of').dataset.missing === '0'")
-            page.wait_for_timeout(500)
-            page.screenshot(path=HERE / "long.png", full_page=True)
-        seen = explain("mary had a little lamb its fleece was white as snow", load())
-        seen.save(path)
-        options = {"color_scheme": "light", "device_scale_factor": 1.5, "wait": ".map-of"}
-        with opened(running, path, 1240, 900, **options) as (page, _):
-            until(page, "[...document.querySelectorAll('.heads canvas')].every((each) => each.width > 1)")
-            page.screenshot(path=HERE / "answer.png")
+        for name in names or SHOTS:
+            shot, page_file = SHOTS[name], Path(folder) / f"{name}.html"
+            write(shot, page_file)
+            options = {"color_scheme": shot.theme, "device_scale_factor": 1.5, "reduced_motion": "reduce"}
+            with opened(running, page_file, *shot.size, wait="h1", place=shot.place, **options) as (page, _):
+                page.wait_for_timeout(500)
+                shot.act(page)
+                page.wait_for_timeout(500)
+                if shot.part not in ("", "all"):
+                    page.locator(shot.part).screenshot(path=HERE / name)
+                else:
+                    page.screenshot(path=HERE / name, full_page=shot.part == "all")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

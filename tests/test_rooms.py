@@ -229,7 +229,7 @@ def test_suppositions_change_the_numbers_at_once_and_lead_back(running, tmp_path
 def test_a_page_says_where_its_arithmetic_ends(running, tmp_path):
     q, k = fresh().standard_normal((2, 2, 5, 3))
     matrix = ch.AttentionMatrix(q, k)
-    for exact, words in ((None, "the page has no values (v)"), ([], "Of this head the page has an image only")):
+    for exact, words in ((None, "the page has no values (v)"), ([], "This head is stored as an image")):
         matrix.save(tmp_path / "page.html", exact=exact)
         with opened(running, tmp_path / "page.html", wait=".map-of") as (page, unwanted):
             until(page, f"document.querySelector('main').textContent.includes('{words}')")

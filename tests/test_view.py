@@ -335,7 +335,7 @@ def test_the_kernel_of_a_notebook_serves_its_frame(matrix):
         assert value == pytest.approx(matrix[1, head, N - 1].max(), rel=1e-3)
         frame.locator(".lines li", has_text="softmax").wait_for()
         j = int(matrix[1, head, N - 1].argmax())
-        frame.locator(".dive .says", has_text=f"Query {N - 1} and key {j}: every step").wait_for()
+        frame.locator(".dive .says", has_text=f"Query {N - 1} and key {j}: the steps").wait_for()
         assert float(results(frame)["softmax"]) == pytest.approx(matrix[1, head, N - 1, j], rel=1e-3)
 
 

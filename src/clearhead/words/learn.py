@@ -63,12 +63,12 @@ WORDS: dict[str, tuple[str, str]] = {
         "；高于范围的 1/2 为 #，高于 1/8 为 +，低于 −1/8 为 -，低于 −1/2 为 =",
     ),
     # the page of why scores are divided by √d_k
-    "scale title": ("Why scores are divided by √d_k", "得分为什么要除以 √d_k"),
+    "scale title": ("Why scores are divided by √dₖ", "得分为什么要除以 √dₖ"),
     "scale says": (
-        "The numbers of q and k are independent, with mean 0 and variance 1. q·k is a sum of d_k products, so its "
-        "variance is about d_k; that of q·k/√d_k is about 1, whatever d_k is. Move the slider and compare.",
-        "q 和 k 的各分量相互独立，均值为 0，方差为 1。q·k 是 d_k 个乘积之和，方差约为 d_k；除以 √d_k 之后，"
-        "无论 d_k 多大，方差都约为 1。拖动滑块对比。",
+        "The numbers of q and k are independent, with mean 0 and variance 1. q·k is a sum of dₖ products, so its "
+        "variance is about dₖ; that of q·k/√dₖ is about 1, whatever dₖ is. Move the slider and compare.",
+        "q 和 k 的各分量相互独立，均值为 0，方差为 1。q·k 是 dₖ 个乘积之和，方差约为 dₖ；除以 √dₖ 之后，"
+        "无论 dₖ 多大，方差都约为 1。拖动滑块对比。",
     ),
     "scale scores": ("Scores: how they spread, from −{edge} to {edge}", "得分的分布，范围 −{edge} 到 {edge}"),
     "scale variance": ("variance", "方差"),

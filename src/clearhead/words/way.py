@@ -48,8 +48,8 @@ WORDS: dict[str, tuple[str, str]] = {
     "way unembedding": ("unembedding, {d_model} → {vocabulary}", "输出层，{d_model} → {vocabulary}"),
     "way logit": ("logit of {next}", "{next} 的 logit"),
     "way note": (
-        "the last norm's σ is this run's, {sigma:.4g}; {difference:.1g} off from the model",
-        "最后一次归一化的 σ 取本次运行的值 {sigma:.4g}；各项之和与模型仅相差 {difference:.1g}",
+        "with this run's σ of the last norm, {sigma:.4g}, the sum is within {difference:.1g} of the model's logit",
+        "最后一次归一化的 σ 取本次运行的值 {sigma:.4g}，各项之和与模型的 logit 仅相差 {difference:.1g}",
     ),
     "way meaning": (
         "a part's number is what it wrote, not what the logit would be without it",

@@ -1,0 +1,95 @@
+"""Every kind of page at every width, in both themes and languages, magnified and printed: nothing is cut off."""
+
+import subprocess
+import sys
+
+import pytest
+
+from browser import browser, opened, until
+
+PAGES = {  # what writes them, and what must be on paper
+    "explain": (["explain", "humpty dumpty sat on a wall"], (".map-of", ".lines .written", "#step-way")),
+    "why": (["explain", "mary had a little", "--why"], ("#causes", ".map-of", "#step-way")),
+    "generated": (["explain", "humpty dumpty", "--generate", "4"], (".map-of", ".decoding")),
+    "trace": (["trace", "examples/wrong.json"], ("#step-scores .figure",)),
+    "learn": (["learn"], ("canvas, svg",)),
+    "scale": (["scale"], ("svg, canvas",)),
+}
+WIDTHS = (320, 390, 768, 1280, 2560)  # 320 is 1,280 at 400 %
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pages")
+    for name, (command, _) in PAGES.items():
+        place = folder / f"{name}.html"
+        subprocess.run([sys.executable, "-m", "clearhead", *command, "--html", str(place)], capture_output=True)
+        assert place.exists(), name
+    return folder
+
+
+@pytest.fixture(scope="module")
+def running():
+    with browser() as running:
+        yield running
+
+
+def sticking_out(page):
+    """What is wider than the window, unless it scrolls by itself."""
+    return page.evaluate(
+        """() => {
+        const wide = document.documentElement.clientWidth;
+        const scrolls = (e) => e && (getComputedStyle(e).overflowX !== "visible" || scrolls(e.parentElement));
+        return [...document.body.querySelectorAll("*")]
+          .filter((e) => e.getBoundingClientRect().right > wide + 1 && e.checkVisibility() && !scrolls(e.parentElement))
+          .map((e) => e.outerHTML.slice(0, 120));
+    }"""
+    )
+
+
+@pytest.mark.slow  # 60 pages
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("name", PAGES)
+def test_nothing_is_cut_off_at_any_width_in_either_theme(running, pages, name, language):
+    for width in WIDTHS:
+        scheme = "dark" if width in (390, 1280) else "light"
+        with opened(running, pages / f"{name}.html", width, 800, wait="h1", color_scheme=scheme) as (page, unwanted):
+            if language == "zh":
+                page.get_by_role("button", name="中文").click()
+            until(page, f"document.documentElement.lang === '{'zh-Hans' if language == 'zh' else 'en'}'")
+            page.evaluate("document.querySelectorAll('details').forEach((each) => each.open = true)")
+            page.wait_for_timeout(200)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (width, sticking_out(page))
+            assert not unwanted
+
+
+@pytest.mark.parametrize("name", ["explain", "learn"])
+def test_a_printed_page_holds_what_the_screen_shows(running, pages, name):
+    print_one(running, pages, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in PAGES if name not in ("explain", "learn")])
+def test_other_printed_pages_hold_what_the_screen_shows(running, pages, name):
+    print_one(running, pages, name)
+
+
+def print_one(running, pages, name):
+    """On paper (A4, 794 pixels wide) the parts are there, and nothing sticks to the top of each sheet."""
+    with opened(running, pages / f"{name}.html", 794, 1123, wait="h1", color_scheme="dark") as (page, unwanted):
+        page.wait_for_timeout(500)
+        page.emulate_media(media="print", color_scheme="light")
+        page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        page.wait_for_timeout(500)
+        for selector in PAGES[name][1]:
+            assert page.evaluate(
+                f"[...document.querySelectorAll({selector!r})].some((each) => each.checkVisibility())"
+            ), f"{selector} is not printed"
+        assert page.evaluate("document.documentElement.scrollWidth") <= 794, sticking_out(page)
+        sticky = "[...document.querySelectorAll('*')].filter((e) => e.checkVisibility() && " + (
+            "['sticky', 'fixed'].includes(getComputedStyle(e).position)).map((e) => e.outerHTML.slice(0, 80))"
+        )
+        assert page.evaluate(sticky) == []
+        assert len(page.pdf(format="A4")) > 10_000
+        page.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert not unwanted
