@@ -185,6 +185,7 @@ def formula(
     logs = torch.where(visible, masked - lse, 0.0)
     weights = torch.where(visible, torch.exp(logs), 0.0)
     return {
+        "weights": weights,
         "output": weights @ v,
         "logsumexp": torch.where(empty, 0.0, lse)[..., 0],
         "entropy": -(weights * logs).sum(-1),
