@@ -142,8 +142,8 @@ struct GradientAnswers {
 // in the statistics' type where nothing else is said.
 struct Along {
     bool given = false;
-    View q, k, v;                   // as the problem's
-    View bias;                      // (batch, heads, queries, keys)
+    View q, k, v;  // as the problem's
+    View bias;     // (batch, heads, queries, keys)
     Type bias_type = Type::f32;
     View span_table;                // (batch, heads, query labels, key labels), of T; rows are contiguous
     const double* sinks = nullptr;  // (heads,)
@@ -165,7 +165,8 @@ struct Job {
     EffectAnswers effects;
     GradientAnswers gradients;
     Along along;
-    const Job* moving = nullptr;  // the row pass: the tangents of q, k and v in their places, and what is packed of them
+    const Job* moving =
+        nullptr;             // the row pass: the tangents of q, k and v in their places, and what is packed of them
     int threads = 1;         // read once by the caller: another thread may change the setting while this call runs
     int64_t group = 1;       // heads in a run
     int64_t runs = 0;        // over all batches

@@ -97,8 +97,8 @@ template <class M> struct RowResults {
         if (to) static_cast<T*>(to)[index] = T(x);
     }
 
-    // Writes one row of the output or of its tangent, where asked for, times `factor` and rounded to the problem's type;
-    // false where it is not finite.
+    // Writes one row of the output or of its tangent, where asked for, times `factor` and rounded to the problem's
+    // type; false where it is not finite.
     bool write_output(T* out, double factor, void* answer, int64_t index) const {
         for (int64_t c = 0; c < columns; ++c) out[c] = T(double(out[c]) * factor) + T(0);  // + 0 turns -0 into 0
         Vec<T> nonfinite = {};  // x - x is 0 for finite x, else NaN

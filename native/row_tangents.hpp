@@ -16,10 +16,10 @@ template <class M> struct RowTangents {
 
     const Job& job;
     Rules<T>& rules;
-    KeyBlocks<M> blocks;      // of the tangents of keys and values
-    ScoreTangents<M> scores;  // their tangents are multiplied by the weights in place
-    Cell* queries;            // (strip, depth, kStrip): the tangents of queries
-    T* exponents;             // (kBlock,): log₂ weights of the present row, where they are needed
+    KeyBlocks<M> blocks;                      // of the tangents of keys and values
+    ScoreTangents<M> scores;                  // their tangents are multiplied by the weights in place
+    Cell* queries;                            // (strip, depth, kStrip): the tangents of queries
+    T* exponents;                             // (kBlock,): log₂ weights of the present row, where they are needed
     Vec<T>*sums, *log2_sums, *distance_sums;  // of each row over the present span, lane by lane
 
     RowTangents(const Job& j, Rules<T>& all, int64_t batch, int64_t first_head, int64_t rows, Arena& arena)

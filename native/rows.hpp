@@ -95,9 +95,7 @@ template <class M> struct RowTask {
         }
     }
 
-    const char* query_at(const View& x, const Row& row) const {
-        return row_of(x, p.type, batch, row.head, row.query);
-    }
+    const char* query_at(const View& x, const Row& row) const { return row_of(x, p.type, batch, row.head, row.query); }
 
     // From now on, values that are not finite are added only to rows that may see them.
     void separate_nonfinite() {
@@ -148,8 +146,8 @@ template <class M> struct RowTask {
         rules.apply(strip_rows, strip.rows, j0, first, last, strip_scores, tangents ? tangents->scores.tanhs : nullptr);
         if (tangents)
             tangents->scores.compute(
-                {strip_queries, blocks.keys,
-                 job.along.q.data ? tangents->queries + s * kStrip * blocks.depth : nullptr, tangents->blocks.keys},
+                {strip_queries, blocks.keys, job.along.q.data ? tangents->queries + s * kStrip * blocks.depth : nullptr,
+                 tangents->blocks.keys},
                 strip_rows, strip.rows, j0, from, to);
         update_softmax(s * kStrip, strip.rows, visibility, j0, first, last, state);
         if (!blocks.has_values) return;
@@ -232,8 +230,7 @@ template <class M> struct RowTask {
         for (int r = 0; r < row_count; ++r) rescaling.log2_scale[r] = rules.scale_of(rows[n + r].head).log2;
         rescaling.apply(n, row_count, state, rescale);
         const bool statistics = job.rows.entropy || job.rows.distance;
-        for (int r = 0; r < row_count; ++r)
-            update_weights(n, r, j0, first, last, rescaling, statistics);
+        for (int r = 0; r < row_count; ++r) update_weights(n, r, j0, first, last, rescaling, statistics);
     }
 
     void update_weights(int64_t n, int r, int64_t j0, int first, int last, const Rescaling<T>& rescaling,

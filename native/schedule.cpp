@@ -56,7 +56,10 @@ int64_t ceil_div(int64_t x, int64_t size) { return (x + size - 1) / size; }
 const Kernel& kernel_of(const Job& job) {
     const Problem& p = job.problem;
     const Level& here = *level();
-    return job.along.given && p.type == Type::bf16 ? here.f32 : p.type == Type::f64 ? here.f64 : p.type == Type::bf16 ? here.bf16 : here.f32;
+    return job.along.given && p.type == Type::bf16 ? here.f32
+           : p.type == Type::f64                   ? here.f64
+           : p.type == Type::bf16                  ? here.bf16
+                                                   : here.f32;
 }
 
 struct Phase {
@@ -225,8 +228,8 @@ bool run_wave(Job& job, const Kernel& kernel, CallMemory& memory, bool single_th
     const bool moving_values = job.packed && moving.has_values() && !moving.direct_values;
     const int64_t moving_key_bytes = moving_keys ? key_heads * kernel.packed_key_bytes(job) : 0;
     const int64_t moving_value_bytes = moving_values ? value_heads * kernel.packed_value_bytes(job) : 0;
-    job.packed_keys = memory.at_least(key_bytes + value_bytes + moving_key_bytes + moving_value_bytes +
-                                      partial_bytes + 4 * 64);
+    job.packed_keys =
+        memory.at_least(key_bytes + value_bytes + moving_key_bytes + moving_value_bytes + partial_bytes + 4 * 64);
     job.packed_values = job.packed_keys + ceil_div(key_bytes, 64) * 64;
     moving.packed_keys = job.packed_values + ceil_div(value_bytes, 64) * 64;
     moving.packed_values = moving.packed_keys + ceil_div(moving_key_bytes, 64) * 64;

@@ -30,8 +30,8 @@ template <class M> struct WeightTiles {
     Cell* queries;  // (strip, depth, kStrip)
     Cell* keys;     // (blocks of the chunk, kBlock, depth) packed
     Cell* staging;
-    T* tile;  // (kTile, pitch)
-    std::optional<ScoreTangents<M>> tangents;  // of a strip's logits, along a direction
+    T* tile;                                                 // (kTile, pitch)
+    std::optional<ScoreTangents<M>> tangents;                // of a strip's logits, along a direction
     Cell *moving_queries = nullptr, *moving_keys = nullptr;  // as `queries` and `keys`; null where they are zero
 
     WeightTiles(const Job& job, int64_t index, Arena& arena)
@@ -125,8 +125,7 @@ template <class M> struct WeightTiles {
         const int from = int(low - j0) / kPanel<T>, to = int(high - j0 + kPanel<T> - 1) / kPanel<T>;
         const int first = from * kPanel<T>, last = to * kPanel<T>;
         const int64_t key = (j0 - first_key) * depth;
-        with_rows(here,
-                  [&]<int R>() { score_panels<M, R>(queries + s * depth, keys + key, depth, from, to, x); });
+        with_rows(here, [&]<int R>() { score_panels<M, R>(queries + s * depth, keys + key, depth, from, to, x); });
         rules.apply(rows + s, here, j0, first, last, x, tangents ? tangents->tanhs : nullptr);
         if (tangents)
             tangents->compute({queries + s * depth, keys + key, moving_queries ? moving_queries + s * depth : nullptr,
