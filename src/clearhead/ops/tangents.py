@@ -43,20 +43,30 @@ def check_smooth(names: Iterable[str], what: str) -> None:
 
 @np.errstate(all="ignore")  # NaN and infinity are legal values
 def forward(
-    engine: TangentEngine, problem: Problem, arrays: Arrays, along: Directions, want: Wanted
+    engine: TangentEngine,
+    problem: Problem,
+    arrays: Arrays,
+    along: Directions,
+    want: Wanted,
+    logsumexp: Array | None = None,
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Everything wanted, and its tangents, by array name; the log-sum-exp is always among both.
+    """Everything wanted, and its tangents, by array name; tangents alone where the log-sum-exp is known.
+
+    The log-sum-exp is always among both.
 
     arrays   q (batch, heads, queries, d_k), k (batch, kv_heads, keys, d_k), v (batch, kv_heads, keys, d_v) or None
     Raises DerivativeError for what has no tangent. O(queries·keys·(d_k + d_v)) time, O(queries + keys) memory.
     """
     check_smooth(want.names(), "forward-mode derivative")
-    found = engine.tangents(problem, *arrays, along, replace(want, logsumexp=True))
+    found = engine.tangents(problem, *arrays, along, replace(want, logsumexp=True), logsumexp)
     answers = {name: x for name, x in found.items() if not name.endswith(_TANGENT)}
     moved = {name.removesuffix(_TANGENT): x for name, x in found.items() if name.endswith(_TANGENT)}
+    if logsumexp is not None:
+        answers = {"logsumexp": logsumexp}
     if want.columns():
         kept = Kept(answers["logsumexp"], moved["logsumexp"])
-        answers |= engine.columns(problem, *arrays[:2], kept.logsumexp, want)
+        if logsumexp is None:
+            answers |= engine.columns(problem, *arrays[:2], kept.logsumexp, want)
         moved |= engine.column_tangents(problem, *arrays[:2], along, kept, want)
     return answers, moved
 
@@ -127,7 +137,11 @@ def gradient_tangents(call: Second) -> tuple[dict[str, Array], dict[str, Array]]
         logit, logit_moved = (total + side.get("entropy", 0.0) for side, total in ((by, rows), (changing, rows_moved)))
         each = np.where(sinks == 0, 0.0, sinks_moved * logit + sinks * logit_moved)
         found["sinks"] = each.sum((0, 2))
-    return found, {name.removesuffix(_TANGENT): x for name, x in moved.items() if name.endswith(_TANGENT)}
+    answered = {name.removesuffix(_TANGENT): x for name, x in moved.items() if name.endswith(_TANGENT)}
+    if products.extra and "output" in answered:
+        own = answered["output"][..., : answered["output"].shape[-1] - products.extra]
+        answered["output"] = own.astype(call.problem.dtype)
+    return found, answered
 
 
 def _zeros(call: Second) -> dict[str, Array]:
