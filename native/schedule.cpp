@@ -212,6 +212,8 @@ bool run_wave(Job& job, const Kernel& kernel, CallMemory& memory, bool single_th
     job.first_value_head = job.first_run * p.v_heads / batch_runs;
     const int64_t key_heads = job.wave_runs * p.kv_heads / batch_runs,
                   value_heads = job.wave_runs * p.v_heads / batch_runs;
+    Job moving = moving_of(job, kernel);
+    job.moving = job.along.given ? &moving : nullptr;
     const auto pack = [&](const Job& of, int64_t count, void (*body)(const void*, int64_t, void*)) {
         return run_phase({of, kernel, count, body}, kernel.scratch_bytes(job), single_thread, stop);
     };
@@ -223,7 +225,6 @@ bool run_wave(Job& job, const Kernel& kernel, CallMemory& memory, bool single_th
     const int64_t partial_bytes = job.rows.received ? job.wave_runs * segments * p.keys * int64_t(sizeof(double))
                                   : job.split       ? tasks * job.spans * kernel.part_bytes(job)
                                                     : 0;
-    Job moving = moving_of(job, kernel);
     const bool moving_keys = job.packed && job.along.k.data;
     const bool moving_values = job.packed && moving.has_values() && !moving.direct_values;
     const int64_t moving_key_bytes = moving_keys ? key_heads * kernel.packed_key_bytes(job) : 0;
@@ -234,7 +235,6 @@ bool run_wave(Job& job, const Kernel& kernel, CallMemory& memory, bool single_th
     moving.packed_keys = job.packed_values + ceil_div(value_bytes, 64) * 64;
     moving.packed_values = moving.packed_keys + ceil_div(moving_key_bytes, 64) * 64;
     char* partial = moving.packed_values + ceil_div(moving_value_bytes, 64) * 64;
-    job.moving = job.along.given ? &moving : nullptr;
     if (job.packed && !each(key_heads * blocks, pack_keys)) return false;
     if (values && !each(value_heads * blocks, pack_values)) return false;
     if (moving_keys && !pack(moving, key_heads * blocks, pack_keys)) return false;

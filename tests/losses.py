@@ -155,7 +155,7 @@ def added_by_spans(case: Case, table: torch.Tensor) -> torch.Tensor:
     problem = case.problem
     sides = [torch.from_numpy(side) for side in labels_of(case)]
     full = table.expand(*problem.prefix, *table.shape[-2:]).reshape(problem.batch, problem.heads, *table.shape[-2:])
-    one_hot = [(x[:, :, None] == torch.arange(n)).double() for x, n in zip(sides, table.shape[-2:], strict=True)]
+    one_hot = [(x[:, :, None] == torch.arange(n)).to(table.dtype) for x, n in zip(sides, table.shape[-2:], strict=True)]
     return torch.einsum("bnx,bhxy,bmy->bhnm", one_hot[0], full, one_hot[1])
 
 
@@ -165,17 +165,15 @@ def formula(
     """Attention and its observations by the plain formulas, with masked scores at -inf."""
     problem = case.problem
     k, v = (x.repeat_interleave(problem.heads // max(1, x.shape[1]), 1) for x in (k, v))
-    scores = torch.from_numpy(problem.scale)[:, None, None] * (q @ k.transpose(-1, -2))
+    scores = torch.from_numpy(problem.scale).to(q.dtype)[:, None, None] * (q @ k.transpose(-1, -2))
     if problem.softcap is not None:
         scores = problem.softcap * torch.tanh(scores / problem.softcap)
     if bias is not None:
         scores = scores + torch.where(bias == -torch.inf, 0.0, bias).expand(problem.shape).reshape(scores.shape)
     if problem.alibi_slopes is not None:
         rows = torch.arange(problem.queries)[:, None] + torch.from_numpy(problem.query_offset)[:, None, None, None]
-        scores = (
-            scores
-            - torch.from_numpy(problem.alibi_slopes)[:, None, None] * (rows - torch.arange(problem.keys)).abs().double()
-        )
+        slopes = torch.from_numpy(problem.alibi_slopes).to(q.dtype)[:, None, None]
+        scores = scores - slopes * (rows - torch.arange(problem.keys)).abs().to(q.dtype)
     if spans is not None:
         scores = scores + added_by_spans(case, torch.where(spans == -torch.inf, 0.0, spans))
     empty = ~visible.any(-1, keepdim=True)

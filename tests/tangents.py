@@ -1,4 +1,4 @@
-"""Derivatives along a direction by PyTorch's forward mode through the plain formulas, in float64."""
+"""Derivatives along a direction by PyTorch's forward mode through the plain formulas."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -69,43 +69,50 @@ class Along:
         visible = torch.from_numpy(visibility.dense(problem))
         found = formula(self.case, visible, **leaves)
         weights = found["weights"]
-        far = torch.from_numpy(np.broadcast_to(reference.all_distances(problem), weights.shape).copy())
+        far = torch.from_numpy(np.broadcast_to(reference.all_distances(problem), weights.shape).copy()).to(
+            weights.dtype
+        )
         found["distance"] = (weights * far).sum(-1)
         found["own"] = torch.where(far == 0, weights, 0.0).sum(-1)
         sides = [
-            torch.from_numpy(np.zeros((size, problem_size)))
+            torch.zeros(size, problem_size, dtype=weights.dtype)
             for size, problem_size in ((HEIGHT, problem.queries), (WIDTH, problem.keys))
         ]
         for side, size, length in zip(sides, (HEIGHT, WIDTH), (problem.queries, problem.keys), strict=True):
             if length:
                 pixels, shares = observations.areas(size, length, slice(0, length))
-                side[pixels] = torch.from_numpy(shares)
+                side[pixels] = torch.from_numpy(shares).to(weights.dtype)
         found["image"] = sides[0] @ weights @ sides[1].T
         member = [
-            torch.from_numpy((x[:, None, :, None] == np.arange(count)).astype(np.float64))
+            torch.from_numpy((x[:, None, :, None] == np.arange(count)).astype(np.float64)).to(weights.dtype)
             for x, count in zip(self.groups[:2], self.groups.counts, strict=True)
         ]
         found["groups"] = member[0].transpose(-1, -2) @ weights @ member[1]
         return tuple(found[name] for name in self.answers)
 
-    @cached_property
-    def leaves(self) -> dict[str, Tensor]:
-        return {name: torch.from_numpy(x.astype(np.float64)) for name, x in self.inputs.items()}
+    def leaves(self, dtype: torch.dtype, spread: float, draw: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The inputs and their tangents, each number changed by a random share of itself, at most `spread`."""
+        rng = np.random.default_rng((self.case.seed, draw))
 
-    @cached_property
-    def leaf_tangents(self) -> dict[str, Tensor]:
-        return {
-            name: torch.from_numpy(self.tangents[name].astype(np.float64))
-            if name in self.tangents
-            else torch.zeros_like(x)
-            for name, x in self.leaves.items()
-        }
+        def tensor(x: Array) -> Tensor:
+            wide = x.astype(np.float64)
+            return torch.from_numpy(np.asarray(wide * (1 + rng.uniform(-spread, spread, x.shape)))).to(dtype)
+
+        inputs = {name: tensor(x) for name, x in self.inputs.items()}
+        zero = {name: torch.zeros_like(x) for name, x in inputs.items()}
+        return inputs, zero | {name: tensor(x) for name, x in self.tangents.items()}
+
+    def forward(
+        self, dtype: torch.dtype = torch.float64, spread: float = 0.0, draw: int = 0
+    ) -> dict[str, tuple[Array, Array]]:
+        """Each result and its tangent."""
+        inputs, moving = self.leaves(dtype, spread, draw)
+        values, moved = torch.func.jvp(self.results, (inputs,), (moving,))
+        return {name: (x.numpy(), y.numpy()) for name, x, y in zip(self.answers, values, moved, strict=True)}
 
     @cached_property
     def first(self) -> dict[str, tuple[Array, Array]]:
-        """Each result and its tangent."""
-        values, moved = torch.func.jvp(self.results, (self.leaves,), (self.leaf_tangents,))
-        return {name: (x.numpy(), y.numpy()) for name, x, y in zip(self.answers, values, moved, strict=True)}
+        return self.forward()
 
     @cached_property
     def upstream(self) -> tuple[dict[str, Array], dict[str, Array]]:
@@ -120,16 +127,20 @@ class Along:
             for _ in range(2)
         )
 
-    @cached_property
-    def second(self) -> dict[str, Array]:
+    def backward(self, dtype: torch.dtype = torch.float64, spread: float = 0.0, draw: int = 0) -> dict[str, Array]:
         """The tangents of the gradients of all inputs."""
-        by, changing = ([torch.from_numpy(x.astype(np.float64)) for x in side.values()] for side in self.upstream)
+        inputs, moving = self.leaves(dtype, spread, draw)
+        by, changing = ([torch.from_numpy(x.astype(np.float64)).to(dtype) for x in s.values()] for s in self.upstream)
 
         def gradients(leaves: dict[str, Tensor], grads: list[Tensor]) -> Any:
             return torch.func.vjp(self.results, leaves)[1](tuple(grads))[0]
 
-        found = torch.func.jvp(gradients, (self.leaves, by), (self.leaf_tangents, changing))[1]
+        found = torch.func.jvp(gradients, (inputs, by), (moving, changing))[1]
         return {name: x.numpy() for name, x in found.items()}
+
+    @cached_property
+    def second(self) -> dict[str, Array]:
+        return self.backward()
 
     @property
     def wanted(self) -> Wanted:

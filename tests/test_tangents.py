@@ -1,12 +1,16 @@
 """Derivatives along a direction: every engine that has them against PyTorch's forward mode in float64."""
 
+from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from hypothesis import strategies as st
 
 from clearhead import engines
+from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array
 from clearhead.ops import tangents
 from problems import Case, on_every_engine
@@ -19,6 +23,10 @@ DRAWN: dict[str, Any] = {
     "answers": st.sets(st.sampled_from(tangents.SMOOTH), min_size=1).map(sorted),
 }
 WIDE: dict[str, Any] = {"dtypes": (np.dtype(np.float64),), "most": 20_000}
+HALVES = (np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16))
+NARROW: dict[str, Any] = {"dtypes": (np.dtype(np.float32), *HALVES), "most": 20_000}
+Named = dict[str, Array]
+Asked = Callable[[Any], Named]  # of an engine
 
 
 def close(found: Array, truth: Array, name: str) -> None:
@@ -31,23 +39,23 @@ def arrays_of(along: Along) -> Any:
     return given.q, given.k, given.v if "output" in along.answers else None
 
 
-@on_every_engine(ENGINES, limits=WIDE, **DRAWN)
-def test_tangents_of_every_result(engine: str, case: Case, moving: list[str], answers: list[str]):
-    along = Along(case, tuple(moving), tuple(answers))
+def results(engine: str, along: Along) -> Named:
+    """Each result and its tangent, by name and `…, along`."""
     values, moved = tangents.forward(
-        engines.get(engine), case.problem, arrays_of(along), along.directions, along.wanted
+        engines.get(engine), along.case.problem, arrays_of(along), along.directions, along.wanted
     )
-    for name, (value, tangent) in along.first.items():
-        if name == "logsumexp":
-            values[name] = np.where(np.isneginf(values[name]), 0.0, values[name])
-        close(values[name], value, name)
-        close(moved[name], tangent, f"{name}, along")
+    if "logsumexp" in values:
+        values["logsumexp"] = np.where(np.isneginf(values["logsumexp"]), 0.0, values["logsumexp"])
+    return flat({name: (values[name], moved[name]) for name in along.answers})
 
 
-@on_every_engine(ENGINES, limits=WIDE, **DRAWN)
-def test_tangents_of_every_gradient(engine: str, case: Case, moving: list[str], answers: list[str]):
-    along = Along(case, tuple(moving), tuple(answers))
-    problem, (by, changing) = case.problem, along.upstream
+def flat(pairs: dict[str, tuple[Array, Array]]) -> Named:
+    return {name: x for name, (x, _) in pairs.items()} | {f"{name}, along": x for name, (_, x) in pairs.items()}
+
+
+def gradients(engine: str, along: Along) -> Named:
+    """The tangents of the gradients of all inputs, shaped as these."""
+    problem, (by, changing) = along.case.problem, along.upstream
     known = tangents.forward(engines.get(engine), problem, arrays_of(along), along.directions, along.wanted)[0]
     shape = (problem.batch, problem.heads, problem.queries, problem.keys)
     found, _ = tangents.gradient_tangents(
@@ -59,7 +67,7 @@ def test_tangents_of_every_gradient(engine: str, case: Case, moving: list[str], 
             by,
             along.directions,
             changing,
-            along.groups if "groups" in answers else None,
+            along.groups if "groups" in along.answers else None,
             shape if "bias" in along.inputs else None,
             None if problem.span_table is None else problem.span_table.shape,
         )
@@ -75,4 +83,48 @@ def test_tangents_of_every_gradient(engine: str, case: Case, moving: list[str], 
             own = (1,) * (len(lead) - truth.ndim) + truth.shape
             axes = tuple(at for at, (a, b) in enumerate(zip(lead, own, strict=True)) if b == 1 and a != 1)
             mine = mine.reshape(lead).sum(axes, keepdims=True)
-        close(mine.reshape(truth.shape), truth, name)
+        found[name] = mine.reshape(truth.shape)
+    return found
+
+
+@on_every_engine(ENGINES, limits=WIDE, **DRAWN)
+def test_tangents_of_every_result(engine: str, case: Case, moving: list[str], answers: list[str]):
+    along = Along(case, tuple(moving), tuple(answers))
+    found = results(engine, along)
+    for name, truth in flat(along.first).items():
+        close(found[name], truth, name)
+
+
+@on_every_engine(ENGINES, limits=WIDE, **DRAWN)
+def test_tangents_of_every_gradient(engine: str, case: Case, moving: list[str], answers: list[str]):
+    along = Along(case, tuple(moving), tuple(answers))
+    found = gradients(engine, along)
+    for name in found.keys() & along.second.keys():
+        close(found[name], along.second[name], name)
+
+
+def as_close_as_plain(found: Named, truth: Named, run: Callable[..., Named], dtype: Any) -> None:
+    """Compare with `truth`: at most ten times the error of a plain run in float32, and what rounded inputs change."""
+    rounding = float(ml_dtypes.finfo(dtype).eps)
+    runs = [run(torch.float32), *(run(spread=rounding / 2, draw=i) for i in range(2))]
+    for name in found.keys() & truth.keys():
+        apart = [np.abs(x[name] - truth[name]).max(initial=0) for x in runs]
+        allowed = 10 * max(apart) + 4 * rounding * np.abs(truth[name]).max(initial=0) + 1e-7
+        np.testing.assert_allclose(np.asarray(found[name], np.float64), truth[name], 0, allowed, err_msg=name)
+
+
+@on_every_engine(ENGINES, limits=NARROW, times=0.4, **DRAWN)
+def test_rounded_tangents_of_every_result(engine: str, case: Case, moving: list[str], answers: list[str]):
+    along = Along(case, tuple(moving), tuple(answers))
+    found = results(engine, along)
+    for name in answers:
+        usual = statistics_dtype(case.problem.dtype)
+        assert found[f"{name}, along"].dtype == (case.problem.dtype if name == "output" else usual)
+    truth = flat(along.first)
+    as_close_as_plain(found, truth, lambda *at, **how: flat(along.forward(*at, **how)), case.problem.dtype)
+
+
+@on_every_engine(ENGINES, limits=NARROW, times=0.4, **DRAWN)
+def test_rounded_tangents_of_every_gradient(engine: str, case: Case, moving: list[str], answers: list[str]):
+    along = Along(case, tuple(moving), tuple(answers))
+    as_close_as_plain(gradients(engine, along), along.second, along.backward, case.problem.dtype)
