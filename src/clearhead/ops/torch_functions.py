@@ -4,7 +4,6 @@ Each takes a bundle: the operator's arguments by name (q, k, v, the fields of Gi
 the part they play, as "by:output". torch_nodes.py makes nodes of PyTorch's graph of them.
 """
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -12,13 +11,12 @@ import torch
 from torch import Tensor
 
 from clearhead import engines
-from clearhead.core.arrays import as_array, statistics_dtype, to_torch
+from clearhead.core.arrays import as_array, to_torch
 from clearhead.core.axes import Array
-from clearhead.core.directions import Directions
 from clearhead.core.observations import wanted
 from clearhead.core.operands import operand
 from clearhead.core.problem import Problem, describe
-from clearhead.core.statistics import Groups, arrays_of
+from clearhead.core.statistics import Groups
 from clearhead.engines.base import Engine
 from clearhead.ops import backward
 from clearhead.ops.torch_arguments import Given, Options
@@ -28,10 +26,12 @@ INPUTS = ("q", "k", "v", "bias", "sinks", "span_table")  # what has a derivative
 
 
 def given_of(bundle: Bundle) -> Given:
+    """The rules of a bundle."""
     return Given(**{name: bundle[name] for name in Given._fields})
 
 
 def options_of(bundle: Bundle) -> Options:
+    """What a bundle asks for."""
     return Options(**{name: bundle[name] for name in Options._fields})
 
 
@@ -41,6 +41,7 @@ def part(bundle: Bundle, role: str) -> dict[str, Tensor]:
 
 
 def parts(role: str, tensors: dict[str, Any]) -> Bundle:
+    """Tensors that are to play a part, as a bundle names them."""
     return {f"{role}:{name}": x for name, x in tensors.items()}
 
 
@@ -61,7 +62,7 @@ class Call(NamedTuple):
         given = given_of(bundle)
         read = describe(bundle["q"], bundle["k"], None, given.rules(), given.num_threads)
         whole = read.problem
-        v = None if bundle["v"] is None else _values_of(whole, bundle["v"])
+        v = None if bundle["v"] is None else values_of(whole, bundle["v"])
         rows = range(whole.queries)[queries]
         choose = partial(engines.choose_for, answering) if answering else engines.choose
         engine: Engine = engines.get(choose(whole, given.engine).engine)
@@ -69,7 +70,8 @@ class Call(NamedTuple):
         return Call(problem, read.q[:, :, queries], read.k, v, rows, engine, whole)
 
 
-def _values_of(problem: Problem, v: Tensor) -> Array:
+def values_of(problem: Problem, v: Tensor) -> Array:
+    """Values as engines take them."""
     array = as_array(v, "v", problem.device)[0]
     return operand(problem, array, "v", problem.keys, (problem.kv_heads, problem.heads))[0]
 
@@ -122,6 +124,7 @@ def labels(call: Call, bundle: Bundle) -> Groups | None:
 
 
 def tensor(array: Array) -> Tensor:
+    """The same memory as a tensor."""
     return cast("Tensor", to_torch(torch, array))
 
 

@@ -4,10 +4,11 @@
     VALUES       GRADIENTS                         VALUES_ALONG
     GRADIENTS    GRADIENTS_ALONG (see below)       GRADIENTS_ALONG
     VALUES_ALONG GRADIENTS, GRADIENTS_ALONG        none
-    PRODUCT      VALUES and GRADIENTS              GRADIENTS_ALONG
+    PRODUCT      VALUES and GRADIENTS              PRODUCT_ALONG
 
-Second derivatives are symmetric, so the gradient of u·gradients by the inputs is the gradients' tangent along u. A
-third derivative is refused. `compute` calls each of them; it records nodes only where something differentiates.
+Second derivatives are symmetric, so the gradient of u·gradients by the inputs is the gradients' tangent along u; and
+that is linear in u, so that u has a gradient too. A third derivative is refused. Aᵀ·g is the gradient of A·v by v, so
+all its derivatives are those of A·v. `compute` calls each of these; nodes are made only where something differentiates.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,6 +26,8 @@ from clearhead.ops.torch_functions import INPUTS, Bundle, gradients, options_of,
 from clearhead.ops.torch_tangents import gradients_along, values_along
 
 Tensors = dict[str, Tensor]
+make: Callable[[Tensor, Tensor], Tensor] = forward_ad.make_dual
+unpack: Callable[[Tensor], Any] = forward_ad.unpack_dual
 
 
 class Kind(NamedTuple):
@@ -34,12 +37,14 @@ class Kind(NamedTuple):
     function   the results, by name
     backward   (bundle, results, upstream gradients, what needs one) to gradients, by the bundle's names
     along      (bundle, results or None where unknown, tangents) to the results and their tangents
+    inert      results that nothing is differentiated by: other functions' work, kept for the backward pass
     """
 
     names: Callable[[Bundle], Sequence[str]]
     function: Callable[[Bundle], Tensors]
     backward: Callable[[Bundle, Tensors, Tensors, set[str]], Bundle]
     along: Callable[[Bundle, Tensors | None, Tensors], tuple[Tensors, Tensors]]
+    inert: tuple[str, ...] = ()
 
 
 def compute(kind: Kind, bundle: Bundle) -> Tensors:
@@ -51,14 +56,12 @@ def compute(kind: Kind, bundle: Bundle) -> Tensors:
         return put_together(_all_at_once(kind, plain, mapped, count))
     transformed = torch._C._are_functorch_transforms_active()
     if forward_ad._current_level >= 0 and not (transformed and _top_transform() != "Jvp"):
-        duals = {name: forward_ad.unpack_dual(bundle[name]) for name in names if bundle[name].is_floating_point()}
+        duals = {name: unpack(bundle[name]) for name in names if bundle[name].is_floating_point()}
         moving = {name: dual.tangent for name, dual in duals.items() if dual.tangent is not None}
         if moving:
             still = bundle | {name: dual.primal for name, dual in duals.items()}
             found, tangents = kind.along(still, None, moving)
-            return {
-                name: forward_ad.make_dual(x, tangents[name]) if name in tangents else x for name, x in found.items()
-            }
+            return {name: make(x, tangents[name]) if name in tangents else x for name, x in found.items()}
     if not transformed and not torch.is_grad_enabled():
         return kind.function(bundle)
     rest = {name: x for name, x in bundle.items() if not isinstance(x, Tensor)}
@@ -87,7 +90,9 @@ class _Node(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.kind, ctx.names, ctx.rest, *tensors = inputs
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(x for x in output if not x.is_floating_point()))
+        names = ctx.kind.names({**ctx.rest, **dict(zip(ctx.names, tensors, strict=True))})
+        results = zip(names, output, strict=True)
+        ctx.mark_non_differentiable(*(x for name, x in results if name in ctx.kind.inert or not x.is_floating_point()))
         ctx.save_for_backward(*tensors, *output)
         ctx.save_for_forward(*tensors, *output)
 
@@ -95,7 +100,8 @@ class _Node(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         bundle, results = _saved(ctx)
         given = {name: grad for name, grad in zip(results, grads, strict=True) if grad is not None}
-        needed = {name for name, needs in zip(ctx.names, ctx.needs_input_grad[3:], strict=True) if needs}
+        inputs = zip(ctx.names, ctx.needs_input_grad[3:], ctx.next_functions, strict=True)
+        needed = {name for name, needs, (node, _) in inputs if needs and _reached(node)}
         found = ctx.kind.backward(bundle, results, given, needed) if given else {}
         return None, None, None, *(found.get(name) for name in ctx.names)
 
@@ -122,6 +128,14 @@ def _all_at_once(kind: Kind, bundle: Bundle, mapped: dict[str, int | None], coun
     return {name: torch.stack([one[name] for one in each]) for name in kind.names(bundle)}
 
 
+def _reached(node: Any) -> bool:
+    """Does the backward pass under way come to this node? PyTorch cannot say so of leaves."""
+    try:
+        return node is not None and bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:
+        return True
+
+
 def _saved(ctx: Any) -> tuple[Bundle, Tensors]:
     count = len(ctx.names)
     bundle = {**ctx.rest, **dict(zip(ctx.names, ctx.saved_tensors[:count], strict=True))}
@@ -129,10 +143,7 @@ def _saved(ctx: Any) -> tuple[Bundle, Tensors]:
 
 
 def _at(bundle: Bundle, mapped: dict[str, int | None], place: int) -> Bundle:
-    return {
-        name: x if mapped.get(name) is None else x.select(mapped[name], place)  # type: ignore[arg-type]
-        for name, x in bundle.items()
-    }
+    return {name: x if mapped.get(name) is None else x.select(mapped[name], place) for name, x in bundle.items()}
 
 
 def _asked(needed: set[str]) -> tuple[str, ...]:
@@ -229,16 +240,67 @@ def _product_backward(bundle: Bundle, results: Tensors, grads: Tensors, needed: 
 def _product_along(bundle: Bundle, results: Tensors | None, tangents: Tensors) -> tuple[Tensors, Tensors]:
     _asked({*tangents})
     found = compute(PRODUCT, bundle) if results is None else results
-    product = found["product"]
-    zeros = product.new_zeros(()).expand(product.shape)
-    given = _product_parts(bundle, zeros, found["logsumexp"])
+    known = {"known:logsumexp": found["logsumexp"]}
+    return found, compute(PRODUCT_ALONG, {**bundle, **known, **parts("along", tangents)})
+
+
+def _product_tangent(bundle: Bundle) -> Tensors:
+    """Ȧᵀ·g + Aᵀ·ġ: the tangent of a gradient by values, whatever these are."""
+    g = bundle["v"]
+    values = g.new_zeros(()).expand(*bundle["k"].shape[:-1], g.shape[-1])
+    if bundle["k"].shape[:-2] != bundle["q"].shape[:-2]:  # the product has all heads
+        values = g.new_zeros(()).expand(*bundle["q"].shape[:-2], bundle["k"].shape[-2], g.shape[-1])
+    output = g.new_zeros(()).expand(*bundle["q"].shape[:-1], g.shape[-1])
+    given = _product_parts(bundle, values, bundle["known:logsumexp"]) | {"asked": ("v",), "moved": ()}
+    given["known:output"] = output.to(given["q"].dtype)
+    return {"product": gradients_along(_turned(given))["v"]}
+
+
+def _turned(given: Bundle) -> Bundle:
+    """The tangents of q, k and g as those of a backward pass whose upstream gradient is g."""
     usual = given["q"].dtype
-    moving = {f"along:{name}": x.to(usual) if name in "qk" else x for name, x in tangents.items() if name != "v"}
-    if "v" in tangents:
-        moving["changing:output"] = tangents["v"].to(usual)
-    shape = (*bundle["q"].shape[:-1], product.shape[-1])
-    given |= {"known:output": product.new_zeros(()).expand(shape), "asked": ("v",), "moved": ()}
-    return found, {"product": compute(GRADIENTS_ALONG, {**given, **moving})["v"]}
+    found = _without(given, "along")
+    for name, x in part(given, "along").items():
+        found["changing:output" if name == "v" else f"along:{name}"] = x.to(usual) if name in "qkv" else x
+    return found
+
+
+def _product_along_backward(bundle: Bundle, results: Tensors, grads: Tensors, needed: set[str]) -> Bundle:
+    del results
+    asked = _asked({name for name in needed if ":" not in name} - {"v"})
+    along = tuple(name for name in INPUTS if f"along:{name}" in needed and name != "v")
+    given = _product_parts(bundle, grads["product"], bundle["known:logsumexp"])
+    moving = _turned(given)
+    of_values = _without(_without(moving, "by"), "changing")
+    by_g = compute(VALUES, _without(_without(of_values, "along"), "known"))["output"]
+    known = {"known:output": by_g}
+    found: Bundle = {"along:v": by_g}
+    if asked:
+        found |= compute(GRADIENTS_ALONG, {**moving, **known, "asked": asked, "moved": ()})
+    if along:
+        still = _without(_without(moving, "along"), "changing")
+        by_along = compute(GRADIENTS, {**still, **known, "asked": along})
+        found |= {f"along:{name}": x for name, x in by_along.items()}
+    if "v" in needed:
+        found["v"] = compute(VALUES_ALONG, of_values)["along:output"] if part(of_values, "along") else 0 * by_g
+    return {name: x.to(bundle[name].dtype) for name, x in found.items() if name in needed}
+
+
+def _gradients_along_backward(bundle: Bundle, results: Tensors, grads: Tensors, needed: set[str]) -> Bundle:
+    """By the direction alone, in which the tangents are linear."""
+    del results
+    if any(":" not in name or name.startswith("by:") for name in needed):
+        _no_third()
+    directions = tuple(name for name in INPUTS if f"along:{name}" in needed)
+    changing = tuple(name.partition(":")[2] for name in needed if name.startswith("changing:"))
+    moved, own = part(grads, "moved"), {name: x for name, x in grads.items() if ":" not in name}
+    still = _without(_without(bundle, "along"), "changing")
+    if own:
+        given = {**still, **parts("along", own), **parts("changing", moved), "asked": directions, "moved": changing}
+        found = compute(GRADIENTS_ALONG, given)
+    else:
+        found = compute(GRADIENTS, {**_without(still, "by"), **parts("by", moved), "asked": directions})
+    return {f"changing:{x.partition(':')[2]}" if ":" in x else f"along:{x}": y for x, y in found.items()}
 
 
 def _no_third(*_: Any) -> NoReturn:
@@ -261,7 +323,8 @@ VALUES_ALONG = Kind(_along_names, values_along, _values_along_backward, _no_thir
 GRADIENTS_ALONG = Kind(
     lambda bundle: (*bundle["asked"], *(f"moved:{name}" for name in bundle["moved"])),
     gradients_along,
-    _no_third,
+    _gradients_along_backward,
     _no_third,
 )
-PRODUCT = Kind(lambda _: ("product", "logsumexp"), transposed, _product_backward, _product_along)
+PRODUCT = Kind(lambda _: ("product", "logsumexp"), transposed, _product_backward, _product_along, ("logsumexp",))
+PRODUCT_ALONG = Kind(lambda _: ("product",), _product_tangent, _product_along_backward, _no_third)

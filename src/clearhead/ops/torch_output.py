@@ -91,10 +91,9 @@ def _gradients(problem: Problem, *tensors: Tensor) -> Sequence[Tensor]:
     return [to_torch(torch, found[name]) for name in "qkv"]
 
 
-def _with_graph(
-    given: Given, q: Tensor, k: Tensor, v: Tensor, output: Tensor, logsumexp: Tensor, grad: Tensor
-) -> Sequence[Tensor]:
+def _with_graph(given: Given, *tensors: Tensor) -> Sequence[Tensor]:
     """The same as a node that can be differentiated again."""
+    q, k, v, output, logsumexp, grad = tensors
     known = {"known:output": output, "known:logsumexp": logsumexp, "by:output": grad}
     found = compute(GRADIENTS, {**bundle_of(q, k, v, given), **known, "asked": ("q", "k", "v")})
     return [found[name] for name in "qkv"]

@@ -8,15 +8,24 @@ from typing import Any
 
 from torch import Tensor
 
-from clearhead.core.arrays import as_array
 from clearhead.core.directions import Directions
 from clearhead.core.observations import wanted
-from clearhead.core.operands import operand
 from clearhead.core.problem import describe
 from clearhead.core.statistics import STATISTICS
 from clearhead.engines.base import Kept
 from clearhead.ops import tangents
-from clearhead.ops.torch_functions import Bundle, Call, as_given, blocks, labels, options_of, part, shapes, tensor
+from clearhead.ops.torch_functions import (
+    Bundle,
+    Call,
+    as_given,
+    blocks,
+    labels,
+    options_of,
+    part,
+    shapes,
+    tensor,
+    values_of,
+)
 
 
 def values_along(bundle: Bundle) -> dict[str, Tensor]:
@@ -62,14 +71,10 @@ def directions(call: Call, bundle: Bundle) -> Directions:
     read = describe(along.get("q", bundle["q"]), along.get("k", bundle["k"]), None, rules)
     own = read.problem if call.problem is call.whole else read.problem.take(queries=call.rows)
     rows = slice(call.rows.start, call.rows.stop, call.rows.step)
-    v = along.get("v")
-    if v is not None:
-        heads = call.whole.kv_heads, call.whole.heads
-        v = operand(call.whole, as_array(v, "v", call.whole.device)[0], "v", call.whole.keys, heads)[0]
     return Directions(
         q=read.q[:, :, rows] if "q" in along else None,
         k=read.k if "k" in along else None,
-        v=v,
+        v=values_of(call.whole, along["v"]) if "v" in along else None,
         bias=own.bias,
         spans=own.span_table,
         sinks=own.sinks,
