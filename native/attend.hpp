@@ -148,6 +148,7 @@ struct Along {
     View span_table;                // (batch, heads, query labels, key labels), of T; rows are contiguous
     const double* sinks = nullptr;  // (heads,)
     const void* kept = nullptr;     // (batch, heads, queries): the tangent of the log-sum-exp, for the later passes
+    const void* known = nullptr;    // (batch, heads, queries, d_v): the output, where the row pass need not compute it
     // of the row pass, (batch, heads, queries); the output's as RowAnswers::output
     void *output = nullptr, *logsumexp = nullptr, *entropy = nullptr, *distance = nullptr, *own = nullptr;
     // of the backward pass: the tangents of its upstream gradients

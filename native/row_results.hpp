@@ -87,8 +87,8 @@ template <class M> struct RowResults {
         }
         if (!along.output) return true;
         T* out = state.moved_output + r * columns;
-        const T* values = state.output + r * columns;  // the row's output
-        for (int64_t c = 0; c < columns; ++c)
+        const T* values = along.known ? static_cast<const T*>(along.known) + index * p.d_v : state.output + r * columns;
+        for (int64_t c = 0; c < p.d_v; ++c)
             out[c] = empty ? T(0) : T(double(out[c]) * each - (middle == 0 ? 0 : middle * double(values[c])));
         return write_output(out, 1, along.output, index);
     }

@@ -152,8 +152,9 @@ template <class M> struct RowTask {
         update_softmax(s * kStrip, strip.rows, visibility, j0, first, last, state);
         if (!blocks.has_values) return;
         T* out = state.output + s * kStrip * blocks.columns;
-        add_values(strip.rows, j0, low, high, out);
-        if (blocks.separate_nonfinite) add_nonfinite(blocks.nonfinite, scores, strip.rows, first, last, out);
+        if (!job.along.known) add_values(strip.rows, j0, low, high, out);
+        if (blocks.separate_nonfinite && !job.along.known)
+            add_nonfinite(blocks.nonfinite, scores, strip.rows, first, last, out);
         if (tangents) add_moved(strip.rows, j0, low, high, state.moved_output + s * kStrip * blocks.columns);
     }
 

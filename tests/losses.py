@@ -160,9 +160,20 @@ def added_by_spans(case: Case, table: torch.Tensor) -> torch.Tensor:
 
 
 def formula(
-    case: Case, visible: torch.Tensor, q: Any, k: Any, v: Any, bias: Any = None, sinks: Any = None, spans: Any = None
+    case: Case,
+    visible: torch.Tensor,
+    q: Any,
+    k: Any,
+    v: Any,
+    bias: Any = None,
+    sinks: Any = None,
+    spans: Any = None,
+    noise: Any = 0.0,
 ) -> dict[str, torch.Tensor]:
-    """Attention and its observations by the plain formulas, with masked scores at -inf."""
+    """Attention and its observations by the plain formulas, with masked scores at -inf.
+
+    noise   by how much of itself each logit is off, in the weights but not in the log-sum-exp
+    """
     problem = case.problem
     k, v = (x.repeat_interleave(problem.heads // max(1, x.shape[1]), 1) for x in (k, v))
     scores = torch.from_numpy(problem.scale).to(q.dtype)[:, None, None] * (q @ k.transpose(-1, -2))
@@ -180,7 +191,7 @@ def formula(
     masked = torch.where(visible | empty, scores, -torch.inf)  # empty rows are set at the end
     extra = [] if sinks is None else [torch.where(empty, 0.0, sinks.reshape(-1, 1, 1))]
     lse = torch.logsumexp(torch.cat([masked, *extra], -1), -1, keepdim=True)
-    logs = torch.where(visible, masked - lse, 0.0)
+    logs = torch.where(visible, masked * (1 + noise) - lse, 0.0)
     weights = torch.where(visible, torch.exp(logs), 0.0)
     return {
         "weights": weights,

@@ -1,7 +1,7 @@
 """Derivatives along a direction by PyTorch's forward mode through the plain formulas."""
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -63,11 +63,12 @@ class Along:
             parts["sinks"] = parts["sinks"].reshape(-1).astype(np.float64)
         return Directions(**parts)
 
-    def results(self, leaves: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        """The results by the plain formulas."""
+    def results(self, leaves: dict[str, Tensor], draw: int = 0) -> tuple[Tensor, ...]:
+        """The results by the plain formulas; a draw other than 0 rounds each logit as float32 does."""
         problem = self.case.problem
         visible = torch.from_numpy(visibility.dense(problem))
-        found = formula(self.case, visible, **leaves)
+        noise = np.random.default_rng((self.case.seed, draw)).uniform(-(2.0**-23), 2.0**-23, visible.shape)
+        found = formula(self.case, visible, **leaves, noise=torch.from_numpy(noise) if draw else 0.0)
         weights = found["weights"]
         far = torch.from_numpy(np.broadcast_to(reference.all_distances(problem), weights.shape).copy()).to(
             weights.dtype
@@ -107,7 +108,7 @@ class Along:
     ) -> dict[str, tuple[Array, Array]]:
         """Each result and its tangent."""
         inputs, moving = self.leaves(dtype, spread, draw)
-        values, moved = torch.func.jvp(self.results, (inputs,), (moving,))
+        values, moved = torch.func.jvp(partial(self.results, draw=draw), (inputs,), (moving,))
         return {name: (x.numpy(), y.numpy()) for name, x, y in zip(self.answers, values, moved, strict=True)}
 
     @cached_property
@@ -133,7 +134,7 @@ class Along:
         by, changing = ([torch.from_numpy(x.astype(np.float64)).to(dtype) for x in s.values()] for s in self.upstream)
 
         def gradients(leaves: dict[str, Tensor], grads: list[Tensor]) -> Any:
-            return torch.func.vjp(self.results, leaves)[1](tuple(grads))[0]
+            return torch.func.vjp(partial(self.results, draw=draw), leaves)[1](tuple(grads))[0]
 
         found = torch.func.jvp(gradients, (inputs, by), (moving, changing))[1]
         return {name: x.numpy() for name, x in found.items()}

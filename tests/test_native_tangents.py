@@ -54,7 +54,9 @@ class Question:
         want = Wanted(output=True, logsumexp=True, entropy=True, distance=True, own=True)
         found = dict(engine.tangents(problem, self.q, self.k, self.v, along, want))
         kept = Kept(found["logsumexp"], found["logsumexp_tangent"])
-        again = engine.tangents(problem, self.q, self.k, self.v, along, want, kept.logsumexp)
+        arrays = problem, self.q, self.k, self.v
+        again = engine.tangents(*arrays, along, want, kept.logsumexp)
+        known = engine.tangents(*arrays, along, want, kept.logsumexp, found["output"])
         columns = Wanted(received=True, image=(3, 5), groups=self.groups)
         bias = (1, 4, problem.queries, problem.keys) if problem.bias is not None else None
         spans = None if problem.span_table is None else problem.span_table.shape
@@ -63,6 +65,7 @@ class Question:
         moving = Upstream(rows_moved, self.g_moved, None, more, None, rows, bias, spans)
         parts = {
             "again ": again,
+            "known ": known,
             "columns ": engine.column_tangents(problem, self.q, self.k, along, kept, columns),
             "gradient ": engine.gradient_tangents(problem, self.q, self.k, self.v, along, kept, given, moving),
         }

@@ -132,10 +132,12 @@ class TangentEngine(Engine, Protocol):
         along: Directions,
         want: Wanted,
         logsumexp: Array | None = None,
+        output: Array | None = None,
     ) -> Answers:
         """What `rows` answers, and the tangent of each smooth statistic asked for, as "output_tangent" and so on.
 
-        Where the log-sum-exp is given, only the tangents are answered; where it is not, it is answered too.
+        Where the log-sum-exp is given, only the tangents are answered, and the output may be given too, which saves
+        its product; where it is not, it is answered too.
         "logsumexp_tangent" always is.
         """
 

@@ -29,12 +29,13 @@ def tangents(
     along: Directions,
     want: Wanted,
     logsumexp: Array | None = None,
+    output: Array | None = None,
 ) -> dict[str, Array]:
     """The row statistics and their tangents, in one pass over the keys; with the log-sum-exp, only the tangents."""
     if v is not None and v.dtype != problem.dtype:
         wide = widened(problem, v)
         q, k, v, along = _widened(wide, q, k, v, along)
-        found = tangents(wide, q, k, v, along, want, logsumexp)
+        found = tangents(wide, q, k, v, along, want, logsumexp, output)
         own = statistics_dtype(problem.dtype) if want.keep_float32 else problem.dtype
         if "output_tangent" in found:
             found["output_tangent"] = found["output_tangent"].astype(own, copy=False)
@@ -44,6 +45,10 @@ def tangents(
     answers, asked = ({name: bits(x) for name, x in side.items()} for side in (found, moved))
     values = v if "output" in found else None
     direction = _direction(problem, along if values is not None else replace(along, v=None))
+    exact = output is not None and output.dtype == statistics_dtype(problem.dtype) == problem.dtype
+    if exact and logsumexp is not None and values is not None:  # a rounded output would lose digits
+        direction["known"] = np.ascontiguousarray(output)
+        del answers["output"]
     call("rows", problem, bits(q), bits(k), bits(values), answers, direction | asked)
     known = {} if logsumexp is not None else found
     return known | {f"{name}_tangent": x for name, x in moved.items()}

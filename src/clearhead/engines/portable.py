@@ -86,6 +86,7 @@ def tangents(
     along: Directions,
     want: Wanted,
     logsumexp: Array | None = None,
+    output: Array | None = None,  # noqa: ARG001 it is computed in float64
 ) -> dict[str, Array]:
     """The tangents of the row statistics, and without the log-sum-exp these statistics too."""
     found = {} if logsumexp is not None else rows(problem, q, k, v, replace(want, logsumexp=True))

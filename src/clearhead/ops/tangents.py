@@ -49,8 +49,11 @@ def forward(
     along: Directions,
     want: Wanted,
     logsumexp: Array | None = None,
+    output: Array | None = None,
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """Everything wanted, and its tangents, by array name; tangents alone where the log-sum-exp is known.
+
+    With it the output may be given too, which saves the engine its product.
 
     The log-sum-exp is always among both.
 
@@ -58,7 +61,7 @@ def forward(
     Raises DerivativeError for what has no tangent. O(queries·keys·(d_k + d_v)) time, O(queries + keys) memory.
     """
     check_smooth(want.names(), "forward-mode derivative")
-    found = engine.tangents(problem, *arrays, along, replace(want, logsumexp=True), logsumexp)
+    found = engine.tangents(problem, *arrays, along, replace(want, logsumexp=True), logsumexp, output)
     answers = {name: x for name, x in found.items() if not name.endswith(_TANGENT)}
     moved = {name.removesuffix(_TANGENT): x for name, x in found.items() if name.endswith(_TANGENT)}
     if logsumexp is not None:
@@ -108,7 +111,8 @@ def gradient_tangents(call: Second) -> tuple[dict[str, Array], dict[str, Array]]
     named = {*call.by, *call.changing}
     want = Wanted(output=v is not None, entropy="entropy" in named, distance="distance" in named, own="own" in named)
     known = None if products.extra else call.answers["logsumexp"]
-    moved = dict(call.engine.tangents(problem, q, k, v, along, want, known))
+    output = None if products.extra else call.answers.get("output")
+    moved = dict(call.engine.tangents(problem, q, k, v, along, want, known, output))
     kept = Kept(call.answers["logsumexp"], moved["logsumexp_tangent"])
     sinks = None if problem.sinks is None else sink_weights(np, problem.sinks, kept.logsumexp)
     sinks_moved = (
