@@ -183,7 +183,7 @@ def gradients(
     room = room_for_gradients(problem, q, k, values, upstream)
     per_line = {"rows": upstream.rows, "keys": upstream.keys}
     per_line |= {"entropy": upstream.entropy, "distance": upstream.distance, "logsumexp": logsumexp}
-    known = {name: np.ascontiguousarray(x, dtype) for name, x in per_line.items() if x is not None}
+    known: dict[str, Any] = {name: np.ascontiguousarray(x, dtype) for name, x in per_line.items() if x is not None}
     if values is not None:
         known |= {"v": bits(values), "output": bits(output)}
     call("gradients", problem, bits(q), bits(k), known, room)

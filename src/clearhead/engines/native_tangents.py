@@ -89,7 +89,7 @@ def gradient_tangents(
         return narrowed(problem, found, keep_float32=upstream.keep_float32)
     room = room_for_gradients(problem, q, k, values, upstream)
     dtype = statistics_dtype(problem.dtype)
-    known = {"logsumexp": np.ascontiguousarray(kept.logsumexp, dtype), **_per_query(upstream, dtype)}
+    known: dict[str, Any] = {"logsumexp": np.ascontiguousarray(kept.logsumexp, dtype), **_per_query(upstream, dtype)}
     if values is not None:
         none = np.broadcast_to(np.zeros((), q.dtype), (*q.shape[:3], values.shape[-1]))
         known |= {"v": bits(values), "output": bits(none if given is None else given)}
