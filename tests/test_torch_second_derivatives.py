@@ -128,10 +128,21 @@ WAYS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-@pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
-def test_every_derivative_of_every_path(path: tuple[Path, Path], way: Callable[[Path], Any]):
-    ours, plain = path
+QUICK = ("a step of MAML", "torch.func.hessian", "vmap of grad of jvp")
+
+
+def each() -> list[Any]:
+    """Every path in every way; most of them are slow together."""
+    return [
+        pytest.param(path, way, marks=[] if path == "attention" or way in QUICK else pytest.mark.slow)
+        for path in PATHS
+        for way in WAYS
+    ]
+
+
+@pytest.mark.parametrize(("name", "way_name"), each())
+def test_every_derivative_of_every_path(name: str, way_name: str):
+    (ours, plain), way = PATHS[name], WAYS[way_name]
     truth = WAYS["grad of jvp"] if way is backward_of_dual else way  # PyTorch's own softmax fails in it
     torch.testing.assert_close(way(ours), truth(plain), rtol=1e-8, atol=1e-10)
 
@@ -146,7 +157,7 @@ def test_a_layer_with_dropout_has_every_derivative(way: str):
     assert torch.isfinite(torch.as_tensor(WAYS[way](lambda x: DROPPING(x[0])))).all()
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("way", [WAYS[way] for way in QUICK], ids=QUICK)
 @pytest.mark.parametrize(("name", "asked"), [("max_logit", True), ("peak", True), ("top", 2)])
 def test_what_jumps_between_keys_has_no_such_derivative(name: str, asked: Any, way: Callable[[Path], Any]):
     with pytest.raises(DerivativeError, match=rf"^{name}.* has no (forward-mode|second) derivative here"):

@@ -137,9 +137,9 @@ def _reached(node: Any) -> bool:
 
 
 def _saved(ctx: Any) -> tuple[Bundle, Tensors]:
-    count = len(ctx.names)
-    bundle = {**ctx.rest, **dict(zip(ctx.names, ctx.saved_tensors[:count], strict=True))}
-    return bundle, dict(zip(ctx.kind.names(bundle), ctx.saved_tensors[count:], strict=True))
+    tensors, count = ctx.saved_tensors, len(ctx.names)  # a checkpoint lets them be read once
+    bundle = {**ctx.rest, **dict(zip(ctx.names, tensors[:count], strict=True))}
+    return bundle, dict(zip(ctx.kind.names(bundle), tensors[count:], strict=True))
 
 
 def _at(bundle: Bundle, mapped: dict[str, int | None], place: int) -> Bundle:
