@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from benchmarks import causes, change, model, spans, steps, truth, watching
+from benchmarks import causes, change, derivatives, model, spans, steps, truth, watching
 
 
 class Group(NamedTuple):
@@ -27,6 +27,9 @@ GROUPS = {
     "model": Group("model", "attention inside a model of 6 blocks", model.shares, model.lines, "torch"),
     "spans": Group("spans", "the rule spans on one call", spans.costs, spans.lines, "numpy"),
     "causes": Group("causes", "looking at causes: everything of cuts", causes.costs, causes.lines, "numpy"),
+    "derivatives": Group(
+        "derivatives", "forward mode and second derivatives", derivatives.costs, derivatives.lines, "torch"
+    ),
     "watch": Group("watching", f"watching {GPT2}", watching.costs, watching.lines, "transformers"),
     "steps": Group("steps", f"training steps of {GPT2}, causes watched", steps.costs, steps.lines, "transformers"),
     "change": Group("change", f"changing {GPT2}", change.costs, change.lines, "transformers"),

@@ -1,7 +1,7 @@
 // The kernel, compiled once per instruction set: CMakeLists.txt sets the flags and CLEARHEAD_LEVEL, the level's name.
-// Read in this order: simd, exponential, tiles, packing, rules, top, softmax_state, key_blocks, rows, row_results,
-// received, weight_tiles, tile_sums, picture, transposed, columns, operand, gradients, edge_terms, others, strongest,
-// effects.
+// Read in this order: simd, exponential, tiles, packing, rules, top, softmax_state, key_blocks, score_tangents,
+// row_tangents, rows, row_results, received, weight_tiles, tile_sums, picture, transposed, columns, operand,
+// gradient_tangents, gradients, edge_terms, others, strongest, effects.
 #include "columns.hpp"
 #include "effects.hpp"
 #include "gradients.hpp"

@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "binding.hpp"
+#include "along.hpp"
 #include "given_spans.hpp"
 #include "named.hpp"
 #include "repeated.hpp"
@@ -89,7 +89,9 @@ Described describe(int type, int64_t batch, int64_t heads, int64_t kv_heads, int
 const char* const statistics[] = {
     CLEARHEAD_PER_QUERY(CLEARHEAD_NAME) "output", "top", "received", "peak", "image", "groups"};
 
-void rows(int threads, const Described& d, const Given& q, const Given& k, std::optional<Given> v, nb::dict answers) {
+// `along`, here and below: the inputs' tangents, for an answer along a direction; of `rows`, its tangents too.
+void rows(int threads, const Described& d, const Given& q, const Given& k, std::optional<Given> v, nb::dict answers,
+          std::optional<nb::dict> along) {
     Job job;
     job.problem = d.with(q, k);
     Problem& p = job.problem;
@@ -98,7 +100,7 @@ void rows(int threads, const Described& d, const Given& q, const Given& k, std::
     const int64_t n = p.batch * p.heads * p.queries, wide = p.type == Type::f64 ? 8 : 4;
     const auto output = named.write("output"), received = named.write("received");
     const auto weights = named.write("top_weights"), indices = named.write("top_indices");
-    if (output) take_values(p, v);
+    if (output || (along && v)) take_values(p, v);
     want.keep_float32 = output && bytes_of(p.type) == 2 && output->itemsize() == 4;
     want.output = room(output, n * p.d_v, want.keep_float32 ? 4 : bytes_of(p.type), "output");
 #define CLEARHEAD_TAKE(name) want.name = room(named.write(#name), n, wide, #name);
@@ -110,11 +112,13 @@ void rows(int threads, const Described& d, const Given& q, const Given& k, std::
     want.received = static_cast<double*>(room(received, p.batch * p.heads * p.keys, 8, "received"));
     check(!received || answers.contains("logsumexp"), "received needs logsumexp");
     named.done();
+    if (along) take_along(job, *along);
     work(attend, job, threads);
 }
 
 // `known`: the log-sum-exp, the labels of groups, x; `answers`: what is to be filled.
-void columns(int threads, const Described& d, const Given& q, const Given& k, nb::dict known, nb::dict answers) {
+void columns(int threads, const Described& d, const Given& q, const Given& k, nb::dict known, nb::dict answers,
+             std::optional<nb::dict> along) {
     Job job;
     job.problem = d.with(q, k);
     const Problem& p = job.problem;
@@ -128,11 +132,14 @@ void columns(int threads, const Described& d, const Given& q, const Given& k, nb
     job.columns.peak = static_cast<double*>(room(named.write("peak"), p.batch * p.heads * p.keys, 8, "peak"));
     given.done();
     named.done();
+    if (along) take_along(job, *along);
+    check(!along || job.along.kept || p.batch * p.heads * p.queries == 0, "the tangent of the log-sum-exp");
     work(observe, job, threads);
 }
 
 // `known`: the log-sum-exp, v, and what is known of the loss (base.Upstream); `answers`: the derivatives.
-void gradients(int threads, const Described& d, const Given& q, const Given& k, nb::dict known, nb::dict answers) {
+void gradients(int threads, const Described& d, const Given& q, const Given& k, nb::dict known, nb::dict answers,
+               std::optional<nb::dict> along) {
     Job job;
     job.problem = d.with(q, k);
     Problem& p = job.problem;
@@ -144,6 +151,8 @@ void gradients(int threads, const Described& d, const Given& q, const Given& k, 
     want.keys = numbers(given, p, "keys", heads * p.keys);
     want.entropy = per_query(given, p, "entropy");
     want.distance = per_query(given, p, "distance");
+    want.own = per_query(given, p, "own");
+    check(along || !want.own, "own");
     check(known.contains("logsumexp") && known.contains("rows"), "logsumexp and rows");
     const auto output = given.read("output"), v = given.read("v");
     const auto by_v = named.write("v");
@@ -173,6 +182,8 @@ void gradients(int threads, const Described& d, const Given& q, const Given& k, 
     }
     given.done();
     named.done();
+    if (along) take_along(job, *along);
+    check(!along || (!want.keys && job.along.kept && job.along.rows), "gradients along a direction");
     work(differentiate, job, threads);
 }
 
@@ -242,9 +253,10 @@ NB_MODULE(_native, m) {
         .def("step", &Repeatable::step, "q"_a, "k"_a, "v"_a, "keys"_a, "values"_a, "place"_a, "turns"_a.none(),
              "threads"_a);
     m.def("engine_named", &engine_named);
-    m.def("rows", &rows);
-    m.def("columns", &columns);
-    m.def("gradients", &gradients);
+    const auto none = nb::none();
+    m.def("rows", &rows, "threads"_a, "described"_a, "q"_a, "k"_a, "v"_a.none(), "answers"_a, "along"_a = none);
+    m.def("columns", &columns, "threads"_a, "described"_a, "q"_a, "k"_a, "known"_a, "answers"_a, "along"_a = none);
+    m.def("gradients", &gradients, "threads"_a, "described"_a, "q"_a, "k"_a, "known"_a, "answers"_a, "along"_a = none);
     bind_effects(m);
     m.def("exercise", &exercise);
     m.def("read", &read_all);

@@ -57,13 +57,24 @@ template <class M> struct ColumnTask {
         }
     }
 
-    // Scores become weights.
+    // Scores become weights, or along a direction the tangents of weights.
     void normalize(const TilePart& part) {
-        const T* logsumexp = static_cast<const T*>(want.logsumexp) + head_index * p.queries + part.query;
+        const int64_t index = head_index * p.queries + part.query;
+        const T* logsumexp = static_cast<const T*>(want.logsumexp) + index;
         for (int r = 0; r < part.rows; ++r) {
             const Normalizer<T> normalizer(logsumexp[r], tiles.rules.scale_of(tiles.head).log2);
             T* x = tiles.tile + (part.row + r) * pitch;
             for (int j = part.first; j < part.last; j += kLanes<T>) store(x + j, normalizer.weight(load(x + j)));
+            if (job.along.given) move(part, r, static_cast<const T*>(job.along.kept)[index + r], x);
+        }
+    }
+
+    // Row r of a part: weights become their tangents; `middle` is the tangent of the row's log-sum-exp.
+    void move(const TilePart& part, int r, T middle, T* x) const {
+        const T* by_logit = tiles.tangents->tangents + r * pitch;
+        for (int j = part.first; j < part.last; j += kLanes<T>) {
+            const Vec<T> weight = load(x + j), moved = weight * (load(by_logit + j) - broadcast<T>(middle));
+            store(x + j, weight == Vec<T>{} ? weight : moved);
         }
     }
 

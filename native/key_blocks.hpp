@@ -45,12 +45,13 @@ template <class M> struct KeyBlocks {
 
     KeyBlocks(const Job& j, int64_t batch_, int64_t first_head, int64_t rows, Arena& arena)
         : job(j), p(j.problem), batch(batch_) {
-        has_values = job.rows.output != nullptr;
+        has_values = job.has_values();
         depth = depth_of<M>(p.d_k);
         columns = has_values ? value_columns<M>(p) : 0;
         key_head = batch * p.kv_heads + first_head * p.kv_heads / p.heads;
         value_head = has_values ? batch * p.v_heads + first_head * p.v_heads / p.heads : 0;
-        direct_keys = !job.packed && rows <= kDirectRows && depth % kLanes<T> == 0 && in_cells<M>(p.k, p.type, p.d_k);
+        direct_keys = !job.packed && !job.along.given && rows <= kDirectRows && depth % kLanes<T> == 0 &&
+                      in_cells<M>(p.k, p.type, p.d_k);
         pairs_in_place = has_values && M::per_cell == 2 && !job.packed && rows <= kDirectRows && p.type == Type::bf16 &&
                          p.v.column == 1 && p.d_v % (2 * kLanes<T>) == 0;
         staging = arena.take<Cell>(staging_cells<M>(depth));
@@ -64,7 +65,7 @@ template <class M> struct KeyBlocks {
 
     // Points `keys` and `values` at the block that starts at j0; keys first … last of it are going to be read.
     void load(int64_t j0, int64_t first, int64_t last) {
-        load_keys(j0, first, last);
+        if (p.k.data) load_keys(j0, first, last);
         if (has_values) load_values(j0, first, last);
     }
 

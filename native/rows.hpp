@@ -7,9 +7,9 @@
 // the block, nor the cut into tasks, nor the number of threads changes a bit.
 #pragma once
 
-#include "key_blocks.hpp"
-#include "rules.hpp"
-#include "softmax_state.hpp"
+#include <optional>
+
+#include "row_tangents.hpp"
 
 namespace clearhead {
 namespace {
@@ -41,6 +41,7 @@ template <class M> struct RowTask {
     // sums of each row over the present span, lane by lane; SoftmaxState says what of
     T* rescale;  // (kStrip,)
     Vec<T>*sums, *log2_sums, *distance_sums;
+    std::optional<RowTangents<M>> tangents;  // along a direction
 
     RowTask(const Job& j, int64_t run, int64_t block, void* scratch)
         : job(j),
@@ -64,6 +65,7 @@ template <class M> struct RowTask {
         sums = arena.take<Vec<T>>(job.block_rows);
         log2_sums = arena.take<Vec<T>>(job.block_rows);
         distance_sums = arena.take<Vec<T>>(job.block_rows);
+        if (job.moving) tangents.emplace(job, rules, batch, first_head, count, arena);
     }
 
     // Determines which keys the rows may see, and packs the queries.
@@ -77,31 +79,40 @@ template <class M> struct RowTask {
             const Strip all = strip_of(rows, int(count));
             blocks.prefetch_first_keys(all.low, all.high);
         }
-        pack_queries();
+        pack_queries(p.q, queries);
+        if (job.along.q.data) pack_queries(job.along.q, tangents->queries);
     }
 
-    void pack_queries() {
+    void pack_queries(const View& x, Cell* to) {
         for (int s = 0; s < strip_count; ++s) {
             const char* from[kStrip];
-            for (int r = 0; r < strips[s].rows; ++r) from[r] = query_at(rows[s * kStrip + r]);
+            for (int r = 0; r < strips[s].rows; ++r) from[r] = query_at(x, rows[s * kStrip + r]);
             for (int64_t r = (s + 1) * kStrip; r < min_of((s + 2) * kStrip, count); ++r)  // the next strip
                 for (int64_t i = 0; i < p.d_k * bytes_of(p.type); i += 64)
-                    __builtin_prefetch(query_at(rows[r]) + i, 0, 3);
-            pack_strip<M>(from, strips[s].rows, p.q, p.type, p.d_k, rules.negated(rows + s * kStrip, strips[s].rows),
-                          blocks.staging, queries + s * kStrip * blocks.depth);
+                    __builtin_prefetch(query_at(x, rows[r]) + i, 0, 3);
+            pack_strip<M>(from, strips[s].rows, x, p.type, p.d_k, rules.negated(rows + s * kStrip, strips[s].rows),
+                          blocks.staging, to + s * kStrip * blocks.depth);
         }
     }
 
-    const char* query_at(const Row& row) const { return row_of(p.q, p.type, batch, row.head, row.query); }
+    const char* query_at(const View& x, const Row& row) const { return row_of(x, p.type, batch, row.head, row.query); }
+
+    // From now on, values that are not finite are added only to rows that may see them.
+    void separate_nonfinite() {
+        blocks.separate_nonfinite = true;
+        if (tangents) tangents->blocks.separate_nonfinite = true;
+    }
 
     // Adds the keys of one span, for all rows. `state` starts cleared; its sums are complete afterwards.
     void add_span(int64_t span, SoftmaxState<T>& state) {
         const Strip all = strip_of(rows, int(count));
         for (int64_t r = 0; r < count; ++r) sums[r] = log2_sums[r] = distance_sums[r] = Vec<T>{};
         blocks.reset();
+        if (tangents) tangents->start_span(count);
         const int64_t stop = min_of(all.high, (span + 1) * kSpan);
         for (int64_t j0 = max_of(all.low / kBlock * kBlock, span * kSpan); j0 < stop; j0 += kBlock) {
             blocks.load(j0, max_of(all.low, j0), min_of(all.high, j0 + kBlock));
+            if (tangents) tangents->blocks.load(j0, max_of(all.low, j0), min_of(all.high, j0 + kBlock));
             const bool more = job.packed && j0 + kBlock < stop;
             prefetch = more ? blocks.prefetch_next_block(j0 + kBlock, strip_count) : Prefetch{};
             for (int s = 0; s < strip_count; ++s) add_block(j0, s, state);
@@ -111,6 +122,7 @@ template <class M> struct RowTask {
             state.log2_sum[r] = double(sum_of<T>(log2_sums[r]));
             state.distance_sum[r] = double(sum_of<T>(distance_sums[r]));
         }
+        if (tangents) tangents->finish_span(count, state);
     }
 
     // Adds the block of keys that starts at j0 to the rows of strip s.
@@ -131,12 +143,39 @@ template <class M> struct RowTask {
             with_rows(strip.rows, [&]<int R>() {
                 score_panels<M, R>(strip_queries, blocks.keys, blocks.depth, from, to, strip_scores, &prefetch);
             });
-        rules.apply(strip_rows, strip.rows, j0, first, last, strip_scores);
+        rules.apply(strip_rows, strip.rows, j0, first, last, strip_scores, tangents ? tangents->scores.tanhs : nullptr);
+        if (tangents)
+            tangents->scores.compute(
+                {strip_queries, blocks.keys, job.along.q.data ? tangents->queries + s * kStrip * blocks.depth : nullptr,
+                 tangents->blocks.keys},
+                strip_rows, strip.rows, j0, from, to);
         update_softmax(s * kStrip, strip.rows, visibility, j0, first, last, state);
         if (!blocks.has_values) return;
         T* out = state.output + s * kStrip * blocks.columns;
-        add_values(strip.rows, j0, low, high, out);
-        if (blocks.separate_nonfinite) add_nonfinite(strip.rows, first, last, out);
+        if (!job.along.known) add_values(strip.rows, j0, low, high, out);
+        if (blocks.separate_nonfinite && !job.along.known)
+            add_nonfinite(blocks.nonfinite, scores, strip.rows, first, last, out);
+        if (tangents) add_moved(strip.rows, j0, low, high, state.moved_output + s * kStrip * blocks.columns);
+    }
+
+    // out = out·rescale + moved weights · values + weights · tangents of values, over keys low … high.
+    void add_moved(int row_count, int64_t j0, int64_t low, int64_t high, T* out) {
+        if constexpr (M::per_cell == 1) {
+            const int64_t begin = low - j0, keys = high - low, columns = blocks.columns;
+            const T* moved = tangents->scores.tangents;
+            const KeyBlocks<M>& moving = tangents->blocks;
+            with_rows(row_count, [&]<int R>() {
+                weighted_sum<M, R, pitch, 1>(moved + begin, blocks.values + begin * blocks.value_pitch(),
+                                             blocks.value_pitch(), keys, rescale, out, columns, columns);
+                if (moving.has_values)
+                    weighted_sum<M, R, pitch, 1>(scores + begin, moving.values + begin * moving.value_pitch(),
+                                                 moving.value_pitch(), keys, nullptr, out, columns, columns);
+            });
+            if (!blocks.separate_nonfinite) return;
+            add_nonfinite(blocks.nonfinite, moved, row_count, int(begin), int(begin + keys), out);
+            if (moving.has_values)
+                add_nonfinite(moving.nonfinite, scores, row_count, int(begin), int(begin + keys), out);
+        }
     }
 
     // The scores of a few queries. The keys are read where they lie, a square at a time, which saves packing them.
@@ -183,24 +222,31 @@ template <class M> struct RowTask {
             }
             high_a = larger(high_a, high_b);
             rescaling.maximum[r] = largest_of<T>(larger(high_a, broadcast<T>(state.maximum[n + r])));
-            if (job.rows.own) take_own_score(rows[n + r], j0, first, last, x, state.own[n + r]);
+            if (job.rows.own) take_own(rows[n + r], j0, first, last, x, state.own[n + r]);
+            if (job.rows.own && tangents)
+                take_own(rows[n + r], j0, first, last, tangents->scores.tangents + r * pitch, state.moved_own[n + r]);
             const int64_t k = job.rows.top;
             if (k) enter_top(state.top + (n + r) * k, state.top_keys + (n + r) * k, k, x, j0, first, last, high_a);
         }
         for (int r = 0; r < row_count; ++r) rescaling.log2_scale[r] = rules.scale_of(rows[n + r].head).log2;
         rescaling.apply(n, row_count, state, rescale);
         const bool statistics = job.rows.entropy || job.rows.distance;
-        for (int r = 0; r < row_count; ++r)
-            if (rescaling.is_far(r))
-                compute_weights<true, true>(n, r, j0, first, last, rescaling);
-            else if (statistics)
-                compute_weights<true, false>(n, r, j0, first, last, rescaling);
-            else
-                compute_weights<false, false>(n, r, j0, first, last, rescaling);
+        for (int r = 0; r < row_count; ++r) update_weights(n, r, j0, first, last, rescaling, statistics);
     }
 
-    // Keeps the score of the key at the row's own position, where columns first … last hold it.
-    void take_own_score(const Row& row, int64_t j0, int first, int last, const T* x, T& own) const {
+    void update_weights(int64_t n, int r, int64_t j0, int first, int last, const Rescaling<T>& rescaling,
+                        bool statistics) {
+        if (rescaling.is_far(r))
+            compute_weights<true, true>(n, r, j0, first, last, rescaling);
+        else if (statistics)
+            compute_weights<true, false>(n, r, j0, first, last, rescaling);
+        else
+            compute_weights<false, false>(n, r, j0, first, last, rescaling);
+        if (tangents) tangents->multiply(n + r, r, rows[n + r], j0, first, last, scores + r * pitch, rescaling);
+    }
+
+    // Keeps the number of the key at the row's own position, where columns first … last hold it.
+    void take_own(const Row& row, int64_t j0, int first, int last, const T* x, T& own) const {
         const int64_t to_position = row.position - p.column_start, j = to_position / p.column_step - j0;
         if (to_position % p.column_step == 0 && j >= first && j < last) own = x[j];
     }
@@ -228,6 +274,10 @@ template <class M> struct RowTask {
             sum_a = sum_a + a;
             sum_b = sum_b + b;
             if constexpr (STATISTICS) {
+                if (tangents) {
+                    store(tangents->exponents + j, larger(lowest, t));
+                    store(tangents->exponents + j + side, larger(lowest, u));
+                }
                 log2_a = fma(a, larger(lowest, t), log2_a);  // bounded from below, since 0·(-infinity) is NaN
                 log2_b = fma(b, larger(lowest, u), log2_b);
                 if (job.rows.distance)
@@ -267,15 +317,15 @@ template <class M> struct RowTask {
         });
     }
 
-    // Adds the values that are not finite, of columns first … last of the block, to the rows that may see their keys.
-    void add_nonfinite(int row_count, int first, int last, T* out) {
-        const NonfiniteValues<T>& list = blocks.nonfinite;
+    // Adds the values that are not finite, of columns first … last of the block, times their weights, to the rows that
+    // may see their keys.
+    void add_nonfinite(const NonfiniteValues<T>& list, const T* weights, int row_count, int first, int last, T* out) {
         for (int64_t i = 0; i < list.count; ++i) {
             const int64_t j = list.index[i] / blocks.columns, c = list.index[i] % blocks.columns;
             if (j < first || j >= last) continue;  // `visible` holds another strip's there
             for (int r = 0; r < row_count; ++r)
                 if (visible[r * kBlock + j])
-                    out[r * blocks.columns + c] += M::weight_at(scores + r * pitch, j) * list.value[i];
+                    out[r * blocks.columns + c] += M::weight_at(weights + r * pitch, j) * list.value[i];
         }
     }
 };

@@ -152,24 +152,24 @@ template <class T> struct Rules {
     }
 
     // Turns the scores of columns first … last (whole vectors) into logits, but for the rules of visibility and the
-    // factors of `Scale`. Where `softcap_grad` is given, it receives the derivative of the softcap, 1 - tanh².
-    void apply(const Row* rows, int count, int64_t j0, int first, int last, T* scores, T* softcap_grad = nullptr) {
+    // factors of `Scale`. Where `tanhs` is given, it receives the tanh of the softcap.
+    void apply(const Row* rows, int count, int64_t j0, int first, int last, T* scores, T* tanhs = nullptr) {
         for (int r = 0; r < count; ++r) {
             const Scale<T> scale = scale_of(rows[r].head);
             T* x = scores + r * kPitch<T>;
-            if (!scale.stays) scale_and_add(rows[r], r, scale.scale, j0, first, last, x, softcap_grad);
+            if (!scale.stays) scale_and_add(rows[r], r, scale.scale, j0, first, last, x, tanhs);
             if (p.query_spans) spans.add(rows[r], first, last, scale.score, x);
         }
     }
 
     // Row r of a strip.
-    void scale_and_add(const Row& row, int r, T scale, int64_t j0, int first, int last, T* x, T* softcap_grad) {
+    void scale_and_add(const Row& row, int r, T scale, int64_t j0, int first, int last, T* x, T* tanhs) {
         const T slope = p.alibi_slopes ? T(p.alibi_slopes[row.head]) : T(0);
         for (int j = first; j < last; j += kLanes<T>) {
             Vec<T> s = load(x + j) * broadcast<T>(scale);
             if (p.softcap != 0) {
                 const Vec<T> tanh = tanh_of(s * broadcast<T>(T(1 / p.softcap)));
-                if (softcap_grad) store(softcap_grad + r * kPitch<T> + j, broadcast<T>(T(1)) - tanh * tanh);
+                if (tanhs) store(tanhs + r * kPitch<T> + j, tanh);
                 s = tanh * broadcast<T>(T(p.softcap));
             }
             if (p.bias.data) s = s + load(bias + r * kBlock + j);

@@ -52,9 +52,14 @@ class CallMemory {
 
 int64_t ceil_div(int64_t x, int64_t size) { return (x + size - 1) / size; }
 
-const Kernel& kernel_of(const Problem& p) {
+// Along a direction, bfloat16 is computed in f32 too.
+const Kernel& kernel_of(const Job& job) {
+    const Problem& p = job.problem;
     const Level& here = *level();
-    return p.type == Type::f64 ? here.f64 : p.type == Type::bf16 ? here.bf16 : here.f32;
+    return job.along.given && p.type == Type::bf16 ? here.f32
+           : p.type == Type::f64                   ? here.f64
+           : p.type == Type::bf16                  ? here.bf16
+                                                   : here.f32;
 }
 
 struct Phase {
@@ -188,6 +193,17 @@ int64_t rows_of_task(const Job& job, const Kernel& kernel) {
     return job.run_rows < rows ? job.run_rows : rows;
 }
 
+// The same job on the tangents of q, k and v, for what reads keys and values.
+Job moving_of(const Job& job, const Kernel& kernel) {
+    Job moving = job;
+    moving.problem.q = job.along.q;
+    moving.problem.k = job.along.k;
+    moving.problem.v = job.along.v;
+    if (!job.along.v.data) moving.rows.output = moving.along.output = nullptr;
+    moving.direct_values = moving.has_values() && kernel.values_in_place(moving);
+    return moving;
+}
+
 bool run_wave(Job& job, const Kernel& kernel, CallMemory& memory, bool single_thread, bool (*stop)()) {
     const Problem& p = job.problem;
     const int64_t blocks = ceil_div(p.keys, kernel.block_keys);
@@ -196,21 +212,33 @@ bool run_wave(Job& job, const Kernel& kernel, CallMemory& memory, bool single_th
     job.first_value_head = job.first_run * p.v_heads / batch_runs;
     const int64_t key_heads = job.wave_runs * p.kv_heads / batch_runs,
                   value_heads = job.wave_runs * p.v_heads / batch_runs;
-    const auto each = [&](int64_t count, void (*body)(const void*, int64_t, void*)) {
-        return run_phase({job, kernel, count, body}, kernel.scratch_bytes(job), single_thread, stop);
+    Job moving = moving_of(job, kernel);
+    job.moving = job.along.given ? &moving : nullptr;
+    const auto pack = [&](const Job& of, int64_t count, void (*body)(const void*, int64_t, void*)) {
+        return run_phase({of, kernel, count, body}, kernel.scratch_bytes(job), single_thread, stop);
     };
+    const auto each = [&](int64_t count, void (*body)(const void*, int64_t, void*)) { return pack(job, count, body); };
     const int64_t tasks = job.wave_runs * job.blocks, segments = ceil_div(p.queries, job.segment_rows);
-    const bool values = job.packed && job.rows.output && !job.direct_values;
+    const bool values = job.packed && job.has_values() && !job.direct_values;
     const int64_t key_bytes = job.packed ? key_heads * kernel.packed_key_bytes(job) : 0;
     const int64_t value_bytes = values ? value_heads * kernel.packed_value_bytes(job) : 0;
     const int64_t partial_bytes = job.rows.received ? job.wave_runs * segments * p.keys * int64_t(sizeof(double))
                                   : job.split       ? tasks * job.spans * kernel.part_bytes(job)
                                                     : 0;
-    job.packed_keys = memory.at_least(key_bytes + value_bytes + partial_bytes + 2 * 64);
+    const bool moving_keys = job.packed && job.along.k.data;
+    const bool moving_values = job.packed && moving.has_values() && !moving.direct_values;
+    const int64_t moving_key_bytes = moving_keys ? key_heads * kernel.packed_key_bytes(job) : 0;
+    const int64_t moving_value_bytes = moving_values ? value_heads * kernel.packed_value_bytes(job) : 0;
+    job.packed_keys =
+        memory.at_least(key_bytes + value_bytes + moving_key_bytes + moving_value_bytes + partial_bytes + 4 * 64);
     job.packed_values = job.packed_keys + ceil_div(key_bytes, 64) * 64;
-    char* partial = job.packed_values + ceil_div(value_bytes, 64) * 64;
+    moving.packed_keys = job.packed_values + ceil_div(value_bytes, 64) * 64;
+    moving.packed_values = moving.packed_keys + ceil_div(moving_key_bytes, 64) * 64;
+    char* partial = moving.packed_values + ceil_div(moving_value_bytes, 64) * 64;
     if (job.packed && !each(key_heads * blocks, pack_keys)) return false;
     if (values && !each(value_heads * blocks, pack_values)) return false;
+    if (moving_keys && !pack(moving, key_heads * blocks, pack_keys)) return false;
+    if (moving_values && !pack(moving, value_heads * blocks, pack_values)) return false;
     if (job.rows.received) {
         job.segment_sums = reinterpret_cast<double*>(partial);
         if (!each(job.wave_runs * segments, received)) return false;
@@ -230,9 +258,9 @@ bool run_wave(Job& job, const Kernel& kernel, CallMemory& memory, bool single_th
 
 bool attend(Job job, bool (*stop)()) {
     Problem& p = job.problem;
-    const Kernel& kernel = kernel_of(p);
+    const Kernel& kernel = kernel_of(job);
     if (p.batch * p.heads * p.queries == 0) return true;
-    if (!job.rows.output) p.v_heads = p.kv_heads;
+    if (!job.has_values()) p.v_heads = p.kv_heads;
     const int64_t shared = std::gcd(p.heads / p.kv_heads, p.heads / p.v_heads);
     job.group = job.rows.received ? 1 : shared;
     job.segment_rows = segment_rows(job, kernel);
@@ -241,7 +269,7 @@ bool attend(Job job, bool (*stop)()) {
     job.block_rows = job.rows.received ? (p.keys > 2048 ? 2 : 4) * kernel.strip_rows : rows_of_task(job, kernel);
     job.blocks = ceil_div(job.run_rows, job.block_rows);
     job.spans = ceil_div(p.keys, kernel.span_keys);
-    job.direct_values = job.rows.output && kernel.values_in_place(job);
+    job.direct_values = job.has_values() && kernel.values_in_place(job);
     job.packed = job.rows.received || job.blocks > 1 || job.group < p.heads / p.kv_heads;
     job.split = !job.rows.received && job.blocks == 1 && job.spans > 1 && job.runs < 4 * job.threads;
     const double bytes = double(p.batch) * double(p.keys) * double(bytes_of(p.type)) *
@@ -255,8 +283,8 @@ bool attend(Job job, bool (*stop)()) {
     if (job.packed) {
         const int64_t key_bytes = p.batch * p.kv_heads / units * kernel.packed_key_bytes(job);
         const int64_t value_bytes =
-            job.direct_values || !job.rows.output ? 0 : p.batch * p.v_heads / units * kernel.packed_value_bytes(job);
-        const int64_t fit = kWaveBytes / (key_bytes + value_bytes + 1);
+            job.direct_values || !job.has_values() ? 0 : p.batch * p.v_heads / units * kernel.packed_value_bytes(job);
+        const int64_t fit = kWaveBytes / ((key_bytes + value_bytes) * (job.along.given ? 2 : 1) + 1);
         take = fit < 1 ? 1 : fit < units ? fit : units;
     }
     CallMemory memory;
@@ -270,7 +298,7 @@ bool attend(Job job, bool (*stop)()) {
 
 bool observe(Job job, bool (*stop)()) {
     const Problem& p = job.problem;
-    const Kernel& kernel = kernel_of(p);
+    const Kernel& kernel = kernel_of(job);
     const int64_t heads = p.batch * p.heads;
     if (heads * p.queries * p.keys == 0) return true;
     job.segment_rows = segment_rows(job, kernel);
@@ -285,7 +313,7 @@ bool observe(Job job, bool (*stop)()) {
 }
 
 bool find_others(Job job, bool (*stop)()) {
-    const Kernel& kernel = kernel_of(job.problem);
+    const Kernel& kernel = kernel_of(job);
     const int64_t heads = job.problem.batch * job.problem.heads;
     if (heads * job.problem.queries == 0) return true;
     cut_into_segments(job, kernel);
@@ -295,7 +323,7 @@ bool find_others(Job job, bool (*stop)()) {
 
 bool find_effects(Job job, bool (*stop)()) {
     const Problem& p = job.problem;
-    const Kernel& kernel = kernel_of(p);
+    const Kernel& kernel = kernel_of(job);
     const int64_t heads = p.batch * p.heads;
     if (heads * p.queries * p.keys == 0) return true;
     cut_into_segments(job, kernel);
@@ -312,7 +340,7 @@ bool find_effects(Job job, bool (*stop)()) {
 bool differentiate(Job job, bool (*stop)()) {
     const Problem& p = job.problem;
     GradientAnswers& want = job.gradients;
-    const Kernel& kernel = kernel_of(p);
+    const Kernel& kernel = kernel_of(job);
     if (p.batch * p.heads * p.queries * p.keys == 0) return true;
     const int64_t tiles = ceil_div(p.queries, kernel.tile_rows), blocks = ceil_div(p.keys, kernel.gradient_keys);
     const int64_t units =

@@ -172,11 +172,13 @@ template <class M, int R> __attribute__((noinline)) void score_panels(const type
 }
 
 // products[r·kPitch + j] = row_r · key_j for the keys j of panels first … last; the rows are a strip (depth, kStrip).
+// With `add`, it is added to what is there.
 // It sums kDepthChunk cells of the depth at a time, since one long chain of additions is less accurate. It is faster
 // than score_panels, but the scores need that one's order of additions, which the log-sum-exp was computed with.
 template <class M, int R> __attribute__((noinline)) void multiply_panels(const typename M::Cell* strip,
                                                                          const typename M::Cell* panels, int64_t depth,
-                                                                         int first, int last, typename M::T* products) {
+                                                                         int first, int last, typename M::T* products,
+                                                                         bool add = false) {
     using T = typename M::T;
     for (int p = first; p < last; ++p) {
         const typename M::Cell* panel = panels + p * depth * kPanel<T>;
@@ -189,7 +191,7 @@ template <class M, int R> __attribute__((noinline)) void multiply_panels(const t
 #pragma GCC unroll 2
                 for (int c = 0; c < 2; ++c) {
                     T* to = products + r * kPitch<T> + p * kPanel<T> + c * kLanes<T>;
-                    store(to, k ? load(to) + sum[r][c] : sum[r][c]);
+                    store(to, k || add ? load(to) + sum[r][c] : sum[r][c]);
                 }
         }
     }

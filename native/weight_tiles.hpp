@@ -3,7 +3,9 @@
 // effects.hpp).
 #pragma once
 
-#include "rules.hpp"
+#include <optional>
+
+#include "score_tangents.hpp"
 
 namespace clearhead {
 namespace {
@@ -28,7 +30,9 @@ template <class M> struct WeightTiles {
     Cell* queries;  // (strip, depth, kStrip)
     Cell* keys;     // (blocks of the chunk, kBlock, depth) packed
     Cell* staging;
-    T* tile;  // (kTile, pitch)
+    T* tile;                                                 // (kTile, pitch)
+    std::optional<ScoreTangents<M>> tangents;                // of a strip's logits, along a direction
+    Cell *moving_queries = nullptr, *moving_keys = nullptr;  // as `queries` and `keys`; null where they are zero
 
     WeightTiles(const Job& job, int64_t index, Arena& arena)
         : p(job.problem),
@@ -42,6 +46,11 @@ template <class M> struct WeightTiles {
         keys = arena.take<Cell>(job.key_chunk * depth);
         staging = arena.take<Cell>(staging_cells<M>(depth));
         tile = arena.take<T>(kTile * pitch);
+        const Along& along = job.along;
+        if (!along.given) return;
+        tangents.emplace(job, rules, arena);
+        if (along.q.data) moving_queries = arena.take<Cell>(kTile * depth + kLanes<T>);
+        if (along.k.data) moving_keys = arena.take<Cell>(job.key_chunk * depth);
     }
 
     // The keys that positions let some of the queries start … stop see.
@@ -58,9 +67,19 @@ template <class M> struct WeightTiles {
 
     // Packs keys first … last, a chunk.
     void load_keys(int64_t first, int64_t last) {
+        pack_keys_of(p.k, first, last, keys);
+        if (moving_keys) pack_keys_of(tangents->along.k, first, last, moving_keys);
+    }
+
+    void pack_keys_of(const View& x, int64_t first, int64_t last, Cell* to) {
         const int64_t key_head = head * p.kv_heads / p.heads;
         for (int64_t j = first; j < last; j += kPanel<T>)
-            pack_panel<M>(p.k, p.type, batch, key_head, j, p.keys, p.d_k, staging, keys + (j - first) * depth);
+            pack_panel<M>(x, p.type, batch, key_head, j, p.keys, p.d_k, staging, to + (j - first) * depth);
+    }
+
+    void pack_queries_of(const View& x, int64_t i, int s, int count, Cell* to) {
+        pack_strip<M>(x, p.type, batch, head, i + s, count, p.d_k, rules.negated(rows + s, count), staging,
+                      to + s * depth);
     }
 
     // For each tile of the queries start … stop that sees some of the loaded keys first … last, unless begin(i, count)
@@ -76,8 +95,8 @@ template <class M> struct WeightTiles {
             if (max_of(all.low, first) >= min_of(all.high, last) || !begin(i, count)) continue;
             for (int s = 0; s < count; s += kStrip) {
                 const int here = int(min_of(kStrip, count - s));
-                pack_strip<M>(p.q, p.type, batch, head, i + s, here, p.d_k, rules.negated(rows + s, here), staging,
-                              queries + s * depth);
+                pack_queries_of(p.q, i, s, here, queries);
+                if (moving_queries) pack_queries_of(tangents->along.q, i, s, here, moving_queries);
             }
             for (int64_t j0 = first; j0 < last; j0 += kBlock) {
                 const int64_t end = min_of(j0 + kBlock, last);
@@ -105,10 +124,13 @@ template <class M> struct WeightTiles {
         }
         const int from = int(low - j0) / kPanel<T>, to = int(high - j0 + kPanel<T> - 1) / kPanel<T>;
         const int first = from * kPanel<T>, last = to * kPanel<T>;
-        with_rows(here, [&]<int R>() {
-            score_panels<M, R>(queries + s * depth, keys + (j0 - first_key) * depth, depth, from, to, x);
-        });
-        rules.apply(rows + s, here, j0, first, last, x);
+        const int64_t key = (j0 - first_key) * depth;
+        with_rows(here, [&]<int R>() { score_panels<M, R>(queries + s * depth, keys + key, depth, from, to, x); });
+        rules.apply(rows + s, here, j0, first, last, x, tangents ? tangents->tanhs : nullptr);
+        if (tangents)
+            tangents->compute({queries + s * depth, keys + key, moving_queries ? moving_queries + s * depth : nullptr,
+                               moving_keys ? moving_keys + key : nullptr},
+                              rows + s, here, j0, from, to);
         for (int r = 0; r < here; ++r) {
             rules.mask_row(rows[s + r], r, visibility, j0, first, last, x + r * pitch);
             clear(x + r * pitch, 0, first);

@@ -155,36 +155,46 @@ def added_by_spans(case: Case, table: torch.Tensor) -> torch.Tensor:
     problem = case.problem
     sides = [torch.from_numpy(side) for side in labels_of(case)]
     full = table.expand(*problem.prefix, *table.shape[-2:]).reshape(problem.batch, problem.heads, *table.shape[-2:])
-    one_hot = [(x[:, :, None] == torch.arange(n)).double() for x, n in zip(sides, table.shape[-2:], strict=True)]
+    one_hot = [(x[:, :, None] == torch.arange(n)).to(table.dtype) for x, n in zip(sides, table.shape[-2:], strict=True)]
     return torch.einsum("bnx,bhxy,bmy->bhnm", one_hot[0], full, one_hot[1])
 
 
 def formula(
-    case: Case, visible: torch.Tensor, q: Any, k: Any, v: Any, bias: Any = None, sinks: Any = None, spans: Any = None
+    case: Case,
+    visible: torch.Tensor,
+    q: Any,
+    k: Any,
+    v: Any,
+    bias: Any = None,
+    sinks: Any = None,
+    spans: Any = None,
+    noise: Any = 0.0,
 ) -> dict[str, torch.Tensor]:
-    """Attention and its observations by the plain formulas, with masked scores at -inf."""
+    """Attention and its observations by the plain formulas, with masked scores at -inf.
+
+    noise   by how much of itself each logit is off, in the weights but not in the log-sum-exp
+    """
     problem = case.problem
     k, v = (x.repeat_interleave(problem.heads // max(1, x.shape[1]), 1) for x in (k, v))
-    scores = torch.from_numpy(problem.scale)[:, None, None] * (q @ k.transpose(-1, -2))
+    scores = torch.from_numpy(problem.scale).to(q.dtype)[:, None, None] * (q @ k.transpose(-1, -2))
     if problem.softcap is not None:
         scores = problem.softcap * torch.tanh(scores / problem.softcap)
     if bias is not None:
         scores = scores + torch.where(bias == -torch.inf, 0.0, bias).expand(problem.shape).reshape(scores.shape)
     if problem.alibi_slopes is not None:
         rows = torch.arange(problem.queries)[:, None] + torch.from_numpy(problem.query_offset)[:, None, None, None]
-        scores = (
-            scores
-            - torch.from_numpy(problem.alibi_slopes)[:, None, None] * (rows - torch.arange(problem.keys)).abs().double()
-        )
+        slopes = torch.from_numpy(problem.alibi_slopes).to(q.dtype)[:, None, None]
+        scores = scores - slopes * (rows - torch.arange(problem.keys)).abs().to(q.dtype)
     if spans is not None:
         scores = scores + added_by_spans(case, torch.where(spans == -torch.inf, 0.0, spans))
     empty = ~visible.any(-1, keepdim=True)
     masked = torch.where(visible | empty, scores, -torch.inf)  # empty rows are set at the end
     extra = [] if sinks is None else [torch.where(empty, 0.0, sinks.reshape(-1, 1, 1))]
     lse = torch.logsumexp(torch.cat([masked, *extra], -1), -1, keepdim=True)
-    logs = torch.where(visible, masked - lse, 0.0)
+    logs = torch.where(visible, masked * (1 + noise) - lse, 0.0)
     weights = torch.where(visible, torch.exp(logs), 0.0)
     return {
+        "weights": weights,
         "output": weights @ v,
         "logsumexp": torch.where(empty, 0.0, lse)[..., 0],
         "entropy": -(weights * logs).sum(-1),

@@ -1,6 +1,7 @@
 """Random problems against the reference, at the level CLEARHEAD_ISA names: `python native_problems.py seed count`."""
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -8,10 +9,11 @@ import numpy as np
 
 from clearhead.core import reference
 from clearhead.core.arrays import statistics_dtype
+from clearhead.core.directions import Directions
 from clearhead.core.problem import describe
 from clearhead.core.statistics import Groups, Wanted
-from clearhead.engines import native
-from clearhead.engines.base import Upstream
+from clearhead.engines import native, portable
+from clearhead.engines.base import Kept, Upstream
 
 DTYPES = {
     np.dtype(np.float64): (1e-11, 1e-11),
@@ -128,6 +130,7 @@ def compare(seed: int) -> None:
     found = native.transposed(p, given.q, given.k, rows["logsumexp"], g)
     same("transposed", found, truth, (stat[0], stat[1] * p.queries + 1e-7))
     compare_gradients(rng, given, book, rows["logsumexp"], same)
+    compare_tangents(rng, given, want, same)
 
 
 def compare_gradients(rng: np.random.Generator, given: Any, book: reference.Textbook, lse: Any, same: Any) -> None:
@@ -167,6 +170,48 @@ def compare_gradients(rng: np.random.Generator, given: Any, book: reference.Text
     for name, x in found.items():
         most = np.abs(truth[name]).max(initial=0)
         same(f"gradient {name}", x, truth[name], (rtol, 30 * atol + (3 * atol + rtol) * most))
+
+
+def compare_tangents(rng: np.random.Generator, given: Any, want: Wanted, same: Any) -> None:
+    """Every derivative along a direction, against the portable engine's on the same arrays."""
+    p, stats = given.problem, statistics_dtype(given.problem.dtype)
+    number = lambda *shape: rng.standard_normal(shape).astype(stats)  # noqa: E731
+    maybe = lambda x: x if rng.random() < 0.7 else None  # noqa: E731
+    like = lambda x: strided(rng, rng.standard_normal(x.shape).astype(x.dtype))  # noqa: E731
+    per_query = p.batch, p.heads, p.queries
+    q, k, v = given.q, given.k, given.v
+    along = Directions(
+        q=maybe(like(q)),
+        k=maybe(like(k)),
+        v=maybe(like(v)),
+        bias=None if p.bias is None else maybe(like(p.bias)),
+        sinks=None if p.sinks is None else maybe(rng.standard_normal(p.heads)),
+    )
+    rows = replace(want, max_logit=False, top=None, own=True)
+    columns = replace(want, peak=False)
+    truth, found = (engine.tangents(p, q, k, v, along, rows) for engine in (portable, native))
+    kept = Kept(truth["logsumexp"], truth["logsumexp_tangent"])
+    output = (*per_query, v.shape[-1])
+    by, changing = (
+        Upstream(
+            number(*per_query), like(np.empty(output, p.dtype)), None, *(maybe(number(*per_query)) for _ in range(3)),
+            None if p.bias is None else (*per_query, p.keys),
+        )
+        for _ in range(2)
+    )  # fmt: skip
+    for title, ask in (
+        ("along", lambda engine: truth if engine is portable else found),
+        ("known", lambda engine: engine.tangents(p, q, k, v, along, rows, kept.logsumexp, truth["output"])),
+        ("columns along", lambda engine: engine.column_tangents(p, q, k, along, kept, columns)),
+        ("gradient along", lambda engine: engine.gradient_tangents(p, q, k, v, along, kept, by, changing)),
+    ):
+        right, mine = ask(portable), ask(native)
+        for name, x in right.items():
+            finite = np.where(np.isneginf(x.astype(np.float64)), 0, x.astype(np.float64))
+            atol = (1e-9 if p.dtype == np.float64 else 2e-3 if p.dtype == np.float32 else 0.1) * (
+                1 + np.abs(finite).max(initial=0)
+            )
+            same(f"{title} {name}", mine[name], x, (0.0, atol))
 
 
 if __name__ == "__main__":

@@ -13,10 +13,11 @@ import numpy as np
 
 import clearhead as ch
 from clearhead.core.axes import Array
+from clearhead.core.directions import Directions
 from clearhead.core.problem import describe
 from clearhead.core.statistics import Wanted
 from clearhead.engines import native
-from clearhead.engines.base import Upstream
+from clearhead.engines.base import Kept, Upstream
 
 Ask = Callable[[], list[Array]]
 
@@ -45,15 +46,23 @@ def ask_rows(q: Array, k: Array, want: Wanted, rules: dict[str, Any]) -> Ask:
 
 
 def ask_rest(q: Array, k: Array) -> Ask:
-    """Column statistics, weights, a product from the keys' side, gradients."""
+    """Column statistics, weights, a product from the keys' side, gradients; the same along a direction."""
     given = describe(q, k, k, {})
     arrays = given.problem, given.q, given.k
+    direction = Directions(given.q[..., ::-1], given.k, given.v)
     logsumexp = native.rows(*arrays, None, Wanted(logsumexp=True))["logsumexp"]
 
     def ask() -> list[Array]:
         columns = native.columns(*arrays, logsumexp, Wanted(received=True, peak=True))
         slopes = native.gradients(*arrays, given.v, logsumexp, Upstream(logsumexp, given.q))
-        return [*columns.values(), *slopes.values(), native.transposed(*arrays, logsumexp, given.q)]
+        along = native.tangents(*arrays, given.v, direction, Wanted(output=True))
+        moved = native.gradient_tangents(
+            *arrays, given.v, direction, Kept(logsumexp, logsumexp), Upstream(logsumexp, given.q), Upstream(logsumexp)
+        )
+        bent = native.column_tangents(*arrays, direction, Kept(logsumexp, logsumexp), Wanted(received=True))
+        parts = columns, slopes, along, moved, bent
+        answers = [x for part in parts for x in part.values()]
+        return [*answers, native.transposed(*arrays, logsumexp, given.q)]
 
     return ask
 

@@ -14,6 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import clearhead as ch
 import clearhead.nn
+from clearhead import engines
+from clearhead.core.problem import describe
 from clearhead.errors import ClearheadError, DtypeError
 from clearhead.torch import scaled_dot_product_attention as sdpa
 from test_torch_op import normal
@@ -79,6 +81,60 @@ def test_vmap_over_every_rule_and_observation(name: str):
         assert torch.equal(together, torch.stack(apart))
 
 
+def test_many_gradients_at_once_are_those_one_by_one():
+    x = X.clone().requires_grad_()
+    output = ch.attention(x, x, x, causal=True)
+    given = normal(4, *X.shape, seed=5)
+    together = torch.autograd.grad(output, x, given, is_grads_batched=True, retain_graph=True)[0]
+    apart = [torch.autograd.grad(output, x, each, retain_graph=True)[0] for each in given]
+    assert torch.equal(together, torch.stack(apart))
+
+
+MAPPED: dict[str, dict[str, Any]] = {
+    "one head": {"q": (4, 5), "k": (4, 5), "v": (4, 5), "bias": (4, 4)},
+    "heads": {"q": (4, 4, 5), "k": (2, 4, 5), "v": (2, 4, 5), "bias": (4, 1, 4)},
+    "batch": {"q": (2, 4, 4, 5), "k": (2, 2, 4, 5), "v": (2, 2, 4, 5), "bias": (2, 1, 4, 1)},
+    "more axes": {"q": (2, 1, 4, 4, 5), "k": (2, 1, 2, 4, 5), "v": (2, 1, 2, 4, 5), "bias": (1, 4, 4, 4)},
+}
+
+
+@pytest.mark.parametrize("mapped", [("q",), ("k", "bias"), ("bias",), ("v",), ("q", "k", "v", "bias")], ids=str)
+@pytest.mark.parametrize("shapes", MAPPED.values(), ids=MAPPED)
+def test_vmap_is_one_batch_with_the_same_bits(
+    shapes: dict[str, Any], mapped: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+):
+    given = {
+        name: normal(*((3,) if name in mapped else ()), *shape, seed=at)
+        for at, (name, shape) in enumerate(shapes.items())
+    }
+    axes = {name: 0 if name in mapped else None for name in given}
+
+    def one(each: dict[str, Tensor]) -> tuple[Any, ...]:
+        def answers(each: dict[str, Tensor]) -> tuple[Tensor, ...]:
+            matrix = ch.AttentionMatrix(each["q"], each["k"], bias=each["bias"], causal=True)
+            seen = matrix.observe(each["v"], entropy=True, received=True)
+            return seen.output, seen.entropy, seen.received, matrix.T @ each["q"]
+
+        found, back = vjp(answers, each)
+        return found, back(found)
+
+    apart = [one({name: x[at] if name in mapped else x for name, x in given.items()}) for at in range(3)]
+    calls: list[Any] = []
+    for name in ("rows", "gradients", "transposed"):
+        engine = engines.get(engines.choose(describe(X, X, None, {}).problem).engine)
+        original = getattr(engine, name)
+        monkeypatch.setattr(engine, name, lambda *a, original=original, **b: calls.append(1) or original(*a, **b))
+    together = vmap(one, (axes,))(given)
+    several = len(calls)
+    calls.clear()
+    one({name: x[0] if name in mapped else x for name, x in given.items()})
+    assert several == len(calls)  # no loop
+    leaves, _ = torch.utils._pytree.tree_flatten(together)
+    for at, each in enumerate(apart):
+        for mine, theirs in zip(leaves, torch.utils._pytree.tree_flatten(each)[0], strict=True):
+            assert torch.equal(mine[at], theirs)
+
+
 def test_gradients_of_each_sample_through_a_layer():
     layer = clearhead.nn.MultiHeadAttention(4, 2, causal=True, sinks=True, rotary=10.0, dtype=torch.float64)
     weights, inputs = dict(layer.named_parameters()), normal(3, 5, 4)
@@ -131,11 +187,6 @@ def strided() -> Tensor:
     return torch.nested.nested_tensor([normal(2, 4, 3), normal(2, 4, 3)], layout=torch.strided)
 
 
-def batched_gradients(x: Tensor) -> None:
-    x = x.clone().requires_grad_()
-    torch.autograd.grad(ch.attention(x, x, x), x, torch.stack([x, x]), is_grads_batched=True)
-
-
 ODD: dict[str, tuple[Callable[[], Any], str]] = {
     "a nested tensor": (lambda: ch.attention(jagged(), jagged(), jagged()), "q is a nested tensor"),
     "an older nested tensor": (lambda: ch.attention(strided(), strided(), strided()), "q is a nested tensor"),
@@ -148,7 +199,6 @@ ODD: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: traced(lambda x: ch.attention(x, x, x), X.clone().requires_grad_()),
         "torch.jit.trace would record",
     ),
-    "many gradients at once": (lambda: batched_gradients(X), "gradient holds many gradients at once"),
     "a trace under vmap": (lambda: vmap(lambda x: ch.trace(x, x, x).output)(X), "q is inside torch.func"),
     "a masked tensor": (
         lambda: ch.attention(*(masked() for _ in "qkv")),

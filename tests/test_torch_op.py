@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import clearhead as ch
-from clearhead.ops import torch_operators as torch_op
+from clearhead import engines
 from clearhead.ops.torch_arguments import Given, Options
 
 F64 = torch.float64
@@ -267,7 +267,7 @@ def test_without_a_graph_the_same_matrix_can_be_read_by_index_and_planned():
 def test_inputs_are_read_in_place(monkeypatch: pytest.MonkeyPatch):
     """Every array that an engine receives shares memory with the tensor it came from."""
     seen: list[int] = []
-    engine = torch_op.engines.get(ch.plan(*qkv(torch.bfloat16)[:2]).engine)
+    engine = engines.get(ch.plan(*qkv(torch.bfloat16)[:2]).engine)
     rows = engine.rows
 
     def watched(problem: Any, q: Any, k: Any, v: Any, want: Any) -> Any:

@@ -84,7 +84,16 @@ def graphed(q: Any, *others: Any) -> bool:
         wrapped = torch._C._functorch.is_functorch_wrapped_tensor
         if any(isinstance(x, torch.Tensor) and wrapped(x) for x in (q, *others)):
             return True
+        if torch.autograd.forward_ad._current_level >= 0:
+            return True  # torch.vmap cannot say whether a tensor carries a tangent
+    elif torch.autograd.forward_ad._current_level >= 0 and any(_moving(torch, x) for x in (q, *others)):
+        return True
     return bool(torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in (q, *others)))
+
+
+def _moving(torch: Any, x: Any) -> bool:
+    """Does a tensor carry a tangent of forward-mode differentiation?"""
+    return isinstance(x, torch.Tensor) and torch.autograd.forward_ad.unpack_dual(x).tangent is not None
 
 
 def autocast(x: Any) -> Any:
@@ -184,10 +193,6 @@ def check_tensor(x: Any, name: str) -> None:
         )
     if x.layout != torch.strided:
         raise DtypeError(f"{name} has layout {x.layout}: expected a dense tensor.", f"{name}.to_dense() makes one.")
-    dual = torch.autograd.forward_ad
-    func = torch._C._functorch  # what is wrapped by torch.func is refused where it is differentiated
-    if dual._current_level >= 0 and not func.is_functorch_wrapped_tensor(x) and dual.unpack_dual(x).tangent is not None:
-        raise no_forward_mode(name)
     if usual:
         return
     kinds = {"DTensor": "torch.distributed.tensor", "MaskedTensor": "torch.masked"}
@@ -228,6 +233,9 @@ def _as_tensor(array: Array) -> Any:
 
 def _from_torch(torch: Any, x: Any, name: str) -> Array:
     check_tensor(x, name)
+    transformed = torch._C._are_functorch_transforms_active()
+    if torch.autograd.forward_ad._current_level >= 0 and not transformed and _moving(torch, x):
+        raise no_forward_mode(name)
     if torch._C._functorch.is_functorch_wrapped_tensor(x):
         raise DtypeError(
             f"{name} is inside torch.func (vmap, grad, vjp, jacrev): its numbers cannot be read there.",

@@ -192,3 +192,9 @@ _OVER_KEYS: dict[str, Callable[[Any, Any, Shares], Any]] = {
     "strongest": _strongest,
 }
 _OVER_QUERIES: dict[str, Callable[[Any, Any, int | None], Any]] = {"after": _stack, "added": _add, "larger": _larger}
+
+
+def sink_weights(xp: Any, sinks: Any, logsumexp: Any) -> Any:
+    """exp(sink - L_i), (batch, heads, queries); 0 for a row without visible keys."""
+    empty = xp.isneginf(logsumexp)
+    return xp.exp(xp.where(empty, -np.inf, sinks[:, None] - xp.where(empty, 0.0, logsumexp)))

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import WEIGHTS, Array
+from clearhead.core.directions import Directions
 from clearhead.core.effects import Others, Terms, WantedEffects, shapes
 from clearhead.core.problem import Problem
 from clearhead.core.rules import RULES, refusals
@@ -27,7 +28,8 @@ class Upstream:
 
         dS_ij = a_ij·(output_i·v_j + rows_i + keys_j - entropy_i·ln a_ij + distance_i·|position of i - j|),
 
-    a·ln a being 0 for a = 0, and 0 elsewhere. Numbers per query and per key are in the statistics' dtype.
+    a·ln a being 0 for a = 0, and 0 elsewhere; `own_i` is added inside where j is at i's own position (only in
+    `gradient_tangents`). Numbers per query and per key are in the statistics' dtype.
     """
 
     rows: Array  # (batch, heads, queries)
@@ -35,9 +37,17 @@ class Upstream:
     keys: Array | None = None  # (batch, heads, keys)
     entropy: Array | None = None  # (batch, heads, queries)
     distance: Array | None = None  # (batch, heads, queries)
+    own: Array | None = None  # (batch, heads, queries)
     bias: tuple[int, int, int, int] | None = None  # the bias's own shape, 1 where it is broadcast; None: not asked
     spans: tuple[int, int, int, int] | None = None  # the table's own shape, likewise
     keep_float32: bool = False  # answer in the statistics' dtype, to be rounded once after a sum over ranks
+
+
+class Kept(NamedTuple):
+    """What tangents of weights need of the row pass, (batch, heads, queries): the log-sum-exp and its tangent."""
+
+    logsumexp: Array
+    tangent: Array
 
 
 class Engine(Protocol):
@@ -105,6 +115,53 @@ class EffectEngine(Engine, Protocol):
         self, problem: Problem, q: Array, k: Array, v: Array, g: Array, terms: Terms, x: Array, *, transposed: bool
     ) -> Array:
         """E·x, x (batch, heads that divide the query heads, keys, d), or Eᵀ·x, x (…, queries, d)."""
+
+
+class TangentEngine(Engine, Protocol):
+    """An engine that also answers derivatives along a direction; core/directions.py has the formulas.
+
+    Tangents of statistics are in the statistics' dtype. v may have any number of heads that divides the query heads.
+    """
+
+    def tangents(
+        self,
+        problem: Problem,
+        q: Array,
+        k: Array,
+        v: Array | None,
+        along: Directions,
+        want: Wanted,
+        logsumexp: Array | None = None,
+        output: Array | None = None,
+    ) -> Answers:
+        """What `rows` answers, and the tangent of each smooth statistic asked for, as "output_tangent" and so on.
+
+        Where the log-sum-exp is given, only the tangents are answered, and the output may be given too, which saves
+        its product; where it is not, it is answered too.
+        "logsumexp_tangent" always is.
+        """
+
+    def column_tangents(
+        self, problem: Problem, q: Array, k: Array, along: Directions, kept: Kept, want: Wanted
+    ) -> Answers:
+        """The tangents of the column statistics asked for, by the statistics' names."""
+
+    def gradient_tangents(
+        self,
+        problem: Problem,
+        q: Array,
+        k: Array,
+        v: Array | None,
+        along: Directions,
+        kept: Kept,
+        upstream: Upstream,
+        changing: Upstream,
+    ) -> Answers:
+        """The tangents of "q", "k", "v", "bias" and "spans" as `gradients` answers them, along a direction.
+
+        changing    the tangents of `upstream`, of which a part may be missing: that is zero
+        Neither has `keys`; v may have any number of heads that divides the query heads.
+        """
 
 
 def unsupported(who: str, supported: frozenset[str], problem: Problem) -> list[str]:

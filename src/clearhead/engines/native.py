@@ -27,14 +27,25 @@ from clearhead.engines.base import (
     unsupported,
     widened,
 )
-from clearhead.engines.native_calls import RULES, TYPES, bits, call, described, import_error, labels
+from clearhead.engines.native_calls import (
+    RULES,
+    TYPES,
+    bits,
+    call,
+    described,
+    gradients_of,
+    import_error,
+    labels,
+    room_for_gradients,
+)
 from clearhead.engines.native_calls import kernel as _native
 from clearhead.engines.native_effects import effect_product, effect_tile, effects, others
+from clearhead.engines.native_tangents import column_tangents, gradient_tangents, tangents
 
 __all__ = [  # what an engine answers, and what only this one has
-    "RULES", "STATISTICS", "bytes_read", "columns", "described", "effect_product", "effect_tile", "effects",
-    "engine_named", "gradients", "level", "levels", "missing", "others", "peak_multiply_adds", "reasons_not",
-    "repeatable", "rows", "transposed", "weights",
+    "RULES", "STATISTICS", "bytes_read", "column_tangents", "columns", "described", "effect_product", "effect_tile",
+    "effects", "engine_named", "gradient_tangents", "gradients", "level", "levels", "missing", "others",
+    "peak_multiply_adds", "reasons_not", "repeatable", "rows", "tangents", "transposed", "weights",
 ]  # fmt: skip
 STATISTICS: frozenset[str] = (
     frozenset() if _native is None else frozenset(_native.statistics())
@@ -168,37 +179,15 @@ def gradients(
     dtype, output = statistics_dtype(problem.dtype), upstream.output
     if v is not None and output is not None and not v.dtype == output.dtype == problem.dtype:
         return _gradients_in_common(problem, q, k, v, logsumexp, upstream)
-    found = {"q": np.zeros(q.shape, dtype), "k": np.zeros(k.shape, dtype)}
-    if output is not None and v is not None:
-        found["v"] = np.zeros(v.shape, dtype)
-    bias = None
-    if upstream.bias is not None:  # the kernel sums over keys where the bias is broadcast; the rest below
-        full = (problem.batch, problem.heads, problem.queries, 1)
-        bias = np.zeros(full if upstream.bias[3] == 1 else upstream.bias, dtype)
+    values = None if output is None else v
+    room = room_for_gradients(problem, q, k, values, upstream)
     per_line = {"rows": upstream.rows, "keys": upstream.keys}
     per_line |= {"entropy": upstream.entropy, "distance": upstream.distance, "logsumexp": logsumexp}
-    known = {name: np.ascontiguousarray(x, dtype) for name, x in per_line.items() if x is not None}
-    values = {} if output is None else {"v": bits(v), "output": bits(output)}
-    tables = (
-        {} if upstream.spans is None else {"span_table": np.zeros((problem.batch, problem.heads, *upstream.spans[2:]))}
-    )
-    answers = {**found, **({} if bias is None else {"bias": bias}), **tables}
-    call("gradients", problem, bits(q), bits(k), {**known, **values}, answers)
-    own = dtype if upstream.keep_float32 else problem.dtype
-    answers = {name: array.astype(own, copy=False) for name, array in found.items()}
-    if bias is not None and upstream.bias is not None:
-        answers["bias"] = _summed(bias, upstream.bias)
-    if upstream.spans is not None:
-        answers["spans"] = _summed(tables["span_table"], upstream.spans).astype(dtype, copy=False)
-    return answers
-
-
-@np.errstate(invalid="ignore")  # inf - inf
-def _summed(x: Array, shape: tuple[int, ...]) -> Array:
-    """Sum over the axes along which what x is the gradient of was broadcast from `shape`."""
-    shared = tuple(axis for axis, size in enumerate(shape) if size == 1 != x.shape[axis])
-    total: Array = x.sum(axis=shared, keepdims=True) if shared else x
-    return total
+    known: dict[str, Any] = {name: np.ascontiguousarray(x, dtype) for name, x in per_line.items() if x is not None}
+    if values is not None:
+        known |= {"v": bits(values), "output": bits(output)}
+    call("gradients", problem, bits(q), bits(k), known, room)
+    return gradients_of(problem, room, upstream)
 
 
 def _gradients_in_common(

@@ -5,21 +5,26 @@ recomputes the weights from the log-sum-exp. portable_tiles.py has the blocks, p
 what single edges did.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from clearhead.core import spans, visibility
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array, blocks, group_size
+from clearhead.core.directions import Directions
 from clearhead.core.observations import areas
 from clearhead.core.problem import Problem
 from clearhead.core.statistics import Wanted
 from clearhead.engines.base import Upstream, elsewhere, room_for_columns, room_for_rows, unsupported
 from clearhead.engines.online_softmax import OnlineSoftmax, Values, mix
 from clearhead.engines.portable_effects import effect_product, effect_tile, effects, others
+from clearhead.engines.portable_tangents import column_tangents, gradient_tangents, row_tangents
 from clearhead.engines.portable_tiles import (
     KEY_BLOCK,
     QUERY_BLOCK,
     add_groups,
+    add_shared,
     distances,
     heads_of,
     key_blocks,
@@ -34,8 +39,8 @@ from clearhead.engines.portable_tiles import (
 from clearhead.engines.products import pieces, product
 
 __all__ = [  # what an engine answers
-    "RULES", "STATISTICS", "columns", "effect_product", "effect_tile", "effects", "gradients", "others", "reasons_not",
-    "rows", "transposed", "weights",
+    "RULES", "STATISTICS", "column_tangents", "columns", "effect_product", "effect_tile", "effects",
+    "gradient_tangents", "gradients", "others", "reasons_not", "rows", "tangents", "transposed", "weights",
 ]  # fmt: skip
 STATISTICS = frozenset((
     "output", "logsumexp", "max_logit", "entropy", "distance", "own", "top", "received", "peak", "image", "groups",
@@ -71,6 +76,22 @@ def rows(problem: Problem, q: Array, k: Array, v: Array | None, want: Wanted) ->
             for name, array in found.items():
                 array[head.batch, head.index, at] = answers[name][: at.stop - at.start]
     return found
+
+
+def tangents(
+    problem: Problem,
+    q: Array,
+    k: Array,
+    v: Array | None,
+    along: Directions,
+    want: Wanted,
+    logsumexp: Array | None = None,
+    output: Array | None = None,  # noqa: ARG001 it is computed in float64
+) -> dict[str, Array]:
+    """The tangents of the row statistics, and without the log-sum-exp these statistics too."""
+    found = {} if logsumexp is not None else rows(problem, q, k, v, replace(want, logsumexp=True))
+    known = found["logsumexp"] if logsumexp is None else logsumexp
+    return found | row_tangents(problem, q, k, v, along, want, known)
 
 
 @_quiet
@@ -157,7 +178,7 @@ def gradients(
                 found["v"][value_at][cols] += mix(weights.T, visible.T, Values.of(given))[:width]
             by_logit = np.where(visible, weights * slope, 0.0)
             if upstream.bias is not None:
-                _add_shared(found["bias"], at, rows, cols, by_logit[:height, :width])
+                add_shared(found["bias"], at, rows, cols, by_logit[:height, :width])
             if upstream.spans is not None:
                 row_labels, col_labels, _ = visibility.spans_of(problem, *at, rows, cols)
                 total = found["spans"][tuple(i if n > 1 else 0 for i, n in zip(at, upstream.spans, strict=False))]
@@ -170,12 +191,3 @@ def gradients(
     usual = statistics_dtype(problem.dtype)
     dtypes = {"bias": usual, "spans": usual} | (dict.fromkeys("qkv", usual) if upstream.keep_float32 else {})
     return {name: array.astype(dtypes.get(name, problem.dtype), copy=False) for name, array in found.items()}
-
-
-def _add_shared(total: Array, at: tuple[int, int], rows: slice, cols: slice, part: Array) -> None:
-    """Add a block to `total` (batch, heads, queries, keys), summed over the axes along which `total` has size 1."""
-    here = total[tuple(place if size > 1 else 0 for place, size in zip(at, total.shape, strict=False))]
-    summed = tuple(axis for axis in (0, 1) if here.shape[axis] == 1)
-    here[rows if here.shape[0] > 1 else slice(1), cols if here.shape[1] > 1 else slice(1)] += part.sum(
-        axis=summed, keepdims=True
-    )

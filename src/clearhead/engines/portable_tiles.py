@@ -162,3 +162,12 @@ def sandwich(left: Array, weights: Array, right: Array) -> Array:
 def _one_hot(labels: Array) -> tuple[Array, Array]:
     present = np.unique(labels[labels >= 0])
     return present, (present[:, None] == labels).astype(np.float64)
+
+
+def add_shared(total: Array, at: tuple[int, int], rows: slice, cols: slice, part: Array) -> None:
+    """Add a block to `total` (batch, heads, queries, keys), summed over the axes along which `total` has size 1."""
+    here = total[tuple(place if size > 1 else 0 for place, size in zip(at, total.shape, strict=False))]
+    summed = tuple(axis for axis in (0, 1) if here.shape[axis] == 1)
+    here[rows if here.shape[0] > 1 else slice(1), cols if here.shape[1] > 1 else slice(1)] += part.sum(
+        axis=summed, keepdims=True
+    )

@@ -85,9 +85,10 @@ def _graphed(key: Hashable, q: Any, k: Any, v: Any, rules: Rules, engine: str | 
 
     output = None if key is None else torch_output.repeat(key, q, k, v)
     if output is None:
-        output = Graph(q, k, rules, engine, num_threads).observe(v, {}).output
+        graph = Graph(q, k, rules, engine, num_threads)
+        output = graph.observe(v, {}).output
         if key is not None:
-            torch_output.remember(key, q, k, v, rules)
+            torch_output.remember(key, q, k, v, rules, graph.given)
     return output
 
 

@@ -25,6 +25,7 @@ from clearhead.core import visibility
 from clearhead.core.arrays import on_cpu, statistics_dtype, to_device_of
 from clearhead.core.axes import Array, group_size
 from clearhead.core.device_array import DeviceArray
+from clearhead.core.merging import sink_weights
 from clearhead.core.observations import areas
 from clearhead.core.problem import Problem
 from clearhead.core.statistics import Groups, Wanted, listed
@@ -192,7 +193,7 @@ def _row_terms(
             given = tuple(x.astype(statistics_dtype(problem.dtype), copy=False) for x in given)
         terms -= xp.einsum("bhnd,bhnd->bhn", *given)
     if "entropy" in by:
-        mass = 1.0 if problem.sinks is None else 1 - _sink_weights(xp, problem.sinks, answers["logsumexp"])
+        mass = 1.0 if problem.sinks is None else 1 - sink_weights(xp, problem.sinks, answers["logsumexp"])
         terms -= by["entropy"] * (answers["entropy"] - mass + 1)
     if "distance" in by:
         terms -= by["distance"] * answers["distance"]
@@ -207,12 +208,6 @@ def _row_terms(
     return terms
 
 
-def _sink_weights(xp: Any, sinks: Any, logsumexp: Any) -> Any:
-    """exp(sink - L_i), (batch, heads, queries); 0 for a row without visible keys."""
-    empty = xp.isneginf(logsumexp)
-    return xp.exp(xp.where(empty, -np.inf, sinks[:, None] - xp.where(empty, 0.0, logsumexp)))
-
-
 def sink_gradients(problem: Problem, answers: Mapping[str, Array], by: Mapping[str, Array]) -> Array:
     """The gradient of the sinks, (heads,), from upstream gradients of the output and row statistics; reads no keys."""
     rows = _row_terms(np, problem, answers, by, np.zeros_like)
@@ -222,7 +217,7 @@ def sink_gradients(problem: Problem, answers: Mapping[str, Array], by: Mapping[s
 def _by_sinks(xp: Any, sinks: Any, logsumexp: Any, rows: Any, entropy: Any) -> Any:
     """The gradient of the sinks, (heads,), from the row terms and the upstream gradient of the entropy."""
     by_logit = rows if entropy is None else rows + entropy
-    weights = _sink_weights(xp, sinks, logsumexp)
+    weights = sink_weights(xp, sinks, logsumexp)
     return xp.where(weights == 0, 0.0, weights * by_logit).sum((0, 2))
 
 
@@ -234,24 +229,31 @@ def _mixed(engine: Engine, problem: Problem, arrays: tuple[Array, Array, Array |
 
 
 def _low_rank(problem: Problem, by: Mapping[str, Array], groups: Groups | None) -> LowRank | None:
-    """The low-rank part of dA from images and groups, with the smaller possible rank; None where there is neither."""
-    parts: list[tuple[Array, Array]] = []
-    if "image" in by:
-        given = by["image"]
-        high, wide = given.shape[-2:]
-        tall = areas(high, problem.queries, slice(0, problem.queries))[1].T
-        broad = areas(wide, problem.keys, slice(0, problem.keys))[1].T
-        parts.append((tall, broad @ given.swapaxes(-1, -2)) if high <= wide else (tall @ given, broad))
-    if "groups" in by and groups is not None:
-        given = by["groups"]
-        member = [_one_hot(side, count) for side, count in zip(groups[:2], given.shape[-2:], strict=True)]
-        few = given.shape[-2] <= given.shape[-1]
-        parts.append((member[0], member[1] @ given.swapaxes(-1, -2)) if few else (member[0] @ given, member[1]))
+    """The low-rank part of dA from images and groups; None where there is neither."""
+    parts = [low_rank(problem, name, by[name], groups) for name in ("image", "groups") if name in by]
     if not parts:
         return None
     lead = next(by[name] for name in ("image", "groups") if name in by).shape[:2]
     sides = ([np.broadcast_to(part[side], (*lead, *part[side].shape[-2:])) for part in parts] for side in (0, 1))
     return LowRank(*(np.concatenate(side, axis=-1) for side in sides))
+
+
+def low_rank(problem: Problem, name: str, given: Array, groups: Groups | None) -> LowRank:
+    """The part of one image or of groups, with the smaller possible rank: `given`, spread over one of the two sides."""
+    if name == "image":
+        tall = areas(given.shape[-2], problem.queries, slice(0, problem.queries))[1].T
+        broad = areas(given.shape[-1], problem.keys, slice(0, problem.keys))[1].T
+    else:
+        assert groups is not None
+        tall, broad = (_one_hot(side, count) for side, count in zip(groups[:2], given.shape[-2:], strict=True))
+    if spread_over_keys(given):
+        return LowRank(tall, broad @ given.swapaxes(-1, -2))
+    return LowRank(tall @ given, broad)
+
+
+def spread_over_keys(given: Array) -> bool:
+    """Is an upstream gradient (…, height, width) in the keys' side of its low-rank part, or in the queries'?"""
+    return given.shape[-2] <= given.shape[-1]
 
 
 def _one_hot(labels: Array, count: int) -> Array:

@@ -21,8 +21,8 @@ from clearhead.core.statistics import STATISTICS, arrays_of
 from clearhead.errors import DtypeError, RuleError
 from clearhead.ops.observation import Observation, observation
 from clearhead.ops.torch_arguments import RULES, SPANS, TENSORS, Given, Options
-from clearhead.ops.torch_autograd import called_plainly
-from clearhead.ops.torch_operators import observe, transposed
+from clearhead.ops.torch_nodes import PRODUCT, VALUES, called_plainly, compute
+from clearhead.ops.torch_operators import bundle_of, observe, transposed_product
 
 _INSTEAD = {
     "scale": "scale=1.0 and (q * scale, k) give the same scores.",
@@ -48,9 +48,7 @@ class Graph:
         v = None if v is None else _tensor(v, "v", self.q)
         if v is not None and v.ndim == self.q.ndim:
             check_shapes(self.q.shape, self.k.shape, v.shape)
-        names = request.arrays()
-        found = observe(self.q, self.k, self._values(v), *self.given, *request)
-        answers = dict(zip(names, found, strict=True))
+        answers = self._answers(v, request)
         if not asked.get("logsumexp"):
             del answers["logsumexp"]
         length = self.q.shape[-2]  # computing with it would fix a size that the compiler leaves open
@@ -61,15 +59,15 @@ class Graph:
         """A·v."""
         v = _tensor(v, "v", self.q)
         vector = v.ndim == 1
-        found = observe(self.q, self.k, self._values(v), *self.given, *Options("output logsumexp"))
-        return found[0][..., 0] if vector else found[0]
+        found = self._answers(v, Options("output logsumexp"))["output"]
+        return found[..., 0] if vector else found
 
     def row_sums(self) -> Tensor:
         """Σ_j a_ij; computed in the statistics' dtype, so that no weight is rounded to half precision."""
         usual = torch.float64 if self.q.dtype == torch.float64 else torch.float32
         ones = self.q.new_ones((*self.k.shape[:-1], 1), dtype=usual)
-        found = observe(self.q.to(usual), self.k.to(usual), ones, *self.given, *Options("output logsumexp"))
-        return found[0][..., 0]
+        found = self._answers(ones, Options("output logsumexp"), usual)["output"]
+        return found[..., 0]
 
     def transposed(self, g: Any) -> Tensor:
         """Aᵀ·g."""
@@ -78,8 +76,19 @@ class Graph:
         columns = g[:, None] if vector else g
         if columns.ndim < self.q.ndim:
             columns = columns.expand(*self.q.shape[:-2], *columns.shape)
-        found = transposed(self.q, self.k, columns, *self.given)
-        return found[0][..., 0] if vector else found[0]
+        if called_plainly(self.q):
+            found = compute(PRODUCT, bundle_of(self.q, self.k, columns, self.given))["product"]
+        else:
+            found = transposed_product(self.q, self.k, columns, *self.given)[0]
+        return found[..., 0] if vector else found
+
+    def _answers(self, v: Tensor | None, request: Options, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        """The arrays of a request, by name."""
+        q, k = (x if dtype is None else x.to(dtype) for x in (self.q, self.k))
+        values = v if dtype is not None else self._values(v)
+        if called_plainly(q):
+            return compute(VALUES, bundle_of(q, k, values, self.given, request))
+        return dict(zip(request.arrays(), observe(q, k, values, *self.given, *request), strict=True))
 
     def _values(self, v: Tensor | None) -> Tensor | None:
         if v is None:

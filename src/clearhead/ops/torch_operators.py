@@ -1,68 +1,32 @@
-"""Two PyTorch operators through which autograd, torch.compile and torch.export see attention.
+"""Two PyTorch operators through which torch.compile and torch.export see attention.
 
 `clearhead::observe` computes what `AttentionMatrix.observe` does, `clearhead::transposed` is Aᵀ·g. Each has a function
-for its shapes in tracing, and its backward as another operator. backward.py has the formulas, torch_graph.py the calls.
+for its shapes in tracing, and its backward as another operator. Outside of compilers torch_nodes.py stands in for them,
+since PyTorch's dispatcher adds about 0.2 ms to each call of an operator.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from clearhead import engines
-from clearhead.core.arrays import as_array, statistics_dtype, to_torch
-from clearhead.core.axes import Array
-from clearhead.core.observations import wanted
-from clearhead.core.operands import operand
-from clearhead.core.problem import Problem, describe
-from clearhead.core.statistics import STATISTICS, Groups, Wanted, arrays_of
-from clearhead.engines.base import Engine
-from clearhead.errors import RuleError
+from clearhead.core.statistics import STATISTICS, arrays_of
+from clearhead.errors import DerivativeError, RuleError
 from clearhead.ops import backward
 from clearhead.ops.torch_arguments import WITH_GRADIENTS, Given, Known, KnownProduct, Options, from_flat, schema
-from clearhead.ops.torch_autograd import operator
+from clearhead.ops.torch_functions import INPUTS, Bundle, gradients, parts, transposed, values
+from clearhead.ops.torch_nodes import PRODUCT
 
 
-class _Call(NamedTuple):
-    """A validated operator call: the problem of the chosen queries, its arrays (batch, heads, …), its engine."""
-
-    problem: Problem
-    q: Array
-    k: Array
-    v: Array | None
-    rows: range
-    engine: Engine
-    whole: Problem
-
-    @staticmethod
-    def read(
-        q: Tensor, k: Tensor, v: Tensor | None, given: Given, queries: slice = slice(None), *, derivative: bool = False
-    ) -> "_Call":
-        read = describe(q, k, None, given.rules(), given.num_threads)
-        whole = read.problem
-        values = None
-        if v is not None:
-            values = operand(whole, as_array(v, "v", whole.device)[0], "v", whole.keys, (whole.kv_heads, whole.heads))[
-                0
-            ]
-        rows = range(whole.queries)[queries]
-        choose = partial(engines.choose_for, "gradients") if derivative else engines.choose
-        engine = engines.get(choose(whole, given.engine).engine)
-        problem = whole if rows == range(whole.queries) else whole.take(queries=rows)
-        return _Call(problem, read.q[:, :, queries], read.k, values, rows, engine, whole)
+def bundle_of(q: Tensor, k: Tensor, v: Tensor | None, given: Given, options: Options | None = None) -> Bundle:
+    """An operator's arguments by name."""
+    return {"q": q, "k": k, "v": v, **given._asdict(), **(options or Options("output logsumexp"))._asdict()}
 
 
 def _observe(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
     """The requested arrays, in the order of their names."""
-    given, options = from_flat(rest, Given, Options)
-    call = _Call.read(q, k, v, given, options.queries())
-    want = wanted(call.whole, options.keywords(), output=v is not None).for_queries(call.rows)
-    engine = engines.able(call.engine, call.problem, want, given.engine)
-    found = engines.answer(engine, call.problem, call.q, call.k, call.v, want)
-    return [_tensor(call.problem.restore(found[name])) for name in options.arrays()]
+    return [*values(bundle_of(q, k, v, *from_flat(rest, Given, Options))).values()]
 
 
 def _observe_shapes(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
@@ -86,14 +50,15 @@ def _observe_shapes(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[
 def _observe_backward(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
     """Gradients of q, k, v and WITH_GRADIENTS; `names` are the saved results, `used` those with upstream gradients."""
     given, options, handed = from_flat(rest, Given, Options, Known)
-    call = _Call.read(q, k, v, given, options.queries(), derivative=True)
-    known, by = (
-        {name: _blocks(call.problem, x) for name, x in zip(names.split(), tensors, strict=True)}
-        for names, tensors in ((options.names, handed.answers), (handed.used, handed.derivatives))
-    )
-    labels = {"groups": (options.query_groups, options.key_groups)} if "groups" in by else {}
-    groups = wanted(call.whole, labels).for_queries(call.rows).groups
-    return _derivatives(call, known, by, (q, k, v, *_asked(given, handed)), groups)
+    bundle = bundle_of(q, k, v, given, options) | {"asked": _asked(v, given, handed)}
+    bundle |= parts("known", dict(zip(options.arrays(), handed.answers, strict=True)))
+    bundle |= parts("by", dict(zip(handed.used.split(), handed.derivatives, strict=True)))
+    return _in_order(gradients(bundle), q)
+
+
+def _in_order(found: dict[str, Tensor], q: Tensor) -> list[Tensor]:
+    """Gradients in the order of INPUTS, empty where none was asked for."""
+    return [found[name] if name in found else q.new_empty(0) for name in INPUTS]
 
 
 def _derivative_shapes(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> list[Tensor]:
@@ -104,21 +69,20 @@ def _derivative_shapes(q: Tensor, k: Tensor, v: Tensor | None, *rest: Any) -> li
     ]
 
 
-def _asked(given: Given, handed: Known | KnownProduct) -> tuple[Tensor | None, ...]:
-    """The rules in WITH_GRADIENTS whose gradients are asked for; None for the others."""
-    return given.bias if handed.by_bias else None, given.sinks, given.span_table if handed.by_spans else None
+def _asked(v: Tensor | None, given: Given, handed: Known | KnownProduct) -> tuple[str, ...]:
+    """The inputs whose gradients are asked for."""
+    there = {
+        "v": v is not None,
+        "bias": handed.by_bias,
+        "sinks": given.sinks is not None,
+        "span_table": handed.by_spans,
+    }
+    return tuple(name for name in INPUTS if there.get(name, True))
 
 
 def _transposed(q: Tensor, k: Tensor, g: Tensor, *rest: Any) -> list[Tensor]:
     """Aᵀ·g (…, heads, keys, d), and the log-sum-exp that its backward needs."""
-    call = _Call.read(q, k, None, *from_flat(rest, Given))
-    problem = call.problem
-    columns = operand(problem, as_array(g, "g", problem.device)[0], "g", problem.queries, (problem.heads,))[0]
-    logsumexp = engines.answer(call.engine, problem, call.q, call.k, None, wanted(problem, {"logsumexp": True}))[
-        "logsumexp"
-    ]
-    found = call.engine.transposed(problem, call.q, call.k, logsumexp, columns)
-    return [_tensor(problem.restore(array)) for array in (found, logsumexp)]
+    return [*transposed(bundle_of(q, k, g, *from_flat(rest, Given))).values()]
 
 
 def _transposed_shapes(q: Tensor, k: Tensor, g: Tensor, *rest: Any) -> list[Tensor]:
@@ -129,94 +93,11 @@ def _transposed_shapes(q: Tensor, k: Tensor, g: Tensor, *rest: Any) -> list[Tens
 
 
 def _transposed_backward(q: Tensor, k: Tensor, g: Tensor, *rest: Any) -> list[Tensor]:
-    """Aᵀ·g has the gradients of A·v, with g in place of dO and the upstream gradient in place of v."""
     given, handed = from_flat(rest, Given, KnownProduct)
-    call = _Call.read(q, k, None, given, derivative=True)
-    dtype = statistics_dtype(call.problem.dtype)
-    arrays = call.q, call.k, *(_blocks(call.problem, x) for x in (handed.logsumexp, g, handed.d_product))
-    wide_q, wide_k, lse, columns, product = (x.astype(dtype, copy=False) for x in arrays)
-    wide = call._replace(problem=replace(call.problem, dtype=dtype), q=wide_q, k=wide_k, v=product)
-    by_g = call.engine.rows(wide.problem, wide_q, wide_k, product, Wanted(output=True))["output"]
-    answers, by = {"logsumexp": lse, "output": by_g}, {"output": columns}
-    found = _derivatives(wide, answers, by, (q, k, None, *_asked(given, handed)))
-    found[2] = _tensor(call.problem.restore(by_g)).to(g.dtype)
-    return found
-
-
-def _derivatives(
-    call: _Call,
-    answers: dict[str, Array],
-    by: dict[str, Array],
-    like: Sequence[Tensor | None],
-    groups: Groups | None = None,
-) -> list[Tensor]:
-    """The gradients of q, k, v and WITH_GRADIENTS, each shaped as its tensor in `like`; empty where that is None."""
-    bias = None if like[3] is None else _bias_shape(call.problem, like[3])
-    spans = None if like[5] is None else _shared_shape(call.problem, like[5])
-    arrays = call.q, call.k, call.v
-    answered = backward.gradients(call.engine, call.problem, arrays, answers, by, groups=groups, bias=bias, spans=spans)
-    found = {name: _tensor(x) for name, x in answered.items()}
-    found["q"] = _among(found["q"], call)
-    if like[3] is not None:
-        own = found["bias"] if like[3].ndim < 2 or like[3].shape[-2] == 1 else _among(found["bias"], call)
-        found["bias"] = _joined(own, call.problem, like[3])
-    if like[5] is not None:
-        found["spans"] = _joined(found["spans"], call.problem, like[5])
-    result, first = [], cast("Tensor", like[0])
-    for name, x in zip(("q", "k", "v", "bias", "sinks", "spans"), like, strict=True):
-        if x is None:
-            result.append(first.new_empty(0))
-        elif name not in found:  # the loss does not use the output
-            result.append(torch.zeros_like(x, memory_format=torch.contiguous_format))
-        else:
-            result.append(found[name].contiguous().to(x.device, x.dtype).reshape(x.shape))
-    return result
-
-
-def _among(part: Tensor, call: _Call) -> Tensor:
-    """Scatter rows of the chosen queries to all queries; the others are zero."""
-    if call.rows == range(call.whole.queries):
-        return part
-    full = part.new_zeros((*part.shape[:-2], call.whole.queries, part.shape[-1]))
-    return full.index_copy(-2, torch.tensor(call.rows, dtype=torch.int64, device=part.device), part)
-
-
-def _bias_shape(problem: Problem, bias: Tensor) -> tuple[int, int, int, int]:
-    """The bias's shape as `_shared_shape`, for the chosen queries."""
-    batch, heads, queries, keys = _shared_shape(problem, bias)
-    return batch, heads, 1 if queries == 1 else problem.queries, keys
-
-
-def _shared_shape(problem: Problem, x: Tensor) -> tuple[int, int, int, int]:
-    """The shape of a bias or table as (batch, heads, …, …), 1 where broadcast; batch: along every batch axis."""
-    own = _own_shape(problem, x)
-    batch = problem.batch if any(size != 1 for size in own[:-3]) else 1
-    heads, height, width = (1, *own)[-3:]
-    return batch, heads, height, width
-
-
-def _joined(found: Tensor, problem: Problem, bias: Tensor) -> Tensor:
-    """A bias gradient with the leading batch axes restored, summed over those along which the bias is broadcast."""
-    own = _own_shape(problem, bias)
-    if found.shape[0] == 1:
-        return found
-    apart = found.reshape(*problem.prefix[:-1], *found.shape[1:])
-    shared = tuple(axis for axis, size in enumerate(own[:-3]) if size == 1)
-    return apart.sum(dim=shared) if shared else apart
-
-
-def _own_shape(problem: Problem, bias: Tensor) -> tuple[int, ...]:
-    return (1,) * (len(problem.prefix) + 2 - bias.ndim) + tuple(bias.shape)
-
-
-def _blocks(problem: Problem, x: Tensor) -> Array:
-    """A tensor (…, heads, …) as an array (batch, heads, …)."""
-    array = as_array(x, "gradient")[0]
-    return array.reshape(problem.batch, problem.heads, *array.shape[len(problem.prefix) :])
-
-
-def _tensor(array: Array) -> Tensor:
-    return to_torch(torch, array)
+    results, grads = {"logsumexp": handed.logsumexp}, {"product": handed.d_product}
+    with torch.no_grad():
+        found = PRODUCT.backward(bundle_of(q, k, g, given), results, grads, {*_asked(g, given, handed)})
+    return _in_order(found, q)
 
 
 def _observe_saves(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
@@ -289,17 +170,69 @@ def _places(ctx: Any, found: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
     return tuple(places)
 
 
-observe = operator(
+def _refuse_second(ctx: Any, *_: Any) -> NoReturn:
+    del ctx
+    raise DerivativeError(
+        "a compiled or exported graph has no second derivative of attention: its gradient was differentiated again "
+        "(create_graph=True, a hessian, a gradient penalty, a MAML step).",
+        "outside of torch.compile there is one.",
+    )
+
+
+def _operator(
+    name: str,
+    schemas: tuple[str, str],
+    functions: tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any], Callable[..., Any]],
+    derivative: tuple[Callable[..., Any], Callable[..., Any]],
+) -> Callable[..., Sequence[Tensor]]:
+    """Register a PyTorch operator and its backward.
+
+    functions   the function, its shapes for tracing, its backward, and the backward's shapes
+    derivative  how the inputs are saved for the backward, and how the backward is called
+    """
+    forward, shapes, backward, backward_shapes = functions
+    saves, by_inputs = derivative
+    whole = torch.library.custom_op(f"clearhead::{name}", forward, mutates_args=(), schema=schemas[0])
+    whole.register_fake(shapes)
+    back = torch.library.custom_op(f"clearhead::{name}_backward", backward, mutates_args=(), schema=schemas[1])
+    back.register_fake(backward_shapes)
+    back.register_autograd(_refuse_second)
+
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+        ctx.backward = back
+        saves(ctx, inputs, output)
+
+    whole.register_autograd(by_inputs, setup_context=setup)
+    whole.register_vmap(lambda info, dims, *inputs: _one_by_one(whole, info.batch_size, dims, inputs))
+    return whole
+
+
+def _one_by_one(function: Callable[..., Any], count: int, dims: Sequence[Any], inputs: Sequence[Any]) -> Any:
+    """torch.vmap's rule while compiling: one call for each element of the mapped axis, results stacked."""
+
+    def at(x: Any, dim: int | None, place: int) -> Any:
+        return x if dim is None else x.select(dim, place)
+
+    calls = [function(*(at(x, dim, place) for x, dim in zip(inputs, dims, strict=True))) for place in range(count)]
+    stacked = [torch.stack(each) for each in zip(*calls, strict=True)]
+    return stacked, [0] * len(stacked)
+
+
+observe = _operator(
     "observe",
-    f"(Tensor q, Tensor k, Tensor? v, {schema(Given, Options)}) -> Tensor[]",
-    f"(Tensor q, Tensor k, Tensor? v, {schema(Given, Options, Known)}) -> Tensor[]",
+    (
+        f"(Tensor q, Tensor k, Tensor? v, {schema(Given, Options)}) -> Tensor[]",
+        f"(Tensor q, Tensor k, Tensor? v, {schema(Given, Options, Known)}) -> Tensor[]",
+    ),
     (_observe, _observe_shapes, _observe_backward, _derivative_shapes),
     (_observe_saves, _observe_derivative),
 )
-transposed = operator(
+transposed_product = _operator(
     "transposed",
-    f"(Tensor q, Tensor k, Tensor g, {schema(Given)}) -> Tensor[]",
-    f"(Tensor q, Tensor k, Tensor g, {schema(Given, KnownProduct)}) -> Tensor[]",
+    (
+        f"(Tensor q, Tensor k, Tensor g, {schema(Given)}) -> Tensor[]",
+        f"(Tensor q, Tensor k, Tensor g, {schema(Given, KnownProduct)}) -> Tensor[]",
+    ),
     (_transposed, _transposed_shapes, _transposed_backward, _derivative_shapes),
     (_transposed_saves, _transposed_derivative),
 )

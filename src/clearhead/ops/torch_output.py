@@ -20,33 +20,36 @@ from clearhead.engines import native
 from clearhead.engines.base import Engine
 from clearhead.ops import backward
 from clearhead.ops.repeated import unobserved
-from clearhead.ops.torch_autograd import once, refuse_forward
+from clearhead.ops.torch_arguments import Given
+from clearhead.ops.torch_batching import is_batched
+from clearhead.ops.torch_nodes import GRADIENTS, compute
+from clearhead.ops.torch_operators import bundle_of
 
 _MOST = 512  # different calls
 _WANT = Wanted(output=True, logsumexp=True)
-_problems: dict[Hashable, Problem] = {}  # by rules, shapes and dtypes
+_calls: dict[Hashable, tuple[Problem, Given]] = {}  # by rules, shapes and dtypes
 
 
 def repeat(key: Hashable, q: Tensor, k: Any, v: Any) -> Tensor | None:
     """The output, if a call like this was remembered; else None."""
     if not unobserved(q, k, v):
         return None
-    problem = _problems.get(_kind(key, q, k, v))
-    if problem is None or native.engine_named():
+    call = _calls.get(_kind(key, q, k, v))
+    if call is None or native.engine_named():
         return None
-    output: Tensor = _Output.apply(problem, q, k, v)  # type: ignore[no-untyped-call]
+    output: Tensor = _Output.apply(*call, q, k, v)  # type: ignore[no-untyped-call]
     return output
 
 
-def remember(key: Hashable, q: Tensor, k: Any, v: Any, rules: Rules) -> None:
+def remember(key: Hashable, q: Tensor, k: Any, v: Any, rules: Rules, given: Given) -> None:
     """Let the next call with the same rules, shapes and dtypes be repeated, where these tensors allow it."""
     if not unobserved(q, k, v) or q.ndim != 4 or v.dtype != q.dtype or q.device.type != "cpu" or not q.numel():
         return
     problem = describe(q.detach(), k.detach(), None, rules).problem
     if problem.keys and engines.choose_for("gradients", problem).engine == "native":
-        if len(_problems) >= _MOST:
-            _problems.pop(next(iter(_problems)))
-        _problems[_kind(key, q, k, v)] = problem
+        if len(_calls) >= _MOST:
+            _calls.pop(next(iter(_calls)))
+        _calls[_kind(key, q, k, v)] = problem, given
 
 
 def _kind(key: Hashable, *tensors: Tensor) -> Hashable:
@@ -59,23 +62,25 @@ def _native() -> Engine:
 
 class _Output(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(ctx: Any, problem: Problem, given: Given, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         arrays = as_array(q.detach(), "q")[0], as_array(k.detach(), "k")[0], as_array(v.detach(), "v")[0]
         found = engines.answer(_native(), problem, *arrays, _WANT)
         output, logsumexp = (to_torch(torch, found[name]) for name in ("output", "logsumexp"))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, output, logsumexp)  # as the long way: a checkpoint may come here again
-        ctx.problem = problem
+        ctx.problem, ctx.given = problem, given
         return cast("Tensor", output)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> Any:
         if grad is None:
-            return None, None, None, None
-        derivatives = once(_gradients, ctx.problem, *ctx.saved_tensors, grad)
-        return None, *(x if needed else None for x, needed in zip(derivatives, ctx.needs_input_grad[1:], strict=True))
-
-    jvp = staticmethod(refuse_forward)
+            return (None,) * 5
+        needed = ctx.needs_input_grad[2:]
+        if torch.is_grad_enabled() or is_batched(grad):
+            found = _with_graph(ctx.given, *ctx.saved_tensors, grad)
+        else:
+            found = _gradients(ctx.problem, *ctx.saved_tensors, grad)
+        return None, None, *(x if need else None for x, need in zip(found, needed, strict=True))
 
 
 def _gradients(problem: Problem, *tensors: Tensor) -> Sequence[Tensor]:
@@ -84,3 +89,11 @@ def _gradients(problem: Problem, *tensors: Tensor) -> Sequence[Tensor]:
     answers = {"output": output, "logsumexp": logsumexp}
     found = backward.gradients(_native(), problem, (q, k, v), answers, {"output": grad})
     return [to_torch(torch, found[name]) for name in "qkv"]
+
+
+def _with_graph(given: Given, *tensors: Tensor) -> Sequence[Tensor]:
+    """The same as a node that can be differentiated again."""
+    q, k, v, output, logsumexp, grad = tensors
+    known = {"known:output": output, "known:logsumexp": logsumexp, "by:output": grad}
+    found = compute(GRADIENTS, {**bundle_of(q, k, v, given), **known, "asked": ("q", "k", "v")})
+    return [found[name] for name in "qkv"]

@@ -1,0 +1,70 @@
+// What the row pass computes beside the scores and weights along a direction (core/directions.py): the tangents of the
+// logits and their sums, which are rescaled as the weights' own sums are.
+#pragma once
+
+#include "key_blocks.hpp"
+#include "score_tangents.hpp"
+#include "softmax_state.hpp"
+
+namespace clearhead {
+namespace {
+
+template <class M> struct RowTangents {
+    using T = typename M::T;
+    using Cell = typename M::Cell;
+    static constexpr int64_t pitch = kPitch<T>;
+
+    const Job& job;
+    Rules<T>& rules;
+    KeyBlocks<M> blocks;                      // of the tangents of keys and values
+    ScoreTangents<M> scores;                  // their tangents are multiplied by the weights in place
+    Cell* queries;                            // (strip, depth, kStrip): the tangents of queries
+    T* exponents;                             // (kBlock,): log₂ weights of the present row, where they are needed
+    Vec<T>*sums, *log2_sums, *distance_sums;  // of each row over the present span, lane by lane
+
+    RowTangents(const Job& j, Rules<T>& all, int64_t batch, int64_t first_head, int64_t rows, Arena& arena)
+        : job(j), rules(all), blocks(*j.moving, batch, first_head, rows, arena), scores(j, all, arena) {
+        queries = arena.take<Cell>(up_to_multiple(job.block_rows, kStrip) * blocks.depth + kLanes<T>);
+        exponents = arena.take<T>(kBlock);
+        sums = arena.take<Vec<T>>(job.block_rows);
+        log2_sums = arena.take<Vec<T>>(job.block_rows);
+        distance_sums = arena.take<Vec<T>>(job.block_rows);
+    }
+
+    void start_span(int64_t count) {
+        for (int64_t r = 0; r < count; ++r) sums[r] = log2_sums[r] = distance_sums[r] = Vec<T>{};
+        blocks.reset();
+    }
+
+    void finish_span(int64_t count, SoftmaxState<T>& state) const {
+        for (int64_t r = 0; r < count; ++r) {
+            state.moved_sum[r] = double(sum_of<T>(sums[r]));
+            state.moved_log2_sum[r] = double(sum_of<T>(log2_sums[r]));
+            state.moved_distance_sum[r] = double(sum_of<T>(distance_sums[r]));
+        }
+    }
+
+    // Row n of the task, row r of its strip: multiplies the tangents of its logits by its weights, and adds to its
+    // sums. Where a weight is 0, so is the product.
+    void multiply(int64_t n, int r, const Row& row, int64_t j0, int first, int last, const T* weights,
+                  const Rescaling<T>& rescaling) {
+        T* x = scores.tangents + r * pitch;
+        Vec<T> sum = {}, log2_sum = {}, distance_sum = {};
+        const bool statistics = job.rows.entropy || job.rows.distance;
+        for (int j = first; j < last; j += kLanes<T>) {
+            const Vec<T> weight = load(weights + j), moved = weight == Vec<T>{} ? Vec<T>{} : weight * load(x + j);
+            store(x + j, moved);
+            sum = sum + moved;
+            if (!statistics) continue;
+            log2_sum = fma(moved, load(exponents + j), log2_sum);
+            if (job.rows.distance) distance_sum = fma(moved, rules.distance(row, j0 + j), distance_sum);
+        }
+        const Vec<T> factor = broadcast<T>(rescaling.factor[r]), shift = broadcast<T>(rescaling.shift[r]);
+        log2_sums[n] = fma(fma(sums[n], shift, log2_sums[n]), factor, log2_sum);
+        distance_sums[n] = fma(distance_sums[n], factor, distance_sum);
+        sums[n] = fma(sums[n], factor, sum);
+    }
+};
+
+}  // namespace
+}  // namespace clearhead

@@ -1,0 +1,130 @@
+"""Derivatives along a direction: every engine that has them against PyTorch's forward mode in float64."""
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from clearhead import engines
+from clearhead.core.arrays import statistics_dtype
+from clearhead.core.axes import Array
+from clearhead.ops import tangents
+from problems import Case, on_every_engine
+from tangents import INPUTS, Along
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch imports what it deprecates
+ENGINES = [name for name in engines.NAMES if hasattr(engines.get(name), "tangents")]
+DRAWN: dict[str, Any] = {
+    "moving": st.sets(st.sampled_from(INPUTS), min_size=1).map(sorted),
+    "answers": st.sets(st.sampled_from(tangents.SMOOTH), min_size=1).map(sorted),
+}
+WIDE: dict[str, Any] = {"dtypes": (np.dtype(np.float64),), "most": 20_000}
+HALVES = (np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16))
+NARROW: dict[str, Any] = {"dtypes": (np.dtype(np.float32), *HALVES), "most": 20_000}
+Named = dict[str, Array]
+Asked = Callable[[Any], Named]  # of an engine
+
+
+def close(found: Array, truth: Array, name: str) -> None:
+    scale = np.abs(truth).max(initial=0) + 1.0  # a bias that is one number has sums of large numbers, which are 0
+    np.testing.assert_allclose(found, truth, atol=1e-10 * scale, rtol=1e-9, err_msg=name)
+
+
+def arrays_of(along: Along) -> Any:
+    given = along.case.given
+    return given.q, given.k, given.v if "output" in along.answers else None
+
+
+def results(engine: str, along: Along) -> Named:
+    """Each result and its tangent, by name and `…, along`."""
+    values, moved = tangents.forward(
+        engines.get(engine), along.case.problem, arrays_of(along), along.directions, along.wanted
+    )
+    if "logsumexp" in values:
+        values["logsumexp"] = np.where(np.isneginf(values["logsumexp"]), 0.0, values["logsumexp"])
+    return flat({name: (values[name], moved[name]) for name in along.answers})
+
+
+def flat(pairs: dict[str, tuple[Array, Array]]) -> Named:
+    return {name: x for name, (x, _) in pairs.items()} | {f"{name}, along": x for name, (_, x) in pairs.items()}
+
+
+def gradients(engine: str, along: Along) -> Named:
+    """The tangents of the gradients of all inputs, shaped as these."""
+    problem, (by, changing) = along.case.problem, along.upstream
+    known = tangents.forward(engines.get(engine), problem, arrays_of(along), along.directions, along.wanted)[0]
+    shape = (problem.batch, problem.heads, problem.queries, problem.keys)
+    found, _ = tangents.gradient_tangents(
+        tangents.Second(
+            engines.get(engine),
+            problem,
+            arrays_of(along),
+            known,
+            by,
+            along.directions,
+            changing,
+            along.groups if "groups" in along.answers else None,
+            shape if "bias" in along.inputs else None,
+            None if problem.span_table is None else problem.span_table.shape,
+        )
+    )
+    for name, truth in along.second.items():
+        if name not in found:
+            assert name == "v"
+            assert not truth.any()
+            continue
+        mine = found[name]
+        if name in ("bias", "spans"):
+            lead = (*problem.prefix, *mine.shape[2:])
+            own = (1,) * (len(lead) - truth.ndim) + truth.shape
+            axes = tuple(at for at, (a, b) in enumerate(zip(lead, own, strict=True)) if b == 1 and a != 1)
+            mine = mine.reshape(lead).sum(axes, keepdims=True)
+        found[name] = mine.reshape(truth.shape)
+    return found
+
+
+@on_every_engine(ENGINES, limits=WIDE, **DRAWN)
+def test_tangents_of_every_result(engine: str, case: Case, moving: list[str], answers: list[str]):
+    along = Along(case, tuple(moving), tuple(answers))
+    found = results(engine, along)
+    for name, truth in flat(along.first).items():
+        close(found[name], truth, name)
+
+
+@on_every_engine(ENGINES, limits=WIDE, **DRAWN)
+def test_tangents_of_every_gradient(engine: str, case: Case, moving: list[str], answers: list[str]):
+    along = Along(case, tuple(moving), tuple(answers))
+    found = gradients(engine, along)
+    for name in found.keys() & along.second.keys():
+        close(found[name], along.second[name], name)
+
+
+def as_close_as_plain(found: Named, truth: Named, run: Callable[..., Named], dtype: Any) -> None:
+    """Compare with `truth`: at most ten times what float32, or rounded inputs and logits, change in a plain run."""
+    rounding = float(ml_dtypes.finfo(dtype).eps)
+    runs = [run(torch.float32), *(run(spread=rounding / 2, draw=i) for i in (1, 2))]
+    for name in found.keys() & truth.keys():
+        apart = [np.abs(x[name] - truth[name]).max(initial=0) for x in runs]
+        allowed = 10 * max(apart) + 4 * rounding * np.abs(truth[name]).max(initial=0) + 1e-7
+        np.testing.assert_allclose(np.asarray(found[name], np.float64), truth[name], 0, allowed, err_msg=name)
+
+
+@on_every_engine(ENGINES, limits=NARROW, times=0.15, **DRAWN)
+def test_rounded_tangents_of_every_result(engine: str, case: Case, moving: list[str], answers: list[str]):
+    along = Along(case, tuple(moving), tuple(answers))
+    found = results(engine, along)
+    for name in answers:
+        usual = statistics_dtype(case.problem.dtype)
+        assert found[f"{name}, along"].dtype == (case.problem.dtype if name == "output" else usual)
+    truth = flat(along.first)
+    as_close_as_plain(found, truth, lambda *at, **how: flat(along.forward(*at, **how)), case.problem.dtype)
+
+
+@on_every_engine(ENGINES, limits=NARROW, times=0.15, **DRAWN)
+def test_rounded_tangents_of_every_gradient(engine: str, case: Case, moving: list[str], answers: list[str]):
+    along = Along(case, tuple(moving), tuple(answers))
+    as_close_as_plain(gradients(engine, along), along.second, along.backward, case.problem.dtype)
