@@ -211,7 +211,7 @@ def test_forward_mode_is_pytorchs():
     theirs = call()
     with active():
         close(call(), theirs)
-    assert routes("PyTorch") == "forward-mode differentiation, which clearhead does not have"
+    assert routes("PyTorch") == "forward-mode differentiation, left to PyTorch"
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])

@@ -80,7 +80,7 @@ def _why_not(*tensors: Tensor | None) -> str:
     if not torch.backends.cuda.flash_sdp_enabled():  # type: ignore[no-untyped-call]  # the switch of the CPU's fused operator too
         return "torch.nn.attention.sdpa_kernel leaves out FLASH_ATTENTION"
     if torch.autograd.forward_ad._current_level >= 0:
-        return "forward-mode differentiation, which clearhead does not have"
+        return "forward-mode differentiation, left to PyTorch"
     if _watched() or any(x is not None and type(x) not in _PLAIN for x in tensors):
         return "traced, transformed or watched: what it becomes is counted where that runs"
     if any(x is not None and (x.device.type != "cpu" or x.layout != torch.strided) for x in tensors):
