@@ -38,7 +38,7 @@ def dropout(fit: Fit, base: Recipe, selection: Selection) -> Dropped | None:
     if fit.inputs.stage != "output" or fit.inputs.merged or base.half or base.values != "v" or base.turned:
         return None
     weights = fit.exact.weights(base, selection)
-    values = fit.exact.serving(base, fit.exact.operand(base, "v"), selection.heads)
+    values = fit.exact.served(base, "v", selection.heads)
     if theirs.shape[-1] != values.shape[-1] or weights.shape[-1] != values.shape[-2]:
         return None
     solved = _solved(theirs, weights, values, fit.tolerance(base, selection))

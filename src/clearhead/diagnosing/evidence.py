@@ -113,7 +113,7 @@ def scatter(fit: Fit, base: Recipe, selection: Selection) -> float | None:
     if fit.inputs.stage != "output" or fit.inputs.merged or base.half or base.values != "v" or base.turned:
         return None
     weights, right = fit.exact.weights(base, selection), fit.exact.output(base, selection)
-    values = fit.exact.serving(base, fit.exact.operand(base, "v"), selection.heads)
+    values = fit.exact.served(base, "v", selection.heads)
     if right.shape != theirs.shape or not np.isfinite(right).all():
         return None
     spread = weights**2 @ values**2

@@ -20,7 +20,7 @@ from clearhead.diagnosing.reason import Reason
 from clearhead.diagnosing.recipe import RIGHT, Change, Inputs, Recipe, Selection, acts_on_given_weights, changed, shown
 from clearhead.diagnosing.screening import Screen, generic, taken
 
-_SOFTMAX = {"axis", "blocks", "overflow"}  # each replaces the whole softmax, so that no two of them go together
+_SOFTMAX = {"axis", "softmax", "blocks", "overflow"}  # each replaces the whole softmax: no two of them go together
 _BLOCKS = (8, 16, 32, 64, 128)  # the usual sizes: where none of them leaves such a tail, it has another reason
 _WIDE, _WIDE_PAIRS = 2**22, 2**19  # scores of a head, up to which mistakes that need them all are tried, and in pairs
 BUDGET = 2**21  # the most weights that are compared
@@ -45,13 +45,13 @@ class Candidate:
 
     @property
     def lacks_fill(self) -> bool:
-        """Is the finite number that its mask fills with still to be found?"""
-        return self.recipe.masking in ("fill", "add") and self.recipe.fill is None
+        """Is a number, such as the one that its mask fills with, still to be found?"""
+        return self.recipe.unknown != ""
 
     @property
     def fitted_fill(self) -> bool:
-        """Was the number that its mask fills with fitted to theirs?"""
-        return any(change.get("masking") in ("fill", "add") for change in self.changes)
+        """Was a number, such as the one that its mask fills with, fitted to theirs?"""
+        return any(None in change.values() for change in self.changes)
 
 
 class Coverage(NamedTuple):
@@ -274,14 +274,16 @@ class Search:
             self.tried += 1
             recipe = self.screen.filled_if_near(candidate.recipe)
             if recipe is not None and recipe is not candidate.recipe:  # found from a few rows: refine it on the sample
-                recipe = self.quick.filled(candidate.recipe, self.sample, start=recipe.fill)
+                recipe = self.quick.filled(
+                    candidate.recipe, self.sample, start=getattr(recipe, candidate.recipe.unknown)
+                )
             if recipe is not None:
                 yield replace(candidate, recipe=recipe)
 
 
 def is_wide(recipe: Recipe) -> bool:
     """Does a row need the scores of all rows?"""
-    return recipe.axis in ("queries", "matrix") or recipe.turned
+    return recipe.axis in ("queries", "matrix", "all") or recipe.turned or recipe.softmax.startswith("unkept")
 
 
 def tail_length(kind: str, block: int, keys: int) -> int:
@@ -295,7 +297,8 @@ def pairs(first: list[Candidate], second: list[Candidate]) -> Iterator[Candidate
         change_a, change_b = a.changes[0], b.changes[0]
         both_softmax = change_a.keys() & _SOFTMAX and change_b.keys() & _SOFTMAX
         independent = not change_a.keys() & change_b.keys() and not both_softmax
-        if a.mistakes[0] is not b.mistakes[0] and independent and not (a.mistakes[0].alone or b.mistakes[0].alone):
+        apart = a.mistakes[0].alone or b.mistakes[0].alone or (a.mistakes[0].seldom and b.mistakes[0].seldom)
+        if a.mistakes[0] is not b.mistakes[0] and independent and not apart:
             yield Candidate(a.mistakes + b.mistakes, a.changes + b.changes, changed(a.recipe, change_b))
 
 
