@@ -233,7 +233,9 @@ def case(names, rng, dtype=torch.float32, size=0):
     does = set(names)
     needs = set(" ".join(NEEDS.get(name, "") for name in names).split())
     heads = int(rng.choice([2, 3, 4])) if does & LAYER or rng.random() < 0.8 or "heads" in needs else 1
-    heads = max(heads, 2) if any("head" in n or n == "scale of d_model" for n in names) else heads
+    heads = (
+        max(heads, 2) if any("head" in n or n in ("scale of d_model", "other ALiBi slopes") for n in names) else heads
+    )
     kv_heads = heads
     if "groups" in needs:
         heads, kv_heads = 4, 2

@@ -7,7 +7,8 @@ import numpy as np
 
 from clearhead.core.arrays import bfloat16
 from clearhead.core.axes import Array
-from clearhead.diagnosing.recipe import RIGHT, Inputs, Recipe, Selection, changed
+from clearhead.diagnosing.recipe import RIGHT, STAGES, Inputs, Recipe, Selection, changed
+from clearhead.diagnosing.tiles import eps
 from clearhead.diagnosing.workings import VISIBILITY, Workings
 
 FACTOR = 4.0  # a right result may lie this many times further from the truth than a plain run in its dtype
@@ -28,11 +29,6 @@ _NARROW = {np.dtype(np.float64): 0, np.dtype(np.float32): 1, np.dtype(np.float16
 def coarser(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype of the two that rounds more."""
     return max(a, b, key=lambda dtype: _NARROW.get(dtype, 0))
-
-
-def eps(dtype: np.dtype[Any]) -> float:
-    """The distance from 1 to the next number."""
-    return 2.0**-7 if dtype == bfloat16 else float(np.finfo(dtype).eps)
 
 
 class Fit:
@@ -115,13 +111,22 @@ class Fit:
         exact = self.exact.answer(recipe, selection) if exact is None else exact
         gap, allowed = self.between(recipe, selection, exact), self.allowed(recipe, selection, exact)
         excused = max(_DOUBT * allowed, _WIDEST * largest(exact))
-        if allowed < gap < _DOUBT * allowed and self.plain.precision == np.float32:
+        if allowed < gap < _DOUBT * allowed:
             self._others = self._others or [Workings(self.inputs, self.plain.precision, run) for run in range(_RUNS)]
             allowed = max(allowed, *(self.allowed(recipe, selection, exact, run) for run in self._others))
-        if allowed < gap and recipe == RIGHT and self.inputs.weights is None:
-            size = largest(self.exact.logits(recipe, selection))  # exp(s - L) rounds s - L, where s - max may be exact
-            allowed = max(allowed, min(FACTOR * eps(self.dtype) * size * largest(exact), excused))
+        if allowed < gap and recipe == RIGHT and self.inputs.weights is None and self.inputs.stage in STAGES[-2:]:
+            allowed = max(allowed, self._by_logsumexp(selection, exact, excused))
         return gap, allowed
+
+    def _by_logsumexp(self, selection: Selection, exact: Array, excused: float) -> float:
+        """What exp(s - L) may be off by: L and s - L are rounded, where s - max may be exact."""
+        x = self.exact.logits(RIGHT, selection)
+        values = exact
+        if self.inputs.stage == "output" and not self.inputs.merged:
+            values = self.exact.served(RIGHT, "v", selection.heads)
+        statistics = min(eps(self.dtype), eps(np.dtype(np.float32)))  # their dtype: float32, or float64 for float64
+        rounding = FACTOR * statistics * largest(np.logaddexp.reduce(x, axis=-1)) * largest(values)
+        return max(rounding, min(FACTOR * eps(self.dtype) * largest(x) * largest(exact), excused))
 
     def tolerance(self, recipe: Recipe, selection: Selection) -> float:
         """What rounding allows: a factor times the error of a plain run in their dtype, and their printed decimals."""
@@ -173,6 +178,8 @@ class Fit:
             end for number in starts if (end := _newton(error, number, 6 if start is None else 3, workings)) is not None
         ]
         best = min(ends, key=squared_error, default=None)
+        if field == "scale_factor" and best is not None and abs(best) < 1e-3:  # uniform weights: the scores are lost
+            return None
         return best if best is None or field in ("scale_factor", "alibi_factor") else _round(best)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from clearhead.core.axes import Array, group_size
 from clearhead.diagnosing.recipe import Inputs, Recipe, Selection
+from clearhead.diagnosing.tiles import eps
 
 _CACHE_BYTES = 2**27  # of shared intermediates
 _PROJECTIONS = attrgetter(*("source", "w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "packing", "order", "split"))
@@ -20,7 +21,8 @@ _HELD = attrgetter("cache", "tile")
 class Operands:
     """Computes the operands of recipes; `precision` is the dtype of a plain run, None the truth in float64.
 
-    `perturbed` is the seed of another plain run, whose queries and keys are moved within float32's rounding.
+    `perturbed` is the seed of another plain run, whose queries and keys are moved within the rounding of its dtype, or
+    of float32 where that is wider.
     """
 
     def __init__(self, inputs: Inputs, precision: np.dtype[Any] | None = None, perturbed: int | None = None) -> None:
@@ -96,7 +98,9 @@ class Operands:
             x = self.rounded(self._rotated(recipe, x, shift=role == "q"))
         if self.perturbed is not None and role != "v":
             noise = np.random.default_rng(self.perturbed).uniform(-1, 1, x.shape)
-            x = (x * (1 + np.finfo(np.float32).eps * noise)).astype(self.dtype)
+            narrow = self.precision is not None and self.precision.itemsize == 2
+            size = eps(self.precision if narrow else np.dtype(np.float32))
+            x = (x * (1 + size * noise)).astype(self.dtype)
         if role != "q":
             x = held(recipe, x, role, self.problem.queries)
         return np.ascontiguousarray(x)

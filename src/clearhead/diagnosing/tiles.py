@@ -53,6 +53,11 @@ def dtype_named(dtype: str) -> np.dtype[Any]:
     return bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
 
 
+def eps(dtype: np.dtype[Any]) -> float:
+    """The distance from 1 to the next number."""
+    return 2.0**-7 if dtype == bfloat16 else float(np.finfo(dtype).eps)
+
+
 def sum_in_half(powers: Array, dtype: str) -> Array:
     """Σ_j p_j over keys, each partial sum rounded."""
     total = np.zeros_like(powers[..., :1])

@@ -293,7 +293,7 @@ class Workings(Operands):
         if recipe.turned:
             whole = self.selection(selection.heads, tuple(range(self.problem.queries)))
             result = _take(self.weights(recipe, whole).swapaxes(-1, -2), selection.rows, 2) @ values
-        elif recipe.half == "sum" and recipe.axis == "keys":
+        elif recipe.half == "sum" and recipe.axis == "keys" and recipe.softmax == "once":
             powers, total = self._powers(recipe, selection, self.logits(recipe, selection))
             result = product_in_half(powers, values, recipe.half_dtype) / total
         else:

@@ -32,7 +32,7 @@ def _numbers(inputs: Inputs, other: "float | str") -> Iterable[float]:
         "d_k": [p.d_k],
         "d_v": [] if inputs.v is None else [inputs.v.shape[-1]],
         "d_model": [p.heads * p.d_k] + ([] if inputs.layer is None else [inputs.layer.x.shape[-1]]),
-        "length": sorted({p.queries, p.keys}),
+        "length": sorted({p.queries, p.keys} - {1}),
         "heads": sorted({p.heads, p.kv_heads} - {1}),
     }
     if other in widths:
