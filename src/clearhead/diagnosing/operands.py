@@ -10,12 +10,11 @@ from clearhead.core.axes import Array, group_size
 from clearhead.diagnosing.recipe import Inputs, Recipe, Selection
 from clearhead.diagnosing.tiles import eps
 
-_CACHE_BYTES = 2**27  # of shared intermediates
+_CACHE_BYTES = 2**26  # of shared intermediates
 _PROJECTIONS = attrgetter(*("source", "w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "packing", "order", "split"))
 _ROTARY = attrgetter(
     *("rotary", "rotary_on", "rotary_part", "rotary_base", "rotary_factor", "rotary_shift", "rotary_from")
 )
-_HELD = attrgetter("cache", "tile")
 
 
 class Operands:
@@ -63,26 +62,37 @@ class Operands:
 
     def operand(self, recipe: Recipe, role: str) -> Array:
         """What serves as "q", "k" or "v", as (batch, its heads, tokens, width)."""
-        key = (role, _PROJECTIONS(recipe), _ROTARY(recipe), _HELD(recipe))
-        keep = self.kept if recipe.rotary_base == 0 and recipe.rotary_factor == 1 else self.once  # fitted: many values
-        return keep(key, lambda: self._operand(recipe, role))
+        return self._held(recipe, self._projection(recipe, role), role)
 
     def served(self, recipe: Recipe, role: str, heads: tuple[int, ...]) -> Array:
         """The same for each of these query heads, (batch, heads, tokens, width)."""
-        x = self.operand(recipe, role)
-        if x.shape[1] == len(heads) == self.problem.heads:
-            return x
+        x = self._projection(recipe, role)
         kv = x.shape[1]
         if kv == self.problem.heads:
-            return x[:, list(heads)]
-        group = max(1, group_size(self.problem.heads, kv))
-        chosen = {"repeat": [h // group for h in heads], "tile": [h % kv for h in heads], "first": [0] * len(heads)}
-        return x[:, chosen[recipe.groups]]
+            chosen = list(heads)
+        else:
+            group = max(1, group_size(self.problem.heads, kv))
+            by_groups = {"repeat": [h // group for h in heads], "tile": [h % kv for h in heads]}
+            chosen = by_groups.get(recipe.groups, [0] * len(heads))
+        if chosen != list(range(kv)):
+            x = x[:, chosen[0] : chosen[0] + 1] if len(chosen) == 1 else x[:, chosen]
+        return self._held(recipe, x, role)
+
+    def _held(self, recipe: Recipe, x: Array, role: str) -> Array:
+        return x if role == "q" else held(recipe, x, role, self.problem.queries)
+
+    def _projection(self, recipe: Recipe, role: str) -> Array:
+        """What serves as "q", "k" or "v" before a cache or tiles hold it: computed for all heads, and once."""
+        key = (role, _PROJECTIONS(recipe), _ROTARY(recipe))
+        keep = self.kept if recipe.rotary_base == 0 and recipe.rotary_factor == 1 else self.once  # fitted: many values
+        return keep(key, lambda: self._operand(recipe, role))
 
     def _operand(self, recipe: Recipe, role: str) -> Array:
         name = recipe.order["qkv".index(role)]
         right: Array = getattr(self.inputs, name)
         heads = right.shape[1]
+        if self.inputs.layer is None and recipe.split == "heads":
+            return self._turned(recipe, right.astype(self.dtype), role)
         tokens = self._tokens(recipe, role, name, right)
         batch, length, width = tokens.shape
         if recipe.split == "one" and role != "v":
@@ -93,16 +103,18 @@ class Operands:
             x = tokens.reshape(batch, heads, length, width // heads)
         else:
             x = tokens.reshape(batch, length, width // heads, heads).transpose(0, 3, 1, 2)
+        return self._turned(recipe, x, role)
+
+    def _turned(self, recipe: Recipe, x: Array, role: str) -> Array:
+        """Heads with their rotary positions, where they have any; moved a little in a perturbed run."""
         turns = self.inputs.rotary is not None and recipe.rotary != "missing" and role in recipe.rotary_on
         if turns and x.shape[-1] % 2 == 0:
             x = self.rounded(self._rotated(recipe, x, shift=role == "q"))
         if self.perturbed is not None and role != "v":
             noise = np.random.default_rng(self.perturbed).uniform(-1, 1, x.shape)
-            narrow = self.precision is not None and self.precision.itemsize == 2
-            size = eps(self.precision if narrow else np.dtype(np.float32))
+            narrow = self.precision if self.precision is not None and self.precision.itemsize == 2 else None
+            size = eps(narrow or np.dtype(np.float32))
             x = (x * (1 + size * noise)).astype(self.dtype)
-        if role != "q":
-            x = held(recipe, x, role, self.problem.queries)
         return np.ascontiguousarray(x)
 
     def _tokens(self, recipe: Recipe, role: str, name: str, right: Array) -> Array:

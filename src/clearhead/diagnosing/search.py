@@ -22,7 +22,8 @@ from clearhead.diagnosing.screening import Screen, generic, taken
 
 _SOFTMAX = {"axis", "softmax", "blocks", "overflow"}  # each replaces the whole softmax: no two of them go together
 _BLOCKS = (8, 16, 32, 64, 128)  # the usual sizes: where none of them leaves such a tail, it has another reason
-_WIDE, _WIDE_PAIRS = 2**22, 2**19  # scores of a head, up to which mistakes that need them all are tried, and in pairs
+_WIDE, _WIDE_PAIRS = 2**20, 2**19  # scores of a head, up to which mistakes that need them all are tried, and in pairs
+_SOLVED = 64  # the most rows whose weights are solved for
 BUDGET = 2**21  # the most weights that are compared
 
 
@@ -148,21 +149,29 @@ class Search:
 
     def with_dropout(self, bases: list[Candidate], dropouts: list[Candidate]) -> list[Candidate]:
         """Bases whose weights are dropped at random, as far as these can be solved for; first the lowest rate."""
-        fitting, error_of_right = [], evidence.rms_error(self.quick, RIGHT, self.sample)
+        fitting, solvable = [], self._solvable()
+        if not solvable.rows:
+            return []
+        error_of_right = evidence.rms_error(self.full, RIGHT, solvable)
         for dropout, base in product(dropouts, bases):
-            if base.lacks_fill or not evidence.scatters_around(
-                self.quick, base.recipe, self.sample, self.screen.workings
-            ):
+            if base.lacks_fill or not evidence.rms_error(self.full, base.recipe, solvable) <= 1.02 * error_of_right:
                 continue
-            if not evidence.rms_error(self.quick, base.recipe, self.sample) <= 1.02 * error_of_right:
-                continue
-            found = dropping.dropout(self.full, base.recipe, self.everything)
+            found = dropping.dropout(self.full, base.recipe, solvable)
             if found is not None:
                 gap = self.quick.gap(base.recipe, self.sample)
                 recipe = base.recipe._replace(dropout=found.rate)
                 joined = (base.mistakes + dropout.mistakes, base.changes + dropout.changes)
                 fitting.append(Candidate(*joined, recipe, gap, gap, shows=Reason("dropped", found._asdict())))
         return sorted(fitting, key=lambda candidate: candidate.recipe.dropout)[:1]
+
+    def _solvable(self) -> Selection:
+        """The rows whose weights can be solved for: given, or of no more keys than the values have columns."""
+        (heads, rows), inputs = (self.everything.heads, self.everything.rows), self.full.inputs
+        if inputs.stage != "output" or inputs.merged or inputs.v is None:
+            return self.everything if inputs.stage == "weights" else Selection(heads, ())
+        counts = self.full.exact.visible(RIGHT, self.everything).sum(axis=-1).min(axis=(0, 1))
+        few = [row for row, count in zip(rows, counts, strict=True) if count <= inputs.v.shape[-1]]
+        return self.full.exact.selection(heads, tuple(few[:_SOLVED]))
 
     def _close(self, bases: list[Candidate]) -> Iterator[Candidate]:
         """Bases that theirs lie close to, everywhere alike."""
