@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.core.axes import Array, group_size
-from clearhead.diagnosing.recipe import Inputs, Recipe, Selection
+from clearhead.diagnosing.recipe import RIGHT, Inputs, Recipe, Selection
 from clearhead.diagnosing.tiles import eps
 
 _CACHE_BYTES = 2**26  # of shared intermediates
@@ -15,6 +15,7 @@ _PROJECTIONS = attrgetter(*("source", "w_q", "w_k", "w_v", "w_o", "b_q", "b_k", 
 _ROTARY = attrgetter(
     *("rotary", "rotary_on", "rotary_part", "rotary_base", "rotary_factor", "rotary_shift", "rotary_from")
 )
+_USUAL = _PROJECTIONS(RIGHT), _ROTARY(RIGHT)
 
 
 class Operands:
@@ -83,16 +84,20 @@ class Operands:
 
     def _projection(self, recipe: Recipe, role: str) -> Array:
         """What serves as "q", "k" or "v" before a cache or tiles hold it: computed for all heads, and once."""
+        name = recipe.order["qkv".index(role)]
+        if self.inputs.layer is None and self.inputs.rotary is None and recipe.split == "heads":  # as it was given
+            return self.kept((name, role if self.perturbed is not None else ""), lambda: self._operand(recipe, role))
         key = (role, _PROJECTIONS(recipe), _ROTARY(recipe))
-        keep = self.kept if recipe.rotary_base == 0 and recipe.rotary_factor == 1 else self.once  # fitted: many values
-        return keep(key, lambda: self._operand(recipe, role))
+        fitted = recipe.rotary_base != 0 or recipe.rotary_factor != 1  # many values
+        often = key[1:] == _USUAL or (self.inputs.layer is not None and not fitted)
+        return (self.kept if often else self.once)(key, lambda: self._operand(recipe, role))
 
     def _operand(self, recipe: Recipe, role: str) -> Array:
         name = recipe.order["qkv".index(role)]
         right: Array = getattr(self.inputs, name)
         heads = right.shape[1]
         if self.inputs.layer is None and recipe.split == "heads":
-            return self._turned(recipe, right.astype(self.dtype), role)
+            return self._turned(recipe, np.asarray(right, self.dtype), role)
         tokens = self._tokens(recipe, role, name, right)
         batch, length, width = tokens.shape
         if recipe.split == "one" and role != "v":

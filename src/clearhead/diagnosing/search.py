@@ -23,6 +23,7 @@ from clearhead.diagnosing.screening import Screen, generic, taken
 _SOFTMAX = {"axis", "softmax", "blocks", "overflow"}  # each replaces the whole softmax: no two of them go together
 _BLOCKS = (8, 16, 32, 64, 128)  # the usual sizes: where none of them leaves such a tail, it has another reason
 _WIDE, _WIDE_PAIRS = 2**20, 2**19  # scores of a head, up to which mistakes that need them all are tried, and in pairs
+_SCREENED = 2**13  # keys of all heads together, on which dropout is looked for first
 _SOLVED = 64  # the most rows whose weights are solved for
 BUDGET = 2**21  # the most weights that are compared
 
@@ -152,9 +153,13 @@ class Search:
         fitting, solvable = [], self._solvable()
         if not solvable.rows:
             return []
-        error_of_right = evidence.rms_error(self.full, RIGHT, solvable)
+        some = self.everything.heads[: max(2, _SCREENED // self.quick.inputs.problem.keys)]
+        compared = self.sample if self.quick.inputs.merged else self.quick.exact.selection(some, self.sample.rows)
+        error_of_right = evidence.rms_error(self.quick, RIGHT, compared, self.screen.workings)
         for dropout, base in product(dropouts, bases):
-            if base.lacks_fill or not evidence.rms_error(self.full, base.recipe, solvable) <= 1.02 * error_of_right:
+            if base.lacks_fill:
+                continue
+            if evidence.rms_error(self.quick, base.recipe, compared, self.screen.workings) > 1.02 * error_of_right:
                 continue
             found = dropping.dropout(self.full, base.recipe, solvable)
             if found is not None:
