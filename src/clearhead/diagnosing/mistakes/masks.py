@@ -7,6 +7,12 @@ from clearhead.diagnosing.recipe import Change, Inputs
 from clearhead.diagnosing.recipe_visibility import rules
 
 
+def _alone(inputs: Inputs) -> bool:
+    """Is it the causal mask that hides later keys, and not the window as well?"""
+    right = inputs.problem.window[1]
+    return _causal(inputs) and (right is None or right > 0)
+
+
 def _causal(inputs: Inputs) -> bool:
     return inputs.problem.causal
 
@@ -100,7 +106,7 @@ _WINDOW = (
 MASKS = (
     Mistake(
         "causal mask missing",
-        when(_causal, {"causal": "missing"}),
+        when(_alone, {"causal": "missing"}),
         ("the causal mask is missing: queries see later keys", "缺少因果掩码：查询看到了后面的键"),
         _TRIL,
         _MORE,
