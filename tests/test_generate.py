@@ -48,7 +48,7 @@ def test_the_text_goes_on_and_its_last_tokens_are_said_to_be_generated():
     assert seen.text.startswith("humpty dumpty sat on a")
     assert (seen.generated, len(seen.tokens)) == (5, 7)
     printed = call("explain", "humpty dumpty", "--generate", 5).stdout
-    assert "the model put the last 5 there" in printed
+    assert "the model generated the last 5" in printed
     data = json.loads(call("explain", "humpty dumpty", "--generate", 5, "--json", "-").stdout)
     assert data["generated"] == 5
     assert data["text"] == seen.text

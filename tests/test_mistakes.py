@@ -86,7 +86,19 @@ def test_a_mistake_changes_a_recipe_to_values_that_its_types_allow(monkeypatch):
 @pytest.mark.parametrize("name", wrong.NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_each_mistake_alone_is_named(name, dtype):
-    found = diagnosed(wrong.case((name,), fresh(), dtype))
+    check_alone(name, dtype, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", wrong.NAMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1, 2])
+def test_each_mistake_alone_is_named_at_larger_sizes(name, dtype, size):
+    check_alone(name, dtype, size)
+
+
+def check_alone(name, dtype, size):
+    found = diagnosed(wrong.case((name,), fresh(), dtype, size))
     best = top(found)
     names = {e.mistakes for e in found.explanations if e.confidence == "ambiguous"} | {best.mistakes}
     assert (name,) in names, found

@@ -10,6 +10,7 @@ from clearhead.diagnosing.recipe import Inputs
 from clearhead.diagnosing.search import Candidate, Search
 
 _POSITIONS = 4  # fewer queries are no evidence: what is wrong with them could be wrong with these alone
+_LENGTHS = 4  # fewer distinct lengths are no evidence: they may be right by luck, or rounded up alike
 _CHANCE = 1e-3  # of any candidate fitting so well
 
 
@@ -28,7 +29,7 @@ def doubts(search: Search, candidate: Candidate, gaps: Array, tolerance: float) 
     positions = int((gaps > tolerance).any(axis=(0, 1, 3)).sum())
     if positions < _POSITIONS:
         found.append(Reason("one position" if positions == 1 else "few positions", {"count": positions}))
-    if candidate.rare or _by_count(candidate):
+    if candidate.rare or _by_count(candidate, search.full.inputs.problem.kv_lengths):
         found.append(Reason("a size", {}))
     same = degenerate(search.full.inputs)
     if same:
@@ -42,9 +43,11 @@ def doubts(search: Search, candidate: Candidate, gaps: Array, tolerance: float) 
     return tuple(found)
 
 
-def _by_count(candidate: Candidate) -> bool:
-    """Is all that shows it how many keys or queries come last?"""
+def _by_count(candidate: Candidate, lengths: Array | None) -> bool:
+    """Is all that shows it how many keys or queries come last, or the lengths of a few batch entries?"""
     recipe = candidate.recipe
+    if recipe.padding in ("shortest", "longest", "tiled") or recipe.padding_shift:
+        return lengths is None or len(np.unique(lengths)) < _LENGTHS
     return bool(recipe.key_tail[0] or recipe.tail[0]) or recipe.blocks[0].startswith("last")
 
 

@@ -1,6 +1,7 @@
 """Which known mistakes give the wrong numbers that a worked example claims for one of its steps."""
 
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any, cast
 
@@ -60,7 +61,8 @@ def _of_projection(inputs: Inputs, name: str, claimed: Array, slack: float) -> t
             if not set(change) <= own:
                 continue
             recipe = changed(RIGHT, change)
-            gap = float(differences(claimed, workings.operand(recipe, name)).max(initial=0.0))
+            computed = workings.operand(recipe, name)
+            gap = float(differences(claimed, computed).max(initial=0.0)) if computed.shape == claimed.shape else inf
             if gap <= slack:
                 found.append(Candidate((mistake,), (change,), recipe, gap, slack))
     found.sort(key=lambda candidate: candidate.residual)

@@ -84,8 +84,9 @@ def diagnose(
     rotation = _rotary(rotary, interleaved=rotary_interleaved)
     with ungraphed():
         found = judged(plain_inputs(q, k, v, theirs, stage, rotation, rules))
-        if found.verdict == "unexplained" and _right_with_axes_swapped(q, k, v, theirs, stage, rotation, rules):
-            return replace(found, known=(Reason("axes swapped", {}), *found.known))
+        suspected = found.verdict == "unexplained" or any("across" in e.details for e in found.explanations)
+        if suspected and _right_with_axes_swapped(q, k, v, theirs, stage, rotation, rules):
+            return _doubted(found, Reason("axes swapped", {}))
     return found
 
 
@@ -250,6 +251,16 @@ def _explanations(search: Search, gaps: Array, tolerance: float) -> tuple[Outcom
     doubted = doubts(search, best, gaps, tolerance)
     confidence: Confidence = "sure" if len(groups) == 1 and not doubted else "likely"
     return "mistake", (replace(explanations[0], confidence=confidence, doubts=doubted), *explanations[1:])
+
+
+def _doubted(found: Diagnosis, reason: Reason) -> Diagnosis:
+    """The same with one more thing that is known, which speaks against every explanation."""
+    if not found.explanations:
+        return replace(found, known=(reason, *found.known))
+    best, *others = found.explanations
+    confidence: Confidence = "likely" if best.confidence == "sure" else best.confidence
+    best = replace(best, confidence=confidence, doubts=(reason, *best.doubts))
+    return replace(found, explanations=(best, *others))
 
 
 def plain_inputs(q: Any, k: Any, v: Any, theirs: Any, stage: Stage, rotary: Rotary | None, rules: Rules) -> Inputs:

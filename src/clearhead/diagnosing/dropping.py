@@ -6,10 +6,10 @@ import numpy as np
 
 from clearhead.core.axes import Array
 from clearhead.diagnosing.fitting import Fit
-from clearhead.diagnosing.recipe import Recipe, Selection
+from clearhead.diagnosing.recipe import RIGHT, Recipe, Selection
 
 _ROWS = 512  # the most that are solved for
-_DECIDED = 12  # the fewest weights that must be decided
+_DECIDED, _DECIDED_IN_PAIRS = 12, 64  # the fewest weights that must be decided, alone and beside another mistake
 _SHARPNESS = 0.05  # a solved weight is decided where its error is at most this part of the weight itself
 
 
@@ -28,21 +28,21 @@ def dropout(fit: Fit, base: Recipe, selection: Selection) -> Dropped | None:
     A row's output is Σ_j w_j·v_j over the keys it sees. With at most d_v of them, w follows from the output. Each w_j
     must then be 0 or a_j/(1 - p), with one p for all rows, and as many zeros as that p makes likely.
     """
-    theirs = fit.theirs(selection)
+    theirs, fewest = fit.theirs(selection), _DECIDED if base == RIGHT else _DECIDED_IN_PAIRS
     if fit.inputs.stage == "weights":
         right = fit.exact.answer(base, selection)
         if right.shape != theirs.shape or not np.isfinite(theirs).all():
             return None
         live = right > 1e-6 * right.max(initial=0)
-        return _rate(theirs[live] / right[live], np.full(int(live.sum()), 1e-3))
+        return _rate(theirs[live] / right[live], np.full(int(live.sum()), 1e-3), fewest)
     if fit.inputs.stage != "output" or fit.inputs.merged or base.half or base.values != "v" or base.turned:
         return None
     weights = fit.exact.weights(base, selection)
-    values = fit.exact.serving(base, fit.exact.operand(base, "v"), selection.heads)
+    values = fit.exact.served(base, "v", selection.heads)
     if theirs.shape[-1] != values.shape[-1] or weights.shape[-1] != values.shape[-2]:
         return None
     solved = _solved(theirs, weights, values, fit.tolerance(base, selection))
-    return None if solved is None else _rate(*solved)
+    return None if solved is None else _rate(*solved, fewest)
 
 
 def _solved(theirs: Array, weights: Array, values: Array, noise: float) -> tuple[Array, Array] | None:
@@ -66,10 +66,10 @@ def _solved(theirs: Array, weights: Array, values: Array, noise: float) -> tuple
     return (np.concatenate(ratios), np.concatenate(errors)) if ratios else None
 
 
-def _rate(ratios: Array, errors: Array) -> Dropped | None:
+def _rate(ratios: Array, errors: Array, fewest: int) -> Dropped | None:
     """The rate p of ratios that are each 0 or 1/(1 - p); None where they are not."""
     kept = ratios > 0.5
-    if len(ratios) < _DECIDED or min(kept.sum(), (~kept).sum()) < 2:
+    if len(ratios) < fewest or min(kept.sum(), (~kept).sum()) < 2:
         return None
     scale = float(np.median(ratios[kept]))
     rate = 1 - 1 / scale

@@ -21,18 +21,10 @@ def is_close(fit: Fit, base: Recipe, selection: Selection, workings: Workings | 
     return computed.shape == theirs.shape and _rms(theirs - computed) <= _COARSE * _rms(theirs)
 
 
-def rms_error(fit: Fit, base: Recipe, selection: Selection) -> float:
+def rms_error(fit: Fit, base: Recipe, selection: Selection, workings: Workings) -> float:
     """The root mean square of what theirs differ by from the recipe's numbers; infinite where the shapes differ."""
-    theirs, computed = fit.theirs(selection), fit.exact.answer(base, selection)
-    return _rms(theirs - computed) if computed.shape == theirs.shape else float("inf")
-
-
-def scatters_around(fit: Fit, base: Recipe, selection: Selection, workings: Workings) -> bool:
-    """Could theirs scatter around the recipe's numbers, neither larger nor smaller on the whole?"""
     theirs, computed = fit.theirs(selection), workings.answer(base, selection)
-    if computed.shape != theirs.shape or not np.isfinite(theirs).all() or not np.isfinite(computed).all():
-        return False
-    return abs(float((theirs * computed).sum()) - float((computed**2).sum())) <= 0.6 * float((computed**2).sum())
+    return _rms(theirs - computed) if computed.shape == theirs.shape else float("inf")
 
 
 def rounding(fit: Fit, base: Recipe, halved: Recipe, selection: Selection) -> tuple[float, float] | None:
@@ -113,7 +105,7 @@ def scatter(fit: Fit, base: Recipe, selection: Selection) -> float | None:
     if fit.inputs.stage != "output" or fit.inputs.merged or base.half or base.values != "v" or base.turned:
         return None
     weights, right = fit.exact.weights(base, selection), fit.exact.output(base, selection)
-    values = fit.exact.serving(base, fit.exact.operand(base, "v"), selection.heads)
+    values = fit.exact.served(base, "v", selection.heads)
     if right.shape != theirs.shape or not np.isfinite(right).all():
         return None
     spread = weights**2 @ values**2

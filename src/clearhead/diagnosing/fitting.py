@@ -1,29 +1,34 @@
 """How well a recipe's numbers fit theirs: the gap, what rounding allows, and unknown numbers fitted to theirs."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from clearhead.core.arrays import bfloat16
 from clearhead.core.axes import Array
-from clearhead.diagnosing.recipe import RIGHT, Inputs, Recipe, Selection
+from clearhead.diagnosing.recipe import RIGHT, STAGES, Inputs, Recipe, Selection, changed
+from clearhead.diagnosing.tiles import eps
 from clearhead.diagnosing.workings import VISIBILITY, Workings
 
 FACTOR = 4.0  # a right result may lie this many times further from the truth than a plain run in its dtype
 _DOUBT = 16.0  # a gap of up to this many tolerances is judged by more plain runs: one run may have been lucky
 _RUNS = 4
 _WIDEST = 1e-2  # of the largest number: what rounding of large scores excuses at most
+_TIMES = (*np.geomspace(1 / 256, 256, 65), *-np.geomspace(1 / 16, 16, 17))
+_STARTS = {  # where the search for an unknown number begins
+    "fill": (0.0, -1.0, -2.0, -4.0, -7.0, -11.0),
+    "scale_factor": _TIMES,
+    "alibi_factor": _TIMES,
+    "rotary_base": (1e4, 5e5, 1e6, *np.geomspace(10, 1e7, 140)),
+    "rotary_factor": (*range(2, 65), *(1 / k for k in range(2, 65)), 1.25, 1.5, 2.5, 0.75),
+}
 _NARROW = {np.dtype(np.float64): 0, np.dtype(np.float32): 1, np.dtype(np.float16): 2, bfloat16: 3}
 
 
 def coarser(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype of the two that rounds more."""
     return max(a, b, key=lambda dtype: _NARROW.get(dtype, 0))
-
-
-def eps(dtype: np.dtype[Any]) -> float:
-    """The distance from 1 to the next number."""
-    return 2.0**-7 if dtype == bfloat16 else float(np.finfo(dtype).eps)
 
 
 class Fit:
@@ -46,12 +51,17 @@ class Fit:
             theirs = self._theirs[selection] = x if self.inputs.merged else x[:, list(selection.heads)]
         return theirs
 
-    def gap(self, recipe: Recipe, selection: Selection, workings: Workings | None = None) -> float:
-        """The largest difference between theirs and the recipe's numbers; infinite where shapes or NaNs differ."""
-        computed = (workings or self.exact).answer(recipe, selection)
-        return self.between(recipe, selection, computed)
+    def gap(
+        self, recipe: Recipe, selection: Selection, workings: Workings | None = None, most: float = np.inf
+    ) -> float:
+        """The largest difference between theirs and the recipe's numbers; infinite where shapes or NaNs differ.
 
-    def between(self, recipe: Recipe, selection: Selection, computed: Array) -> float:
+        most   a gap beyond this need not be exact
+        """
+        computed = (workings or self.exact).answer(recipe, selection)
+        return self.between(recipe, selection, computed, most)
+
+    def between(self, recipe: Recipe, selection: Selection, computed: Array, most: float = np.inf) -> float:
         """The same where the recipe's numbers are computed already."""
         theirs = self.theirs(selection)
         if computed.shape != theirs.shape:
@@ -66,7 +76,7 @@ class Fit:
             gaps = self._at_the_edge(recipe, selection, theirs, gaps)
         worst = float(gaps.max())
         if worst > 0 and recipe.empty == "zero" and VISIBILITY(recipe) != VISIBILITY(RIGHT):
-            return self._excused(recipe, selection, theirs, gaps)
+            return self._excused(recipe, selection, theirs, gaps, most)
         return worst
 
     def _at_the_edge(self, recipe: Recipe, selection: Selection, theirs: Array, gaps: Array) -> Array:
@@ -79,7 +89,7 @@ class Fit:
         either = np.where((theirs == 0) | np.isnan(theirs), 0.0, np.minimum(gaps, right))
         return np.where(near_edge, either, gaps)
 
-    def _excused(self, recipe: Recipe, selection: Selection, theirs: Array, gaps: Array) -> float:
+    def _excused(self, recipe: Recipe, selection: Selection, theirs: Array, gaps: Array, most: float) -> float:
         """The largest gap, where a row that only the wrong mask leaves without keys may be 0, NaN or a mean."""
         emptied: Array = np.asarray(~self.exact.visible(recipe, selection).any(axis=-1, keepdims=True))
         emptied = emptied & self.exact.visible(RIGHT, selection).any(axis=-1, keepdims=True)
@@ -89,6 +99,9 @@ class Fit:
             emptied = np.asarray(emptied.any(axis=1, keepdims=True))
             gaps = np.where(emptied & np.isnan(theirs), 0.0, gaps)
             return float(gaps.max())
+        elsewhere = float(np.where(emptied, 0.0, gaps).max())
+        if elsewhere > most:
+            return elsewhere
         mean = self.exact.answer(recipe._replace(empty="mean"), selection)
         gaps = np.where(emptied, np.minimum(gaps, differences(theirs, mean)), gaps)
         return float(np.where(emptied & np.isnan(theirs), 0.0, gaps).max())
@@ -98,13 +111,22 @@ class Fit:
         exact = self.exact.answer(recipe, selection) if exact is None else exact
         gap, allowed = self.between(recipe, selection, exact), self.allowed(recipe, selection, exact)
         excused = max(_DOUBT * allowed, _WIDEST * largest(exact))
-        if allowed < gap < _DOUBT * allowed and self.plain.precision == np.float32:
+        if allowed < gap < _DOUBT * allowed:
             self._others = self._others or [Workings(self.inputs, self.plain.precision, run) for run in range(_RUNS)]
             allowed = max(allowed, *(self.allowed(recipe, selection, exact, run) for run in self._others))
-        if allowed < gap and recipe == RIGHT and self.inputs.weights is None:
-            size = largest(self.exact.logits(recipe, selection))  # exp(s - L) rounds s - L, where s - max may be exact
-            allowed = max(allowed, min(FACTOR * eps(self.dtype) * size * largest(exact), excused))
+        if allowed < gap and recipe == RIGHT and self.inputs.weights is None and self.inputs.stage in STAGES[-2:]:
+            allowed = max(allowed, self._by_logsumexp(selection, exact, excused))
         return gap, allowed
+
+    def _by_logsumexp(self, selection: Selection, exact: Array, excused: float) -> float:
+        """What exp(s - L) may be off by: L and s - L are rounded, where s - max may be exact."""
+        x = self.exact.logits(RIGHT, selection)
+        values = exact
+        if self.inputs.stage == "output" and not self.inputs.merged:
+            values = self.exact.served(RIGHT, "v", selection.heads)
+        statistics = min(eps(self.dtype), eps(np.dtype(np.float32)))  # their dtype: float32, or float64 for float64
+        rounding = FACTOR * statistics * largest(np.logaddexp.reduce(x, axis=-1)) * largest(values)
+        return max(rounding, min(FACTOR * eps(self.dtype) * largest(x) * largest(exact), excused))
 
     def tolerance(self, recipe: Recipe, selection: Selection) -> float:
         """What rounding allows: a factor times the error of a plain run in their dtype, and their printed decimals."""
@@ -120,38 +142,58 @@ class Fit:
     def filled(
         self, recipe: Recipe, selection: Selection, workings: Workings | None = None, start: float | None = None
     ) -> Recipe | None:
-        """The recipe with the finite number for hidden scores that fits theirs best; None where none fits."""
-        if recipe.fill is not None or recipe.masking not in ("fill", "add"):
+        """The recipe with its unknown number, such as that for hidden scores, found from theirs; None where none fits.
+
+        start   the number, where it is nearly known
+        """
+        field, workings = recipe.unknown, workings or self.exact
+        if not field:
             return recipe
-        if recipe.blocks[0] or recipe.turned:
+        plain = recipe.axis == "keys" and recipe.softmax == "once" and recipe.across == "tokens" and not recipe.added
+        if field != "fill" or self.inputs.merged or recipe.axis != "keys":
+            number = self._descended(recipe, field, selection, workings, start)
+        elif plain and not recipe.blocks[0] and not recipe.turned and recipe.heads == "own":
+            number = _fill(workings, recipe, selection, self.theirs(selection))
+        else:
             return None
-        if self.inputs.merged or recipe.axis != "keys":
-            return self._descended(recipe, selection, workings or self.exact, start)
-        workings = workings or self.exact
-        fill = _fill(workings, recipe, selection, self.theirs(selection))
-        return None if fill is None else recipe._replace(fill=fill)
+        return None if number is None else changed(recipe, {field: number})
 
     def _descended(
-        self, recipe: Recipe, selection: Selection, workings: Workings, start: float | None
-    ) -> Recipe | None:
-        """The same where heads are joined: Newton's steps from the best of a few numbers."""
+        self, recipe: Recipe, field: str, selection: Selection, workings: Workings, start: float | None
+    ) -> float | None:
+        """The number that fits theirs best, by Newton's steps from the best of many."""
         theirs = self.theirs(selection)
 
-        def error(fill: float) -> Array:
-            return workings.answer(recipe._replace(fill=fill), selection) - theirs
+        def error(number: float) -> Array:
+            return workings.answer(changed(recipe, {field: number}), selection) - theirs
 
-        if error(0.0).shape != theirs.shape:
+        def squared_error(number: float) -> float:
+            total = float((error(number) ** 2).sum())
+            return total if np.isfinite(total) else np.inf
+
+        if error(_STARTS[field][0]).shape != theirs.shape:
             return None
-        starts = (0.0, -1.0, -2.0, -4.0, -7.0, -11.0) if start is None else (start,)
-        fill = min(starts, key=lambda number: float((error(number) ** 2).sum()))
-        step = 1e-2 if workings.dtype == np.float32 else 1e-5
-        for _ in range(6 if start is None else 3):
-            slope = (error(fill + step) - error(fill - step)) / (2 * step)
-            squared = float((slope**2).sum())
-            fill -= float((error(fill) * slope).sum()) / squared if squared else 0.0
-            if not abs(fill) < 1e3:
-                return None
-        return recipe._replace(fill=_round(fill))
+        starts = sorted(_STARTS[field], key=squared_error)[:3] if start is None else [start]
+        ends = [
+            end for number in starts if (end := _newton(error, number, 6 if start is None else 3, workings)) is not None
+        ]
+        best = min(ends, key=squared_error, default=None)
+        if field == "scale_factor" and best is not None and abs(best) < 1e-3:  # uniform weights: the scores are lost
+            return None
+        return best if best is None or field in ("scale_factor", "alibi_factor") else _round(best)
+
+
+def _newton(error: Callable[[float], Array], number: float, steps: int, workings: Workings) -> float | None:
+    """The number after Gauss and Newton's steps for the least squares; None where they leave all bounds."""
+    relative = 1e-3 if workings.dtype == np.float32 else 1e-6
+    for _ in range(steps):
+        step = relative * max(abs(number), 1.0 if number == 0 else 0.1)
+        slope = (error(number + step) - error(number - step)) / (2 * step)
+        squared = float((slope**2).sum())
+        number -= float((error(number) * slope).sum()) / squared if squared else 0.0
+        if not abs(number) < 1e9:
+            return None
+    return number
 
 
 def _fill(workings: Workings, recipe: Recipe, selection: Selection, theirs: Array) -> float | None:
@@ -173,7 +215,7 @@ def _fill(workings: Workings, recipe: Recipe, selection: Selection, theirs: Arra
     if workings.problem.sinks is not None and recipe.sinks == "given":
         visible_total = visible_total + np.exp(workings.problem.sinks[list(selection.heads), None, None] - peak)
     if workings.inputs.stage == "output":
-        values = workings.serving(recipe, workings.operand(recipe, recipe.values), selection.heads).astype(np.float64)
+        values = workings.served(recipe, recipe.values, selection.heads).astype(np.float64)
         if not np.isfinite(values).all():
             return None
         visible_powers, filled_powers = visible_powers @ values, filled_powers @ values
@@ -183,12 +225,13 @@ def _fill(workings: Workings, recipe: Recipe, selection: Selection, theirs: Arra
     use = np.isfinite(a) & np.isfinite(b)
     squared = float((b[use] ** 2).sum())
     power = float((a[use] * b[use]).sum()) / squared if squared else 0.0
-    return _round(float(np.log(power))) if power > 0 and abs(power - 1) > 1e-3 * (recipe.masking == "add") else None
+    seen = recipe.masking == "add" and abs(power - 1) <= 1e-3  # adding 0 hides nothing
+    return _round(float(np.log(power))) if power > 0 and not seen else None
 
 
 def _round(x: float) -> float:
-    """A number of two digits where `x` lies very near to one: -9.99998 is -10."""
-    short = float(f"{x:.2g}")
+    """A number of two digits where `x` lies very near to one: -9.99998 is -10, 2.2e-16 is 0."""
+    short = float(f"{x:.2g}") if abs(x) > 1e-3 else 0.0
     return short if abs(x - short) <= 1e-3 * max(1.0, abs(x)) else x
 
 

@@ -117,7 +117,7 @@ def _moved(search: Search, right: Array) -> Iterator[tuple[str, dict[str, Any], 
     if inputs.stage != "output" or inputs.merged or inputs.weights is not None:
         return
     exact, rows, heads = search.full.exact, list(search.everything.rows), search.everything.heads
-    values = exact.serving(RIGHT, exact.operand(RIGHT, "v"), heads)
+    values = exact.served(RIGHT, "v", heads)
     shape = right.shape
     yield "mean of v", {}, partial(_for_all, values.mean(axis=2, keepdims=True), shape)
     weights = exact.weights(RIGHT, search.everything)
@@ -225,7 +225,7 @@ def _outside(search: Search, theirs: Array) -> Iterator[Reason]:
     if inputs.merged or inputs.v is None:
         return
     exact, heads = search.full.exact, search.everything.heads
-    values = exact.serving(RIGHT, exact.operand(RIGHT, "v"), heads)
+    values = exact.served(RIGHT, "v", heads)
     if values.shape[-1] != theirs.shape[-1] or not values.shape[2] or not np.isfinite(values).all():
         return
     low = np.minimum(values.min(axis=2, keepdims=True), 0 if inputs.problem.sinks is not None else np.inf)

@@ -37,8 +37,9 @@ _SAID: dict[str, tuple[str, str]] = {
         "只有 {count} 个查询有误：换用查询更多的例子才能分辨",
     ),
     "a size": (
-        "all that shows it is how many keys or queries come last, or it takes a block of an unusual size",
-        "唯一的依据是末尾键或查询的个数，或者需要不常见的块大小",
+        "all that shows it is how many keys or queries come last, or the lengths of few batch entries, or it takes a "
+        "block of an unusual size",
+        "唯一的依据是末尾键或查询的个数，或少数几个批次条目的长度，或者需要不常见的块大小",
     ),
     "same tokens": (
         "all tokens of {names} are the same, which hides other mistakes: try random numbers",

@@ -1,25 +1,105 @@
 """Which keys each query sees under a recipe: the visibility of the core, with the recipe's right or wrong changes."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
 from clearhead.core import visibility
 from clearhead.core.axes import Array
 from clearhead.core.problem import Problem
-from clearhead.diagnosing.recipe import Recipe, Selection
+from clearhead.diagnosing.recipe import RIGHT, Recipe, Selection
+
+_RULES: dict[str, Callable[[Recipe], object]] = {  # each with the fields of the recipe that change it
+    "position": attrgetter("causal", "window", "tile"),
+    "mask": attrgetter("mask"),
+    "kv_lengths": attrgetter("padding", "padding_shift"),
+    "query_lengths": attrgetter("padding", "query_padding"),
+    "query_segments": attrgetter("segments"),
+    "bias": attrgetter("bias"),
+    "spans": attrgetter("spans"),
+}
+Once = Callable[[object, Callable[[], Array]], Array]  # computes what has the key only once
 
 
-def visible(problem: Problem, recipe: Recipe, selection: Selection) -> Array:
-    """Which keys these rows see, bool (batch, heads or 1, rows, keys)."""
-    keys = np.arange(problem.keys)
-    seen = _dense(_ruled(problem, recipe), selection)
+def visible(problem: Problem, recipe: Recipe, selection: Selection, once: Once = lambda _, make: make()) -> Array:
+    """Which keys these rows see, bool (batch, heads or 1, rows, keys); `once` keeps what each rule allows."""
+
+    def allowed(rule: str, fields: object) -> Array:
+        return once((rule, selection, fields), lambda: _dense(_only(rule, _ruled(problem, recipe)), selection))
+
+    by_rule = {rule: allowed(rule, fields(recipe)) for rule, fields in _RULES.items() if _active(problem, recipe, rule)}
+    either = {rule: seen for rule, seen in by_rule.items() if recipe.joined == "or" and rule not in ("bias", "spans")}
+    all_of = [seen for rule, seen in by_rule.items() if rule not in either]
+    all_of += [reduce(np.logical_or, either.values())] if either else []
+    position = _by_position(problem, recipe, selection) & read(problem, recipe)
+    shape = (problem.batch, 1, len(selection.rows), problem.keys)
+    return np.asarray(
+        reduce(np.logical_and, all_of, np.broadcast_to(position, np.broadcast_shapes(position.shape, shape)))
+    )
+
+
+def rules(problem: Problem) -> list[str]:
+    """The rules that hide keys, but for a bias and spans."""
+    return [rule for rule in _RULES if rule not in ("bias", "spans") and _active(problem, RIGHT, rule)]
+
+
+def _active(problem: Problem, recipe: Recipe, rule: str) -> bool:
+    if rule == "position":
+        return problem.causal or problem.window != (None, None)
+    if rule == "query_lengths" and recipe.padding in ("queries", "both"):  # the lengths of the keys serve for them
+        return problem.kv_lengths is not None
+    return getattr(problem, "span_table" if rule == "spans" else rule) is not None
+
+
+def _only(rule: str, problem: Problem) -> Problem:
+    """The problem with a single one of its rules."""
+    keeps = {"position": ("causal", "window"), "spans": ("query_spans", "key_spans", "span_table")}.get(rule, (rule,))
+    none: dict[str, Any] = {"causal": False, "window": (None, None)}
+    none |= dict.fromkeys(("mask", "kv_lengths", "query_lengths", "query_segments", "bias"))
+    none |= dict.fromkeys(("query_spans", "key_spans", "span_table"))
+    return replace(problem, **{field: value for field, value in none.items() if field not in keeps})
+
+
+def _by_position(problem: Problem, recipe: Recipe, selection: Selection) -> Array:
+    """What the rules of the core cannot say, bool (batch, 1, rows, keys) or fewer axes."""
+    keys, blank = np.arange(problem.keys), np.ones((1, 1, 1, 1), dtype=bool)
+    positions = (np.array(selection.rows) + problem.query_offset[:, None])[:, None, :, None]
     if recipe.causal in ("inverted", "upper"):
-        positions = (np.array(selection.rows) + problem.query_offset[:, None])[:, None, :, None]
-        seen = seen & (keys > positions if recipe.causal == "inverted" else keys >= positions)
-    if recipe.padding == "inverted" and problem.kv_lengths is not None:
-        seen = seen & (keys >= problem.kv_lengths[:, None, None, None])
-    return seen & read(problem, recipe)
+        blank = blank & (keys > positions if recipe.causal == "inverted" else keys >= positions)
+    if problem.kv_lengths is not None and recipe.padding in ("inverted", "left"):
+        lengths = problem.kv_lengths[:, None, None, None]
+        blank = blank & (keys >= (lengths if recipe.padding == "inverted" else problem.keys - lengths))
+    if problem.kv_lengths is not None and recipe.padding == "tiled":
+        pairs = np.arange(problem.batch)[:, None] * problem.heads + np.array(selection.heads)
+        blank = blank & (keys < problem.kv_lengths[pairs % problem.batch][:, :, None, None])
+    if recipe.chunk:
+        blank = blank & (positions // recipe.chunk == keys // recipe.chunk)
+    if recipe.cache == "ignored":
+        blank = blank & (keys >= problem.keys - problem.queries)
+    what, block = recipe.tile
+    if what == "diagonal seen":
+        blank = blank & (keys // block <= positions // block)
+    elif what == "diagonal skipped":
+        blank = blank & (keys // block < positions // block)
+    elif what.startswith("local"):
+        blank = blank & (keys % block <= positions % block)
+        blank = blank & (keys // block <= positions // block) if what == "local indices" else blank
+    elif what == "first missing":
+        blank = blank & (keys >= block)
+    return blank
+
+
+def visited(problem: Problem, recipe: Recipe, selection: Selection) -> Array:
+    """The keys of the blocks that a causal kernel visits, bool (batch, 1, rows, keys): all, where it has no blocks."""
+    what, block = recipe.tile
+    if what != "visited":
+        return np.ones((1, 1, 1, problem.keys), dtype=bool)
+    seen = recipe._replace(causal="missing", tile=("diagonal seen", block))
+    return visible(problem, seen, selection)
 
 
 def read(problem: Problem, recipe: Recipe) -> Array:
@@ -28,33 +108,95 @@ def read(problem: Problem, recipe: Recipe) -> Array:
     return np.arange(problem.keys) < (problem.keys // block * block if kind == "skipped" else problem.keys)
 
 
+def multiplicity(problem: Problem, recipe: Recipe) -> Array | None:
+    """How often the code counts each key, (keys,); None where it counts each once."""
+    keys, (what, block) = np.arange(problem.keys), recipe.tile
+    if recipe.cache == "newest twice":
+        return 1.0 + (keys >= problem.keys - problem.queries)
+    if what == "overlapping":  # the last block is moved back, so that it is whole
+        return 1.0 + ((keys >= problem.keys - block) & (keys < problem.keys // block * block))
+    return None
+
+
 def _ruled(problem: Problem, recipe: Recipe) -> Problem:
     """The problem with the recipe's visibility rules."""
+    offset = problem.query_offset
+    if recipe.causal in ("first corner", "last corner"):
+        offset = np.full_like(offset, 0 if recipe.causal == "first corner" else problem.keys - problem.queries)
+    missing = recipe.causal in ("missing", "inverted", "upper", "ahead") or recipe.window == "both sides"
+    missing = missing or recipe.tile[0].startswith(("diagonal", "local"))
+    return replace(
+        spanned(problem, recipe),
+        causal=problem.causal and not missing,
+        window=_window(problem, recipe),
+        query_offset=offset,
+        bias=biased(problem, recipe),
+        mask=_mask(problem, recipe),
+        kv_lengths=_lengths(problem, recipe),
+        query_lengths=problem.kv_lengths
+        if recipe.padding in ("queries", "both")
+        else problem.query_lengths
+        if recipe.query_padding == "given"
+        else None,
+        query_segments=problem.query_segments if recipe.segments == "given" else None,
+    )
+
+
+def _window(problem: Problem, recipe: Recipe) -> tuple[int | None, int | None]:
     left, right = problem.window
-    if recipe.window is None:
+    if recipe.window == "missing":
         left = right = None
+    elif recipe.window == "both sides":
+        right = left
+    elif recipe.window == "left only":
+        right = 0
     else:
         left = None if left is None else left + recipe.window[0]
         right = None if right is None else right + recipe.window[1]
     if recipe.causal == "strict":
         right = -1 if right is None else min(right, -1)
-    offset = problem.query_offset
-    if recipe.causal in ("first corner", "last corner"):
-        offset = np.full_like(offset, 0 if recipe.causal == "first corner" else problem.keys - problem.queries)
+    if recipe.causal == "ahead":
+        right = 1
+    return left, right
+
+
+def biased(problem: Problem, recipe: Recipe) -> Array | None:
+    """The bias that the recipe reads, (batch, heads, queries, keys); a bias of -inf forbids."""
+    bias = problem.bias
+    if bias is None or recipe.bias == "missing":
+        return None
+    if recipe.bias == "transposed":
+        return bias.swapaxes(-1, -2)
+    if recipe.bias in ("first head", "next head"):
+        return of_another_head(bias, recipe.bias, 1)
+    return bias
+
+
+def of_another_head(values: Array, which: str, axis: int) -> Array:
+    """The values of head 0, or of the next head, in place of each head's own."""
+    heads = values.shape[axis]
+    return values.take([0] * heads if which == "first head" else [(h + 1) % heads for h in range(heads)], axis)
+
+
+def _mask(problem: Problem, recipe: Recipe) -> Array | None:
     mask = problem.mask
-    if mask is not None and recipe.mask != "given":
-        mask = {"missing": None, "inverted": ~mask}.get(recipe.mask, mask.swapaxes(-1, -2))
-    lengths = problem.query_lengths if recipe.query_padding == "given" else None
-    return replace(
-        spanned(problem, recipe),
-        causal=problem.causal and recipe.causal not in ("missing", "inverted", "upper"),
-        window=(left, right),
-        query_offset=offset,
-        mask=mask,
-        kv_lengths=problem.kv_lengths if recipe.padding == "given" else None,
-        query_lengths=problem.kv_lengths if recipe.padding == "queries" else lengths,
-        query_segments=problem.query_segments if recipe.segments == "given" else None,
-    )
+    if mask is None or recipe.mask == "missing":
+        return None
+    if recipe.mask == "transposed":
+        return mask.swapaxes(-1, -2)
+    if recipe.mask == "tiled":
+        batch, head = np.indices((problem.batch, problem.heads))
+        return np.asarray(mask[(batch * problem.heads + head) % problem.batch, head])
+    return ~mask if recipe.mask == "inverted" else mask
+
+
+def _lengths(problem: Problem, recipe: Recipe) -> Array | None:
+    lengths = problem.kv_lengths
+    if lengths is None or recipe.padding in ("missing", "inverted", "queries", "left", "tiled"):
+        return None
+    if recipe.padding in ("shortest", "longest"):
+        lengths = np.full_like(lengths, lengths.min() if recipe.padding == "shortest" else lengths.max())
+    return np.clip(lengths + recipe.padding_shift, 0, problem.keys)
 
 
 def spanned(problem: Problem, recipe: Recipe) -> Problem:

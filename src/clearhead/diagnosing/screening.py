@@ -30,7 +30,7 @@ class Screen:
     def __init__(self, fit: Fit) -> None:
         inputs, n, heads = fit.inputs, fit.inputs.problem.queries, tuple(range(fit.inputs.problem.heads))
         self.row, self.head = n // 2, len(heads) // 2
-        rows = {self.row} if inputs.merged else {min(1, n - 1), self.row, n - 1}
+        rows = {self.row} if inputs.merged else {int(n > 2), self.row, n - 1}
         self.selection = Selection(
             heads if inputs.merged else heads[self.head :][:1], tuple(sorted(rows & set(range(n))))
         )
@@ -47,11 +47,12 @@ class Screen:
         """The recipe, with the number that its mask fills with found; None where it is far from theirs."""
         fit, selection, workings, threshold = self.comparison(recipe)
         filled = fit.filled(recipe, selection, workings)
-        return filled if filled is not None and fit.gap(filled, selection, workings) <= threshold else None
+        near = filled is not None and fit.gap(filled, selection, workings, threshold) <= threshold
+        return filled if near else None
 
     def comparison(self, recipe: Recipe) -> Comparison:
         """What a recipe is compared on: one head of theirs, where a layer's output can be split into heads."""
-        if not self.whole.fit.inputs.merged or not self.selection.rows:
+        if not self.whole.fit.inputs.merged or not self.selection.rows or recipe.added:
             return self.whole
         key = recipe.w_o, recipe.b_o, recipe.merge
         if key not in self._single_heads:
@@ -118,6 +119,8 @@ def taken(inputs: Inputs, batches: tuple[int, ...]) -> Inputs:
     layer = inputs.layer
     return replace(
         inputs,
+        whole=inputs,
+        entries=batches,
         problem=inputs.problem.take(batches=np.array(index)),
         q=inputs.q[index],
         k=inputs.k[index],

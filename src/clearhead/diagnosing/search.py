@@ -20,9 +20,11 @@ from clearhead.diagnosing.reason import Reason
 from clearhead.diagnosing.recipe import RIGHT, Change, Inputs, Recipe, Selection, acts_on_given_weights, changed, shown
 from clearhead.diagnosing.screening import Screen, generic, taken
 
-_SOFTMAX = {"axis", "blocks", "overflow"}  # each replaces the whole softmax, so that no two of them go together
+_SOFTMAX = {"axis", "softmax", "blocks", "overflow"}  # each replaces the whole softmax: no two of them go together
 _BLOCKS = (8, 16, 32, 64, 128)  # the usual sizes: where none of them leaves such a tail, it has another reason
-_WIDE, _WIDE_PAIRS = 2**22, 2**19  # scores of a head, up to which mistakes that need them all are tried, and in pairs
+_WIDE, _WIDE_PAIRS = 2**20, 2**19  # scores of a head, up to which mistakes that need them all are tried, and in pairs
+_SCREENED = 2**13  # keys of all heads together, on which dropout is looked for first
+_SOLVED = 64  # the most rows whose weights are solved for
 BUDGET = 2**21  # the most weights that are compared
 
 
@@ -45,13 +47,13 @@ class Candidate:
 
     @property
     def lacks_fill(self) -> bool:
-        """Is the finite number that its mask fills with still to be found?"""
-        return self.recipe.masking in ("fill", "add") and self.recipe.fill is None
+        """Is a number, such as the one that its mask fills with, still to be found?"""
+        return self.recipe.unknown != ""
 
     @property
     def fitted_fill(self) -> bool:
-        """Was the number that its mask fills with fitted to theirs?"""
-        return any(change.get("masking") in ("fill", "add") for change in self.changes)
+        """Was a number, such as the one that its mask fills with, fitted to theirs?"""
+        return any(None in change.values() for change in self.changes)
 
 
 class Coverage(NamedTuple):
@@ -148,21 +150,33 @@ class Search:
 
     def with_dropout(self, bases: list[Candidate], dropouts: list[Candidate]) -> list[Candidate]:
         """Bases whose weights are dropped at random, as far as these can be solved for; first the lowest rate."""
-        fitting, error_of_right = [], evidence.rms_error(self.quick, RIGHT, self.sample)
+        fitting, solvable = [], self._solvable()
+        if not solvable.rows:
+            return []
+        some = self.everything.heads[: max(2, _SCREENED // self.quick.inputs.problem.keys)]
+        compared = self.sample if self.quick.inputs.merged else self.quick.exact.selection(some, self.sample.rows)
+        error_of_right = evidence.rms_error(self.quick, RIGHT, compared, self.screen.workings)
         for dropout, base in product(dropouts, bases):
-            if base.lacks_fill or not evidence.scatters_around(
-                self.quick, base.recipe, self.sample, self.screen.workings
-            ):
+            if base.lacks_fill:
                 continue
-            if not evidence.rms_error(self.quick, base.recipe, self.sample) <= 1.02 * error_of_right:
+            if evidence.rms_error(self.quick, base.recipe, compared, self.screen.workings) > 1.02 * error_of_right:
                 continue
-            found = dropping.dropout(self.full, base.recipe, self.everything)
+            found = dropping.dropout(self.full, base.recipe, solvable)
             if found is not None:
                 gap = self.quick.gap(base.recipe, self.sample)
                 recipe = base.recipe._replace(dropout=found.rate)
                 joined = (base.mistakes + dropout.mistakes, base.changes + dropout.changes)
                 fitting.append(Candidate(*joined, recipe, gap, gap, shows=Reason("dropped", found._asdict())))
         return sorted(fitting, key=lambda candidate: candidate.recipe.dropout)[:1]
+
+    def _solvable(self) -> Selection:
+        """The rows whose weights can be solved for: given, or of no more keys than the values have columns."""
+        (heads, rows), inputs = (self.everything.heads, self.everything.rows), self.full.inputs
+        if inputs.stage != "output" or inputs.merged or inputs.v is None:
+            return self.everything if inputs.stage == "weights" else Selection(heads, ())
+        counts = self.full.exact.visible(RIGHT, self.everything).sum(axis=-1).min(axis=(0, 1))
+        few = [row for row, count in zip(rows, counts, strict=True) if count <= inputs.v.shape[-1]]
+        return self.full.exact.selection(heads, tuple(few[:_SOLVED]))
 
     def _close(self, bases: list[Candidate]) -> Iterator[Candidate]:
         """Bases that theirs lie close to, everywhere alike."""
@@ -274,14 +288,16 @@ class Search:
             self.tried += 1
             recipe = self.screen.filled_if_near(candidate.recipe)
             if recipe is not None and recipe is not candidate.recipe:  # found from a few rows: refine it on the sample
-                recipe = self.quick.filled(candidate.recipe, self.sample, start=recipe.fill)
+                recipe = self.quick.filled(
+                    candidate.recipe, self.sample, start=getattr(recipe, candidate.recipe.unknown)
+                )
             if recipe is not None:
                 yield replace(candidate, recipe=recipe)
 
 
 def is_wide(recipe: Recipe) -> bool:
     """Does a row need the scores of all rows?"""
-    return recipe.axis in ("queries", "matrix") or recipe.turned
+    return recipe.axis in ("queries", "matrix", "all") or recipe.turned or recipe.softmax.startswith("unkept")
 
 
 def tail_length(kind: str, block: int, keys: int) -> int:
@@ -295,7 +311,8 @@ def pairs(first: list[Candidate], second: list[Candidate]) -> Iterator[Candidate
         change_a, change_b = a.changes[0], b.changes[0]
         both_softmax = change_a.keys() & _SOFTMAX and change_b.keys() & _SOFTMAX
         independent = not change_a.keys() & change_b.keys() and not both_softmax
-        if a.mistakes[0] is not b.mistakes[0] and independent and not (a.mistakes[0].alone or b.mistakes[0].alone):
+        apart = a.mistakes[0].alone or b.mistakes[0].alone or (a.mistakes[0].seldom and b.mistakes[0].seldom)
+        if a.mistakes[0] is not b.mistakes[0] and independent and not apart:
             yield Candidate(a.mistakes + b.mistakes, a.changes + b.changes, changed(a.recipe, change_b))
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from clearhead.core.rule_values import read_language
 from clearhead.diagnosing.known_words import said
+from clearhead.diagnosing.mistakes.details import DETAILS
 from clearhead.diagnosing.reason import Reason
 from clearhead.diagnosing.recipe import Change, Recipe
 from clearhead.diagnosing.search import Candidate, Coverage
@@ -256,14 +257,15 @@ _VALUES: dict[str, tuple[str, str]] = {
 
 def _details(recipe: Recipe, change: Change, language: Language) -> dict[str, Any]:
     """The values that the sentences name: the changed fields, in words where there are any."""
-    details: dict[str, Any] = {}
+    details: dict[str, Any] = {"added": "", "source": ""}
     for field in change:
         value = getattr(recipe, field)
         details[field] = significant(value, 4) if isinstance(value, float) else value
-        if isinstance(value, tuple) and isinstance(value[0], str):
-            details |= {"what": _VALUES[value[0]][language == "zh"], "size": value[1]}
-        elif isinstance(value, str) and value in _VALUES:
-            details[field] = _VALUES[value][language == "zh"]
+        sized = isinstance(value, tuple) and isinstance(value[0], str)
+        kind = value[0] if sized else value
+        said = DETAILS.get((field, kind)) or (_VALUES.get(kind) if isinstance(kind, str) else None)
+        words = said[language == "zh"] if said else kind
+        details |= {"what": words, "size": value[1]} if sized else {field: words} if said else {}
     letters = _say(language, "between").join(field[-1].upper() for field in change if field[:2] in ("w_", "b_"))
     return details | {"letters": letters, "rate": f"{significant(100 * recipe.dropout, 2)}%"}
 

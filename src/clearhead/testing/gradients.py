@@ -11,7 +11,8 @@ from clearhead.core.axes import Array
 from clearhead.core.problem import Problem, describe
 from clearhead.core.rules import Rules
 from clearhead.core.visibility import dense
-from clearhead.diagnosing.fitting import FACTOR, differences, eps, largest
+from clearhead.diagnosing.fitting import FACTOR, differences, largest
+from clearhead.diagnosing.tiles import eps
 from clearhead.testing.calling import Caller
 from clearhead.testing.drawing import Drawn, Draws, Plan, drawn
 from clearhead.testing.judging import Failure, clean, told

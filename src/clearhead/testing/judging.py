@@ -9,8 +9,9 @@ from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array
 from clearhead.core.problem import Problem, describe
 from clearhead.core.rules import Rules
-from clearhead.diagnosing.fitting import FACTOR, Fit, coarser, differences, eps, largest
+from clearhead.diagnosing.fitting import FACTOR, Fit, coarser, differences, largest
 from clearhead.diagnosing.recipe import RIGHT, Inputs, Selection
+from clearhead.diagnosing.tiles import eps
 from clearhead.testing.calling import Caller, dtype_name
 from clearhead.testing.drawing import Drawn, Draws, Plan, drawn
 

@@ -1,24 +1,33 @@
-"""Mistakes in projections, heads and rotary positions."""
+"""Mistakes in projections and heads."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from itertools import combinations
 
-from clearhead.diagnosing.mistakes.base import Mistake, several_heads, when
+from clearhead.diagnosing.mistakes.base import Mistake, Variants, several_heads, when
 from clearhead.diagnosing.recipe import Change, Inputs
 
 
-def _each(field: str, value: str, names: list[str]) -> Iterable[Change]:
-    """A change for each name alone, and one for all together."""
-    alone: list[Change] = [{f"{field}_{name}": value} for name in names]
-    return [*alone, {f"{field}_{name}": value for name in names}] if len(names) > 1 else alone
+def _some(field: str, value: str, named: Callable[[Inputs], list[str]], *, rare: bool = False) -> Variants:
+    """A change for each name alone, for q, k and v, and for all together; or the rare ones, for the other subsets."""
+
+    def variants(inputs: Inputs) -> Iterable[Change]:
+        names = named(inputs)
+        projections = tuple(name for name in names if name != "o")
+        for many in range(1, len(names) + 1):
+            for some in combinations(names, many):
+                if (many in (1, len(names)) or some == projections) != rare:
+                    yield {f"{field}_{name}": value for name in some}
+
+    return variants
 
 
-def _transposed(inputs: Inputs) -> Iterable[Change]:
+def _square_w(inputs: Inputs) -> list[str]:
     w = {} if inputs.layer is None else inputs.layer.w
-    return _each("w", "transposed", [name for name, matrix in w.items() if matrix.shape[0] == matrix.shape[1]])
+    return [name for name, matrix in w.items() if matrix.shape[0] == matrix.shape[1]]
 
 
-def _unbiased(inputs: Inputs) -> Iterable[Change]:
-    return _each("b", "missing", [] if inputs.layer is None else list(inputs.layer.b))
+def _with_b(inputs: Inputs) -> list[str]:
+    return [] if inputs.layer is None else list(inputs.layer.b)
 
 
 def _keeps_width(inputs: Inputs) -> bool:
@@ -38,8 +47,12 @@ def _grouped(inputs: Inputs) -> bool:
     return inputs.k.shape[1] not in (1, inputs.problem.heads)
 
 
-def _rotary(inputs: Inputs) -> bool:
-    return inputs.rotary is not None
+def _unsplit(inputs: Inputs) -> Iterable[Change]:
+    p = inputs.problem
+    if not several_heads(inputs) or inputs.k.shape[1] != p.heads:
+        return []
+    whole: Change = {"split": "one", "product": "q·kᵀ"}  # no other product fits the width
+    return [whole, {**whole, "scale": (p.heads * p.d_k) ** -0.5}]
 
 
 _SPLIT = ("q = (x @ w_q).reshape(batch, n, heads, d_k).swapaxes(1, 2), and k and v alike",) * 2
@@ -49,21 +62,23 @@ _MERGE = ("out = heads.swapaxes(1, 2).reshape(batch, n, heads * d_v)",) * 2
 HEADS = (
     Mistake(
         "W transposed",
-        _transposed,
+        _some("w", "transposed", _square_w),
         ("a weight matrix is used as its transpose: W of {letters}", "误用了权重矩阵的转置：{letters} 的 W"),
         (
             "x @ w, not x @ w.T (PyTorch's nn.Linear stores its weight as (d_out, d_in): transpose it once)",
             "用 x @ w 而不是 x @ w.T（PyTorch 的 nn.Linear 按 (d_out, d_in) 存放权重：转置一次即可）",
         ),
         ("a matrix that is not symmetric", "不对称的矩阵"),
+        rare=_some("w", "transposed", _square_w, rare=True),
     ),
     Mistake(
         "projection bias left out",
-        _unbiased,
+        _some("b", "missing", _with_b),
         ("a projection's bias is left out: b of {letters}", "漏加了投影的偏置：{letters} 的 b"),
         ("q = x @ w_q + b_q, and k, v and the output alike", "q = x @ w_q + b_q，k、v 和输出亦然"),
         ("biases other than 0", "不为 0 的偏置"),
         rule="b_q, b_k, b_v, b_o",
+        rare=_some("b", "missing", _with_b, rare=True),
     ),
     Mistake(
         "output projection left out",
@@ -140,44 +155,44 @@ HEADS = (
         ("more than one key head, and more query heads", "不止一个键头，且查询头更多"),
     ),
     Mistake(
-        "rotary missing",
-        when(_rotary, {"rotary": "missing"}),
-        ("queries and keys are not rotated to their positions", "查询和键没有按位置旋转"),
-        ("q, k = rotate(q), rotate(k)",) * 2,
-        ("more than one token", "不止一个词元"),
-        rule="rotary",
+        "heads never split",
+        _unsplit,
+        (
+            "the heads are never split: every head has the scores of the whole width of queries and keys",
+            "根本没有拆分多头：每个头的得分都用了查询和键的整个宽度",
+        ),
+        _SPLIT_ZH,
+        ("more than one head", "不止一个头"),
+        seldom=True,
     ),
     Mistake(
-        "rotary pairing",
-        when(_rotary, {"rotary": "pairing"}),
-        (
-            "rotary positions turn the wrong pairs: (2i, 2i + 1) where (i, i + d/2) is meant, or the other way round",
-            "旋转位置编码的维度配对错了：应为 (i, i + d/2) 却用了 (2i, 2i + 1)，或正好相反",
-        ),
-        ("use the other rotate function, or permute W^Q and W^K once", "改用另一种旋转方式，或把 W^Q、W^K 重排一次"),
-        ("d_k > 2 and more than one token", "d_k > 2 且不止一个词元"),
-        rule="rotary",
+        "one head for all",
+        when(several_heads, {"heads": "first"}),
+        ("every head gives the result of head 0", "每个头给出的都是头 0 的结果"),
+        ("loop over all heads: out[:, h], not out[:, 0]", "遍历所有的头：out[:, h]，而不是 out[:, 0]"),
+        ("heads that differ", "各不相同的头"),
+        seldom=True,
     ),
     Mistake(
-        "rotary off by one",
-        when(_rotary, {"rotary_shift": 1}, {"rotary_shift": -1}),
+        "mean of the heads",
+        when(several_heads, {"heads": "mean"}),
         (
-            "queries and keys are rotated to positions that are off by one from each other (queries {rotary_shift:+d})",
-            "旋转时查询和键的位置错开了一位（查询 {rotary_shift:+d}）",
+            "the heads are averaged, and each has the mean (as average_attn_weights=True does with weights)",
+            "对各个头取了平均，每个头都是平均值（average_attn_weights=True 对权重就是这样）",
         ),
-        (
-            "count both from the same 0: with a cache, the query's position is its length before",
-            "两者都从同一个 0 数起：用缓存时，查询的位置是此前的长度",
-        ),
-        ("keys that differ", "彼此不同的键"),
-        rule="rotary",
+        ("keep the axis of heads: average_attn_weights=False", "保留头这一维：average_attn_weights=False"),
+        ("heads that differ", "各不相同的头"),
+        seldom=True,
     ),
     Mistake(
-        "rotary on values",
-        when(_rotary, {"rotary_values": True}),
-        ("the values are rotated too: only queries and keys should be", "值也被旋转了：只应旋转查询和键"),
-        ("q, k = rotate(q), rotate(k); leave v alone", "q, k = rotate(q), rotate(k)；v 保持不变"),
-        ("a token beyond position 0", "位置 0 之后的词元"),
-        rule="rotary",
+        "first key group only",
+        when(_grouped, {"groups": "first"}),
+        (
+            "all query heads read key head 0: the other key heads are never used",
+            "所有查询头都用了键头 0，其他键头从未用到",
+        ),
+        ("k = np.repeat(k, group, axis=1), and v alike", "k = np.repeat(k, group, axis=1)，v 亦然"),
+        ("more than one key head, and more query heads", "不止一个键头，且查询头更多"),
+        seldom=True,
     ),
 )

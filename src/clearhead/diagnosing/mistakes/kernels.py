@@ -8,19 +8,19 @@ from clearhead.diagnosing.mistakes.base import Mistake, Variants
 from clearhead.diagnosing.recipe import Change, Inputs
 
 
-def _sizes(length: int) -> set[int]:
+def sizes(length: int) -> set[int]:
     """The usual sizes of blocks; 2 and 4 only where the length is short."""
     return {size for size in (8, 16, 32, 64, 128) if size < length} | ({2, 4} if length <= 64 else set())
 
 
 def _blocks(*bugs: str) -> Variants:
-    return lambda inputs: [{"blocks": (bug, size)} for bug in bugs for size in sorted(_sizes(inputs.problem.keys))]
+    return lambda inputs: [{"blocks": (bug, size)} for bug in bugs for size in sorted(sizes(inputs.problem.keys))]
 
 
 def _other_blocks(*bugs: str) -> Variants:
     def variants(inputs: Inputs) -> Iterator[Change]:
         keys = inputs.problem.keys
-        for size in sorted({*range(1, min(keys, 257)), 512, 1024} - _sizes(keys)):
+        for size in sorted({*range(1, min(keys, 257)), 512, 1024} - sizes(keys)):
             if size < keys:
                 yield from ({"blocks": (bug, size)} for bug in bugs)
 
@@ -37,7 +37,7 @@ def _tails(keys: int, sizes: Iterable[int]) -> list[Change]:
 
 
 def _key_tails(inputs: Inputs) -> Iterable[Change]:
-    return _tails(inputs.problem.keys, _sizes(inputs.problem.keys))
+    return _tails(inputs.problem.keys, sizes(inputs.problem.keys))
 
 
 def _other_tails(inputs: Inputs) -> Iterable[Change]:
@@ -52,7 +52,7 @@ def _other_tails(inputs: Inputs) -> Iterable[Change]:
 def _row_tails(inputs: Inputs) -> Iterable[Change]:
     """The rows behind the last whole block of queries: 0, or whatever the memory held."""
     n = inputs.problem.queries
-    starts = sorted({n // size * size for size in (*_sizes(n), *range(3, min(n, 33))) if n % size}, reverse=True)
+    starts = sorted({n // size * size for size in (*sizes(n), *range(3, min(n, 33))) if n % size}, reverse=True)
     rows = np.arange(n)
     theirs = inputs.theirs.astype(np.float64)
     zero = [{"tail": ("zero", start)} for start in starts if not theirs[:, :, rows >= start].any()]
@@ -88,6 +88,7 @@ KERNELS = (
         _RESCALE,
         ("a row whose largest score is not in its first block", "最大得分不在第一块中的行"),
         rare=_other_blocks("rescale", "rescale values", "rescale sum"),
+        seldom=True,
     ),
     Mistake(
         "last block only",
@@ -97,15 +98,19 @@ KERNELS = (
             "block: its {what} overwritten, not added to",
             "按每块 {size} 个键（或使最后一块同样长的大小）计算，却只保留了最后一块：{what}被覆盖，而没有累加",
         ),
-        ("acc += p @ v, not acc = p @ v", "acc += p @ v，而不是 acc = p @ v"),
+        (
+            "acc = acc * exp(m_old - m_new) + p @ v, not acc = p @ v;  l alike",
+            "acc = acc * exp(m_old - m_new) + p @ v，而不是 acc = p @ v；l 亦然",
+        ),
         ("more keys than a block holds", "超过一块的键"),
         rare=_other_blocks("last", "last values"),
+        seldom=True,
     ),
     Mistake(
         "tail of the keys",
         _key_tails,
         (
-            "the keys behind the last whole block of {size} are wrong: {what}",
+            "the keys beyond the last whole block of {size} are wrong: {what}",
             "最后一个整块（每块 {size} 个键）之后的键处理有误：{what}",
         ),
         (
@@ -114,6 +119,7 @@ KERNELS = (
         ),
         _UNEVEN,
         rare=_other_tails,
+        seldom=True,
     ),
     Mistake(
         "tail of the queries",
@@ -124,6 +130,7 @@ KERNELS = (
         ),
         ("launch ceil(n / block) blocks, and store where i < n", "启动 ceil(n / block) 个块，并在 i < n 处写出"),
         _UNEVEN,
+        seldom=True,
     ),
     Mistake(
         "scores in a narrow dtype",
@@ -157,7 +164,7 @@ KERNELS = (
         _halves("somewhere"),
         (
             "the numbers are as far from the right ones as {half_dtype} rounds somewhere on the way, and nothing worse",
-            "误差的大小相当于途中某一步舍入到 {half_dtype}，没有更严重的问题",
+            "误差大小与中间某步舍入到 {half_dtype} 相当（别无更糟）",
         ),
         _WIDE,
         _FLOAT32,

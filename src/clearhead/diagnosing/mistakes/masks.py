@@ -4,6 +4,13 @@ from collections.abc import Iterable
 
 from clearhead.diagnosing.mistakes.base import Mistake, hides, square, when
 from clearhead.diagnosing.recipe import Change, Inputs
+from clearhead.diagnosing.recipe_visibility import rules
+
+
+def _alone(inputs: Inputs) -> bool:
+    """Is it the causal mask that hides later keys, and not the window as well?"""
+    right = inputs.problem.window[1]
+    return _causal(inputs) and (right is None or right > 0)
 
 
 def _causal(inputs: Inputs) -> bool:
@@ -30,6 +37,36 @@ def _windows(inputs: Inputs) -> Iterable[Change]:
     return sides
 
 
+def _one_sided(inputs: Inputs) -> bool:
+    left, right = inputs.problem.window
+    return left is not None and (inputs.problem.causal or right != left)
+
+
+def _two_sided(inputs: Inputs) -> bool:
+    return inputs.problem.window[1] != 0 and inputs.problem.window != (None, None) and not inputs.problem.causal
+
+
+def _chunks(inputs: Inputs) -> Iterable[Change]:
+    """Chunks as wide as the window, or as one of its sides."""
+    left, right = inputs.problem.window
+    if left is None:
+        return []
+    sizes = {left, left + 1, left + 1 + (right or 0)} - {0}
+    return [{"window": "missing", "chunk": size} for size in sorted(sizes) if size < inputs.problem.keys]
+
+
+def _per_batch(inputs: Inputs) -> bool:
+    """Has the mask an axis for the batch, and none for heads?"""
+    mask = inputs.problem.mask
+    return (
+        mask is not None
+        and inputs.problem.heads > 1
+        and inputs.problem.batch > 1
+        and mask.strides[0] != 0
+        and mask.strides[1] == 0
+    )
+
+
 def _fills(inputs: Inputs) -> Iterable[Change]:
     """A finite number in hidden places, which is fitted to theirs."""
     return [{"masking": kind, "fill": None} for kind in ("fill", "add")] if hides(inputs) else []
@@ -40,7 +77,7 @@ def _all_masks(inputs: Inputs) -> Iterable[Change]:
     p = inputs.problem
     rules: dict[str, tuple[bool, object]] = {
         "causal": (p.causal, "missing"),
-        "window": (p.window != (None, None), None),
+        "window": (p.window != (None, None), "missing"),
         "mask": (p.mask is not None, "missing"),
         "padding": (p.kv_lengths is not None, "missing"),
         "query_padding": (p.query_lengths is not None, "missing"),
@@ -52,10 +89,6 @@ def _all_masks(inputs: Inputs) -> Iterable[Change]:
 
 def _mask(inputs: Inputs) -> bool:
     return inputs.problem.mask is not None
-
-
-def _padding(inputs: Inputs) -> bool:
-    return inputs.problem.kv_lengths is not None
 
 
 _MORE = ("more than one token", "不止一个词元")
@@ -73,7 +106,7 @@ _WINDOW = (
 MASKS = (
     Mistake(
         "causal mask missing",
-        when(_causal, {"causal": "missing"}),
+        when(_alone, {"causal": "missing"}),
         ("the causal mask is missing: queries see later keys", "缺少因果掩码：查询看到了后面的键"),
         _TRIL,
         _MORE,
@@ -94,6 +127,21 @@ MASKS = (
         ("j <= i, not j < i: the diagonal is seen", "用 j <= i 而不是 j < i：对角线可见"),
         _MORE,
         rule="causal",
+    ),
+    Mistake(
+        "causal mask one ahead",
+        when(_causal, {"causal": "ahead"}),
+        (
+            "the causal mask is one too loose: a query sees the next key as well",
+            "因果掩码松了一位：查询还看到了下一个键",
+        ),
+        (
+            "j <= i, not j <= i + 1: tril(k=0), or triu(k=1) for what is hidden",
+            "用 j <= i 而不是 j <= i + 1：tril(k=0)；表示遮蔽时用 triu(k=1)",
+        ),
+        _MORE,
+        rule="causal",
+        seldom=True,
     ),
     Mistake(
         "causal mask in the other corner",
@@ -135,59 +183,27 @@ MASKS = (
         "mask transposed",
         when(lambda inputs: _mask(inputs) and square(inputs), {"mask": "transposed"}),
         (
-            "the mask acts on queries where it should on keys: it is transposed",
-            "掩码本应作用于键，却作用于查询：它被转置了",
+            "the mask is transposed: it is read as mask[key, query]",
+            "掩码被转置了：读成了 mask[键, 查询]",
         ),
-        ("mask[:, None, None, :] is for keys", "mask[:, None, None, :] 才对应键"),
+        (
+            "mask[i, j] is for query i and key j: mask.swapaxes(-1, -2)",
+            "mask[i, j] 对应查询 i 和键 j：用 mask.swapaxes(-1, -2)",
+        ),
         ("a mask that is not symmetric", "不对称的掩码"),
         rule="mask",
-    ),
-    Mistake(
-        "padding ignored",
-        when(_padding, {"padding": "missing"}),
-        ("the padding is ignored: queries see the keys behind each length", "忽略了填充：查询看到了长度之外的键"),
-        ("scores = where(j < kv_lengths[:, None, None, None], scores, -inf)",) * 2,
-        ("a length below the number of keys", "小于键数的长度"),
-        rule="kv_lengths",
-    ),
-    Mistake(
-        "padding inverted",
-        when(_padding, {"padding": "inverted"}),
-        ("the padding mask is inverted: only padding is seen", "填充掩码反了：只看得到填充"),
-        ("j < kv_lengths, not j >= kv_lengths", "用 j < kv_lengths 而不是 j >= kv_lengths"),
-        ("a length below the number of keys", "小于键数的长度"),
-        rule="kv_lengths",
-    ),
-    Mistake(
-        "padding on queries",
-        when(lambda inputs: _padding(inputs) and square(inputs), {"padding": "queries"}),
-        (
-            "the padding mask hides queries where it should hide keys",
-            "填充掩码遮蔽了查询，而应当遮蔽键",
-        ),
-        ("mask[:, None, None, :] is for keys", "mask[:, None, None, :] 才对应键"),
-        ("a length below the number of keys", "小于键数的长度"),
-        rule="kv_lengths",
-    ),
-    Mistake(
-        "query lengths ignored",
-        when(lambda inputs: inputs.problem.query_lengths is not None, {"query_padding": "missing"}),
-        ("queries behind their length are computed: they should be 0", "超出长度的查询也被计算了：它们的输出应为 0"),
-        ("out = where(i < query_lengths[:, None, None, None], out, 0)",) * 2,
-        ("a length below the number of queries", "小于查询数的长度"),
-        rule="query_lengths",
     ),
     Mistake(
         "segments ignored",
         when(lambda inputs: inputs.problem.query_segments is not None, {"segments": "missing"}),
         ("the segments are ignored: packed sequences see each other", "忽略了分段：打包在一起的序列互相可见"),
-        ("scores = where(query_segments == kv_segments, scores, -inf)",) * 2,
+        ("scores = where(query_segments[:, None, :, None] == kv_segments[:, None, None, :], scores, -inf)",) * 2,
         ("two segments", "两个分段"),
         rule="query_segments",
     ),
     Mistake(
         "window missing",
-        when(lambda inputs: inputs.problem.window != (None, None), {"window": None}),
+        when(lambda inputs: inputs.problem.window != (None, None), {"window": "missing"}),
         ("the window is missing: queries see keys far away", "缺少窗口：查询看到了远处的键"),
         _WINDOW,
         ("more keys than the window holds", "超过窗口宽度的键"),
@@ -196,10 +212,84 @@ MASKS = (
     Mistake(
         "window off by one",
         _windows,
-        ("the window is off by one: (left, right) is too wide by {window}", "窗口差了一位：(左, 右) 多了 {window}"),
+        ("the window is off by one: it is {window}", "窗口差了一位：{window}"),
         _WINDOW,
         ("more keys than the window holds", "超过窗口宽度的键"),
         rule="window",
+    ),
+    Mistake(
+        "window on both sides",
+        when(_one_sided, {"window": "both sides"}),
+        (
+            "the window reaches as far to the right as to the left: |i - j| <= left",
+            "窗口向右伸得和向左一样远：|i - j| <= left",
+        ),
+        _WINDOW,
+        ("more keys than the window holds", "超过窗口宽度的键"),
+        rule="window",
+        seldom=True,
+    ),
+    Mistake(
+        "window on the left only",
+        when(_two_sided, {"window": "left only"}),
+        ("the window has no right side: queries see no later key", "窗口没有右边：查询看不到后面的键"),
+        _WINDOW,
+        ("more than one token", "不止一个词元"),
+        rule="window",
+        seldom=True,
+    ),
+    Mistake(
+        "chunks in place of a window",
+        _chunks,
+        (
+            "a query sees its own chunk of {chunk} tokens (i // {chunk} == j // {chunk}), not a window around it",
+            "查询看到的是自己所在的 {chunk} 个词元的分块（i // {chunk} == j // {chunk}），而不是以它为准的窗口",
+        ),
+        _WINDOW,
+        ("more keys than the window holds", "超过窗口宽度的键"),
+        rule="window",
+        seldom=True,
+    ),
+    Mistake(
+        "mask tiled over heads",
+        when(_per_batch, {"mask": "tiled"}),
+        (
+            "the mask of (batch, queries, keys) is tiled over the heads: head h of entry b gets that of entry "
+            "(b·heads + h) % batch",
+            "形如 (batch, queries, keys) 的掩码按头整体平铺：条目 b 的头 h 用了条目 (b·heads + h) % batch 的掩码",
+        ),
+        (
+            "mask[:, None], or mask.repeat_interleave(heads, dim=0) where heads are in the batch",
+            "用 mask[:, None]；头并入批次时用 mask.repeat_interleave(heads, dim=0)",
+        ),
+        ("a mask that differs from entry to entry, and more than one head", "各批次条目不同的掩码，且不止一个头"),
+        rule="mask",
+        seldom=True,
+    ),
+    Mistake(
+        "rules joined by or",
+        when(lambda inputs: len(rules(inputs.problem)) > 1, {"joined": "or"}),
+        (
+            "the masks are joined by or: a key is seen where any of them allows it",
+            "各个掩码用“或”连接：只要有一个允许就可见",
+        ),
+        (
+            "seen = causal & padding & mask: a key must be allowed by each",
+            "seen = causal & padding & mask：每个掩码都允许才可见",
+        ),
+        ("two rules that hide different keys", "遮蔽不同键的两个规则"),
+        seldom=True,
+    ),
+    Mistake(
+        "mask of the wrong sign",
+        when(hides, {"masking": "fill", "fill": 1e9}),
+        (
+            "hidden scores become a large positive number, as 1e9: hidden keys get all the weight",
+            "被遮蔽的得分成了很大的正数（如 1e9）：全部权重都给了被遮蔽的键",
+        ),
+        ("scores = where(mask, scores, -inf), not +1e9", "scores = where(mask, scores, -inf)，而不是 +1e9"),
+        _HIDDEN,
+        seldom=True,
     ),
     Mistake(
         "mask after softmax",

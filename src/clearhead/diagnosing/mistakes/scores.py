@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from clearhead.diagnosing.mistakes.base import Mistake, Variants, hides, square, when
+from clearhead.diagnosing.mistakes.base import Mistake, Variants, always, hides, square, when
 from clearhead.diagnosing.recipe import STAGES, Change, Inputs
 
 
@@ -19,24 +19,8 @@ def _scale(*others: "float | str") -> Variants:
     return variants
 
 
-def _spans(change: str) -> Variants:
-    """The change, where the inputs have spans that show it."""
-
-    def variants(inputs: Inputs) -> Iterable[Change]:
-        p = inputs.problem
-        if p.query_spans is None or p.key_spans is None or p.span_table is None:
-            return []
-        shows = {
-            "missing": True,
-            "transposed": p.span_table.shape[-2] == p.span_table.shape[-1],
-            "wrapped": bool((p.query_spans < 0).any() or (p.key_spans < 0).any()) and p.span_table.size > 0,
-        }
-        return [{"spans": change}] if shows[change] else []
-
-    return variants
-
-
-def _scaled(inputs: Inputs) -> bool:
+def scaled(inputs: Inputs) -> bool:
+    """Does the scale change the scores?"""
     return bool((inputs.problem.scale != 1).any())
 
 
@@ -48,18 +32,26 @@ def _numbers(inputs: Inputs, other: "float | str") -> Iterable[float]:
         "d_k": [p.d_k],
         "d_v": [] if inputs.v is None else [inputs.v.shape[-1]],
         "d_model": [p.heads * p.d_k] + ([] if inputs.layer is None else [inputs.layer.x.shape[-1]]),
+        "length": sorted({p.queries, p.keys} - {1}),
+        "heads": sorted({p.heads, p.kv_heads} - {1}),
     }
     if other in widths:
         return [width**-0.5 for width in widths[other] if width and (other == "d_k" or width != p.d_k)]
     own = p.scale[:1] if len(np.unique(p.scale)) == 1 else p.scale[:0]  # one number for all heads
-    return {"1/d_k": [1 / p.d_k], "twice": [*own**2], "inverse": [*1 / own[own != 0]]}[other]
+    return {
+        "1/d_k": [1 / p.d_k],
+        "1/2d_k": [0.5 / p.d_k],
+        "twice": [*own**2],
+        "inverse": [*1 / own[own != 0]],
+        "log2 e": [*own * np.log2(np.e)],
+    }[other]
 
 
 def _steps(inputs: Inputs) -> Iterable[Change]:
     """The later steps up to the weights that change the numbers."""
     p = inputs.problem
     works = {
-        "scaled": _scaled(inputs),
+        "scaled": scaled(inputs),
         "capped": p.softcap is not None,
         "biased": any(x is not None for x in (p.bias, p.alibi_slopes, p.span_table)),
         "masked": hides(inputs),
@@ -72,7 +64,10 @@ def _steps(inputs: Inputs) -> Iterable[Change]:
 
 
 _SCORES = ("scores = q @ k.swapaxes(-1, -2)",) * 2
-_SCALE = ("scores = q @ k.swapaxes(-1, -2) * d_k ** -0.5",) * 2
+_SCALE = (
+    "scores = q @ k.swapaxes(-1, -2) * scale, where scale = d_k ** -0.5 unless another one is asked for",
+    "scores = q @ k.swapaxes(-1, -2) * scale，未另行指定时 scale = d_k ** -0.5",
+)
 
 SCORES = (
     Mistake(
@@ -149,6 +144,101 @@ SCORES = (
         rule="scale",
     ),
     Mistake(
+        "scale of the length",
+        _scale("length"),
+        (
+            "the scores are divided by the square root of the number of tokens, not of d_k",
+            "得分除以了词元数的平方根，而不是 √d_k",
+        ),
+        _SCALE,
+        ("a number of tokens other than d_k", "不等于 d_k 的词元数"),
+        seldom=True,
+    ),
+    Mistake(
+        "scale of the heads",
+        _scale("heads"),
+        ("the scores are divided by √heads, not by √d_k", "得分除以了头数的平方根，而不是 √d_k"),
+        _SCALE,
+        ("a number of heads other than d_k", "不等于 d_k 的头数"),
+        seldom=True,
+    ),
+    Mistake(
+        "scale (d_k ** -1) / 2",
+        _scale("1/2d_k"),
+        (
+            "the scores are divided by 2·d_k: d_k ** -1/2 is (d_k ** -1) / 2, not d_k ** -0.5",
+            "得分除以了 2·d_k：d_k ** -1/2 等于 (d_k ** -1) / 2，而不是 d_k ** -0.5",
+        ),
+        _SCALE,
+        ("d_k other than 4", "d_k 不等于 4"),
+        seldom=True,
+    ),
+    Mistake(
+        "exp2 without log2 e",
+        always({"powers": "2"}),
+        (
+            "the softmax takes powers of 2, and the logits were not multiplied by log2 e",
+            "softmax 用了 2 的幂（exp2），而 logits 没有先乘 log2 e",
+        ),
+        (
+            "weights = exp2((scores - scores.max(-1, keepdims=True)) * 1.4426950408889634), divided by its sum",
+            "weights = exp2((scores - scores.max(-1, keepdims=True)) * 1.4426950408889634)，再除以它们的和",
+        ),
+        ("any scores", "任意得分"),
+        seldom=True,
+    ),
+    Mistake(
+        "log2 e with exp",
+        _scale("log2 e"),
+        (
+            "the scale holds the factor log2 e of a softmax by exp2, but the softmax takes exp",
+            "缩放系数里带着 exp2 版 softmax 的因子 log2 e，而 softmax 用的却是 exp",
+        ),
+        (
+            "exp2(scale * log2_e * scores) or exp(scale * scores), not a mixture",
+            "用 exp2(scale * log2_e * scores) 或 exp(scale * scores)，不要混用",
+        ),
+        ("any scores", "任意得分"),
+        seldom=True,
+    ),
+    Mistake(
+        "scale after the softmax",
+        when(scaled, {"scaling": "weights"}),
+        (
+            "the scale multiplies the weights, after the softmax, not the scores before it",
+            "缩放系数乘在了 softmax 之后的权重上，而不是之前的得分上",
+        ),
+        (
+            "weights = softmax(scores * scale), not softmax(scores) * scale",
+            "用 weights = softmax(scores * scale)，而不是 softmax(scores) * scale",
+        ),
+        ("d_k > 1", "d_k > 1"),
+        seldom=True,
+    ),
+    Mistake(
+        "another scale",
+        lambda _: [],
+        (
+            "the scores are scaled by another number: {scale_factor} times the right scale",
+            "得分乘以了另一个缩放系数：是正确系数的 {scale_factor} 倍",
+        ),
+        _SCALE,
+        ("scores that differ from each other", "各不相同的得分"),
+        alone=True,
+        rare=when(lambda inputs: scaled(inputs) or bool(inputs.problem.scale.all()), {"scale_factor": None}),
+    ),
+    Mistake(
+        "cosine in place of the product",
+        always({"product": "cosine"}, {"product": "cosine", "scale": 1.0}),
+        (
+            "the scores are cosines: queries and keys are divided by their lengths",
+            "得分是余弦：查询和键都除以了各自的长度",
+        ),
+        _SCORES,
+        ("queries and keys of other lengths than 1", "长度不为 1 的查询和键"),
+        seldom=True,
+    ),
+    Mistake(
         "another step",
         _steps,
         ("these are the numbers of a later step, {step}", "这是后面一步 {step} 的数值"),
@@ -157,89 +247,5 @@ SCORES = (
             '改用 stage="{step}"，或给出原本要检查的那一步',
         ),
         ("rules that make the two steps differ", "使两步不同的规则"),
-    ),
-    Mistake(
-        "softcap missing",
-        when(lambda inputs: inputs.problem.softcap is not None, {"softcap": "missing"}),
-        ("the scores are not capped: c·tanh(s/c) is missing", "没有限制得分的大小：漏了 c·tanh(s/c)"),
-        ("scores = softcap * tanh(scores / softcap)",) * 2,
-        ("scores that are not small beside the cap", "与上限相比不算太小的得分"),
-        rule="softcap",
-    ),
-    Mistake(
-        "softcap after mask",
-        when(lambda inputs: inputs.problem.softcap is not None and hides(inputs), {"softcap": "after mask"}),
-        (
-            "the cap acts after the mask: -∞ becomes -c, and hidden keys keep some weight",
-            "先遮蔽再限制得分：-∞ 变成了 -c，被遮蔽的键仍有权重",
-        ),
-        ("cap the scores first, mask them then", "先限制得分，再遮蔽"),
-        ("a key that is hidden, and a small cap", "有被遮蔽的键，且上限较小"),
-        rule="softcap",
-    ),
-    Mistake(
-        "bias missing",
-        when(lambda inputs: inputs.problem.bias is not None, {"bias": "missing"}),
-        ("the bias is not added to the scores", "没有把偏置加到得分上"),
-        ("scores = scores + bias",) * 2,
-        ("a bias that differs from key to key", "对各个键不同的偏置"),
-        rule="bias",
-    ),
-    Mistake(
-        "bias scaled",
-        when(
-            lambda inputs: inputs.problem.bias is not None and _scaled(inputs),
-            {"bias": "scaled"},
-        ),
-        ("the bias is added before the scale, which shrinks it too", "缩放之前就加了偏置，偏置也被缩小了"),
-        ("scores = q @ k.swapaxes(-1, -2) * scale + bias",) * 2,
-        ("a bias that differs from key to key, and d_k > 1", "对各个键不同的偏置，且 d_k > 1"),
-        rule="bias",
-    ),
-    Mistake(
-        "ALiBi missing",
-        when(lambda inputs: inputs.problem.alibi_slopes is not None, {"alibi": "missing"}),
-        ("ALiBi's slopes are left out", "漏掉了 ALiBi 的斜率"),
-        ("scores = scores - slopes[:, None, None] * abs(i - j)",) * 2,
-        ("more than one key", "不止一个键"),
-        rule="alibi_slopes",
-    ),
-    Mistake(
-        "ALiBi added",
-        when(lambda inputs: inputs.problem.alibi_slopes is not None, {"alibi": "added"}),
-        ("ALiBi's slopes are added, not subtracted: far keys gain", "ALiBi 的斜率是加而不是减：远处的键反而加分"),
-        ("scores = scores - slopes[:, None, None] * abs(i - j)",) * 2,
-        ("more than one key", "不止一个键"),
-        rule="alibi_slopes",
-    ),
-    Mistake(
-        "spans missing",
-        _spans("missing"),
-        ("the table of spans is not added to the scores", "没有把片段对应的数加到得分上"),
-        ("scores = scores + table[query_spans][:, key_spans]",) * 2,
-        ("spans whose pairs differ in the table", "表中各对片段的数不全相同"),
-        rule="spans",
-    ),
-    Mistake(
-        "spans transposed",
-        _spans("transposed"),
-        (
-            "the table of spans is read with the key's label first: table[key, query]",
-            "查表时把键的标签放在了前面：table[键, 查询]",
-        ),
-        ("scores = scores + table[query_spans][:, key_spans]",) * 2,
-        ("a table that is not symmetric", "不对称的表"),
-        rule="spans",
-    ),
-    Mistake(
-        "spans wrapped",
-        _spans("wrapped"),
-        (
-            "a label below 0 reads the table's last row or column, where it should add nothing",
-            "小于 0 的标签读到了表的最后一行或最后一列，而它本不应加任何数",
-        ),
-        ("scores = scores + where(labelled, table[query_spans][:, key_spans], 0)",) * 2,
-        ("a token whose label is below 0", "有标签小于 0 的词元"),
-        rule="spans",
     ),
 )

@@ -1,0 +1,233 @@
+"""Q, K and V as a recipe makes them, right or wrong: projections, heads, rotary positions, the cache and its tiles."""
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from clearhead.core.axes import Array, group_size
+from clearhead.diagnosing.recipe import RIGHT, Inputs, Recipe, Selection
+from clearhead.diagnosing.tiles import eps
+
+_CACHE_BYTES = 2**26  # of shared intermediates
+_PROJECTIONS = attrgetter(*("source", "w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "packing", "order", "split"))
+_ROTARY = attrgetter(
+    *("rotary", "rotary_on", "rotary_part", "rotary_base", "rotary_factor", "rotary_shift", "rotary_from")
+)
+_USUAL = _PROJECTIONS(RIGHT), _ROTARY(RIGHT)
+
+
+class Operands:
+    """Computes the operands of recipes; `precision` is the dtype of a plain run, None the truth in float64.
+
+    `perturbed` is the seed of another plain run, whose queries and keys are moved within the rounding of its dtype, or
+    of float32 where that is wider.
+    """
+
+    def __init__(self, inputs: Inputs, precision: np.dtype[Any] | None = None, perturbed: int | None = None) -> None:
+        self.inputs, self.problem = inputs, inputs.problem
+        self.precision, self.perturbed = precision, perturbed
+        self.dtype = np.dtype(np.float64 if precision in (None, np.float64) else np.float32)
+        self._memo: dict[Any, Array] = {}
+        self._kept: dict[Any, Array] = {}
+        self._bytes = 0
+        self._selections: dict[tuple[Any, ...], Selection] = {}
+
+    def once(self, key: Any, make: Callable[[], Array]) -> Array:
+        """A shared intermediate, computed when it is first needed; the oldest are dropped when the cache is full."""
+        array = self._memo.get(key)
+        if array is None:
+            array = self._memo[key] = make()
+            self._bytes += array.nbytes
+            while self._bytes > _CACHE_BYTES and len(self._memo) > 1:
+                self._bytes -= self._memo.pop(next(iter(self._memo))).nbytes
+        return array
+
+    def kept(self, key: Any, make: Callable[[], Array]) -> Array:
+        """A shared intermediate that nearly every recipe needs, and that is never dropped: projections and heads."""
+        array = self._kept.get(key)
+        if array is None:
+            array = self._kept[key] = make()
+        return array
+
+    def rounded(self, x: Array) -> Array:
+        """A step's result, rounded to the dtype of the plain run."""
+        if self.precision is None or self.precision.itemsize > 2:
+            return x
+        return x.astype(self.precision).astype(np.float32)
+
+    def selection(self, heads: tuple[int, ...], rows: tuple[int, ...]) -> Selection:
+        """The Selection of these heads and rows, one object for each, so that it can be a key of the cache."""
+        return self._selections.setdefault((heads, rows), Selection(heads, rows))
+
+    def operand(self, recipe: Recipe, role: str) -> Array:
+        """What serves as "q", "k" or "v", as (batch, its heads, tokens, width)."""
+        return self._held(recipe, self._projection(recipe, role), role)
+
+    def served(self, recipe: Recipe, role: str, heads: tuple[int, ...]) -> Array:
+        """The same for each of these query heads, (batch, heads, tokens, width)."""
+        x = self._projection(recipe, role)
+        kv = x.shape[1]
+        if kv == self.problem.heads:
+            chosen = list(heads)
+        else:
+            group = max(1, group_size(self.problem.heads, kv))
+            by_groups = {"repeat": [h // group for h in heads], "tile": [h % kv for h in heads]}
+            chosen = by_groups.get(recipe.groups, [0] * len(heads))
+        if chosen != list(range(kv)):
+            x = x[:, chosen[0] : chosen[0] + 1] if len(chosen) == 1 else x[:, chosen]
+        return self._held(recipe, x, role)
+
+    def _held(self, recipe: Recipe, x: Array, role: str) -> Array:
+        return x if role == "q" else held(recipe, x, role, self.problem.queries)
+
+    def _projection(self, recipe: Recipe, role: str) -> Array:
+        """What serves as "q", "k" or "v" before a cache or tiles hold it: computed for all heads, and once."""
+        name = recipe.order["qkv".index(role)]
+        if self.inputs.layer is None and self.inputs.rotary is None and recipe.split == "heads":  # as it was given
+            return self.kept((name, role if self.perturbed is not None else ""), lambda: self._operand(recipe, role))
+        key = (role, _PROJECTIONS(recipe), _ROTARY(recipe))
+        fitted = recipe.rotary_base != 0 or recipe.rotary_factor != 1  # many values
+        often = key[1:] == _USUAL or (self.inputs.layer is not None and not fitted)
+        return (self.kept if often else self.once)(key, lambda: self._operand(recipe, role))
+
+    def _operand(self, recipe: Recipe, role: str) -> Array:
+        name = recipe.order["qkv".index(role)]
+        right: Array = getattr(self.inputs, name)
+        heads = right.shape[1]
+        if self.inputs.layer is None and recipe.split == "heads":
+            return self._turned(recipe, np.asarray(right, self.dtype), role)
+        tokens = self._tokens(recipe, role, name, right)
+        batch, length, width = tokens.shape
+        if recipe.split == "one" and role != "v":
+            x = np.broadcast_to(tokens[:, None], (batch, heads, length, width))
+        elif recipe.split in ("heads", "one"):
+            x = tokens.reshape(batch, length, heads, width // heads).swapaxes(1, 2)
+        elif recipe.split == "flat":
+            x = tokens.reshape(batch, heads, length, width // heads)
+        else:
+            x = tokens.reshape(batch, length, width // heads, heads).transpose(0, 3, 1, 2)
+        return self._turned(recipe, x, role)
+
+    def _turned(self, recipe: Recipe, x: Array, role: str) -> Array:
+        """Heads with their rotary positions, where they have any; moved a little in a perturbed run."""
+        turns = self.inputs.rotary is not None and recipe.rotary != "missing" and role in recipe.rotary_on
+        if turns and x.shape[-1] % 2 == 0:
+            x = self.rounded(self._rotated(recipe, x, shift=role == "q"))
+        if self.perturbed is not None and role != "v":
+            noise = np.random.default_rng(self.perturbed).uniform(-1, 1, x.shape)
+            narrow = self.precision if self.precision is not None and self.precision.itemsize == 2 else None
+            size = eps(narrow or np.dtype(np.float32))
+            x = (x * (1 + size * noise)).astype(self.dtype)
+        return np.ascontiguousarray(x)
+
+    def _tokens(self, recipe: Recipe, role: str, name: str, right: Array) -> Array:
+        """(batch, tokens, heads·width): X·W + b, or the given heads side by side."""
+        layer = self.inputs.layer
+        if layer is None:
+            x = right.astype(self.dtype).swapaxes(1, 2)
+            return x.reshape(*x.shape[:2], x.shape[2] * x.shape[3])
+        if recipe.packing == "thirds":
+            result = self._projected(recipe, role, name)
+        else:
+            thirds = [self._projected(recipe, "q", each) for each in "qkv"]
+            result = unpacked(recipe.packing, thirds, self.problem.heads)["qkv".index(name)]
+        if role == "v" and recipe.w_o == "on values":
+            result = self.rounded(result @ self.w_o)
+        return result
+
+    def _projected(self, recipe: Recipe, role: str, name: str) -> Array:
+        """What W and b of `name` make of the tokens that `role` reads."""
+        layer = self.inputs.layer
+        assert layer is not None
+        result = self._product(recipe.source, role, name, turned=getattr(recipe, f"w_{name}") == "transposed")
+        if name in layer.b and getattr(recipe, f"b_{name}") == "given":
+            result = self.rounded(result + layer.b[name].astype(self.dtype))
+        return result
+
+    def _product(self, source: str, role: str, name: str, *, turned: bool) -> Array:
+        """X·W or X·Wᵀ."""
+        layer = self.inputs.layer
+        assert layer is not None
+        first, other = (layer.context, layer.x) if source == "swapped" else (layer.x, layer.context)
+        x = first if role == "q" or source == "x only" else other
+        w = layer.w[name].T if turned else layer.w[name]
+
+        def make() -> Array:
+            read = normalised(x.astype(self.dtype)) if source == "normalised" else x.astype(self.dtype)
+            return self.rounded(read @ w.astype(self.dtype))
+
+        return self.kept((id(x), source == "normalised", name, turned), make)
+
+    @property
+    def w_o(self) -> Array:
+        """The layer's output projection."""
+        layer = self.inputs.layer
+        assert layer is not None
+        return self.kept("W^O", lambda: layer.w["o"].astype(self.dtype))
+
+    def _rotated(self, recipe: Recipe, x: Array, *, shift: bool) -> Array:
+        assert self.inputs.rotary is not None
+        given_base, interleaved = self.inputs.rotary
+        part = int(x.shape[-1] * recipe.rotary_part) // 2 * 2
+        half = part // 2
+        places = np.arange(x.shape[2])[None, :]
+        if shift:
+            offset = self.problem.query_offset[:, None] if recipe.rotary_from == "offset" else 0
+            places = places + offset + recipe.rotary_shift
+        assert recipe.rotary_factor is not None
+        base = recipe.rotary_base or given_base
+        angles = places[..., None] / recipe.rotary_factor * base ** (-np.arange(half) / max(1, half))
+        angles = -angles if recipe.rotary == "backwards" else angles
+        neighbours = interleaved != (recipe.rotary in ("pairing", "mixed, pairing"))
+        turned, rest = x[..., :part], x[..., part:]
+        if neighbours:
+            a, b = turned[..., 0::2], turned[..., 1::2]
+            other = np.stack([-b, a], axis=-1).reshape(turned.shape)
+        else:
+            other = np.concatenate([-turned[..., half:], turned[..., :half]], axis=-1)
+        repeated = neighbours != recipe.rotary.startswith("mixed")
+        angles = np.repeat(angles, 2, axis=-1) if repeated else np.concatenate([angles, angles], axis=-1)
+        cos, sin = (f(angles)[:, None].astype(x.dtype) for f in (np.cos, np.sin))
+        return np.concatenate([turned * cos + other * sin, rest], axis=-1)
+
+
+def normalised(x: Array) -> Array:
+    """Layer norm without weights: mean 0 and variance 1 along the last axis."""
+    centred = x - x.mean(axis=-1, keepdims=True)
+    return np.asarray(centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + x.dtype.type(1e-5)))
+
+
+def unpacked(packing: str, thirds: list[Array], heads: int) -> list[Array]:
+    """Q, K and V, (batch, tokens, heads·d), read from packed columns by another layout than they were packed in."""
+    batch, length, width = thirds[0].shape
+    d = width // heads
+    if packing.startswith("read"):
+        whole = np.concatenate(thirds, axis=-1)
+        split = (heads, 3, d) if packing == "read per head" else (heads, d, 3)
+        read = np.moveaxis(whole.reshape(batch, length, *split), 3 if packing == "read per head" else 4, 0)
+        return list(read.reshape(3, batch, length, width))
+    each = [third.reshape(batch, length, heads, d) for third in thirds]
+    whole = np.stack(each, axis=3 if packing == "packed per head" else 4).reshape(batch, length, 3 * width)
+    return np.split(whole, 3, axis=-1)
+
+
+def held(recipe: Recipe, x: Array, role: str, queries: int) -> Array:
+    """Keys or values, (batch, heads, keys, width), as a faulty cache or a stale tile holds them."""
+    kind, new = recipe.cache, x.shape[2] - queries  # the first new key
+    zero = {"newest empty": "kv", "newest keys empty": "k", "newest values empty": "v"}.get(kind, "")
+    if role in zero:
+        return np.concatenate([x[:, :, :new], np.zeros_like(x[:, :, new:])], axis=2)
+    if kind == "another batch":
+        return np.concatenate([np.roll(x[:, :, :new], 1, axis=0), x[:, :, new:]], axis=2)
+    if kind == "newest early":  # one slot before its own, which stays empty
+        return np.concatenate([x[:, :, : new - 1], x[:, :, new:], np.zeros_like(x[:, :, :1])], axis=2)
+    what, block = recipe.tile
+    if what not in ("stale keys", "stale values", "first keys", "first values") or not what.endswith(
+        "keys" if role == "k" else "values"
+    ):
+        return x
+    keys = np.arange(x.shape[2])
+    source = keys % block if what.startswith("first") else np.where(keys < block, keys, keys - block)
+    return x[:, :, source]
