@@ -15,6 +15,7 @@ from benchmarks.__main__ import main
 from benchmarks.cases import Case
 from benchmarks.causes import CauseCost
 from benchmarks.change import ChangeCost
+from benchmarks.derivatives import DerivativeCost
 from benchmarks.groups import GROUPS
 from benchmarks.limits import Limits
 from benchmarks.memory import Single
@@ -75,6 +76,7 @@ FOUND = {
     "model": [Share("forward", 1, 128, 768, 12, 0.001, 1.5)],
     "spans": [SpanCost("n 64 d 8", "half cut", 0.001, 0.5, None)],
     "causes": [CauseCost("h8 n 64 d 64", "native", 0.001, 0.9, None, 10**6)],
+    "derivatives": [DerivativeCost("h8 n 64 d 64", "jvp", 0.001, 2.9, None, 10**6)],
     "watch": [Cost(4096, "watch", 5.4, 0.85, 10**9), Cost(16384, "sdpa", 52.4, None, 10**9)],
     "steps": [StepCost(256, "causes", 0.9, 1.05, 1.01, 10**9)],
     "change": [ChangeCost(4096, "cut", 5.4, 1.02, 10**8)],
