@@ -123,6 +123,32 @@ def test_small_differences_are_no_narrow_dtype(name: str):
     assert known(told("plain", name)) is not None
 
 
+def test_lengths_of_two_batch_entries_are_no_proof():
+    q, k, v = causal()
+    lengths = np.array([13, 16])
+    theirs = ch.attention(q, k, v, kv_lengths=np.array([16, 16]))  # the longest for all, or rounded up to eight
+    best = ch.diagnose(q, k, v, theirs, kv_lengths=lengths).explanations[0]
+    assert best.mistakes == ("one length for all",)
+    assert best.confidence != "sure"
+
+
+def test_a_causal_mask_beside_a_window_to_the_left_is_not_asked_for():
+    q, k, v = causal()
+    rules = {"window": (3, 0), "causal": True}
+    found = ch.diagnose(q, k, v, ch.attention(q, k, v, **rules), **rules)
+    assert found.verdict == "right"
+    assert "causal mask missing" not in [e.mistakes[0] for e in found.unseen]
+
+
+@pytest.mark.parametrize("offset", [0, 5])
+def test_a_last_query_that_sees_every_key_is_no_unwritten_row(offset: int):
+    q, k, v = causal(7, 12)
+    i, j = np.arange(7)[:, None], np.arange(12)
+    scores = np.where((j <= i) | (i == 6), q @ k.swapaxes(-1, -2) / 8**0.5, -np.inf)
+    facts = known(ch.diagnose(q, k, v, softmax(scores) @ v, causal=True, query_offset=offset))
+    assert facts["right query"] == ({"right": "0-5", "wrong": "6"} if offset == 0 else {"right": "6", "wrong": "0-5"})
+
+
 # ── what is known where nothing explains ──
 
 
