@@ -735,7 +735,12 @@ def test_a_link_opens_the_cell_it_names(running, written):
     with opened(running, written, wait=".map-of", place=place) as (page, _):
         ready(page)
         found = state(page)
-        assert (found["at"], found["cell"], found["by"], found["show"]) == ("0.1.3", "9.2", "sink", "mean.log.1.0.weights")
+        assert (found["at"], found["cell"], found["by"], found["show"]) == (
+            "0.1.3",
+            "9.2",
+            "sink",
+            "mean.log.1.0.weights",
+        )
         assert page.locator("#scale").input_value() == "log"
         assert page.is_checked("#aside")
         page.locator(".heads .head").first.click()
