@@ -46,7 +46,7 @@ def everything(q: Array, k: Array, rules: dict[str, Any], bias: tuple[int, int, 
     triton.weights(problem, q, k, lse)
     triton.transposed(problem, q, k, lse, q)
     table = None if problem.span_table is None else problem.span_table.shape
-    upstream = Upstream(lse, q, lse[:, :, :1] + np.zeros(problem.keys), lse, lse, bias, table)
+    upstream = Upstream(lse, q, lse[:, :, :1] + np.zeros(problem.keys), lse, lse, bias=bias, spans=table)
     triton.gradients(problem, q, k, k, lse, upstream)
     arrays, terms = (problem, q, k, k, q), Terms("cut", lse, lse, lse, np.zeros(lse.shape, int))
     triton.others(*arrays)

@@ -8,18 +8,19 @@ from typing import Any, Unpack, cast
 import numpy as np
 
 from clearhead.core.arrays import FLOATS, as_array, ungraphed
-from clearhead.core.axes import WEIGHTS, Array, heads_first, named
-from clearhead.core.problem import Problem, describe, describe_whole
+from clearhead.core.axes import Array, heads_first
+from clearhead.core.problem import describe, describe_whole
 from clearhead.core.rule_values import read_flag, read_number, read_numbers
 from clearhead.core.rules import Rules, check_names, check_supported
 from clearhead.diagnosing.certainty import doubts
 from clearhead.diagnosing.fitting import differences
 from clearhead.diagnosing.known import known_about, nonfinite_inputs, telling
 from clearhead.diagnosing.reason import Reason
-from clearhead.diagnosing.recipe import RIGHT, RULES, STAGES, Inputs, LayerInputs, Rotary, Stage
+from clearhead.diagnosing.recipe import RIGHT, RULES, Inputs, LayerInputs, Rotary, Stage
 from clearhead.diagnosing.search import Candidate, Search
+from clearhead.diagnosing.theirs import read_theirs
 from clearhead.diagnosing.verdict import Confidence, Diagnosis, MistakeExplanation, Outcome, Place
-from clearhead.errors import ClearheadError, DtypeError, FileError, RuleError, ShapeError, shown, unknown
+from clearhead.errors import ClearheadError, FileError, RuleError, ShapeError, shown, unknown
 from clearhead.textbook.case_file import (
     GIVEN_WEIGHTS,
     INPUTS,
@@ -267,8 +268,8 @@ def plain_inputs(q: Any, k: Any, v: Any, theirs: Any, stage: Stage, rotary: Rota
     """The inputs of `diagnose`, checked."""
     described, values = describe_whole(q, k, v, rules)
     shape = (*described.problem.prefix, described.problem.queries, values.shape[-1])
-    read_theirs = heads_first(_theirs(theirs, shape, described.problem, stage))
-    return Inputs(described.problem, described.q, described.k, values, read_theirs, stage, None, rotary)
+    given = heads_first(read_theirs(theirs, shape, described.problem, stage))
+    return Inputs(described.problem, described.q, described.k, values, given, stage, None, rotary)
 
 
 @np.errstate(all="ignore")
@@ -294,8 +295,8 @@ def _weights(weights: Any, v: Any, theirs: Any, convention: Convention, stage: S
     if stage != "output":
         raise RuleError(f"stage is {shown(stage)}: where the weights are given, only the output can be wrong.")
     shape = (*problem.prefix, problem.queries, values.shape[-1])
-    read_theirs = heads_first(_theirs(turned(as_array(theirs, "theirs")[0], convention), shape, problem, stage))
-    return Inputs(problem, described.q, described.k, values, read_theirs, stage, weights=given)
+    mine = heads_first(read_theirs(turned(as_array(theirs, "theirs")[0], convention), shape, problem, stage))
+    return Inputs(problem, described.q, described.k, values, mine, stage, weights=given)
 
 
 def layer_inputs(
@@ -341,7 +342,7 @@ def layer_inputs(
     described = describe(q, k, v, rules)
     assert described.v is not None
     joined = (*sizes.lead, sizes.queries, num_heads * sizes.d_v if out is None else out[1])
-    theirs = _theirs(turned(as_array(theirs, "theirs")[0], convention), joined, described.problem, stage)
+    theirs = read_theirs(turned(as_array(theirs, "theirs")[0], convention), joined, described.problem, stage)
     theirs = theirs.reshape(described.problem.batch, 1 if stage == "output" else num_heads, *theirs.shape[-2:])
     flat = [array.reshape(prod(sizes.lead), *array.shape[-2:]) for array in (x, context)]
     layer = LayerInputs(flat[0], flat[1], w, b)
@@ -357,40 +358,6 @@ def _rotary(base: Any, *, interleaved: Any) -> Rotary | None:
             f"rotary is {shown(base)}: expected the base of the angles, a positive number.", "rotary=10000.0"
         )
     return Rotary(number, read_flag("rotary_interleaved", interleaved))
-
-
-def _theirs(theirs: Any, output: tuple[int, ...], problem: Problem, stage: Stage) -> Array:
-    """Their numbers, where they have the stage's shape; else a ShapeError that says how to give them that shape."""
-    if not isinstance(stage, str) or stage not in STAGES:
-        raise RuleError(f"stage is {shown(stage)}: expected one of {', '.join(STAGES)}.")
-    array: Array = as_array(theirs, "theirs")[0]
-    if array.dtype not in FLOATS:
-        raise DtypeError(f"theirs is {array.dtype}: expected float64, float32, bfloat16 or float16.")
-    want = output if stage == "output" else problem.shape
-    if array.shape == want:
-        return array
-    axes: tuple[str, ...] = WEIGHTS if stage != "output" else ("batch", "heads", "queries", "d_v")
-    if len(output) == len(problem.prefix) + 1:  # a layer's output, its heads joined
-        axes = ("batch", "queries", "d_out") if stage == "output" else WEIGHTS
-    hint = _hint(array.shape, want, output, problem, stage)
-    raise ShapeError(f"theirs has shape {array.shape}: at stage {stage!r} expected {named(want, axes)}.", hint)
-
-
-def _hint(shape: tuple[int, ...], want: tuple[int, ...], output: tuple[int, ...], problem: Problem, stage: str) -> str:
-    if shape == output:
-        return 'it has the shape of the output: stage="output".'
-    if shape == problem.shape:
-        return 'it has the shape of the weights: stage="weights".'
-    if shape == (*want[:-2], want[-1], want[-2]):
-        return "its last two axes are swapped: theirs.swapaxes(-1, -2)."
-    if len(want) > 2 and shape == (*want[:-3], want[-2], want[-3], want[-1]):
-        return "it is (batch, queries, heads, …): theirs.swapaxes(-2, -3)."
-    if stage == "output" and len(want) > 2 and shape == (*want[:-3], want[-2], want[-3] * want[-1]):
-        split = f"*theirs.shape[:-1], {want[-3]}, {want[-1]}"
-        return f"its heads are joined: theirs.reshape({split}).swapaxes(-2, -3)."
-    if prod(shape) == prod(want):
-        return "it has as many numbers: a reshape may do, if their order is right."
-    return ""
 
 
 def _first(search: Search, gaps: Array, theirs: Array, right: Array, tolerance: float) -> Place | None:

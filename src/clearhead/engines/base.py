@@ -37,10 +37,10 @@ class Upstream:
     keys: Array | None = None  # (batch, heads, keys)
     entropy: Array | None = None  # (batch, heads, queries)
     distance: Array | None = None  # (batch, heads, queries)
+    own: Array | None = None  # (batch, heads, queries)
     bias: tuple[int, int, int, int] | None = None  # the bias's own shape, 1 where it is broadcast; None: not asked
     spans: tuple[int, int, int, int] | None = None  # the table's own shape, likewise
     keep_float32: bool = False  # answer in the statistics' dtype, to be rounded once after a sum over ranks
-    own: Array | None = None  # (batch, heads, queries)
 
 
 class Kept(NamedTuple):
