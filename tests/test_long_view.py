@@ -367,6 +367,7 @@ def test_a_watched_model_is_saved_as_a_page_or_a_file(tmp_path):
 
 def state(page):
     """The current selection, read from the page's link."""
+    page.wait_for_timeout(200)  # the link follows the selection after 150 ms
     return dict(part.split("=") for part in page.evaluate("location.hash").lstrip("#").split("&"))
 
 
