@@ -33,8 +33,3 @@ class Directions:
     def given(self) -> dict[str, Any]:
         """The tangents that are not zero, by name."""
         return {field.name: x for field in fields(self) if (x := getattr(self, field.name)) is not None}
-
-    @property
-    def moves_scores(self) -> bool:
-        """Does any logit of a key change along them?"""
-        return bool(self.given.keys() & {"q", "k", "bias", "spans"})

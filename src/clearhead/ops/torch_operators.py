@@ -15,6 +15,7 @@ from clearhead.core.statistics import STATISTICS, arrays_of
 from clearhead.errors import DerivativeError, RuleError
 from clearhead.ops import backward
 from clearhead.ops.torch_arguments import WITH_GRADIENTS, Given, Known, KnownProduct, Options, from_flat, schema
+from clearhead.ops.torch_autograd import one_by_one
 from clearhead.ops.torch_functions import INPUTS, Bundle, gradients, parts, transposed, values
 from clearhead.ops.torch_nodes import PRODUCT
 
@@ -203,19 +204,8 @@ def _operator(
         saves(ctx, inputs, output)
 
     whole.register_autograd(by_inputs, setup_context=setup)
-    whole.register_vmap(lambda info, dims, *inputs: _one_by_one(whole, info.batch_size, dims, inputs))
+    whole.register_vmap(lambda info, dims, *inputs: tuple(map(list, one_by_one(whole, info.batch_size, dims, inputs))))
     return whole
-
-
-def _one_by_one(function: Callable[..., Any], count: int, dims: Sequence[Any], inputs: Sequence[Any]) -> Any:
-    """torch.vmap's rule while compiling: one call for each element of the mapped axis, results stacked."""
-
-    def at(x: Any, dim: int | None, place: int) -> Any:
-        return x if dim is None else x.select(dim, place)
-
-    calls = [function(*(at(x, dim, place) for x, dim in zip(inputs, dims, strict=True))) for place in range(count)]
-    stacked = [torch.stack(each) for each in zip(*calls, strict=True)]
-    return stacked, [0] * len(stacked)
 
 
 observe = _operator(
