@@ -21,8 +21,9 @@ import numpy as np
 
 import clearhead as ch
 from benchmarks import unlisted_rules
-from benchmarks.unlisted import PLAIN, Array, Case, Code, softmax
+from benchmarks.unlisted import PLAIN, Array, Case, Code
 from benchmarks.unlisted_layers import LAYER
+from clearhead.core.arrays import bfloat16
 from clearhead.diagnosing import search
 from clearhead.diagnosing.diagnose import layer_inputs, plain_inputs
 from clearhead.diagnosing.mistakes import MISTAKES
@@ -235,66 +236,96 @@ def left_out(sizes: list[int], every: int, seed: int) -> Iterator[Outcome]:
 
 
 def right_codes() -> dict[str, Callable[[Array, Array, Array, Array], Array]]:
-    """Right ways to compute attention from q, k, v and what may be seen, in the arrays' own dtype."""
+    """Right ways to compute attention from q, k, v and what may be seen; sums of narrow numbers are in float32."""
+
+    def wider(dtype: Any) -> Any:
+        return np.float32 if np.dtype(dtype).itemsize == 2 else dtype
+
+    def total(x: Array) -> Array:
+        return np.asarray(x.sum(-1, keepdims=True, dtype=wider(x.dtype)).astype(x.dtype))
+
+    def product(a: Array, b: Array) -> Array:
+        kind = wider(a.dtype)
+        return (a.astype(kind) @ b.astype(kind)).astype(a.dtype)
 
     def logits(q: Array, k: Array, seen: Array) -> Array:
-        return np.where(seen, q @ k.swapaxes(-1, -2) / q.dtype.type(q.shape[-1] ** 0.5), -np.inf).astype(q.dtype)
+        s = product(q, k.swapaxes(-1, -2)) / q.dtype.type(q.shape[-1] ** 0.5)
+        return np.where(seen, s, q.dtype.type(-np.inf)).astype(q.dtype)
+
+    def weights(s: Array) -> Array:
+        powers = np.exp(s - s.max(-1, keepdims=True))
+        return powers / total(powers)
 
     def textbook(q: Array, k: Array, v: Array, seen: Array) -> Array:
-        return softmax(logits(q, k, seen)) @ v
+        return product(weights(logits(q, k, seen)), v)
 
     def by_logsumexp(q: Array, k: Array, v: Array, seen: Array) -> Array:
-        s = logits(q, k, seen)
+        s = logits(q, k, seen).astype(wider(q.dtype))
         top = s.max(-1, keepdims=True)
-        return np.exp(s - (top + np.log(np.exp(s - top).sum(-1, keepdims=True)))) @ v
+        return product(np.exp(s - (top + np.log(total(np.exp(s - top))))).astype(q.dtype), v)
 
     def scale_folded(q: Array, k: Array, v: Array, seen: Array) -> Array:
-        s = (q * q.dtype.type(q.shape[-1] ** -0.25)) @ (k * k.dtype.type(k.shape[-1] ** -0.25)).swapaxes(-1, -2)
-        return softmax(np.where(seen, s, -np.inf).astype(q.dtype)) @ v
+        s = product(q * q.dtype.type(q.shape[-1] ** -0.25), (k * k.dtype.type(k.shape[-1] ** -0.25)).swapaxes(-1, -2))
+        return product(weights(np.where(seen, s, s.dtype.type(-np.inf))), v)
 
     def base_two(q: Array, k: Array, v: Array, seen: Array) -> Array:
         s = logits(q * q.dtype.type(np.log2(np.e)), k, seen)
         powers = np.exp2(s - s.max(-1, keepdims=True))
-        return (powers @ v) / powers.sum(-1, keepdims=True)
+        return product(powers, v) / total(powers)
 
     def reversed_keys(q: Array, k: Array, v: Array, seen: Array) -> Array:
         return textbook(q, k[:, :, ::-1], v[:, :, ::-1], seen[..., ::-1])
 
+    def key_by_key(q: Array, k: Array, v: Array, seen: Array) -> Array:
+        a = weights(logits(q, k, seen)).astype(wider(q.dtype))
+        out = np.zeros((*a.shape[:-1], v.shape[-1]), a.dtype)
+        for j in range(a.shape[-1]):
+            out = out + a[..., j : j + 1] * v[:, :, j : j + 1].astype(a.dtype)
+        return out.astype(q.dtype)
+
+    def by_halves(q: Array, k: Array, v: Array, seen: Array) -> Array:
+        a = weights(logits(q, k, seen)).astype(wider(q.dtype))
+        parts = a[..., None] * v[:, :, None].astype(a.dtype)  # (batch, heads, queries, keys, d)
+        while parts.shape[3] > 1:
+            odd, parts = parts[:, :, :, parts.shape[3] // 2 * 2 :], parts[:, :, :, : parts.shape[3] // 2 * 2]
+            parts = np.concatenate([parts[:, :, :, ::2] + parts[:, :, :, 1::2], odd], axis=3)
+        return parts[:, :, :, 0].astype(q.dtype)
+
     def in_blocks(q: Array, k: Array, v: Array, seen: Array) -> Array:
-        s, size = logits(q, k, seen), 7
-        top, total, out = np.full((*s.shape[:-1], 1), -np.inf, s.dtype), np.zeros(1, s.dtype), np.zeros(1, s.dtype)
+        s, size = logits(q, k, seen).astype(wider(q.dtype)), 7
+        top, below, out = np.full((*s.shape[:-1], 1), -np.inf, s.dtype), np.zeros(1, s.dtype), np.zeros(1, s.dtype)
         for at in range(0, s.shape[-1], size):
             new = np.maximum(top, s[..., at : at + size].max(-1, keepdims=True))
             floor = np.where(np.isneginf(new), 0, new).astype(s.dtype)
             p, shrink = np.exp(s[..., at : at + size] - floor), np.exp(top - floor)
-            total, out = total * shrink + p.sum(-1, keepdims=True), out * shrink + p @ v[:, :, at : at + size]
+            below = below * shrink + p.sum(-1, keepdims=True)
+            out = out * shrink + p @ v[:, :, at : at + size].astype(s.dtype)
             top = new
-        return np.asarray(out / total)
+        return np.asarray(out / below).astype(q.dtype)
 
     def wide(q: Array, k: Array, v: Array, seen: Array) -> Array:
         return textbook(*(x.astype(np.float64) for x in (q, k, v)), seen).astype(q.dtype)
 
-    found = (textbook, by_logsumexp, scale_folded, base_two, reversed_keys, in_blocks, wide)
+    found = (textbook, by_logsumexp, scale_folded, base_two, reversed_keys, key_by_key, by_halves, in_blocks, wide)
     return {code.__name__: code for code in found}
 
 
 def right(_: list[int], every: int, seed: int) -> Iterator[Outcome]:
-    """Right programs in three dtypes, with scores up to thousands: an answer other than "right" accuses one of them."""
+    """Right programs in four dtypes, with scores up to thousands: an answer other than "right" accuses one of them."""
     codes = right_codes()
     for at in range(5000 // every):
         rng = np.random.default_rng([seed, at])
         name = list(codes)[at % len(codes)]
-        dtype = (np.float32, np.float64, np.float16)[at // len(codes) % 3]
+        dtype = (np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.float16), bfloat16)[at // len(codes) % 4]
         n, d = int(rng.integers(1, 40)), int(rng.choice([1, 4, 16, 64]))
         q, k, v = rng.standard_normal((3, 1, int(rng.integers(1, 4)), n, d)).astype(dtype)
-        q = q * dtype(rng.choice([0.1, 1, 10, 30] if dtype == np.float16 else [0.1, 1, 30, 1000]))
+        q = q * dtype.type(rng.choice([0.1, 1, 10, 30] if dtype.itemsize == 2 else [0.1, 1, 30, 1000]))
         causal = bool(rng.random() < 0.5)
         seen = np.tri(n, dtype=bool) if causal else np.ones((n, n), bool)
         began = time.perf_counter()
         found = ch.diagnose(q, k, v, codes[name](q, k, v, seen), causal=causal)
-        kind = np.dtype(dtype).name
         answer = found.verdict if not found.explanations else f"wrong and {found.explanations[0].confidence}"
-        yield Outcome(kind, name, at % len(SIZES), answer, repr(found), time.perf_counter() - began)
+        yield Outcome(dtype.name, name, at % len(SIZES), answer, repr(found), time.perf_counter() - began)
 
 
 def table(outcomes: list[Outcome]) -> str:

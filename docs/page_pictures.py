@@ -1,6 +1,7 @@
 """Photograph the pages for the READMEs and docs: python docs/page_pictures.py writes the PNGs. Needs chromium.
 
-Each picture is of a page that a command writes: clearhead explain …, learn … or scale …, as `SHOTS` has it.
+Each picture is of a page that a command writes: clearhead explain …, learn … or scale …, as `SHOTS` has it. Those
+of the lessons, in both languages, are of the pages that docs/lessons/figures.py writes.
 """
 
 import subprocess
@@ -11,7 +12,9 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "tests"))
+sys.path[:0] = [str(HERE.parent / "tests"), str(HERE / "lessons")]
+
+from figures import FIGURES  # noqa: E402
 
 from browser import browser, opened, until  # noqa: E402
 
@@ -32,6 +35,7 @@ class Shot(NamedTuple):
     theme: str = "light"
     act: Callable[[Any], None] = nothing
     part: str = ""  # a selector; "": what the window shows, "all": the whole page
+    scale: float = 1.5  # pixels of the picture for one of the window
 
 
 def step(name: str) -> Callable[[Any], None]:
@@ -42,7 +46,7 @@ def step(name: str) -> Callable[[Any], None]:
 def drawn(page: Any) -> None:
     """Wait for the map and the heads' pictures."""
     until(page, "document.querySelector('.map-of').dataset.missing === '0'")
-    until(page, "[...document.querySelectorAll('.heads canvas')].every((each) => each.width > 1)")
+    until(page, "[...document.querySelectorAll('.heads canvas')].every((each) => each.dataset.missing === '0')")
 
 
 def cut_a_word(page: Any) -> None:
@@ -55,7 +59,7 @@ def cut_a_word(page: Any) -> None:
 def cuts(page: Any) -> None:
     """Show what cutting each edge would change."""
     drawn(page)
-    page.locator("select", has_text="cuts").first.select_option("cuts")
+    page.locator("select:has(option[value=cuts])").first.select_option("cuts")
     page.locator(".map-of").scroll_into_view_if_needed()
 
 
@@ -67,6 +71,13 @@ def at_step(page: Any) -> None:
 def wide(page: Any) -> None:
     """A width at which the softmax saturates."""
     page.locator("input[type=range]").first.fill("6")
+
+
+def settled(name: str) -> Callable[[Any], None]:
+    """What is done before a lesson's figure is photographed."""
+    if name in ("scale", "learn"):
+        return {"scale": wide, "learn": at_step}[name]
+    return cuts if name == "why" else step("scores") if FIGURES[name].place.startswith("#step") else drawn
 
 
 SHOTS = {
@@ -84,6 +95,12 @@ SHOTS = {
     "way.png": Shot(["explain", "humpty dumpty sat on"], "#step-way", part="#step-way"),
     "learn.png": Shot(["learn"], act=at_step, size=(1240, 900)),
     "scale.png": Shot(["scale"], act=wide, size=(1240, 700)),
+} | {
+    f"{home}lessons/pictures/{name}.png": Shot(
+        [*figure.command, "--lang", language], figure.place, (1000, figure.height), act=settled(name), scale=1.0
+    )
+    for home, language in (("", "en"), ("zh/", "zh"))
+    for name, figure in FIGURES.items()
 }
 
 
@@ -102,9 +119,9 @@ def main(names: list[str]) -> None:
     """Write the pictures of these names, or every one."""
     with TemporaryDirectory() as folder, browser() as running:
         for name in names or SHOTS:
-            shot, page_file = SHOTS[name], Path(folder) / f"{name}.html"
+            shot, page_file = SHOTS[name], Path(folder) / f"{Path(name).stem}.html"
             write(shot, page_file)
-            options = {"color_scheme": shot.theme, "device_scale_factor": 1.5, "reduced_motion": "reduce"}
+            options = {"color_scheme": shot.theme, "device_scale_factor": shot.scale, "reduced_motion": "reduce"}
             with opened(running, page_file, *shot.size, wait="h1", place=shot.place, **options) as (page, _):
                 page.wait_for_timeout(500)
                 shot.act(page)

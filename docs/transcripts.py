@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PAGES = (ROOT / "README.md", ROOT / "README.zh-CN.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", ROOT / "README.zh-CN.md", *sorted((ROOT / "docs").rglob("*.md")))
 BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 ROUNDING = re.compile(r"\d(\.\d+)?e-\d+")  # rounding errors differ from one processor to the next
 
@@ -22,7 +22,11 @@ ROUNDING = re.compile(r"\d(\.\d+)?e-\d+")  # rounding errors differ from one pro
 def run(command: str) -> str:
     """What the command prints."""
     plain = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "COLORTERM")}
-    plain |= {"COLUMNS": "80", "PATH": f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ.get('PATH', '')}"}
+    plain |= {
+        "COLUMNS": "80",
+        "LC_ALL": "C.UTF-8",
+        "PATH": f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ.get('PATH', '')}",
+    }
     done = subprocess.run(
         ["bash", "-c", command],
         capture_output=True,

@@ -144,6 +144,18 @@ template <class M> struct GradientTangents {
         }
     }
 
+    // Rounds what does not move of the strip of rows s … to pairs of bfloat16 numbers, as pair_rows does; returns each
+    // row's own cells of the gradients by scores, in the place of `products`.
+    const T* pair(int s, int count, int first, int last) {
+        if constexpr (M::per_cell == 2)
+            for (int r = 0; r < count; r += 2) {
+                T *still = weights + (s + r) * pitch, *still_grads = score_grads + (s + r) * pitch;
+                if (output_strip) pair_rows<M>(still, r + 1 < count, first, last, nullptr);
+                pair_rows<M>(still_grads, r + 1 < count, first, last, products + r * pitch);
+            }
+        return products;
+    }
+
     // Gradients by logits become gradients by scores, through the softcap, for row r of the strip of rows s ….
     void through_softcap(int s, int r, int first, int last, T* d) {
         T* still = score_grads + (s + r) * pitch;

@@ -247,19 +247,20 @@ template <class M> struct GradientTask {
                 tangents->through_softcap(s, r, first, last, d + r * pitch);
             else
                 through_softcap(r, first, last, d + r * pitch);
-        const T* strip_grads = d;
+        const T *strip_grads = d, *still_grads = tangents ? tangents->score_grads + s * pitch : nullptr;
         if constexpr (per_cell == 2) {
             for (int r = 0; r < count; r += 2) {
                 pair_rows<M>(a + r * pitch, r + 1 < count, first, last, nullptr);
                 pair_rows<M>(d + r * pitch, r + 1 < count, first, last, tanhs + r * pitch);
             }
             strip_grads = tanhs;
+            if (tangents) still_grads = tangents->pair(s, count, first, last);
         }
         add_products<M, pitch, 1>(reinterpret_cast<const Cell*>(strip_grads), count, keys, low - j0, high - j0,
                                   grad_q + s * k_columns);
         if (tangents && tangents->key_panels)
-            add_products<M, pitch, 1>(reinterpret_cast<const Cell*>(tangents->score_grads + s * pitch), count,
-                                      tangents->keys, low - j0, high - j0, grad_q + s * k_columns);
+            add_products<M, pitch, 1>(reinterpret_cast<const Cell*>(still_grads), count, tangents->keys, low - j0,
+                                      high - j0, grad_q + s * k_columns);
         return true;
     }
 

@@ -1,5 +1,9 @@
 // What the row pass computes beside the scores and weights along a direction (core/directions.py): the tangents of the
 // logits and their sums, which are rescaled as the weights' own sums are.
+//
+// Pairs of bfloat16 numbers hold weight·(tangent of logit - mean over the block), since what rounding takes from
+// weight·tangent of logit does not cancel where few keys have all the weight. So each block's sum lacks the mean times
+// its weights·values, which `lend` takes from the sums before the block is added to them, and `repay` gives back.
 #pragma once
 
 #include "key_blocks.hpp"
@@ -13,19 +17,24 @@ template <class M> struct RowTangents {
     using T = typename M::T;
     using Cell = typename M::Cell;
     static constexpr int64_t pitch = kPitch<T>;
+    static constexpr bool rounds = M::per_cell == 2;
 
     const Job& job;
     Rules<T>& rules;
     KeyBlocks<M> blocks;                      // of the tangents of keys and values
     ScoreTangents<M> scores;                  // their tangents are multiplied by the weights in place
     Cell* queries;                            // (strip, depth, kStrip): the tangents of queries
+    T* weights;                               // (kBlock,): of the present row, where rounding overwrites them
     T* exponents;                             // (kBlock,): log₂ weights of the present row, where they are needed
+    T* means;                                 // (kStrip,): of the present block's tangents of logits
     Vec<T>*sums, *log2_sums, *distance_sums;  // of each row over the present span, lane by lane
 
     RowTangents(const Job& j, Rules<T>& all, int64_t batch, int64_t first_head, int64_t rows, Arena& arena)
         : job(j), rules(all), blocks(*j.moving, batch, first_head, rows, arena), scores(j, all, arena) {
         queries = arena.take<Cell>(up_to_multiple(job.block_rows, kStrip) * blocks.depth + kLanes<T>);
+        weights = arena.take<T>(rounds ? kBlock : 0);
         exponents = arena.take<T>(kBlock);
+        means = arena.take<T>(kStrip);
         sums = arena.take<Vec<T>>(job.block_rows);
         log2_sums = arena.take<Vec<T>>(job.block_rows);
         distance_sums = arena.take<Vec<T>>(job.block_rows);
@@ -46,23 +55,50 @@ template <class M> struct RowTangents {
 
     // Row n of the task, row r of its strip: multiplies the tangents of its logits by its weights, and adds to its
     // sums. Where a weight is 0, so is the product.
-    void multiply(int64_t n, int r, const Row& row, int64_t j0, int first, int last, const T* weights,
+    void multiply(int64_t n, int r, const Row& row, int64_t j0, int first, int last, const T* by,
                   const Rescaling<T>& rescaling) {
         T* x = scores.tangents + r * pitch;
-        Vec<T> sum = {}, log2_sum = {}, distance_sum = {};
+        Vec<T> sum = {}, mass = {}, log2_sum = {}, distance_sum = {};
         const bool statistics = job.rows.entropy || job.rows.distance;
         for (int j = first; j < last; j += kLanes<T>) {
-            const Vec<T> weight = load(weights + j), moved = weight == Vec<T>{} ? Vec<T>{} : weight * load(x + j);
-            store(x + j, moved);
+            const Vec<T> weight = load(by + j), moved = weight == Vec<T>{} ? Vec<T>{} : weight * load(x + j);
+            if constexpr (rounds)
+                mass = mass + weight;
+            else
+                store(x + j, moved);
             sum = sum + moved;
             if (!statistics) continue;
             log2_sum = fma(moved, load(exponents + j), log2_sum);
             if (job.rows.distance) distance_sum = fma(moved, rules.distance(row, j0 + j), distance_sum);
         }
+        if constexpr (rounds) {
+            const T whole = sum_of<T>(mass);
+            means[r] = whole == 0 ? T(0) : sum_of<T>(sum) / whole;
+            centre(first, last, by, broadcast<T>(means[r]), x);
+        }
         const Vec<T> factor = broadcast<T>(rescaling.factor[r]), shift = broadcast<T>(rescaling.shift[r]);
         log2_sums[n] = fma(fma(sums[n], shift, log2_sums[n]), factor, log2_sum);
         distance_sums[n] = fma(distance_sums[n], factor, distance_sum);
         sums[n] = fma(sums[n], factor, sum);
+    }
+
+    static void centre(int first, int last, const T* by, Vec<T> mean, T* x) {
+        for (int j = first; j < last; j += 2 * kLanes<T>) {
+            const Vec<T> a = load(by + j), b = load(by + j + kLanes<T>), none = {};
+            const Vec<T> left = a * (load(x + j) - mean), right = b * (load(x + j + kLanes<T>) - mean);
+            M::store_weights(x, j, a == none ? none : left, b == none ? none : right);
+        }
+    }
+
+    // For `count` rows of a strip: subtracts from the tangents' sums, or adds to them, the means times the outputs'.
+    void lend(int count, const T* output, T* moved) const { add_means(count, output, moved, T(-1)); }
+    void repay(int count, const T* output, T* moved) const { add_means(count, output, moved, T(1)); }
+
+    void add_means(int count, const T* output, T* moved, T sign) const {
+        const int64_t columns = value_columns<M>(job.problem);
+        for (int r = 0; r < count; ++r)
+            for (int64_t c = r * columns; c < (r + 1) * columns; c += kLanes<T>)
+                store(moved + c, fma(broadcast<T>(sign * means[r]), load(output + c), load(moved + c)));
     }
 };
 

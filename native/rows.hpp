@@ -151,31 +151,34 @@ template <class M> struct RowTask {
                 strip_rows, strip.rows, j0, from, to);
         update_softmax(s * kStrip, strip.rows, visibility, j0, first, last, state);
         if (!blocks.has_values) return;
-        T* out = state.output + s * kStrip * blocks.columns;
+        T *out = state.output + s * kStrip * blocks.columns, *moved = state.moved_output + s * kStrip * blocks.columns;
+        if (tangents && M::per_cell == 2) tangents->lend(strip.rows, out, moved);
         if (!job.along.known) add_values(strip.rows, j0, low, high, out);
         if (blocks.separate_nonfinite && !job.along.known)
             add_nonfinite(blocks.nonfinite, scores, strip.rows, first, last, out);
-        if (tangents) add_moved(strip.rows, j0, low, high, state.moved_output + s * kStrip * blocks.columns);
+        if (tangents) add_moved(strip.rows, j0, low, high, moved);
+        if (tangents && M::per_cell == 2) tangents->repay(strip.rows, out, moved);
     }
 
     // out = out·rescale + moved weights · values + weights · tangents of values, over keys low … high.
     void add_moved(int row_count, int64_t j0, int64_t low, int64_t high, T* out) {
-        if constexpr (M::per_cell == 1) {
-            const int64_t begin = low - j0, keys = high - low, columns = blocks.columns;
-            const T* moved = tangents->scores.tangents;
-            const KeyBlocks<M>& moving = tangents->blocks;
-            with_rows(row_count, [&]<int R>() {
-                weighted_sum<M, R, pitch, 1>(moved + begin, blocks.values + begin * blocks.value_pitch(),
-                                             blocks.value_pitch(), keys, rescale, out, columns, columns);
-                if (moving.has_values)
-                    weighted_sum<M, R, pitch, 1>(scores + begin, moving.values + begin * moving.value_pitch(),
-                                                 moving.value_pitch(), keys, nullptr, out, columns, columns);
-            });
-            if (!blocks.separate_nonfinite) return;
-            add_nonfinite(blocks.nonfinite, moved, row_count, int(begin), int(begin + keys), out);
-            if (moving.has_values)
-                add_nonfinite(moving.nonfinite, scores, row_count, int(begin), int(begin + keys), out);
-        }
+        const int64_t begin = (low - j0) / M::per_cell, columns = blocks.columns;  // in cells, as below
+        const int64_t cells = (high - j0 + M::per_cell - 1) / M::per_cell - begin;
+        const T* moved = tangents->scores.tangents;
+        const KeyBlocks<M>& moving = tangents->blocks;
+        with_rows(row_count, [&]<int R>() {
+            const auto add = [&](const T* weights, const KeyBlocks<M>& of, const T* factors) {
+                weighted_sum<M, R, pitch, 1>(reinterpret_cast<const Cell*>(weights) + begin,
+                                             of.values + begin * of.value_pitch(), of.value_pitch(), cells, factors,
+                                             out, columns, columns);
+            };
+            add(moved, blocks, rescale);
+            if (moving.has_values) add(scores, moving, nullptr);
+        });
+        if (!blocks.separate_nonfinite) return;
+        const int first = int(low - j0), last = int(high - j0);
+        add_nonfinite(blocks.nonfinite, moved, row_count, first, last, out);
+        if (moving.has_values) add_nonfinite(moving.nonfinite, scores, row_count, first, last, out);
     }
 
     // The scores of a few queries. The keys are read where they lie, a square at a time, which saves packing them.
@@ -242,7 +245,9 @@ template <class M> struct RowTask {
             compute_weights<true, false>(n, r, j0, first, last, rescaling);
         else
             compute_weights<false, false>(n, r, j0, first, last, rescaling);
-        if (tangents) tangents->multiply(n + r, r, rows[n + r], j0, first, last, scores + r * pitch, rescaling);
+        if (!tangents) return;
+        const T* weights = M::per_cell == 2 ? tangents->weights : scores + r * pitch;
+        tangents->multiply(n + r, r, rows[n + r], j0, first, last, weights, rescaling);
     }
 
     // Keeps the number of the key at the row's own position, where columns first … last hold it.
@@ -265,6 +270,7 @@ template <class M> struct RowTask {
         Vec<T>& distance_sum = distance_sums[n + r];
         if (STATISTICS && job.rows.distance) distance_sum = distance_sum * factor;
         const Vec<T> maximum = broadcast<T>(rescaling.maximum[r]);
+        T* kept = M::per_cell == 2 && tangents ? tangents->weights : nullptr;  // unrounded
         const auto exponent = [&](Vec<T> score) {
             return FAR ? (score - maximum) * log2_scale : fma(score, log2_scale, minus_reference);
         };
@@ -273,6 +279,10 @@ template <class M> struct RowTask {
             const Vec<T> a = power_of_two<T>(t), b = power_of_two<T>(u);
             sum_a = sum_a + a;
             sum_b = sum_b + b;
+            if (kept) {
+                store(kept + j, a);
+                store(kept + j + side, b);
+            }
             if constexpr (STATISTICS) {
                 if (tangents) {
                     store(tangents->exponents + j, larger(lowest, t));

@@ -52,14 +52,10 @@ class CallMemory {
 
 int64_t ceil_div(int64_t x, int64_t size) { return (x + size - 1) / size; }
 
-// Along a direction, bfloat16 is computed in f32 too.
 const Kernel& kernel_of(const Job& job) {
-    const Problem& p = job.problem;
+    const Type type = job.problem.type;
     const Level& here = *level();
-    return job.along.given && p.type == Type::bf16 ? here.f32
-           : p.type == Type::f64                   ? here.f64
-           : p.type == Type::bf16                  ? here.bf16
-                                                   : here.f32;
+    return type == Type::f64 ? here.f64 : type == Type::bf16 ? here.bf16 : here.f32;
 }
 
 struct Phase {

@@ -5,11 +5,12 @@ import { readdir, readFile, writeFile } from "node:fs/promises";
 
 const out = new URL("../src/clearhead/view/", import.meta.url);
 const options = { bundle: true, minify: true, write: false, charset: "utf8", format: "iife", legalComments: "none" };
+const inject = ["src/short.js"];
 const target = ["chrome123", "firefox121", "safari17.5"];
 const kinds = (await readdir(new URL("src/kinds", import.meta.url))).sort();
 
 for (const entry of kinds.map((name) => `src/kinds/${name}`)) {
-  const { outputFiles } = await build({ ...options, target, entryPoints: [entry] });
+  const { outputFiles } = await build({ ...options, target, inject, entryPoints: [entry] });
   const text = outputFiles[0].text;
   const name = entry.split("/").at(-1);
   if (/<\/(script|style)|<!--/i.test(text))

@@ -25,9 +25,10 @@ def browser():
 
 
 @contextmanager
-def opened(running, path, width=1280, height=900, wait=".step", place="", **options):
-    """The page, and a list of everything unwanted: requests, console messages, errors."""
+def opened(running, path, width=1280, height=900, wait=".step", place="", script="", **options):
+    """The page, and a list of everything unwanted: requests, console messages, errors; `script` runs before its own."""
     context = running.new_context(viewport={"width": width, "height": height}, offline=True, **options)
+    context.add_init_script(script)
     page, unwanted = context.new_page(), []
     page.on("console", lambda message: unwanted.append(f"console: {message.text}"))
     page.on("pageerror", lambda error: unwanted.append(f"error: {error}"))

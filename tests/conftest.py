@@ -11,9 +11,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when NumPy loads, which is later
+os.environ["LC_ALL"] = "C.UTF-8"  # reports are in English unless a test asks otherwise
 os.environ.setdefault("TRITON_INTERPRET", "1")  # the GPU kernels run on the CPU in Triton's interpreter
 
 import seeds
+
+collect_ignore = ["conftest.py"]  # docs has one too, and doctest would take both for the same module
 
 QUIET = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.differing_executors)
 

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -197,7 +198,8 @@ def graph(rank: int, world: int, seed: int) -> None:
             at for at, i in enumerate(range(n)[chosen]) if i in (places := cut(np.arange(n), 0, queries, rank, layout))
         ]
         rows.sort(key=lambda at: np.flatnonzero(places == range(n)[chosen][at]))
-        names = [x for x in ("entropy", "logsumexp", "distance", "received", "image", "groups") if rng.random() < 0.4]
+        every = ("entropy", "logsumexp", "distance", "own", "received", "image", "groups")
+        names = [x for x in every if rng.random() < 0.4]
         asked: dict[str, Any] = dict.fromkeys(names, True) | ({"image": (3, 4)} if "image" in names else {})
         labels = [torch.from_numpy(rng.integers(-1, 3, size)) for size in (n, m)]
         own_labels = tuple(cut(x, 0, sizes, rank, layout) for x, sizes in zip(labels, (queries, keys), strict=True))
@@ -239,36 +241,46 @@ def graph(rank: int, world: int, seed: int) -> None:
 
 
 def refused(rank: int, world: int, _seed: int) -> None:
-    """Second derivatives, forward mode, and tensors that PyTorch splits itself: an error on every rank."""
+    """Derivatives that are not there, and tensors that PyTorch splits itself: an error on every rank."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
 
     x = torch.randn(1, world, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(rank))
-    labels = torch.zeros(4, dtype=torch.int64)
 
     def matrix(x: torch.Tensor, method: Any) -> Any:
         return ch.distributed.ShardedAttentionMatrix(x, x, method=method)
 
-    paths: list[Callable[[torch.Tensor, Any], Any]] = [
-        lambda x, method: ch.distributed.attention(x, x, x, causal=True, method=method),
-        lambda x, method: matrix(x, method) @ x,
-        lambda x, method: matrix(x, method).entropy(),
-        lambda x, method: matrix(x, method).received(),
-        lambda x, method: matrix(x, method).image(2, 2),
-        lambda x, method: matrix(x, method).groups(labels, labels),
-    ]
-    for at, path in enumerate(paths):
-        for method in METHODS[at % 4 :][:1]:
-            leaf = x.clone().requires_grad_()
-            answer = path(leaf, method)
-            (usual,) = torch.autograd.grad(answer.sum(), leaf, retain_graph=True)
-            (again,) = torch.autograd.grad(answer.sum(), leaf, create_graph=True)
-            assert torch.equal(usual, again)
-            must_raise(lambda: again.square().sum().backward(), "attention has no second derivative here")  # noqa: B023
-            with forward_ad.dual_level():
-                dual = forward_ad.make_dual(x, x)
-                must_raise(lambda: path(dual, method), "q carries a tangent")  # noqa: B023
-            dist.barrier()
+    paths: dict[str, Callable[[Any], Any]] = {
+        "peak": lambda one: one.peak(),
+        "top": lambda one: one.observe(top=2, entropy=True),
+        "max_logit": lambda one: one.max_logit(),
+    }
+    engine = engines.get("native")
+    rows, engine.rows = engine.rows, break_down  # refused before any work
+    for (name, path), method in zip(paths.items(), METHODS, strict=False):
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x, x)
+            must_raise(lambda: path(matrix(dual, method)), f"{name} has no forward-mode derivative here")  # noqa: B023
+        dist.barrier()
+    engine.rows = rows
+    attend = ch.distributed.attention
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, x)
+        must_raise(lambda: matrix(x, "ring").T @ dual, "g carries a tangent")
+        moving = matrix(dual, "ring")
+        for call in (
+            lambda: moving.T @ x,
+            lambda: moving[0],
+            lambda: moving.cuts(x, x),
+            lambda: moving.contributions(x, x),
+        ):
+            must_raise(call, "q carries a tangent")
+        duals = (dual, x if rank else dual, x)
+        must_raise(lambda: attend(*duals, timeout=20.0), "has tangents ['q'], but rank 0 has ['k', 'q']: they must be")
+    must_raise(lambda: torch.func.vmap(attend)(*[torch.stack([x, x])] * 3), "over ranks cannot be mapped (torch.vmap)")
+    must_raise(lambda: torch.func.grad(lambda y: matrix(y, "ring").entropy().sum())(x), "q is inside torch.func")
+    again = torch.func.grad(lambda z: torch.func.grad(lambda y: attend(y, y, y).square().sum())(z).square().sum())
+    must_raise(lambda: torch.func.grad(lambda y: again(y).sum())(x), "attention has no third derivative here")
     whole = DTensor.from_local(x, init_device_mesh("cpu", (world,)), [Shard(2)], run_check=False)
     for call in (ch.attention, ch.distributed.attention):
         must_raise(lambda: call(whole, whole, whole), "q is a DTensor: expected a plain tensor")  # noqa: B023
@@ -628,8 +640,21 @@ def one_rank(job: str, rank: int, place: Path) -> None:
         dist.destroy_process_group()
 
 
+def load() -> None:
+    """Load what every rank would load for itself, and none of it starts a thread."""
+    for name in (
+        "torch._decomp.decompositions_for_jvp",
+        "torch._dynamo",
+        "clearhead.distributed",
+        "clearhead.engines.native",
+        "clearhead.ops.torch_graph",
+    ):
+        import_module(name)
+
+
 def main() -> None:
     """Fork all ranks of all jobs, and wait for them."""
+    load()
     directory, *jobs = sys.argv[1:]
     for number, job in enumerate(jobs):
         for rank in range(int(job.split("/")[1])):

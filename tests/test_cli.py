@@ -249,7 +249,7 @@ def test_twelve_columns_of_numbers_fit_eighty_characters(tmp_path):
     ("arguments", "words"),
     [
         (["--json", "-", "explain", "a"], "--json stands before the command"),
-        (["--lang", "zh", "info"], "info prints English only"),
+        (["--lang", "zh", "info"], "info 只输出英文"),
         (["explain", "a", "--model", ""], "--model: it is empty"),
         (["explain", "a", "--json", "-", "--html", "-"], "standard output"),
         (["bench", "--threads", "0"], "number of threads is 0"),
@@ -346,7 +346,7 @@ def test_text_that_is_not_utf8_is_refused():
     command = [sys.executable.encode(), b"-m", b"clearhead", b"explain", b"caf\xe9 sat"]
     done = subprocess.run(command, capture_output=True, env=PLAIN, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (2, b"")
-    assert b"TEXT is no UTF-8: character 3 is byte 0xe9." in done.stderr
+    assert b"TEXT is not UTF-8: character 3 is byte 0xe9." in done.stderr
     assert done.stderr.count(b"\n") == 1
 
 

@@ -81,5 +81,5 @@ def test_a_diagnosis_says_that_its_lines_of_code_have_tokens_as_rows(tmp_path, l
         )
         found = diagnose_file(tmp_path / "case.npz")
         assert found.explanations[0].mistakes == ("no scale",)
-        note = "your tokens are columns" if language == "en" else "你的词元按列排列"
+        note = "your tokens are columns" if language == "en" else "您的词元按列排列"
         assert (note in found.told(language)) == (convention == "columns")

@@ -15,6 +15,7 @@ from clearhead.core.problem import describe
 from clearhead.core.statistics import Wanted
 from clearhead.engines.gpu import library
 from clearhead.errors import DtypeError, EngineError
+from seeds import fresh
 
 RULES: dict[str, Any] = {
     "scale": -0.6, "softcap": 2.0, "causal": True, "window": (9, None), "query_offset": np.array([[0], [4]]),
@@ -109,6 +110,35 @@ def test_gradients_on_the_device_equal_those_of_the_cpu(asked: str, queries: sli
     assert set(found) == set(expected)
     for name, x in expected.items():
         np.testing.assert_allclose(found[name], x, 1e-8, 1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("second", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "asked", [{"entropy": True}, pytest.param({"received": True, "image": (3, 4)}, marks=pytest.mark.slow)], ids=str
+)
+def test_derivatives_along_a_direction_on_the_device_equal_those_of_the_cpu(
+    asked: dict[str, Any],
+    second: bool,  # noqa: FBT001
+    monkeypatch: pytest.MonkeyPatch,
+):
+    arrays, rules = inputs()
+    rules["spans"] = np.arange(9) // 4, np.arange(14) // 5, np.eye(3)
+    moving = ("bias", "sinks")
+    leaves = [torch.tensor(x) for x in (*arrays.values(), *(rules.pop(name) for name in moving))]
+    along = [torch.from_numpy(fresh().standard_normal(x.shape)) for x in leaves]
+
+    def answers(q: Any, k: Any, v: Any, *given: Any) -> list[torch.Tensor]:
+        matrix = ch.AttentionMatrix(q, k, **rules, **dict(zip(moving, given, strict=True)))
+        seen = matrix.observe(v, **asked)
+        return [getattr(seen, name) for name in ("output", *asked)]
+
+    def loss(*given: Any) -> Any:
+        return sum(x.square().sum() for x in answers(*given))
+
+    function = torch.func.grad(loss, tuple(range(5))) if second else answers
+    expected = torch.func.jvp(function, tuple(leaves), tuple(along))
+    monkeypatch.setattr("clearhead.core.arrays._from_torch", lambda torch, x, name: DeviceArray(x.detach()))
+    torch.testing.assert_close(torch.func.jvp(function, tuple(leaves), tuple(along)), expected, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ def test_large_inputs_are_sampled_and_the_report_says_so():
     found = ch.diagnose(q, k, v, right)
     assert found.verdict == "right"
     assert not found.looked.everything
-    assert "not at everything" in found.told()
+    assert found.told().startswith("only a sample was looked at")
     found = ch.diagnose(q, k, v, np.asarray(ch.attention(q, k, v, scale=1.0)))
     assert found.explanations[0].mistakes == ("no scale",)
 
@@ -242,10 +242,49 @@ def test_decimals_rounded_for_printing_are_right(tmp_path):
     assert diagnose_file(place).explanations[0].mistakes == ("transpose missing",)
 
 
+def by_hand(numbers):
+    """Rows of numbers with three and two decimals in turn."""
+    return [[round(x, 3 - (i + j) % 2) for j, x in enumerate(row)] for i, row in enumerate(numbers.tolist())]
+
+
+def test_each_written_number_is_as_precise_as_its_own_decimals(tmp_path):
+    q, k, v = (fresh().standard_normal((3, 6, 4)) * 2).round(1)
+    place, case = tmp_path / "case.json", {"q": q.tolist(), "k": k.tolist(), "v": v.tolist()}
+    right = by_hand(softmax(q @ k.T / 2) @ v)
+    place.write_text(json.dumps(case | {"theirs": right}))
+    assert diagnose_file(place).verdict == "right"
+    right[0][0] = round(right[0][0] + 0.0031, 4)  # four decimals, whatever it was
+    place.write_text(json.dumps(case | {"theirs": right}))
+    assert diagnose_file(place).verdict != "right"
+    place.write_text(json.dumps(case | {"theirs": by_hand(softmax(q @ k.T) @ v)}))
+    found = diagnose_file(place)
+    assert "no scale" in {e.mistakes[0] for e in found.explanations}
+
+
+def test_transposed_weights_are_named_at_their_own_stage():
+    q, k, v = fresh().standard_normal((3, 2, 9, 4))
+    theirs = softmax(q @ k.mT / 2).mT
+    assert ch.diagnose(q, k, v, theirs, stage="weights").explanations[0].mistakes == ("weights transposed",)
+
+
+def test_weights_of_one_key_that_are_always_0_are_no_dropout():
+    q, k, v = fresh().standard_normal((3, 2, 24, 8))
+    weights = softmax(q @ k.mT / 8**0.5) * 24 / 23
+    for dropped in (fresh().random(weights.shape) < 1 / 24, np.arange(24) == fresh().integers(24)):
+        found = ch.diagnose(q, k, v, np.where(dropped, 0, weights), stage="weights")
+        named = [e.mistakes for e in found.explanations]
+        assert (("dropout left on",) in named) == (dropped.ndim == 3)
+
+
+def test_numbers_that_a_mistake_gives_exactly():
+    a, v = np.array([[0.5, 0.5], [0.25, 0.75]]), np.array([[1.0, 0], [0, 4]])
+    assert "This gives your numbers exactly;" in str(ch.diagnose_weights(a, v, a.T @ v))
+
+
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"theirs": None}, FileError, "theirs is no list"),
+        ({"theirs": None}, FileError, "theirs is not a list"),
         ({"theirs": [[1.0, 2.0, 3.0]]}, ShapeError, "at stage 'scores' expected (queries 2, keys 2)"),
         ({"stage": "score"}, RuleError, "stage is 'score': expected one of scores, scaled"),
         ({"rotary": -1}, RuleError, "rotary is -1"),

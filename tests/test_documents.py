@@ -40,7 +40,7 @@ def test_both_readmes_have_the_same_files_in_their_tree():
         assert (ROOT / place).exists() or (ROOT / "src/clearhead" / place).exists(), place
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "README.zh-CN.md", *sorted((ROOT / "docs").glob("*.md"))])
+@pytest.mark.parametrize("page", [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))])
 def test_links_in_the_documents_lead_to_existing_files(page: Path):
     for address in map("".join, LINK.findall(page.read_text(encoding="utf-8"))):
         if not address.startswith(("http", "#")):

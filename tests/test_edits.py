@@ -88,7 +88,7 @@ WRONG: list[tuple[Any, type[ClearheadError], str]] = [
     (lambda: ch.edits_from_json("["), FileError, "edits are not JSON"),
     (lambda: ch.edits_from_json("{}"), FileError, "edits are {}: expected a list of objects"),
     (lambda: ch.edits_from_json('[{"edit": "cu"}]'), UnknownNameError, "unknown edit `cu`"),
-    (lambda: ch.edits_from_json('[{"edit": "cut", "what": 1}]'), FileError, "is no edit"),
+    (lambda: ch.edits_from_json('[{"edit": "cut", "what": 1}]'), FileError, "is not an edit"),
     (lambda: ch.edits_from_json('[{"edit": "cut", "keys": {"end": 1}}]'), UnknownNameError, "unknown part of a slice"),
     (lambda: ch.edits_from_json('[{"edit": "cut", "keys": []}]'), SelectionError, "keys is empty"),
 ]

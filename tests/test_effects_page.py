@@ -111,7 +111,7 @@ def test_text_and_map_are_signed_and_follow_what_is_supposed(running, tmp_path):
         row = np.asarray(matrix.contributions(v, g))[0, 0, 5]
         page.mouse.move(2, 2)
         page.wait_for_timeout(200)
-        shades = page.locator(".passage .token").evaluate_all("all => all.map((each) => each.style.background)")
+        shades = page.locator(".passage .token").evaluate_all("all => all.map((each) => each.style.backgroundColor)")
         for shade, value in zip(shades, row, strict=True):
             red, _, blue = (int(x) for x in re.findall(r"\d+", shade))
             if abs(value) > 0.05 * np.abs(row).max():

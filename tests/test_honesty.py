@@ -10,8 +10,9 @@ import clearhead as ch
 from benchmarks import honesty
 from benchmarks.unlisted import PLAIN, Case, hidden, output, scores
 from benchmarks.unlisted_rules import CAUSAL
+from clearhead.diagnosing import search
 from clearhead.diagnosing.diagnose import diagnose_file
-from clearhead.diagnosing.known_words import said
+from clearhead.diagnosing.reason import said
 from clearhead.diagnosing.search import BUDGET
 from clearhead.diagnosing.verdict import Diagnosis
 from clearhead.errors import FileError
@@ -45,19 +46,23 @@ def counted(outcomes) -> dict[str, list[honesty.Outcome]]:
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [0, 1])
-def test_mistakes_outside_the_catalogue_are_hardly_ever_given_a_name(size: int):
-    found = counted(honesty.unlisted([size], 1, int(fresh().integers(2**31))))
+def hardly_ever_wrong(outcomes) -> None:
+    """Never wrong and sure; wrong in under 3 %, as far as a sample of this size can tell (two standard deviations)."""
+    found = counted(outcomes)
+    total, likely = sum(map(len, found.values())), len(found["wrong and likely"]) + len(found["wrong and ambiguous"])
     assert not found["wrong and sure"]
-    assert len(found["wrong and likely"]) + len(found["wrong and ambiguous"]) < 0.03 * len(CODES)
+    assert likely < 0.03 * total + 2 * (0.03 * total) ** 0.5, found
+
+
+@pytest.mark.slow
+def test_mistakes_outside_the_catalogue_are_hardly_ever_given_a_name():
+    """A third of them: `python -m benchmarks.honesty` tries them all, in every size."""
+    hardly_ever_wrong(honesty.unlisted([int(fresh().integers(2))], 3, int(fresh().integers(2**31))))
 
 
 @pytest.mark.slow
 def test_an_entry_that_is_left_out_is_not_taken_for_another():
-    found = counted(honesty.left_out([1], 1, int(fresh().integers(2**31))))
-    assert not found["wrong and sure"]
-    assert len(found["wrong and likely"]) + len(found["wrong and ambiguous"]) < 0.03 * sum(map(len, found.values()))
+    hardly_ever_wrong(honesty.left_out([1], 3, int(fresh().integers(2**31))))
 
 
 def test_some_mistakes_outside_the_catalogue_are_unexplained_or_rightly_named():
@@ -140,6 +145,35 @@ def test_a_causal_mask_beside_a_window_to_the_left_is_not_asked_for():
     assert "causal mask missing" not in [e.mistakes[0] for e in found.unseen]
 
 
+@pytest.mark.parametrize(
+    ("window", "theirs", "mistake", "confidence"),
+    [
+        ((4, 3), (3, 3), "window off by one", "likely"),
+        ((6, 3), (5, 3), "window off by one", "sure"),
+        ((6, 2), (6, 1), "window off by one", "sure"),
+        ((6, 2), (6, 0), "window on the left only", "sure"),
+        ((4, 3), (4, 4), "window on both sides", "likely"),
+    ],
+)
+def test_a_window_that_two_mistakes_give_is_likely_at_most(window, theirs, mistake, confidence):
+    q, k, v = causal()
+    best = ch.diagnose(q, k, v, ch.attention(q, k, v, window=theirs), window=window).explanations[0]
+    if confidence == "sure":
+        assert (best.mistakes, best.confidence) == ((mistake,), confidence)
+    else:
+        assert best.confidence != "sure"
+
+
+@pytest.mark.parametrize("missing", ["window off by one", "window on the left only"])
+def test_a_right_side_of_one_token_is_no_proof(missing):
+    q, k, v = causal()
+    theirs = ch.attention(q, k, v, window=(5, 0))
+    assert ch.diagnose(q, k, v, theirs, window=(5, 1)).verdict == "ambiguous"
+    with honesty.catalogue(m for m in search.MISTAKES if m.name != missing):
+        best = ch.diagnose(q, k, v, theirs, window=(5, 1)).explanations[0]
+    assert (best.confidence, [doubt.key for doubt in best.doubts]) == ("likely", ["no right side"])
+
+
 @pytest.mark.parametrize("offset", [0, 5])
 def test_a_last_query_that_sees_every_key_is_no_unwritten_row(offset: int):
     q, k, v = causal(7, 12)
@@ -147,6 +181,38 @@ def test_a_last_query_that_sees_every_key_is_no_unwritten_row(offset: int):
     scores = np.where((j <= i) | (i == 6), q @ k.swapaxes(-1, -2) / 8**0.5, -np.inf)
     facts = known(ch.diagnose(q, k, v, softmax(scores) @ v, causal=True, query_offset=offset))
     assert facts["right query"] == ({"right": "0-5", "wrong": "6"} if offset == 0 else {"right": "6", "wrong": "0-5"})
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 1e8), ("float16", 100), ("bfloat16", 100), ("bfloat16", 1e8)])
+def test_huge_scores_do_not_excuse_wrong_numbers(dtype: str, size: float):
+    q, k, v = (torch.tensor(fresh().standard_normal((1, 2, 40, 16))).to(getattr(torch, dtype)) for _ in range(3))
+    q = q * size
+    weights = torch.softmax(q.double() @ k.mT.double() / 4, -1)
+    opposite = torch.softmax(q.double() @ k.mT.double() / -4, -1)
+    assert ch.diagnose(q, k, v, (weights @ v.double()).to(v.dtype)).verdict == "right"
+    assert ch.diagnose(q, k, v, (opposite @ v.double()).to(v.dtype)).verdict != "right"
+
+
+def test_a_wrong_scale_is_found_where_scores_are_in_the_thousands():
+    q, k, v = fresh().standard_normal((3, 1, 2, 64, 16)).astype(np.float32)
+    q = q * 1000
+    scores = q.astype(np.float64) @ k.swapaxes(-1, -2) / 4
+    assert ch.diagnose(q, k, v, (softmax(0.8 * scores) @ v).astype(np.float32)).verdict != "right"
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_rounded_logsumexp_is_excused_for_whole_rows_only(dtype: Any):
+    q, k, v = fresh().standard_normal((3, 1, 2, 40, 16)).astype(dtype)
+    q = q * dtype(500)
+    scores = q @ k.swapaxes(-1, -2) / dtype(4)
+    top = scores.max(-1, keepdims=True)
+    logsumexp = top + np.log(np.exp(scores - top).sum(-1, keepdims=True))
+    theirs = np.exp(scores - logsumexp) @ v
+    assert ch.diagnose(q, k, v, theirs).verdict == "right"
+    one = theirs.copy()
+    one[..., 0] *= dtype(1 + 0.02)
+    assert ch.diagnose(q, k, v, one).verdict != "right"
+    assert ch.diagnose(q, k, v, theirs * dtype(1.03)).verdict != "right"
 
 
 # ── what is known where nothing explains ──
@@ -238,7 +304,7 @@ def test_files_of_pytorch_hold_tensors_and_plain_values_only(tmp_path):
     torch.save(case, tmp_path / "case.pt")
     assert diagnose_file(tmp_path / "case.pt").explanations[0].mistakes == ("no scale",)
     torch.save(case | {"code": print}, tmp_path / "code.pt")
-    with pytest.raises(FileError, match="other objects than tensors"):
+    with pytest.raises(FileError, match="objects other than tensors"):
         diagnose_file(tmp_path / "code.pt")
     torch.save(q, tmp_path / "one.pt")
     with pytest.raises(FileError, match="expected names with their values"):

@@ -297,12 +297,12 @@ def test_an_unknown_model_name_is_refused_quickly(cache: Path, monkeypatch: pyte
     with pytest.raises(ch.errors.FileError) as caught:
         hub.find("no-such-model")
     assert caught.value.what == (
-        f"no-such-model is no directory here, the cache {cache} has no config.json with safetensors of it, "
+        f"no-such-model is not a directory here, the cache {cache} has no config.json with safetensors of it, "
         "and 192.0.2.1 cannot be reached to download it."
     )
     assert waited == [2.0]
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(ch.errors.FileError, match="and HF_HUB_OFFLINE forbids to download it"):
+    with pytest.raises(ch.errors.FileError, match="and HF_HUB_OFFLINE does not allow downloading it"):
         hub.find("owner/no-such-model")
     assert waited == [2.0]
     for name in ("two words", "ends-.", "a--b"):

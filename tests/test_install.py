@@ -15,6 +15,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 IN_SDIST = {
     *("CHANGELOG.md", "CMakeLists.txt", "LICENSE", "PKG-INFO", "README.md", "README.zh-CN.md", "pyproject.toml"),
+    *("CITATION.cff", "CONTRIBUTING.md", "SECURITY.md"),
     *("native", "page", "src", "training"),
 }
 TWICE = "import clearhead as ch, numpy as np; x = np.eye(2); ch.attention(x, x, x); ch.attention(x, x, x)"

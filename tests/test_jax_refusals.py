@@ -21,19 +21,22 @@ def total(q: Any, **rules: Any) -> Any:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], type[ClearheadError], str]] = {
-    "jvp": (lambda: jax.jvp(total, (X,), (X,)), DerivativeError, "an argument carries a tangent"),
-    "jvp of jit": (lambda: jax.jvp(jax.jit(total), (X,), (X,)), DerivativeError, "an argument carries a tangent"),
-    "jit of jvp": (lambda: jax.jit(lambda x: jax.jvp(total, (x,), (x,)))(X), DerivativeError, "an argument carries"),
-    "jacfwd": (lambda: jax.jacfwd(total)(X), DerivativeError, "an argument carries a tangent"),
-    "linearize": (lambda: jax.linearize(total, X)[1](X), DerivativeError, "an argument carries a tangent"),
-    "jvp of jvp": (
-        lambda: jax.jvp(lambda x: jax.jvp(total, (x,), (x,))[1], (X,), (X,)), DerivativeError, "an argument carries"
+    "jvp of jvp of jvp": (
+        lambda: jax.jvp(lambda x: jax.jvp(lambda y: jax.jvp(total, (y,), (y,))[1], (x,), (x,))[1], (X,), (X,)),
+        DerivativeError, "attention has no third derivative",
     ),
-    "hessian": (lambda: jax.hessian(total)(X), DerivativeError, "attention has no second derivative"),
-    "jit of hessian": (lambda: jax.jit(jax.hessian(total))(X), DerivativeError, "attention has no second derivative"),
-    "jacrev twice": (lambda: jax.jacrev(jax.jacrev(total))(X), DerivativeError, "attention has no second derivative"),
-    "a gradient penalty": (
-        lambda: jax.grad(lambda x: (jax.grad(total)(x) ** 2).sum())(X), DerivativeError, "attention has no second"
+    "jit of grad of jacfwd twice": (
+        lambda: jax.jit(jax.jacrev(jax.jacfwd(jax.jacfwd(total))))(X), DerivativeError, "attention has no third"
+    ),
+    "second tangents by the compiled engine": (
+        lambda: jax.jacfwd(jax.jacfwd(lambda x: total(x, engine="native")))(X),
+        EngineError, "the native engine has no second_tangents"
+    ),
+    "jacrev of hessian": (
+        lambda: jax.jacrev(jax.hessian(total))(X), DerivativeError, "attention has no third derivative"
+    ),
+    "jvp by slopes": (
+        lambda: jax.jvp(lambda x: total(X, alibi_slopes=x), (X[0, 0, :2],), (X[0, 0, :2],)), RuleError, "alibi_slopes"
     ),
     "slopes": (
         lambda: jax.grad(lambda x: total(X, alibi_slopes=x))(X[0, 0, :2]), RuleError, "alibi_slopes is differentiated"

@@ -8,18 +8,19 @@ import torch
 from triton.runtime.interpreter import InterpreterBuilder
 
 from clearhead.core.axes import Array
+from clearhead.core.directions import Directions
 from clearhead.core.effects import Terms, WantedEffects
 from clearhead.core.problem import Problem, describe
 from clearhead.core.statistics import Groups, Wanted
 from clearhead.engines import portable, triton
-from clearhead.engines.base import Upstream
-from clearhead.engines.gpu import effects, gradients, pixels, span_gradients
+from clearhead.engines.base import Kept, Upstream
+from clearhead.engines.gpu import effects, gradients, pixels, row_tangents, span_gradients
 from clearhead.engines.gpu import others as others_kernels
 from clearhead.engines.gpu import tensors as gpu
 
 MOST = 65_535  # CUDA's limit on programs along the second and third axis of a grid
 PASSES = ("rows", "columns", "weights", "transposed", "gradients")
-PASSES += ("others", "effects", "effect_tile", "effect_product")
+PASSES += ("tangents", "column_tangents", "gradient_tangents", "others", "effects", "effect_tile", "effect_product")
 RNG = np.random.default_rng(0)
 
 
@@ -48,6 +49,12 @@ def everything(q: Array, k: Array, rules: dict[str, Any], bias: tuple[int, int, 
     table = None if problem.span_table is None else problem.span_table.shape
     upstream = Upstream(lse, q, lse[:, :, :1] + np.zeros(problem.keys), lse, lse, bias=bias, spans=table)
     triton.gradients(problem, q, k, k, lse, upstream)
+    along = Directions(q, k, k, problem.bias, problem.span_table, problem.sinks)
+    kept, asked = Kept(lse, lse), Wanted(output=True, entropy=True, distance=True, own=True)
+    triton.tangents(problem, q, k, k, along, asked, lse, q)
+    triton.column_tangents(problem, q, k, along, kept, Wanted(received=True, image=(1, 1)))
+    upstream = Upstream(lse, q, None, lse, lse, lse, bias, table)
+    triton.gradient_tangents(problem, q, k, k, along, kept, upstream, upstream)
     arrays, terms = (problem, q, k, k, q), Terms("cut", lse, lse, lse, np.zeros(lse.shape, int))
     triton.others(*arrays)
     asked = {"by_key": True, "by_query": True, "top": 2, "strongest": 2, "image": (1, 1)}
@@ -71,6 +78,8 @@ def test_more_heads_than_the_second_grid_axis_holds(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(causes[name], name, kernel)
     monkeypatch.setattr(triton, "_LONG", 64)
     monkeypatch.setattr(triton, "_SPLIT", 64)
+    kernels["rows along"] = Recorder()
+    monkeypatch.setattr(row_tangents, "rows", kernels["rows along"])
     q, k = np.zeros((22_000, 3, 1, 1)), np.zeros((22_000, 1, 130, 1))
     spans = np.zeros(1, int), np.zeros(130, int), np.zeros((22_000, 3, 1, 1))
     everything(q, k, {"bias": np.zeros((22_000, 3, 1, 1)), "spans": spans}, (22_000, 3, 1, 1))
@@ -81,7 +90,7 @@ def test_more_heads_than_the_second_grid_axis_holds(monkeypatch: pytest.MonkeyPa
             assert all(size <= MOST for size in others), name
     assert kernels["rows"].grids == [(22_000, 3)]  # a tile of three heads; splits of the keys
     assert set(kernels["columns"].grids) == {(66_000 * 5,)}
-    assert [kernel.grids for kernel in backward.values()] == [[(22_000 * 5,)], *[[(66_000,)]] * 3]
+    assert [kernel.grids for kernel in backward.values()] == [2 * [(22_000 * 5,)], *[2 * [(66_000,)]] * 3]
 
 
 @pytest.mark.slow

@@ -120,7 +120,7 @@ def test_another_file_is_refused(tmp_path):
     place.write_bytes(FILE.read_bytes()[:-10])
     with pytest.raises(FileError):
         read(place)
-    with pytest.raises(FileError, match="is no recording of a training run"):
+    with pytest.raises(FileError, match="is not a recording of a training run"):
         read(FILE.parents[1] / "rhymes/model.safetensors")
 
 

@@ -94,7 +94,7 @@ def test_unusual_but_valid_json_is_read(tmp_path: Path):
 @pytest.mark.parametrize("data", [b"\xff\xfe{}", b"\x80", b'{"q": "\xe4"}'])
 def test_json_that_is_not_utf8_is_refused(tmp_path: Path, data: bytes):
     (tmp_path / "case.json").write_bytes(data)
-    with pytest.raises(FileError, match="is no UTF-8 text"):
+    with pytest.raises(FileError, match="is not UTF-8 text"):
         check_file(tmp_path / "case.json")
 
 
@@ -241,13 +241,13 @@ def tensors(change: Callable[[dict[str, Any]], Any], body: Callable[[bytes], byt
         (tensors(lambda h: h["q"].update(shape=["2", 2])), "`q` has no dtype"),
         (tensors(lambda h: h["q"].update(shape=[1] * 70 + [4])), "has not"),
         (tensors(lambda h: h.update(q=7)), "`q` has no dtype"),
-        (tensors(lambda h: h.update(__metadata__={"a": 1})), "its metadata are no texts"),
+        (tensors(lambda h: h.update(__metadata__={"a": 1})), "its metadata is not text"),
         (tensors(lambda h: h.pop("v")), "overlap, or do not fill it"),
         (tensors(lambda h: None, lambda body: body[:-1]), "overlap, or do not fill it"),
         (tensors(lambda h: None, lambda body: body + b"x"), "overlap, or do not fill it"),
         (tensors(lambda h: b'{"q": ' + DEEP.encode() + b"}"), "64 levels"),
         (tensors(lambda h: b"[]"), "holds a list"),
-        (tensors(lambda h: b"\xff"), "no UTF-8"),
+        (tensors(lambda h: b"\xff"), "not UTF-8"),
         (struct.pack("<Q", 2**63) + b"{}", "its header is longer than the file"),
         (b"", "its header is longer than the file"),
         (b"short", "its header is longer than the file"),

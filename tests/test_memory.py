@@ -40,6 +40,28 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 seen = ch.AttentionMatrix(q, k).observe(v, **asked)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 """
+ALONG = """
+import resource, sys
+import torch, clearhead as ch
+
+heads, n = int(sys.argv[1]), int(sys.argv[2])
+
+def attend(*given):
+    return ch.attention(*given, causal=True)
+
+def peaks(n):
+    q, k, v, weights, *along = (torch.randn(1, heads, n, 64) for _ in range(7))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for call in (
+        lambda: torch.func.jvp(attend, (q, k, v), tuple(along)),
+        lambda: torch.autograd.functional.vhp(lambda *x: (attend(*x) * weights).sum(), (q, k, v), tuple(along)),
+    ):
+        call()
+        yield (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+
+list(peaks(64))
+print(*peaks(n))
+"""
 FORMS = [
     "ch.attention(q, k, v)",
     "ch.attention(q, k, v, causal=True)",
@@ -86,6 +108,30 @@ def test_sixty_five_thousand_tokens_fit_in_300_megabytes(engine: str, n: int):
         [sys.executable, "-c", HIGH_WATER, str(n)], env=environment, capture_output=True, text=True, check=True
     )
     assert int(done.stdout) < 300e6 * n / 65_536
+
+
+def peaks_along(heads: int, n: int) -> list[int]:
+    """Bytes at the highest point beyond the inputs: of forward mode; of that and a Hessian times a vector."""
+    command = [sys.executable, "-c", ALONG, str(heads), str(n)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [int(peak) for peak in done.stdout.split()]
+
+
+def test_derivatives_along_a_direction_store_no_weights():
+    """In arrays as large as q: there are two results of the first call, and of the second, with the gradients, eight.
+
+    One matrix of weights is as large as 64 of them.
+    """
+    one = 2 * 4096 * 64 * 4
+    forward, second = peaks_along(2, 4096)
+    assert forward < 7 * one, forward / one
+    assert second < 15 * one, second / one
+
+
+@pytest.mark.slow
+def test_a_hessian_times_a_vector_of_sixteen_thousand_tokens_fits_in_400_megabytes():
+    """8 heads, d 64, every derivative by q, k and v. One matrix of weights has 8.6 GB."""
+    assert max(peaks_along(8, 16_384)) < 400e6
 
 
 @pytest.mark.parametrize("tile", ["[1, ::2, 0, 3]", "[1, ::2, 0, :, 3]"])

@@ -1,6 +1,6 @@
 """Every mistake is named, alone and in random pairs; independent code makes them (wrong.py, or a few lines here)."""
 
-from itertools import combinations
+from itertools import combinations, islice
 from types import UnionType
 from typing import Literal, Union, get_args, get_origin, get_type_hints
 
@@ -10,6 +10,7 @@ import torch
 
 import clearhead as ch
 import wrong
+import wrong_softmax
 from clearhead.diagnosing.mistakes import MISTAKES
 from clearhead.diagnosing.recipe import Recipe
 from clearhead.diagnosing.search import Search
@@ -116,13 +117,21 @@ def right_or_not(case, names):
     return "equal" if exact and not best.candidate.fitted_fill else f"missed: {names} {found!r}"
 
 
+def pairs(rng):
+    """Random pairs of mistakes, with a case of each."""
+    every = [pair for pair in combinations(wrong.NAMES, 2) if wrong.compatible(pair)]
+    for at in rng.permutation(len(every)):
+        try:
+            yield every[at], wrong.case(every[at], rng)
+        except RuntimeError:  # one needs an array as long as the keys, of which the other makes more: no such program
+            continue
+
+
 @pytest.mark.slow
 def test_a_hundred_random_pairs_of_mistakes_are_named():
     """At least 95 % are named, not counting pairs whose numbers another explanation gives too."""
     rng = fresh()
-    every = [pair for pair in combinations(wrong.NAMES, 2) if wrong.compatible(pair)]
-    chosen = [every[i] for i in rng.permutation(len(every))[:100]]
-    results = [right_or_not(wrong.case(pair, rng), pair) for pair in chosen]
+    results = [right_or_not(case, pair) for pair, case in islice(pairs(rng), 100)]
     missed = [result for result in results if result.startswith("missed")]
     assert results.count("top") >= 0.95 * (len(results) - results.count("equal")), missed
     assert results.count("equal") <= 20
@@ -230,7 +239,7 @@ def test_forgotten_masks_and_masks_after_the_softmax_are_named():
 def test_the_block_size_is_found(block, bug):
     q, k, v = (torch.tensor(x) for x in qkv(n=100))
     scores = q @ k.mT / 8**0.5
-    theirs = wrong.in_blocks(scores * 2, v, {bug}, block, {})
+    theirs = wrong_softmax.in_blocks(scores * 2, v, {bug}, block, {})
     best = top(ch.diagnose(q.numpy(), k.numpy(), v.numpy(), theirs.numpy(), scale=2 / 8**0.5))
     assert best.mistakes == (bug,)
     size = best.details["blocks"][1]

@@ -7,11 +7,21 @@ import pytest
 
 import clearhead as ch
 from browser import browser, opened, until
+from clearhead.view.long import PageOptions, ShownLayer, ShownRun, document
+from clearhead.view.page import encoded
+from clearhead.view.parts import one_sequence
 from seeds import fresh
 
 TEMPERATURE = """each => { each.value = %s; each.dispatchEvent(new Event('input', { bubbles: true })) }"""
-PICTURES = """() => [...document.querySelectorAll('.heads canvas')].map((each) => each.toDataURL())"""
-SHADES = """() => [...document.querySelectorAll('.passage .token')].map((each) => each.style.background)"""
+PICTURES = """() => [...document.querySelectorAll('.heads canvas')].flatMap((layer) => {
+    const count = document.querySelectorAll('.heads .head').length / document.querySelectorAll('.heads canvas').length;
+    const [one, wide] = [document.createElement('canvas'), layer.width / count];
+    return [...Array(count).keys()].map((at) => {
+        Object.assign(one, { width: wide, height: layer.height }).getContext('2d').drawImage(layer, -at * wide, 0);
+        return one.toDataURL();
+    });
+})"""
+SHADES = """() => [...document.querySelectorAll('.passage .token')].map((each) => each.style.backgroundColor)"""
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +59,7 @@ def test_map_text_lists_and_thumbnail_show_the_supposed_weights(running, tmp_pat
     ch.trace(q, k, v, causal=True).save(tmp_path / "page.html", tokens=tokens)
     options = {"wait": ".map-of", "place": "#at=0.0.1&cell=5.2", "reduced_motion": "reduce"}
     with opened(running, tmp_path / "page.html", **options) as (page, unwanted):
-        until(page, "[...document.querySelectorAll('.heads canvas')].every((each) => each.width > 1)")
+        until(page, "[...document.querySelectorAll('.heads canvas')].every((each) => each.dataset.missing === '0')")
         ribbon = page.locator(".headed .supposed")
         assert ribbon.is_hidden()
         page.mouse.move(2, 2)
@@ -94,7 +104,7 @@ def test_an_edited_number_is_of_its_head_and_a_rule_of_all(running, tmp_path):
     ch.trace(q, k, v).save(tmp_path / "page.html")
     options = {"wait": ".map-of", "place": "#at=0.0.0&cell=5.2", "reduced_motion": "reduce"}
     with opened(running, tmp_path / "page.html", **options) as (page, unwanted):
-        until(page, "[...document.querySelectorAll('.heads canvas')].every((each) => each.width > 1)")
+        until(page, "[...document.querySelectorAll('.heads canvas')].every((each) => each.dataset.missing === '0')")
         page.locator(".cells input").first.fill("3.5")
         page.check("#dive-scale")
         page.wait_for_timeout(250)
@@ -111,4 +121,65 @@ def test_an_edited_number_is_of_its_head_and_a_rule_of_all(running, tmp_path):
         page.wait_for_timeout(500)
         assert page.locator(".headed .supposed").is_visible()
         assert page.is_checked("#dive-scale")
+        assert unwanted == []
+
+
+PLACES = """() => {
+    const canvases = [...document.querySelectorAll('.heads canvas')].map((each) => each.getBoundingClientRect());
+    return [...document.querySelectorAll('.heads .head')].map((each) => {
+        const [layer, head] = each.dataset.place.split(' ').map(Number);
+        const { left, top, width } = each.getBoundingClientRect();
+        return [layer, head, left - canvases[layer].left, top - canvases[layer].top, width, canvases[layer].width];
+    });
+}"""
+
+
+@pytest.mark.parametrize(("layers", "heads", "width"), [(3, 4, 1280), (6, 12, 1280), (6, 12, 320)])
+def test_each_head_lies_on_its_picture_in_the_canvas_of_its_layer(running, tmp_path, layers, heads, width):
+    rng = fresh()
+    matrices = [ch.AttentionMatrix(*rng.standard_normal((2, heads, 5, 3))) for _ in range(layers)]
+    shown = [ShownLayer(str(at), range(heads), one_sequence(each, 0)) for at, each in enumerate(matrices)]
+    (tmp_path / "page.html").write_bytes(encoded(document([ShownRun("", shown, None)], PageOptions())))
+    with opened(running, tmp_path / "page.html", width=width, wait=".map-of") as (page, unwanted):
+        for media in ("screen", "print"):
+            page.emulate_media(media=media)
+            places = page.evaluate(PLACES)
+            assert len(places) == layers * heads
+            for _, head, left, top, side, whole in places:
+                cell = whole / heads
+                assert left == pytest.approx(cell * (head + 3 / 70), abs=0.6)
+                assert (top, side) == pytest.approx((cell * 3 / 70, cell * 64 / 70), abs=0.6)
+        assert unwanted == []
+
+
+def test_tokens_are_shaded_as_they_come_into_view_and_lines_that_are_the_same_stay(running, tmp_path):
+    n = 400
+    q, k = fresh().standard_normal((2, 1, n, 4))
+    ch.AttentionMatrix(q, k).save(tmp_path / "page.html", tokens=[f" word{i}" for i in range(n)])
+    with opened(running, tmp_path / "page.html", wait=".map-of", reduced_motion="reduce") as (page, unwanted):
+        until(page, "document.querySelector('.lines').children.length > 3")
+        page.mouse.move(2, 2)
+        page.evaluate("window.first = document.querySelector('.lines li')")
+        seen = {}
+        for power in (-3, 3):
+            page.locator("#dive-temperature").evaluate(TEMPERATURE % power)
+            page.wait_for_timeout(250)
+            seen[power] = []
+            for place in (0, 1e6):
+                page.locator(".passage").evaluate(f"each => each.scrollTo(0, {place})")
+                page.wait_for_timeout(250)
+                seen[power].append(page.evaluate(SHADES))
+            page.locator(".passage").evaluate("each => each.scrollTo(0, 0)")
+            page.wait_for_timeout(250)
+        assert page.evaluate("window.first.isConnected")
+        (_, cold), (_, warm) = seen[-3], seen[3]
+        assert warm[-10:] != cold[-10:]
+        page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        printed = page.evaluate(SHADES)
+        weights = np.asarray(ch.AttentionMatrix(q, k, scale=0.5 / 8)[0], np.float64)[-1]
+        order = np.argsort(weights)
+        low, high = printed[order[0]], printed[order[-1]]
+        assert low != high
+        assert all(printed[at] == high for at in np.flatnonzero(weights > 0.999 * weights.max()))
+        assert warm[-10:] == printed[-10:]
         assert unwanted == []

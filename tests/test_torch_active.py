@@ -19,10 +19,12 @@ from torch.utils.checkpoint import checkpoint
 import clearhead.torch
 from clearhead.torch import activate, active, deactivate, explain
 from clearhead.torch.calls import LATEST
+from composed import COMPOSED
 
 F64 = torch.float64
 attention = torch.nn.attention
 DIRECT, FUSED, GRADIENT, FAST_PATH = "itself", "the fused operator, in", "gradient", "the fast path"
+DIRECT_ALONE = "scaled_dot_product_attention itself"
 
 
 @pytest.fixture(autouse=True)
@@ -188,30 +190,69 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # PyTorch's fused operator has no batching rule
-def test_torch_func():
-    q, k, v = (x.detach() for x in query_key_value(7))
-
-    def found() -> list[Any]:
-        loss = torch.func.grad(lambda q: attend(q, k, v).square().sum())
-        return [loss(q), torch.func.vmap(loss)(torch.stack([q, k])), torch.func.vjp(attend, q, k, v)[1](v)]
-
-    theirs = found()
-    with active():
-        close(found(), theirs)
-    assert FUSED in routes()
-    assert GRADIENT in routes()
-    assert routes("PyTorch").startswith("traced, transformed or watched")
+def by_math(*given: Any, **options: Any) -> Tensor:
+    """PyTorch's attention by the plain formula, which has every derivative."""
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(*given, **options)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_forward_mode_is_pytorchs():
-    q, k, v = (x.detach() for x in query_key_value(d_v=3))
-    call = lambda: torch.func.jvp(lambda q: F.scaled_dot_product_attention(q, k, v), (q,), (q,))  # noqa: E731
-    theirs = call()
+@pytest.mark.parametrize("d_v", [pytest.param(1, marks=pytest.mark.slow), 2])  # PyTorch's fuses the second
+@pytest.mark.parametrize("name", COMPOSED)
+def test_torch_func_sees_clearheads_derivatives(name: str, d_v: int):
+    tensors = normal(1, 1, 2, 2, grad=False), normal(1, 1, 3, 2, grad=False), normal(1, 1, 3, d_v, grad=False)
+    mask = torch.tensor([[True, False, True], [True, True, True]])
+    theirs = COMPOSED[name](lambda *x: by_math(*x, mask), tensors)
     with active():
-        close(call(), theirs)
-    assert routes("PyTorch") == "forward-mode differentiation, left to PyTorch"
+        mine = COMPOSED[name](lambda *x: F.scaled_dot_product_attention(*x, mask), tensors)
+    close(mine, theirs)
+    assert routes() == DIRECT_ALONE
+    assert not routes("PyTorch")
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_what_torch_func_may_not_hand_over_is_pytorchs():
+    q, k, v = (x.detach() for x in query_key_value())
+    with active(), sdpa_kernel(SDPBackend.MATH):
+        close(torch.func.jvp(attend, (q, k, v), (q, k, v)), torch.func.jvp(by_math_causal, (q, k, v), (q, k, v)))
+    assert routes("PyTorch") == "traced, transformed or watched: what it becomes is counted where that runs"
+    traced = torch.fx.experimental.proxy_tensor.make_fx(torch.func.grad(lambda q: attend(q, k, v).sum()))
+    with active():
+        code = traced(q).code
+    assert "_scaled_dot_product_flash_attention_for_cpu" in code
+
+
+def by_math_causal(*tensors: Tensor) -> Tensor:
+    return by_math(*tensors, is_causal=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("name", ["plain", "causal", "bool mask", "grouped heads", "three axes", "narrower values"])
+def test_every_derivative_of_plain_autograd(name: str):
+    tensors, options, _ = CALLS[name]()
+    given = [x for x in tensors if x is not None and x.dtype == F64]
+    rest = [x for x in tensors if x is not None and x.dtype != F64]
+
+    def call(*tensors: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(*tensors, *rest, **options)
+
+    with active():
+        assert torch.autograd.gradcheck(call, given, check_forward_ad=True, fast_mode=True)
+        assert torch.autograd.gradgradcheck(call, given, check_fwd_over_rev=True, fast_mode=True)
+    assert not routes("PyTorch")
+
+
+def test_dropout_under_vmap_draws_as_vmap_says():
+    x, eye = torch.zeros(3, 1, 6, 2), torch.eye(6)[None]
+    with active():
+        for randomness in ("different", "same"):
+            call = torch.func.vmap(
+                lambda x: F.scaled_dot_product_attention(x, x, eye, dropout_p=0.5), randomness=randomness
+            )
+            found = call(x) != 0
+            assert torch.equal(found[0], found[1]) == (randomness == "same")
+            assert found.any()
+            assert not found.all()
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])

@@ -1,8 +1,10 @@
 """The GPU's kernels in Triton's interpreter, on chosen problems that span several tiles, splits and bands."""
 
+import json
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 import clearhead as ch
+from benchmarks import compiled
 from clearhead.core import reference
 from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array
@@ -162,30 +165,56 @@ def test_a_d_k_above_the_limit_is_refused():
         ch.attention(q, q, q, engine="triton")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("more", [[], ["more"]], ids=str)
-def test_every_kernel_compiles_for_a_gpu(more: list[str]):
-    """Also on machines without a GPU: the compiler may refuse what the interpreter accepts."""
-    kernels = ["rows", "merge", "columns", "pool", "keys", "queries", "bias", "spans"]
-    kernels += ["others", "by_queries", "by_keys", "pixels", "pool_largest"]
-    assert compiled(*more) == {f"{name} True" for name in kernels}
+USUAL, UNUSUAL = ([name for name, case in compiled.CASES.items() if case.usual is usual] for usual in (True, False))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("gpu", ["sm_80", "sm_90"])
-def test_the_kernels_of_effects_that_need_most_fit_a_gpu(gpu: str):
-    needs = [line.split() for line in compiled("effects", gpu)]
-    assert {name for name, *_ in needs} == {"others", "by_queries", "by_keys", "pixels", "pool", "pool_largest"}
-    for name, shared, stack in needs:
-        assert int(shared) <= 99 * 1024, name  # what sm_86 has; sm_80 has 163 KiB
-        assert int(stack) <= 512, f"{name} spills"
+@pytest.mark.parametrize("cases", [USUAL, UNUSUAL], ids=["usual", "unusual"])
+def test_kernels_compile_for_a_gpu_and_take_no_more_than_allowed(cases: list[str]):
+    """Also on machines without a GPU: the compiler may refuse what the interpreter accepts.
+
+    One pass of one case, drawn anew each time; `python -m benchmarks.compiled --check` goes through all of them, and
+    `--save` after a change for good.
+    """
+    version, held = compiled.read()
+    assert version == metadata.version("triton"), "save the figures anew with this version"
+    rng = fresh()
+    gpu, case, name = (str(rng.choice(x)) for x in (compiled.GPUS, cases, list(compiled.PASSES)))
+    found = needs(gpu, case, name)
+    assert found
+    assert not list(compiled.against(gpu, case, found, held))
 
 
-def compiled(*arguments: str) -> set[str]:
-    """The lines that compile_kernels.py prints."""
-    program = Path(__file__).parent / "compile_kernels.py"
+def test_figures_that_are_too_large_are_told():
+    """The kernel `rows` of a case that is saved with 250 registers, 32 bytes of stack and 64 of shared memory."""
+    held = {"sm_80": {"d 64": {"rows": compiled.Needs(250, 32, 64)}}}
+
+    def told(*taken: int, case: str = "d 64") -> list[str]:
+        return list(compiled.against("sm_80", case, {"rows": compiled.Needs(*taken)}, held))
+
+    assert not told(250, 32, 64)
+    assert not told(255, 0, 64)
+    for more, word in (((251, 32, 64), "registers"), ((250, 40, 64), "saved"), ((250, 32, 65), "saved")):
+        (line,) = told(*more)
+        assert line.startswith("sm_80, d 64, rows: ")
+        assert word in line
+    assert not told(255, compiled.STACK, compiled.SHARED["sm_80"], case="d 8")
+    assert len(told(255, compiled.STACK + 8, compiled.SHARED["sm_80"] + 1, case="d 8")) == 2
+
+
+def test_every_gpu_case_and_pass_is_saved():
+    _, saved = compiled.read()
+    assert list(saved) == list(compiled.GPUS)
+    for cases in saved.values():
+        assert list(cases) == USUAL
+        assert {name.split(": ")[0] for by_name in cases.values() for name in by_name} == set(compiled.PASSES)
+
+
+def needs(gpu: str, case: str, name: str) -> dict[str, compiled.Needs]:
+    """What benchmarks.compiled prints of a pass of a case, in a process without the interpreter."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-W", "ignore", program, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.compiled", "--gpu", gpu, "--case", case, "--json"]
+    root = Path(__file__).parent.parent
+    done = subprocess.run([*command, "--only", name], capture_output=True, text=True, env=environment, cwd=root)
     assert not done.returncode, done.stderr[-2000:]
-    return set(done.stdout.split("\n")) - {""}
+    return {name: compiled.Needs(*x) for name, x in json.loads(done.stdout)[gpu][case].items()}

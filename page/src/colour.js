@@ -74,7 +74,8 @@ export function weighed(most = 1, kind = "sqrt") {
     linear: (/** @type {number} */ t) => t,
     log: (/** @type {number} */ t) => 1 - Math.log(Math.max(t, floor)) / Math.log(floor),
   };
-  const shade = (/** @type {number} */ x) => shapes[kind](x / (most || 1));
+  const shape = shapes[kind];
+  const shade = (/** @type {number} */ x) => shape(x / (most || 1));
   return {
     low: kind === "log" ? floor * most : 0,
     high: most,
@@ -83,23 +84,6 @@ export function weighed(most = 1, kind = "sqrt") {
     along: (t) => along(stops, t),
     kind,
   };
-}
-
-/** Diagonal lines for masked cells, which are not the same as weight 0. @param {CanvasRenderingContext2D} pen @returns {CanvasPattern} */
-export function hatching(pen) {
-  const tile = document.createElement("canvas");
-  tile.width = tile.height = 6;
-  const ink = /** @type {CanvasRenderingContext2D} */ (tile.getContext("2d"));
-  ink.fillStyle = css(rgb("hatch-ground"));
-  ink.fillRect(0, 0, 6, 6);
-  ink.strokeStyle = css(rgb("hatch"));
-  ink.beginPath();
-  for (const at of [-6, 0, 6]) {
-    ink.moveTo(at, 6);
-    ink.lineTo(at + 6, 0);
-  }
-  ink.stroke();
-  return /** @type {CanvasPattern} */ (pen.createPattern(tile, "repeat"));
 }
 
 /** @param {number[]} c */

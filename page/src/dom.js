@@ -48,6 +48,28 @@ export function h(name, ...given) {
   return /** @type {HTMLElement} */ (made);
 }
 
+/** Whether the reader wants nothing to move by itself. */
+export const isStill = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+
+/** A slider. @param {string} id @param {number} min @param {number} max @param {(value: number) => void} act @param {Record<string, any>} [more] */
+export const slider = (id, min, max, act, more) =>
+  /** @type {HTMLInputElement} */ (
+    h("input", {
+      type: "range",
+      id,
+      min,
+      max,
+      ...more,
+      oninput: (/** @type {any} */ { target }) => act(Number(target.value)),
+    })
+  );
+
+/** A box to tick. @param {string} id @param {(on: boolean) => void} act @param {boolean} [checked] */
+export const tickbox = (id, act, checked) =>
+  /** @type {HTMLInputElement} */ (
+    h("input", { type: "checkbox", id, checked, onchange: (/** @type {any} */ { target }) => act(target.checked) })
+  );
+
 const inSpace =
   (/** @type {string} */ space) =>
   (/** @type {string} */ name, /** @type {(Record<string, any> | Child)[]} */ ...given) => {
@@ -60,6 +82,19 @@ export const svg = /** @type {(name: string, ...given: (Record<string, any> | Ch
 );
 export const math = inSpace(SPACES.math);
 
+/** Writes a text where another stands: one that is the same again costs the browser nothing. @param {Element} element @param {string} text */
+export const write = (element, text) => void (element.textContent === text || (element.textContent = text));
+
+/** Puts children in place of others; of those that are the same again the old ones stay, which costs the browser nothing. @param {Element} element @param {Element[]} made */
+export function renew(element, made) {
+  const old = [...element.children];
+  made.forEach((each, at) => {
+    if (!old[at]) element.append(each);
+    else if (!old[at].isEqualNode(each)) old[at].replaceWith(each);
+  });
+  for (const each of old.slice(made.length)) each.remove();
+}
+
 /** @param {string} id */
 export const byId = (id) => document.getElementById(id);
 
@@ -70,3 +105,16 @@ export const breathe = () =>
     port1.onmessage = go;
     port2.postMessage(0);
   });
+
+/** A function that draws in the next frame, once however often it is called until then. @param {() => void} draw */
+export function afterwards(draw) {
+  let waiting = false;
+  return () => {
+    if (waiting) return;
+    waiting = true;
+    requestAnimationFrame(() => {
+      waiting = false;
+      draw();
+    });
+  };
+}

@@ -27,8 +27,10 @@ export function supposed(r, w) {
   if (w.causal !== null) rules.causal = w.causal;
   if (w.window !== null) rules.window = [w.window, rules.window[1]];
   if (w.cuts.length) {
-    const cut = new Set(w.cuts.map(([i, j]) => `${i} ${j}`));
-    rules.allowed = (i, j) => !cut.has(`-1 ${j}`) && !cut.has(`${i} ${j}`) && (!r.allowed || r.allowed(i, j));
+    /** @type {Map<number, number[]>} of a key the queries that do not see it */
+    const cut = new Map();
+    for (const [i, j] of w.cuts) cut.set(j, [...(cut.get(j) ?? []), i]);
+    rules.allowed = (i, j) => !cut.get(j)?.some((at) => at < 0 || at === i) && (!r.allowed || r.allowed(i, j));
   }
   return rules;
 }

@@ -2,7 +2,7 @@
 
 import { barList } from "./barlist.js";
 import { signed, weighed } from "./colour.js";
-import { h, svg } from "./dom.js";
+import { h, isStill, slider, svg } from "./dom.js";
 import { fmt, percent, spelled } from "./numbers.js";
 import { freeFigure } from "./section.js";
 import { matrix } from "./story.js";
@@ -21,20 +21,14 @@ export function openLesson(page) {
   /** @type {ReturnType<typeof setInterval> | undefined} */
   let playing;
   return (/** @type {Shell} */ shell) => {
-    const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+    const still = isStill();
     const [words, show, content] = learning ? learn(page, learning, shell) : why(scale, shell);
     const last = words.now.length - 1;
     const said = h("output.figures", { style: { "min-width": "11em" } });
-    const slide = /** @type {HTMLInputElement} */ (
-      h("input", {
-        type: "range",
-        id: "lesson",
-        max: last,
-        "aria-label": words.slider,
-        style: { flex: 1, "accent-color": "var(--accent)" },
-        oninput: () => go(Number(slide.value)),
-      })
-    );
+    const slide = slider("lesson", 0, last, (to) => go(to), {
+      "aria-label": words.slider,
+      style: { flex: 1, "accent-color": "var(--accent)" },
+    });
     const button = h("button", {
       onclick() {
         if (!playing) go(at < last ? at + 1 : 0);

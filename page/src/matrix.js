@@ -1,5 +1,6 @@
 // A figure of matrices drawn to scale: the cells on a canvas, everything else in SVG above it; pointer and keyboard.
 
+import { penOn, sized } from "./canvas.js";
 import { add, h, svg } from "./dom.js";
 import { drawCells } from "./matrixcells.js";
 import { frame } from "./matrixframe.js";
@@ -53,10 +54,7 @@ export const transposed = (m) => ({
  */
 export function figure(layout, options) {
   const { blocks, width, height } = layout;
-  const ratio = Math.min(3, Math.max(1, window.devicePixelRatio || 1));
-  const canvas = /** @type {HTMLCanvasElement} */ (
-    h("canvas", { width: Math.ceil(width * ratio), height: Math.ceil(height * ratio) })
-  );
+  const canvas = /** @type {HTMLCanvasElement} */ (h("canvas"));
   const above = svg("svg", {
     width,
     height,
@@ -70,15 +68,10 @@ export function figure(layout, options) {
     canvas,
     above,
   );
-  for (const part of [canvas, above, box]) {
-    part.style.width = `${width}px`;
-    part.style.height = `${height}px`;
-  }
-  const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
-  pen.scale(ratio, ratio);
+  for (const part of [above, box]) sized(part, width, height);
   const frames = svg("g");
   const paint = () => {
-    pen.clearRect(0, 0, width, height);
+    const pen = penOn(canvas, width, height);
     for (const block of blocks) drawCells(pen, block);
     frames.replaceChildren(...blocks.flatMap(frame));
   };

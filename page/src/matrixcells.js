@@ -1,6 +1,7 @@
 // The cells of a matrix, drawn on a canvas.
 
-import { css, hatching, rgb } from "./colour.js";
+import { colour, fill, hatching } from "./canvas.js";
+import { css, rgb } from "./colour.js";
 
 /** @typedef {import("./matrix.js").Matrix} Matrix */
 /** @typedef {import("./matrix.js").Block} Block */
@@ -24,26 +25,20 @@ export function drawCells(pen, block) {
 function drawSmallCells(pen, { m, x, y, w, h: tall }, hatch) {
   const [stepX, stepY] = [Math.max(1, Math.floor(m.cols / w)), Math.max(1, Math.floor(m.rows / tall))];
   const [wide, high] = [Math.ceil(m.cols / stepX), Math.ceil(m.rows / stepY)];
-  const image = new ImageData(wide, high);
-  const pixels = new Uint32Array(image.data.buffer);
-  const word = (/** @type {number[]} */ [r, g, b]) =>
-    (255 << 24) | (Math.round(b) << 16) | (Math.round(g) << 8) | Math.round(r);
-  const ramp = Uint32Array.from({ length: 256 }, (_, at) => word(m.shade.along(at / 255)));
-  const warn = word(rgb("warn"));
+  const place = (/** @type {number} */ at) => [Math.floor(at / wide) * stepY, (at % wide) * stepX];
+  const values = Float64Array.from({ length: wide * high }, (_, at) => {
+    const [row, col] = place(at);
+    return stepX * stepY === 1 ? m.at(row, col) : mean(m, row, col, stepY, stepX);
+  });
   pen.fillStyle = hatch;
   pen.fillRect(x, y, w, tall);
-  for (let i = 0; i < high; i++)
-    for (let j = 0; j < wide; j++) {
-      const [row, col] = [i * stepY, j * stepX];
-      if (m.hidden?.(row, col)) continue; // transparent: the hatching below shows
-      const value = stepX * stepY === 1 ? m.at(row, col) : mean(m, row, col, stepY, stepX);
-      pixels[i * wide + j] = Number.isFinite(value)
-        ? ramp[Math.round(255 * Math.min(Math.max(m.shade.shade(value), 0), 1))]
-        : warn;
+  const whole = fill(wide, high, (pixels) => {
+    colour(pixels, values, m.shade, 0, NaN);
+    for (let at = 0; at < pixels.length; at++) {
+      const [row, col] = place(at);
+      if (m.hidden?.(row, col)) pixels[at] = 0; // transparent: the hatching below shows
     }
-  const whole = document.createElement("canvas");
-  [whole.width, whole.height] = [wide, high];
-  /** @type {CanvasRenderingContext2D} */ (whole.getContext("2d")).putImageData(image, 0, 0);
+  });
   pen.imageSmoothingEnabled = false;
   pen.drawImage(whole, x, y, w, tall);
 }

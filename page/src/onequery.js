@@ -1,5 +1,6 @@
 // One query from start to end, as a table: a row for each key with its score and weight, and the weighted sum.
 
+import { penOf } from "./canvas.js";
 import { css, signed } from "./colour.js";
 import { h } from "./dom.js";
 import { fmt, listOf, spelled } from "./numbers.js";
@@ -29,7 +30,7 @@ export function oneQuery(s) {
   );
   const strip = (/** @type {(c: number) => number} */ at) => {
     const canvas = /** @type {HTMLCanvasElement} */ (h("canvas.strip", { width: head.dv, height: 1 }));
-    const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+    const pen = penOf(canvas);
     for (let c = 0; c < head.dv; c++) {
       pen.fillStyle = css(shade.at(at(c)));
       pen.fillRect(c, 0, 1, 1);

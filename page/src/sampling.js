@@ -1,7 +1,7 @@
 // Sampling the next token: the softmax of all logits at another temperature, or of the k largest alone.
 
 import { barList } from "./barlist.js";
-import { h } from "./dom.js";
+import { h, slider } from "./dom.js";
 import { fmt, percent, spelled } from "./numbers.js";
 
 const COUNTS = [1, 2, 5, 10, 50];
@@ -13,9 +13,7 @@ const COUNTS = [1, 2, 5, 10, 50];
  */
 export function sampling(page, { t }, { logits, texts }) {
   const { data } = page.array(logits);
-  const temperature = /** @type {HTMLInputElement} */ (
-    h("input", { type: "range", id: "temperature", min: 0.1, max: 2, step: 0.05, value: 1, oninput: update })
-  );
+  const temperature = slider("temperature", 0.1, 2, update, { step: 0.05, value: 1 });
   const kept = /** @type {HTMLSelectElement} */ (
     h(
       "select",

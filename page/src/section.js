@@ -1,5 +1,6 @@
 // One step of the page: a sentence, the formula, figures, and the computation of the chosen cell written out.
 
+import { penOf } from "./canvas.js";
 import { css } from "./colour.js";
 import { add, h } from "./dom.js";
 import { beside } from "./layout.js";
@@ -224,7 +225,7 @@ function colourBar(story, m) {
   const { shade } = m;
   const [wide, high] = [120, 10];
   const canvas = /** @type {HTMLCanvasElement} */ (h("canvas", { width: wide, height: 1 }));
-  const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+  const pen = penOf(canvas);
   for (let x = 0; x < wide; x++) {
     const value = shade.low + ((x + 0.5) / wide) * (shade.high - shade.low);
     pen.fillStyle = css(shade.at(value));

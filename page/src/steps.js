@@ -85,7 +85,12 @@ export function openStory(page, place) {
       else change(wanted);
     });
     goToPlace = () => location.hash.startsWith("#step-") && go(location.hash.replace("#step-", ""));
-    if (first && location.hash) goToPlace();
+    if (first && location.hash) {
+      const followed = new ResizeObserver(() => goToPlace()); // the rooms above are drawn later, and push the steps down
+      if (host.previousElementSibling) followed.observe(host.previousElementSibling);
+      for (const act of ["wheel", "pointerdown", "keydown"])
+        addEventListener(act, () => followed.disconnect(), { once: true });
+    }
     first = false;
 
     /** Scrolls to a step. Figures above it have no height until they are drawn, so all are drawn first. @param {string} id */

@@ -95,7 +95,7 @@ addWords({
   "what if window": ["only the last {x} keys", "只看最近 {x} 个键"],
   "what if cuts": ["{x} edges or words cut", "切断 {x} 处"],
   "what if values": ["{x} numbers edited", "改动 {x} 个数"],
-  supposed: ["What if: these are not the numbers of the actual run.", "假设：以上并非实际运行结果。"],
+  supposed: ["What if: not the actual run.", "假设：并非实际运行。"],
   "run value": ["in the run:", "实际运行："],
   "cut edge": ["cut the edge from query {i} to key {j}", "切断查询 {i} 到键 {j} 的连接"],
   "cut key": ["cut “{name}” as a key for every query", "让所有查询都看不到“{name}”"],

@@ -1,6 +1,7 @@
 // What if: controls that change a rule, and the ribbon that says so and leads back to the actual run.
 
-import { h } from "./dom.js";
+import { warmth } from "./dive/whatifs.js";
+import { h, tickbox } from "./dom.js";
 import { asRun, isAsRun } from "./head.js";
 import { fmt } from "./numbers.js";
 
@@ -13,17 +14,7 @@ const panel = (/** @type {Story} */ s, /** @type {any[]} */ ...parts) =>
   h("div.whatif", { role: "group", "aria-label": s.t("what if") }, h("span.tag", s.t("what if")), ...parts);
 
 /** @param {string} id @param {string} words @param {boolean} on @param {(on: boolean) => void} act */
-const checkbox = (id, words, on, act) =>
-  h(
-    "label",
-    h("input", {
-      type: "checkbox",
-      id,
-      checked: on,
-      onchange: (/** @type {Event} */ event) => act(/** @type {HTMLInputElement} */ (event.target).checked),
-    }),
-    words,
-  );
+const checkbox = (id, words, on, act) => h("label", tickbox(id, act, on), words);
 
 /** @param {Story} s */
 export const scaleControl = (s) =>
@@ -71,29 +62,12 @@ export function temperatureControl(s) {
   const value = s.state.what.temperature;
   let frame = 0;
   const shown = h("output", fmt(value, 3));
-  const read = (/** @type {Event} */ event) =>
-    Number((2 ** Number(/** @type {HTMLInputElement} */ (event.target).value)).toPrecision(3));
-  return panel(
-    s,
-    h(
-      "label",
-      s.t("temperature"),
-      h("input", {
-        type: "range",
-        id: "if-temperature",
-        min: -3,
-        max: 3,
-        step: 0.25,
-        value: Math.log2(value),
-        oninput: (/** @type {Event} */ event) => {
-          shown.textContent = fmt(read(event), 3);
-          cancelAnimationFrame(frame);
-          frame = requestAnimationFrame(() => suppose(s, { temperature: read(event) }));
-        },
-      }),
-      shown,
-    ),
-  );
+  const slide = warmth("if-temperature", value, (temperature) => {
+    shown.textContent = fmt(temperature, 3);
+    cancelAnimationFrame(frame);
+    frame = requestAnimationFrame(() => suppose(s, { temperature }));
+  });
+  return panel(s, h("label", s.t("temperature"), slide, shown));
 }
 
 /** Says that these are not the run's numbers; null when they are. @param {Story} s */

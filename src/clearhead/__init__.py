@@ -6,7 +6,7 @@ The public names load when they are first used, so that `import clearhead` stays
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from clearhead.changing.change import change as change

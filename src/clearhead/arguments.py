@@ -2,118 +2,27 @@
 
 import argparse
 import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from clearhead import __version__
 from clearhead.errors import FileError, shown
-from clearhead.report.streams import complain
-from clearhead.textbook import usage
+from clearhead.report.streams import can_show, complain, in_language
+from clearhead.words import LANGUAGES, Language
+from clearhead.words.examples import BELOW
+from clearhead.words.help import CHINESE, broken, of_locale
 
-_ABOUT = """Exact attention, with weights that stay visible."""
-_EXTRAS = """install more:
-  pip install "clearhead[hf]"      explain and view with models of Transformers
-  pip install "clearhead[view]"    clearhead view
-
-clearhead COMMAND --help shows a command's options and examples
-"""
-_EXPLAIN_EXAMPLES = """examples:
-  clearhead explain "humpty dumpty sat on"
-  clearhead explain "twinkle twinkle little star" --layer 0 --token little
-  clearhead explain "mary had a little" --cut "little>mary" --layer 0
-  clearhead explain "humpty dumpty sat on" --cut "on>sat@0.3" --off 1.2,1.5
-  clearhead explain "mary had a little" --why
-  clearhead explain "mary had a little" --why lamb --against dog
-  clearhead explain "mary had a little" --why --html why.html
-  clearhead explain "humpty dumpty" --generate 8
-  clearhead explain "jack and jill" --lang zh
-  clearhead explain "humpty dumpty sat on" --html page.html
-  clearhead explain "Attention is all" --model ./gpt2 --json attention.json
-  clearhead explain "Attention is all" --model Qwen/Qwen3-0.6B
-  clearhead explain --file book.txt --html book.html --model ./gpt2
-  clearhead explain --file book.txt --html book.html --windows
-  clearhead explain --file book.txt --html book.html \\
-      --exact 3.5,7.0 --dtype bfloat16
-
-edits: the text is run without and with them, several of each together
-  --cut "on>sat"       the query on no longer sees the key sat, in every layer
-                       and head, or in those of --layer and --head
-  --cut "on>sat@0.3"   in head 3 of layer 0; @0 all of layer 0, @.3 head 3 of
-                       every layer, @0.3,1.5 two heads
-  --cut ">0:2"         no query sees the first two tokens; --cut "3>0,sat" names
-                       tokens by position and by word
-  --boost "sat=2"      2 is added to the logits of the key sat, for every query;
-                       also "on>sat=2@0.3"; below 0 it gets less
-  --off 0.3            the output of head 3 of layer 0 becomes 0; 0 is a layer
-words are those of the text, whole; sat#2 is the second, sat#all all of them;
-negative positions count from the end: --cut="-1>0"
---layer and --head also choose the head to show; default: the edited one whose
-output moved furthest
-
-models other than GPT-2 directories need PyTorch and Transformers:
-  pip install "clearhead[hf]"
-"""
-_VIEW_EXAMPLES = """examples:
-  clearhead view seen.safetensors
-  clearhead view ./gpt2 --text-file book.txt
-
-a file is what seen.save("seen.safetensors") wrote in Python; the address is for
-this machine alone, and works until Ctrl-C
-
-the server needs Starlette and Uvicorn:
-  pip install "clearhead[view]"
-"""
-_TRACE_EXAMPLES = """examples:
-  clearhead trace example.json
-  clearhead trace layer.npz --head 3 --query 7
-  clearhead trace layer.npz --num-heads 1,8
-  clearhead trace layer.npz --json steps.json --html page.html
-
-a file holds q, k, v (or x, w_q, w_k, w_v, w_o, num_heads; or weights and v),
-any score rules, the names of the tokens, and, if you want them checked, values
-that you claim for scores, scaled, weights or output, and of a layer also for Q,
-K, V, heads and H, the heads joined:
-  {"q": [[1, 3], [2, 0.5]], "k": [[0.5, 2], [1, 3]], "v": [[0, 4], [1, 2]],
-   "scores": [[6.5, 10], [2, 3.5]], "tokens": ["hello", "world"]}
-  {"weights": [0.15, 0.25, 0.55, 0.05], "v": [[1], [2], [3], [4]]}
-tokens are those of the queries where source_tokens names the keys
-
-exit code: 0 every claim is right, 1 a claim is wrong, 2 bad input
-"""
-_DIAGNOSE_EXAMPLES = """examples:
-  clearhead diagnose case.npz
-  clearhead diagnose case.safetensors --lang zh
-  clearhead diagnose case.json --json -
-
-a file holds q, k, v (or x, w_q, w_k, w_v, w_o, num_heads; or weights and v),
-any score rules, and as theirs what your code gave for them; if that is not the
-output, its stage says which step it is: weights, scores, scaled or masked:
-  {"q": [[1, 3], [2, 0.5]], "k": [[0.5, 2], [1, 3]], "v": [[0, 4], [1, 2]],
-   "theirs": [[3.5, 11], [1.5, 5.5]], "stage": "scores"}
-np.savez("case.npz", q=q, k=k, v=v, theirs=out, causal=True) writes one from
-Python
-
-exit code: 0 yours is right, 1 a mistake was found, 2 bad input, 3 no known
-mistake explains it
-"""
-_BENCH_EXAMPLES = """examples:
-  clearhead bench
-  clearhead bench --threads 1
-
-contests with PyTorch's backends, ONNX Runtime and JAX, and on a GPU, are run in
-a checkout of the sources:
-  python -m benchmarks --help
-"""
-_INFO_EXAMPLES = """examples:
-  clearhead info
-  clearhead info --json
-"""
 _IN_ENGLISH = ("bench", "info")  # commands without --lang
 
 
 class _Parser(argparse.ArgumentParser):
+    language: Language = "en"
+
     def error(self, message: str) -> NoReturn:
         """Print one line and exit with code 2; argparse would print the usage before it."""
-        complain(self.prog, f"{message}. hint: {self.prog} --help shows examples.")
+        said = in_language(self.language, message)
+        end = "." if said == message else "。"
+        complain(self.prog, f"{said}{end}", f"{self.prog} --help shows examples.", self.language)
         sys.exit(2)
 
     def _print_message(self, message: str, file: Any = None) -> None:
@@ -121,52 +30,99 @@ class _Parser(argparse.ArgumentParser):
         (file or sys.stdout).write(message)
 
 
+class _ChineseParser(_Parser):
+    """Its help and errors are in Chinese, and so are those of its commands, which argparse makes of the same class."""
+
+    language: Language = "zh"
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options | {"formatter_class": _ChineseHelp, "add_help": False})
+        for group in (self._positionals, self._optionals):
+            group.title = CHINESE[group.title or ""]
+        self.add_argument("-h", "--help", action="help", help="show this help message and exit")
+
+    def add_argument(self, *names: Any, **options: Any) -> Any:
+        about = options.get("help", argparse.SUPPRESS)
+        return super().add_argument(*names, **options | {"help": CHINESE.get(about, about)})
+
+
+class _ChineseHelp(argparse.RawDescriptionHelpFormatter):
+    """Help whose lines break where a terminal's columns end: a Chinese character takes two."""
+
+    def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: str | None = None) -> None:
+        super().add_usage(usage, actions, groups, CHINESE["usage: "] if prefix is None else prefix)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return broken(text, width)
+
+    def format_help(self) -> str:
+        found = super().format_help()
+        for title in ("options", "positional arguments"):  # argparse puts its own colon there
+            found = found.replace(f"\n{CHINESE[title]}:\n", f"\n{CHINESE[title]}：\n")
+        return found
+
+
 def given(arguments: list[str]) -> argparse.Namespace:
     """The arguments as values; exits with code 2 and one line about what is wrong."""
-    parser = command_line()
+    language = _language(arguments)
+    parser = command_line(language)
     first = arguments[0] if arguments else ""
     if first.startswith("-") and not any(first.startswith(known) for known in ("-h", "--h", "--v", "--l")):
         parser.error(f"{first} stands before the command: options go after it, as in clearhead explain … {first}")
     values = parser.parse_args(arguments)
     if values.lang is not None and values.command in _IN_ENGLISH:
         parser.error(f"--lang {values.lang}: {values.command} prints English only")
-    values.lang = values.lang or "en"
+    values.lang = language
     values.usage = parser.print_help
     return values
 
 
-def command_line() -> argparse.ArgumentParser:
-    """The parser of all commands."""
-    parser = _Parser(
-        prog="clearhead", description=_ABOUT, epilog=_EXTRAS, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--version", action="version", version=f"clearhead {__version__}")
+def _language(arguments: list[str]) -> Language:
+    """That of --lang, or of the locale where standard output can show it."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--lang", nargs="?")
+    asked = parser.parse_known_args(arguments)[0].lang
+    if asked in LANGUAGES:
+        return asked
+    return "zh" if of_locale() == "zh" and can_show("zh") else "en"
+
+
+def command_line(language: Language = "en") -> argparse.ArgumentParser:
+    """The parser of all commands; its help in the language asked for."""
+    kind = _ChineseParser if language == "zh" else _Parser
+    parser = kind(prog="clearhead", **_told(language, "", "exact attention, with weights that stay visible"))
+    version: dict[str, Any] = {"action": "version", "version": f"clearhead {__version__}"}
+    parser.add_argument("--version", **version, help="show program's version number and exit")
     _languages(parser, None)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+
+    def command(name: str, about: str) -> argparse.ArgumentParser:
+        listed = CHINESE[about] if language == "zh" else about
+        return commands.add_parser(name, help=listed, **_told(language, name, about))
+
     for add in (_explain, _shapes, _scale, _learn, _trace, _diagnose, _view, _bench, _info):
-        add(commands)
+        add(command)
     return parser
 
 
-def _command(commands: Any, name: str, about: str, examples: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=about,
-        description=f"{about[0].upper()}{about[1:]}.",
-        epilog=examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    return parser
+Command = Callable[[str, str], argparse.ArgumentParser]  # makes a command's parser from its name and what it does
 
 
-def _explain(commands: Any) -> None:
-    explain = _command(commands, "explain", "show how one token's attention output came to be", _EXPLAIN_EXAMPLES)
+def _told(language: Language, name: str, about: str) -> dict[str, Any]:
+    """What stands above and below a command's options."""
+    above = f"{CHINESE[about]}。" if language == "zh" else f"{about[0].upper()}{about[1:]}."
+    below = BELOW[name][language == "zh"]
+    return {"description": above, "epilog": below, "formatter_class": argparse.RawDescriptionHelpFormatter}
+
+
+def _explain(command: Command) -> None:
+    explain = command("explain", "show how one token's attention output came to be")
     explain.add_argument("text", metavar="TEXT", nargs="?", help="the text to run through the model")
     explain.add_argument(
         "--file",
         type=_name,
         metavar="FILE",
-        help="read the text from FILE (- is standard input) without its last newline; with --html, every head of it",
+        help="read the text from FILE (- is standard input) without its last newline; with --html, every head",
     )
     explain.add_argument(
         "--windows",
@@ -186,9 +142,11 @@ def _explain(commands: Any) -> None:
         help="a GPT-2 directory, or with Transformers any model's directory or name; default: the shipped one",
     )
     explain.add_argument(
-        "--layer", type=_whole, metavar="N", help="the layer, from 0; default: the one with the sharpest head"
+        "--layer", type=_whole, metavar="N", help="the layer, from 0; default: that of the head with the least entropy"
     )
-    explain.add_argument("--head", type=_whole, metavar="N", help="the head, from 0; default: the sharpest")
+    explain.add_argument(
+        "--head", type=_whole, metavar="N", help="the head, from 0; default: the one with the least entropy"
+    )
     explain.add_argument(
         "--token", type=_name, metavar="N|WORD", help="whose output: a position or a word; default: the last token"
     )
@@ -197,11 +155,11 @@ def _explain(commands: Any) -> None:
         type=_whole,
         default=0,
         metavar="N",
-        help="let the model put N tokens after the text first",
+        help="first let the model continue the text by N tokens",
     )
     _edit(explain, "cut", "Q>K[@L.H]", "run the text also with queries Q not seeing keys K, and compare (see below)")
     _edit(explain, "boost", "K=X[@L.H]", "run it also with X added to the logits of keys K, and compare")
-    off = "run it also with these heads' outputs 0, and compare; without a value: those of --layer and --head"
+    off = "run it also with these heads' outputs set to 0, and compare; without a value: those of --layer and --head"
     _edit(explain, "off", "L.H,…", off, nargs="?", const=("off", ""))
     explain.add_argument(
         "--why",
@@ -209,11 +167,13 @@ def _explain(commands: Any) -> None:
         nargs="?",
         const=True,
         metavar="TOKEN",
-        help="why TOKEN comes next: the edges, tokens and heads behind it, run again without them; default: the "
-        "likeliest",
+        help="why TOKEN comes next: what the edges, tokens and heads behind it did; default: the likeliest",
     )
     explain.add_argument(
-        "--against", type=_name, metavar="TOKEN", help="with --why: rather than TOKEN; default: the likeliest other one"
+        "--against",
+        type=_name,
+        metavar="TOKEN",
+        help="with --why: the token to compare with; default: the likeliest other one",
     )
     _files(explain, html=True)
     _languages(explain, argparse.SUPPRESS)
@@ -228,23 +188,23 @@ def _edit(explain: argparse.ArgumentParser, name: str, form: str, about: str, **
     explain.add_argument(f"--{name}", dest="edits", action="append", type=named, metavar=form, help=about, **more)
 
 
-def _shapes(commands: Any) -> None:
-    shapes = _command(commands, "shapes", "print the shape and cost of every step of a layer", usage.SHAPES)
+def _shapes(command: Command) -> None:
+    shapes = command("shapes", "print the shape and cost of every step of a layer")
     shapes.add_argument("sizes", type=_name, nargs="*", metavar="SIZE", help="n=12, or n for a symbol (see below)")
     _files(shapes, html=False)
     _languages(shapes, argparse.SUPPRESS)
 
 
-def _scale(commands: Any) -> None:
-    scale = _command(commands, "scale", "show with numbers why scores are divided by √d_k", usage.SCALE)
+def _scale(command: Command) -> None:
+    scale = command("scale", "show with numbers why scores are divided by √d_k")
     scale.add_argument("--widths", type=_name, metavar="N,N,…", help="the values of d_k; default: 1,4,16,64,256")
     scale.add_argument("--keys", type=_whole, default=16, metavar="N", help="keys of each query; default: 16")
     _files(scale, html=True)
     _languages(scale, argparse.SUPPRESS)
 
 
-def _learn(commands: Any) -> None:
-    learn = _command(commands, "learn", "watch a small model learn W_Q, W_K and W_V", usage.LEARN)
+def _learn(command: Command) -> None:
+    learn = command("learn", "watch a small model learn W_Q, W_K and W_V")
     learn.add_argument(
         "--step",
         type=_whole,
@@ -255,9 +215,9 @@ def _learn(commands: Any) -> None:
     _languages(learn, argparse.SUPPRESS)
 
 
-def _trace(commands: Any) -> None:
-    trace = _command(commands, "trace", "compute a file's attention step by step and check its claims", _TRACE_EXAMPLES)
-    trace.add_argument("file", type=_name, metavar="FILE", help="a .json, .npz or .safetensors file")
+def _trace(command: Command) -> None:
+    trace = command("trace", "compute a file's attention step by step and check its claims")
+    trace.add_argument("file", type=_name, metavar="FILE", help="a .npz, .json, .safetensors or .pt file")
     trace.add_argument(
         "--head", type=_whole, metavar="N", help="the head to print, from 0; default: where a claim is wrong, else 0"
     )
@@ -275,38 +235,36 @@ def _trace(commands: Any) -> None:
     _languages(trace, argparse.SUPPRESS)
 
 
-def _diagnose(commands: Any) -> None:
-    diagnose = _command(
-        commands, "diagnose", "name the mistake in your attention from what it gave", _DIAGNOSE_EXAMPLES
-    )
+def _diagnose(command: Command) -> None:
+    diagnose = command("diagnose", "name the mistake in your attention code from its result")
     diagnose.add_argument("file", type=_name, metavar="FILE", help="a .npz, .json, .safetensors or .pt file")
     _files(diagnose, html=False)
     _languages(diagnose, argparse.SUPPRESS)
 
 
-def _view(commands: Any) -> None:
+def _view(command: Command) -> None:
     about = "look at every head of a long text in the browser (needs an extra, see below)"
-    view = _command(commands, "view", about, _VIEW_EXAMPLES)
+    view = command("view", about)
     view.add_argument(
         "source",
         type=_name,
         metavar="FILE|MODEL",
         nargs="?",
-        help="a file of seen.save, or a model; default: the shipped one",
+        help="a file that seen.save wrote, or a model; default: the shipped one",
     )
     view.add_argument(
         "--text-file", type=_name, metavar="FILE", help="the text to run through MODEL; - is standard input"
     )
     view.add_argument("--windows", action="store_true", help="with --text-file: cut a long text into windows")
     view.add_argument("--port", type=_whole, default=0, metavar="N", help="the port; default: a free one")
-    view.add_argument("--no-open", action="store_true", help="do not open a browser, only say the address")
+    view.add_argument("--no-open", action="store_true", help="do not open a browser, only print the address")
     _languages(view, argparse.SUPPRESS)
 
 
-def _bench(commands: Any) -> None:
+def _bench(command: Command) -> None:
     about = "check every engine of this machine against the reference, and time it"
-    bench = _command(commands, "bench", about, _BENCH_EXAMPLES)
-    bench.add_argument("--threads", type=_whole, metavar="N", help="threads for everybody; default: all cores")
+    bench = command("bench", about)
+    bench.add_argument("--threads", type=_whole, metavar="N", help="threads for each engine; default: all cores")
     bench.add_argument("--quick", action="store_true", default=None, help=argparse.SUPPRESS)
     bench.add_argument("--device", choices=("cpu", "cuda"), help=argparse.SUPPRESS)
     for name in ("peers", "only", "save"):
@@ -322,13 +280,15 @@ def contest(values: argparse.Namespace) -> list[str]:
     return found
 
 
-def _info(commands: Any) -> None:
-    info = _command(commands, "info", "say what is installed and which engine runs", _INFO_EXAMPLES)
+def _info(command: Command) -> None:
+    info = command("info", "say what is installed and which engine runs")
     info.add_argument("--json", action="store_true", help="as JSON")
 
 
 def _languages(parser: argparse.ArgumentParser, default: str | None) -> None:
-    parser.add_argument("--lang", choices=("en", "zh"), default=default, help="English or Chinese; default: en")
+    parser.add_argument(
+        "--lang", choices=("en", "zh"), default=default, help="English or Chinese; default: that of the locale"
+    )
 
 
 def _files(parser: argparse.ArgumentParser, *, html: bool) -> None:

@@ -24,6 +24,7 @@ from clearhead.errors import ClearheadError, FileError, MissingExtraError
 from clearhead.report import streams
 from clearhead.report.streams import console_of as _console
 from clearhead.report.streams import write_json as _write_json
+from clearhead.words import Language
 
 if TYPE_CHECKING:
     from clearhead.view.long import ShownRun
@@ -31,10 +32,13 @@ if TYPE_CHECKING:
 
 def main(given: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
+    language: Language = "en"
     with streams.readable():
         try:
             try:
-                return _run(arguments.given(list(sys.argv[1:] if given is None else given)))
+                values = arguments.given(list(sys.argv[1:] if given is None else given))
+                language = values.lang
+                return _run(values)
             finally:
                 sys.stdout.flush()
         except BrokenPipeError:  # the reader of a pipe closed it
@@ -42,10 +46,11 @@ def main(given: Sequence[str] | None = None) -> int:
             return 0
         except OSError as error:
             streams.abandon()
-            streams.complain("clearhead", f"{error.filename or 'standard output'}: {error.strerror or error}.")
+            words = f"{error.filename or 'standard output'}: {error.strerror or error}."
+            streams.complain("clearhead", words, language=language)
             return 2
         except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
+            print(streams.in_language(language, "interrupted"), file=sys.stderr)
             return 130
 
 
@@ -57,9 +62,10 @@ def _run(given: argparse.Namespace) -> int:
         _check_targets(given)
         return _COMMANDS[given.command](given)
     except ClearheadError as error:
-        streams.complain(f"clearhead {given.command}", error.one_line())
+        streams.complain(f"clearhead {given.command}", error.what, error.hint, given.lang)
     except MemoryError:
-        streams.complain(f"clearhead {given.command}", "there is not enough memory for this.")
+        words = "there is not enough memory for this."
+        streams.complain(f"clearhead {given.command}", words, language=given.lang)
     return 2
 
 

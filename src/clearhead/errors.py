@@ -4,12 +4,12 @@ ClearheadError
 ├── ShapeError        (ValueError)    an array's shape does not fit
 ├── DtypeError        (TypeError)     an array's dtype or kind does not fit
 ├── RuleError         (ValueError)    a score rule's value makes no sense
-├── UnknownNameError  (TypeError)     a rule or option nobody knows
+├── UnknownNameError  (TypeError)     a rule or option that does not exist
 ├── SelectionError    (IndexError)    an index outside the matrix
 ├── SizeError         (MemoryError)   what was asked is larger than the machine's memory
 ├── EngineError       (RuntimeError)  the engine asked for cannot run this problem
-├── DerivativeError   (RuntimeError)  a derivative that is not there: of second order, or in forward mode
-├── DistributedError  (RuntimeError)  a rank is missing, or ranks were called with different things
+├── DerivativeError   (RuntimeError)  a derivative that is not there, such as a third one
+├── DistributedError  (RuntimeError)  a rank is missing, or ranks were called with different arguments
 ├── FileError         (ValueError)    a file or checkpoint is missing or malformed
 └── MissingExtraError (ImportError)   an optional package is not installed
 """
@@ -44,11 +44,11 @@ class RuleError(ClearheadError, ValueError):
 
 
 class UnknownNameError(ClearheadError, TypeError):
-    """A rule or option nobody knows."""
+    """A rule or option that does not exist."""
 
 
 class SelectionError(ClearheadError, IndexError):
-    """An index outside the matrix, or one of a kind it does not take."""
+    """An index outside the matrix, or of a kind that it does not take."""
 
 
 class SizeError(ClearheadError, MemoryError):
@@ -60,11 +60,11 @@ class EngineError(ClearheadError, RuntimeError):
 
 
 class DerivativeError(ClearheadError, RuntimeError):
-    """A derivative that is not there: of second order, or in forward mode."""
+    """A derivative that is not there: a third one, or a second one of a compiled graph, of a peak or of top-k."""
 
 
 class DistributedError(ClearheadError, RuntimeError):
-    """A rank is missing, or ranks were called with different things."""
+    """A rank is missing, or ranks were called with different arguments."""
 
 
 class FileError(ClearheadError, ValueError):
@@ -76,7 +76,7 @@ class MissingExtraError(ClearheadError, ImportError):
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:
-    """The error for a name nobody knows, with the nearest known one."""
+    """The error for an unknown name, with the nearest known one."""
     names, given = sorted(known), name if isinstance(name, str) else shown(name)
     near = get_close_matches(given, names, n=1)
     guess = f"did you mean `{near[0]}`? " if near else ""

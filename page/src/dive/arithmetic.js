@@ -1,7 +1,7 @@
 // The chosen weight written out with its numbers: q·k, scale, rules, softmax, and the value times the weight.
 
 import { h } from "../dom.js";
-import { fmt, safe, within } from "../numbers.js";
+import { fmt, safe, within, listOf } from "../numbers.js";
 import { num, sumOfProducts, sym } from "../written.js";
 import { cell, outputAt, throughRules } from "./problem.js";
 
@@ -24,10 +24,7 @@ export function arithmetic(problem, row, i, j, bound, known, t) {
   const score = row.scores[j];
   const at = `${i},${j}`;
   const through = throughRules(rules, score, i, j);
-  const terms = Array.from(
-    { length: q.width },
-    (_, c) => /** @type {[number, number]} */ ([cell(q, i, c), cell(k, j, c)]),
-  );
+  const terms = listOf(q.width, (c) => /** @type {[number, number]} */ ([cell(q, i, c), cell(k, j, c)]));
   /** @type {[string, Child][]} */
   const lines = [
     [
@@ -94,7 +91,7 @@ export function arithmetic(problem, row, i, j, bound, known, t) {
   ]);
   if (!v) return [...lines, [t("dive value"), t(known ? "values left out" : "no values")]];
   const share = bound === null ? 0 : bound + problem.vLost;
-  const shown = Array.from({ length: Math.min(MOST, v.width) }, (_, c) => c);
+  const shown = listOf(Math.min(MOST, v.width), (c) => c);
   const vector = (/** @type {(c: number) => [number, number]} */ of) => [
     "[",
     shown.map((c) => [c ? "  " : "", h("span.num.role-value", safe(...of(c)))]),

@@ -1,6 +1,6 @@
 // From a cell of the map down to its arithmetic: the steps with their numbers, what-ifs, and the whole matrix step by step.
 
-import { add, h } from "../dom.js";
+import { add, afterwards, h, renew, write } from "../dom.js";
 import { isAsRun } from "../head.js";
 import { spelled } from "../numbers.js";
 import { operandsAt } from "../long/operands.js";
@@ -24,7 +24,8 @@ export function diveRoom({ t }, place) {
   /** @type {Look | null} */
   let look = null;
   let drawn = "";
-  let frame = 0;
+  /** @type {{key: string, problem: import("./problem.js").Problem, row: import("./problem.js").Row, lines: Map<string, HTMLElement>} | null} the run's own numbers of the cell */
+  let own = null;
   /** @type {import("../long/operands.js").Cell | null} what the server sent of a head too large to be sent whole */
   let part = null;
   const lines = h("ol.lines");
@@ -50,6 +51,9 @@ export function diveRoom({ t }, place) {
   let { what } = place;
   place.follow("dive", () => place.what !== what && update());
 
+  let pictured = () => {};
+  const drawSoon = afterwards(() => pictured());
+
   function update() {
     const at = chosen();
     if (!look || !at) return;
@@ -63,32 +67,44 @@ export function diveRoom({ t }, place) {
     const problem = part?.problem ?? problemOf(shown);
     rest.hidden = !problem;
     play.hidden = Boolean(part);
-    says.textContent = t(
-      problem ? (part ? "dive part" : "dive says") : head.exact ? "computing" : "pictured head",
-      part ?? { i, j, levels: LEVELS },
-    );
+    const about = problem ? (part ? "dive part" : "dive says") : head.exact ? "computing" : "pictured head";
+    const cell = part ?? { i, j, levels: LEVELS };
+    write(says, t(about, cell));
     if (!problem) return lines.replaceChildren();
     const row = part?.row ?? rowAt(problem, i);
     const real = Boolean(part) || isAsRun(place.what);
-    const own = real ? null : problemOf(head);
-    const ghost = own && rowAt(own, i);
     const bound = real ? (part?.bound ?? head.computing?.bound(i) ?? null) : null;
     const known = head.layer.values !== null;
-    const before = own && ghost && arithmetic(own, ghost, i, j, null, known, t);
-    const [at_i, at_j] = part ? [part.i, part.j] : [i, j];
-    lines.replaceChildren(
-      ...arithmetic(problem, row, at_i, at_j, bound, known, t).map(([name, line]) => {
-        const was = before?.find(([other]) => other === name);
+    const ran = real ? null : asItRan(head, i, j, known);
+    renew(
+      lines,
+      arithmetic(problem, row, cell.i, cell.j, bound, known, t).map(([name, line]) => {
         const now = h("p.written", line);
-        const old = was && h("p.written.ghost", h("small", `${t("run value")} `), was[1]);
-        return h("li", h("small", name), now, old && old.textContent?.endsWith(String(now.textContent)) ? null : old);
+        const old = ran?.lines.get(name);
+        const same = old?.textContent?.endsWith(String(now.textContent));
+        return h("li", h("small", name), now, !same && old?.cloneNode(true));
       }),
     );
-    cancelAnimationFrame(frame);
-    frame = requestAnimationFrame(() => drawBars(bars, row.weights, ghost?.weights ?? null, at_j)); // it reads the width, for which the browser lays out the page: once, when all is there
+    pictured = () => {
+      drawBars(bars, row.weights, ran?.row.weights ?? null, cell.j);
+      if (!part) steps.update(problem, ran?.problem ?? null, i, j);
+    };
+    drawSoon();
     if (part) return void (steps.element.hidden = true);
     controls.update(problem);
-    steps.update(problem, own, i, j);
+  }
+
+  /** @param {import("../long/source.js").Head} head @param {number} i @param {number} j @param {boolean} known */
+  function asItRan(head, i, j, known) {
+    const key = `${Object.values(head.address)} ${i} ${j}`;
+    if (own?.key === key) return own;
+    const problem = /** @type {import("./problem.js").Problem} */ (problemOf(head));
+    const row = rowAt(problem, i);
+    const written = arithmetic(problem, row, i, j, null, known, t).map(
+      ([name, line]) =>
+        /** @type {[string, HTMLElement]} */ ([name, h("p.written.ghost", h("small", `${t("run value")} `), line)]),
+    );
+    return (own = { key, problem, row, lines: new Map(written) });
   }
 
   return {

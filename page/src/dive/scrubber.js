@@ -1,7 +1,8 @@
 // The whole matrix of a small problem, from product to output: one figure whose cells change from step to step.
 
+import { penOn } from "../canvas.js";
 import { css, inkOn, rgb, signed, weighed } from "../colour.js";
-import { h } from "../dom.js";
+import { h, isStill, slider } from "../dom.js";
 import { fmt, listOf, short } from "../numbers.js";
 import { rowAt, outputAt, throughRules } from "./problem.js";
 
@@ -26,20 +27,11 @@ export function scrubber(t, choose) {
     stage.symbol === "O" ? Math.max(4, Math.min(44, Math.floor(room / stage.cols))) : size;
   const canvas = /** @type {HTMLCanvasElement} */ (h("canvas"));
   const says = h("p.readout");
-  const slide = /** @type {HTMLInputElement} */ (
-    h("input", {
-      type: "range",
-      id: "scrub",
-      min: 0,
-      max: STEPS.length - 1,
-      step: 1,
-      "aria-label": t("steps"),
-      oninput: () => go(Number(slide.value)),
-    })
-  );
+  const slide = slider("scrub", 0, STEPS.length - 1, go, { "aria-label": t("steps") });
   const names = STEPS.map((name, step) => h("button", { onclick: () => go(step) }, t(`step ${name}`)));
   const element = h(
     "div.scrubber",
+    { hidden: true },
     h("h3", t("matrix by step")),
     h("div.stops", names),
     slide,
@@ -58,7 +50,7 @@ export function scrubber(t, choose) {
     at = step;
     tell();
     cancelAnimationFrame(frame);
-    const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+    const still = isStill();
     if (still || from === stages[at]) return draw(stages[at], null, 1);
     const start = performance.now();
     const move = (/** @type {number} */ now) => {
@@ -82,18 +74,11 @@ export function scrubber(t, choose) {
 
   /** @param {Stage} stage @param {Stage | null} from @param {number} part      of the way from the step before */
   function draw(stage, from, part) {
-    const dense = Math.min(3, window.devicePixelRatio || 1);
     const between = (/** @type {number} */ before, /** @type {number} */ after) => before + (after - before) * part;
     const cols = between(from?.cols ?? stage.cols, stage.cols);
     const across = between(wideOf(from ?? stage), wideOf(stage));
     const [wide, high] = [Math.ceil(cols * across), stage.rows * size];
-    canvas.width = wide * dense;
-    canvas.height = high * dense;
-    canvas.style.width = `${wide}px`;
-    canvas.style.height = `${high}px`;
-    const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
-    pen.scale(dense, dense);
-    pen.font = "11px system-ui, sans-serif";
+    const pen = penOn(canvas, wide, high);
     pen.textAlign = "center";
     pen.textBaseline = "middle";
     const paper = rgb("hatch-ground");

@@ -1,6 +1,6 @@
 // The what-ifs of the chosen weight: controls that stay in place while the numbers change.
 
-import { h } from "../dom.js";
+import { h, slider, tickbox, write } from "../dom.js";
 import { asRun, isAsRun } from "../head.js";
 import { fmt, listOf } from "../numbers.js";
 import { cell } from "./problem.js";
@@ -17,23 +17,10 @@ const SMALL = 4096; // numbers: up to so many q, k and v can be edited
  */
 export function whatIfs(t, now, suppose, chosen) {
   const set = (/** @type {Partial<WhatIf>} */ change) => suppose({ ...now(), ...change });
-  const box = (/** @type {string} */ id, /** @type {(on: boolean) => void} */ act) =>
-    /** @type {HTMLInputElement} */ (
-      h("input", { type: "checkbox", id, onchange: (/** @type {any} */ { target }) => act(target.checked) })
-    );
-  const temperature = /** @type {HTMLInputElement} */ (
-    h("input", {
-      type: "range",
-      id: "dive-temperature",
-      min: -3,
-      max: 3,
-      step: 0.25,
-      oninput: () => set({ temperature: Number((2 ** Number(temperature.value)).toPrecision(3)) }),
-    })
-  );
+  const temperature = warmth("dive-temperature", 1, (temperature) => set({ temperature }));
   const shown = h("output");
-  const unscaled = box("dive-scale", (on) => set({ scale: !on }));
-  const causal = box("dive-causal", (on) => set({ causal: on ? !chosen()?.head.rules.causal : null }));
+  const unscaled = tickbox("dive-scale", (on) => set({ scale: !on }));
+  const causal = tickbox("dive-causal", (on) => set({ causal: on ? !chosen()?.head.rules.causal : null }));
   const causalWords = h("span");
   const window = /** @type {HTMLInputElement} */ (
     h("input", {
@@ -46,7 +33,7 @@ export function whatIfs(t, now, suppose, chosen) {
   );
   const isCut = (/** @type {number} */ i, /** @type {number} */ j) => now().cuts.some(([a, b]) => a === i && b === j);
   const cutter = (/** @type {string} */ id, /** @type {boolean} */ whole) =>
-    box(id, (on) => {
+    tickbox(id, (on) => {
       const place = chosen();
       if (!place) return;
       const i = whole ? -1 : place.i;
@@ -55,8 +42,7 @@ export function whatIfs(t, now, suppose, chosen) {
     });
   const [edge, word] = [cutter("dive-edge", false), cutter("dive-word", true)];
   const [edgeWords, wordWords] = [h("span"), h("span")];
-  const back = h("button", { onclick: () => suppose(asRun()) }, t("back"));
-  const ribbon = h("p.supposed", { role: "status" }, h("span", t("supposed")), " ", back);
+  const ribbon = ribbonOf(t, suppose);
   const numbers = h("div.cells");
   const element = h(
     "div.whatifs",
@@ -80,20 +66,34 @@ export function whatIfs(t, now, suppose, chosen) {
       if (!place) return;
       const { i, j, name, head } = place;
       temperature.value = String(Math.log2(what.temperature));
-      shown.textContent = fmt(what.temperature, 3);
+      write(shown, fmt(what.temperature, 3));
       unscaled.checked = !what.scale;
       causal.checked = what.causal !== null;
-      causalWords.textContent = t(head.rules.causal ? "what if uncausal" : "what if causal");
+      write(causalWords, t(head.rules.causal ? "what if uncausal" : "what if causal"));
       if (document.activeElement !== window) window.value = what.window === null ? "" : String(what.window + 1);
       edge.checked = isCut(i, j);
       word.checked = isCut(-1, j);
-      edgeWords.textContent = t("cut edge", { i, j });
-      wordWords.textContent = t("cut key", { name });
+      write(edgeWords, t("cut edge", { i, j }));
+      write(wordWords, t("cut key", { name }));
       ribbon.hidden = isAsRun(what);
       fillNumbers(numbers, problem, i, j, (key, value) => set({ values: { ...now().values, [key]: value } }), t);
     },
   };
 }
+
+/** A slider of temperatures from 1/8 to 8. @param {string} id @param {number} now @param {(temperature: number) => void} act */
+export const warmth = (id, now, act) =>
+  slider(id, -3, 3, (at) => act(Number((2 ** at).toPrecision(3))), { step: 0.25, value: Math.log2(now) });
+
+/** Says that something is supposed, and leads back. @param {(key: string) => string} t @param {(what: WhatIf) => void} suppose */
+export const ribbonOf = (t, suppose) =>
+  h(
+    "p.supposed",
+    { role: "status" },
+    h("span", t("supposed")),
+    " ",
+    h("button", { onclick: () => suppose(asRun()) }, t("back")),
+  );
 
 /** The numbers of q, k and v of the chosen place, to be edited. @param {HTMLElement} box @param {import("./problem.js").Problem} problem @param {number} i @param {number} j @param {(key: string, value: number) => void} edit @param {(key: string, values?: any) => string} t */
 function fillNumbers(box, { q, k, v, n, m }, i, j, edit, t) {

@@ -1,6 +1,7 @@
 // Moves the chosen cell and updates all that depends on it: the readout, the lists, the text, the table, the link.
 
 import { MASKED } from "../attention.js";
+import { write } from "../dom.js";
 import { fmt } from "../numbers.js";
 import { unitColumn, unitRow, weightOn } from "./lines.js";
 import { linkSoon } from "./link.js";
@@ -15,8 +16,8 @@ import { follow as bringIntoView } from "./view.js";
 
 /** @typedef {import("./shown.js").Look} Look */
 
-/** After the cell moved. @param {Look} look @param {number} [wait]      milliseconds to wait: where a row takes long, only the last of many moves is computed */
-export async function moved(look, wait) {
+/** After the cell moved. @param {Look} look @param {number} [wait]      milliseconds to wait: where a row takes long, only the last of many moves is computed @param {(look: Look) => void} [draw]      draws the map */
+export async function moved(look, wait, draw = refresh) {
   const { cell, head, other, queries, keys, parts, state, shell, place } = look;
   const { i, j } = cell;
   const still = stillAt(look);
@@ -28,13 +29,14 @@ export async function moved(look, wait) {
   const [row, column, otherRow] = await Promise.all(lines).catch((why) => (look.failed(why), []));
   if (!still()) return;
   Object.assign(look, { row, column });
-  refresh(look);
-  parts.readout.textContent =
+  draw(look);
+  const told =
     readout(look, shell.t) +
     (other
       ? ` · ${shell.t("difference")} ${otherRow && row ? fmt(weightIn(row, keys, j) - weightIn(otherRow, keys, j), 4) : "?"}`
       : "");
-  shell.say(parts.readout.textContent);
+  write(parts.readout, told);
+  shell.say(told);
   fillLists(look, (query, key) => jump(look, query, key));
   shadeText(look);
   follow(look, state.query);

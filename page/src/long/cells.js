@@ -16,7 +16,6 @@ export function drawNumbers(pen, shown, f, weights, other, top, left) {
   const size = 1 / view.step;
   const shade = shadeOf(shown);
   const end = endOf(shown, f);
-  pen.font = "11px system-ui, sans-serif";
   pen.textAlign = "center";
   pen.textBaseline = "middle";
   for (let i = Math.max(top, Math.floor(view.y)); i < Math.min(top + SIDE, end.y); i++)

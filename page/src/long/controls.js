@@ -1,6 +1,6 @@
 // The controls above the map.
 
-import { byId, h } from "../dom.js";
+import { byId, h, tickbox } from "../dom.js";
 import { hasEffects } from "./effects.js";
 import { toLink } from "./link.js";
 import { nearer } from "./mapbox.js";
@@ -28,26 +28,18 @@ export function controls(look) {
   } = look;
   const names = (/** @type {string[]} */ ...options) =>
     options.map((name) => /** @type {[string, string]} */ ([name, t(name)]));
+  const press = (/** @type {string} */ name, /** @type {string} */ sign, /** @type {() => void} */ onclick) =>
+    h("button", { title: t(name), "aria-label": t(name), onclick }, sign);
   const near = (/** @type {string} */ name, /** @type {string} */ sign, /** @type {number} */ factor) =>
-    h("button", { title: t(name), "aria-label": t(name), onclick: () => nearer(look, factor) }, sign);
+    press(name, sign, () => nearer(look, factor));
   const check = (/** @type {"aside" | "words"} */ name, /** @type {string} */ label) =>
     h(
       "label",
-      h("input", {
-        type: "checkbox",
-        id: name,
-        checked: state[name],
-        onchange: (/** @type {Event} */ event) =>
-          set(look, { [name]: /** @type {HTMLInputElement} */ (event.target).checked }),
-      }),
+      tickbox(name, (on) => set(look, { [name]: on }), state[name]),
       ` ${label}`,
     );
   const turn = (/** @type {string} */ name, /** @type {string} */ sign, /** @type {number} */ by) =>
-    h(
-      "button",
-      { title: t(name), "aria-label": t(name), onclick: () => look.pick({ ...state.at, head: state.at.head + by }) },
-      sign,
-    );
+    press(name, sign, () => look.pick({ ...state.at, head: state.at.head + by }));
   const more = h(
     "details.display",
     {

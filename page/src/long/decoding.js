@@ -1,6 +1,6 @@
 // Decoding, token by token: which token was generated, what its query saw, and how the cache of keys and values grows.
 
-import { h } from "../dom.js";
+import { h, slider } from "../dom.js";
 import { spelled } from "../numbers.js";
 
 /** @typedef {import("./shown.js").Look} Look */
@@ -16,33 +16,32 @@ export function decoding(look) {
   const first = queries - count; // the first generated token; its query is the one before
   const width = (/** @type {string} */ name) => page.header.arrays[arrays[name]].shape.at(-1);
   const numbers = layers.length * kv_heads * (width("k") + width("v")); // in the cache for each token
-  const slider = /** @type {HTMLInputElement} */ (
-    h("input", {
-      type: "range",
-      id: "decoding",
-      min: 1,
-      max: count,
-      value: count,
-      oninput: () =>
-        look.jumpTo(first + Number(slider.value) - 2, Math.min(state.key, first + Number(slider.value) - 2)),
-    })
+  const slide = slider(
+    "decoding",
+    1,
+    count,
+    (step) => {
+      const query = first + step - 2;
+      look.jumpTo(query, Math.min(state.key, query));
+    },
+    { value: count },
   );
   const said = h("p.aside", { role: "status" });
   const update = () => {
     const step = Math.max(1, Math.min(count, state.query - first + 2));
-    const [token, cached] = [first + step - 1, first + step - 1];
-    slider.value = String(step);
+    const cached = first + step - 1;
+    slide.value = String(step);
     const during = state.query >= first - 1 && state.query < queries - 1;
     said.textContent = shell.t(during ? "decoding step" : "decoding says", {
       step,
       count,
-      token: spelled(queryName(token), 20),
-      after: spelled(queryName(token - 1), 20),
+      token: spelled(queryName(cached), 20),
+      after: spelled(queryName(cached - 1), 20),
       cached,
       numbers: (cached * numbers).toLocaleString("en"),
       layers: layers.length,
     });
   };
   update();
-  return { element: h("div.decoding", h("label", shell.t("decoding"), slider), said), update };
+  return { element: h("div.decoding", h("label", shell.t("decoding"), slide), said), update };
 }

@@ -2,7 +2,7 @@
 // With t_ij = g_i·v_j, the contribution of an edge is a_ij·t_ij, and its cut what g_i·o_i changes by when i may not see j.
 
 import { logit, logsumexp, MASKED } from "../attention.js";
-import { dots, KEPT } from "./supposing.js";
+import { COMPUTED, dots, KEPT } from "./supposing.js";
 
 /** @typedef {import("./source.js").Head} Head */
 /** @typedef {"weights" | "contributions" | "cuts"} Shows */
@@ -31,13 +31,10 @@ export function showing(head, shows) {
   };
   return (made[shows] ??= {
     ...head,
+    ...COMPUTED,
     shows,
     supposition: `${shows} ${head.supposition}`,
-    served: false,
-    small: {},
-    wide: () => Promise.resolve({}),
-    received: null,
-    computing: { ...c, bound: () => 0, rowInto },
+    computing: { ...c, tally: null, bound: () => 0, rowInto },
   });
 }
 

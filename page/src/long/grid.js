@@ -1,5 +1,6 @@
 // All heads, layers × heads: of each its picture, or a square coloured by one statistic; below them the caption of one.
 
+import { penOf } from "../canvas.js";
 import { css, weighed } from "../colour.js";
 import { h } from "../dom.js";
 import { fmt } from "../numbers.js";
@@ -36,7 +37,7 @@ export function grid(run, statistic, chosen, choose, { t, say, language }, pictu
   const caption = h("p.caption", { "aria-hidden": "true" });
   let tellChosen = () => {};
   const rows = run.layers.map((/** @type {any} */ layer, /** @type {number} */ at) => [
-    several && h("span.layer", { id: `layer-${at}` }, layer.name),
+    several && h("span.layer", { id: `layer-${at}`, style: { "grid-row": at + 1 } }, layer.name),
     layer.heads.map((/** @type {number} */ number, /** @type {number} */ place) => {
       const value = pictured ? null : layer.statistics[statistic][place];
       const name = several ? t("this head", { layer: layer.name, head: number }) : t("this matrix", { head: number });
@@ -51,7 +52,10 @@ export function grid(run, statistic, chosen, choose, { t, say, language }, pictu
       return h(
         !pictured && value === null ? "button.head.unknown" : "button.head",
         {
-          style: { "grid-column": place + 2, ...(value === null ? {} : { background: css(shade.at(value - least)) }) },
+          style: {
+            "grid-area": `${at + 1} / ${place + 2}`,
+            ...(value === null ? {} : { background: css(shade.at(value - least)) }),
+          },
           title: said,
           "aria-label": said,
           "aria-pressed": here ? "true" : "false",
@@ -64,7 +68,6 @@ export function grid(run, statistic, chosen, choose, { t, say, language }, pictu
             say(said);
           },
         },
-        pictured && pictures.of({ run: chosen.run, layer: at, head: place }),
         labelled && h("small", { "data-label": labelOf(layer, place, t) }, h("b", number)),
       );
     }),
@@ -80,6 +83,10 @@ export function grid(run, statistic, chosen, choose, { t, say, language }, pictu
       onkeydown: walk,
       onpointerleave: () => tellChosen(),
     },
+    pictured &&
+      run.layers.map((/** @type {any} */ layer, /** @type {number} */ at) =>
+        pictures.of(chosen.run, at, layer.heads.length),
+      ),
     rows,
   );
   const key = values.length ? legend(shade, fmt(least, 3), fmt(most, 3)) : h("p.note", t("unknown"));
@@ -126,7 +133,7 @@ function walk(event) {
 /** The colours of a scale between its ends. @param {import("../colour.js").Shade} shade @param {string} low @param {string} high @param {...import("../dom.js").Child} more */
 export function legend(shade, low, high, ...more) {
   const canvas = /** @type {HTMLCanvasElement} */ (h("canvas.bar-of", { width: 132, height: 10 }));
-  const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+  const pen = penOf(canvas);
   for (let x = 0; x < 132; x++) {
     pen.fillStyle = css(shade.along(x / 131));
     pen.fillRect(x, 0, 1, 10);

@@ -1,5 +1,6 @@
 // Rows and columns of the matrix: a query's weights on each key, and each query's weight on a key.
 
+import { listOf } from "../numbers.js";
 import { MASKED } from "../attention.js";
 import { columnOf, rowOf } from "./source.js";
 import { tokenAt } from "./units.js";
@@ -17,7 +18,7 @@ export const unitColumn = async (head, keys, unit) =>
 
 /** @param {Units} units @param {number} unit */
 export const tokensOf = (units, unit) =>
-  Array.from({ length: tokenAt(units, unit + 1) - tokenAt(units, unit) }, (_, at) => tokenAt(units, unit) + at);
+  listOf(tokenAt(units, unit + 1) - tokenAt(units, unit), (at) => tokenAt(units, unit) + at);
 
 /** The sum or mean of lines, MASKED where all are. @param {(Float32Array | null)[]} lines @param {boolean} mean */
 function joined(lines, mean) {

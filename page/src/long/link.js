@@ -22,8 +22,9 @@ export function toLink(state) {
     `show=${rule}.${scale}.${Number(aside)}.${Number(whole)}.${shows}`,
   ];
   if (view) place.push(`view=${[view.y, view.x, view.step].map((x) => Number(x.toPrecision(6))).join("_")}`);
+  const link = `#${place.join("&")}`;
   try {
-    history.replaceState(null, "", `#${place.join("&")}`);
+    if (link !== location.hash) history.replaceState(null, "", link);
   } catch {
     // a frame without an address has no links
   }

@@ -1,88 +1,83 @@
 // The strongest weights of the chosen query and of the chosen key.
 
 import { MASKED } from "../attention.js";
-import { add, h } from "../dom.js";
-import { fmt, percent } from "../numbers.js";
+import { h, write } from "../dom.js";
+import { fmt, listOf, percent } from "../numbers.js";
 import { inUnits, weightFrom, weightOn } from "./lines.js";
 import { placed, tokenAt, unitLabel } from "./units.js";
 
 const MOST = 10;
 const signedNumber = (/** @type {number} */ x) => (x > 0 ? "+" : "") + fmt(x, 3);
 
-/** Both lists; each entry leads to its cell. @param {import("./shown.js").Look} look @param {(i: number, j: number) => void} jump */
+/** @typedef {ReturnType<typeof strongest>} List */
+/** @type {WeakMap<HTMLElement, List[]>} */
+const lists = new WeakMap();
+
+/** Both lists; each entry leads to its cell. They stay in place while their numbers change. @param {import("./shown.js").Look} look @param {(i: number, j: number) => void} jump */
 export function fillLists(look, jump) {
-  const {
-    parts,
-    cell,
-    queries,
-    keys,
-    queryName,
-    keyName,
-    row,
-    column,
-    shell: { t },
-  } = look;
-  parts.lists.replaceChildren();
+  const { parts, cell, queries, keys, queryName, keyName, row, column } = look;
+  const { t } = look.shell;
+  const made = lists.get(parts.lists) ?? [
+    strongest("query", (j) => jump(cell.i, j)),
+    strongest("key", (i) => jump(i, cell.j)),
+  ];
+  if (!lists.has(parts.lists)) parts.lists.append(...made.map(({ element }) => element));
+  lists.set(parts.lists, made);
   const effects = look.head.shows !== "weights";
   const what = t(`shows ${look.head.shows}`);
-  const said = effects ? signedNumber : percent;
-  add(parts.lists, [
-    strongest(
-      t(effects ? "query effects" : "query looks", { name: placed(queries, queryName, cell.i, 16), what }),
-      inUnits(row, keys, weightOn),
-      keys,
-      keyName,
-      (j) => jump(cell.i, j),
-      "query",
-      said,
-    ),
-    strongest(
-      t(effects ? "key effects" : "key seen", { name: placed(keys, keyName, cell.j, 16), what }),
-      inUnits(column, queries, weightFrom),
-      queries,
-      queryName,
-      (i) => jump(i, cell.j),
-      "key",
-      said,
-    ),
-  ]);
+  const query = { name: placed(queries, queryName, cell.i, 16), what };
+  const key = { name: placed(keys, keyName, cell.j, 16), what };
+  made[0].set(
+    t(effects ? "query effects" : "query looks", query),
+    inUnits(row, keys, weightOn),
+    keys,
+    keyName,
+    effects,
+  );
+  made[1].set(
+    t(effects ? "key effects" : "key seen", key),
+    inUnits(column, queries, weightFrom),
+    queries,
+    queryName,
+    effects,
+  );
 }
 
-/**
- * The ten largest of a row or column, as buttons that lead there.
- * @param {string} title
- * @param {Float32Array | null} values      by unit
- * @param {import("./units.js").Units} units
- * @param {(token: number) => string} name
- * @param {(unit: number) => void} go
- * @param {string} role
- * @param {(value: number) => string} said
- */
-function strongest(title, values, units, name, go, role, said) {
-  if (!values) return null;
-  const best = largest(values);
-  const most = Math.abs(values[best[0]]) || 1;
-  const labelled = (/** @type {number} */ at) =>
-    name(tokenAt(units, at)) === String(tokenAt(units, at)) ? "" : unitLabel(units, name, at, 18);
-  const entry = (/** @type {number} */ at) =>
-    h(
-      "button",
-      { onclick: () => go(at) },
-      h(values[at] < 0 ? "span.bar-in.below" : "span.bar-in", {
-        style: { width: `${(100 * Math.abs(values[at])) / most}%` },
-      }),
-      h("span.place", String(at)),
-      h("bdi", labelled(at)),
-      h("span.num", said(values[at])),
-    );
-  return h(
-    `div.strongest.role-${said === percent ? role : "effect"}`,
-    h("h3", title),
-    h(
-      "ol",
-      best.map((at) => h("li", entry(at))),
-    ),
-  );
+/** The ten largest of a row or column, as buttons that lead there. @param {string} role @param {(unit: number) => void} go */
+function strongest(role, go) {
+  const title = h("h3");
+  const entries = listOf(MOST, (rank) => {
+    const parts = ["span.place", "bdi", "span.num"].map((name) => h(name));
+    const button = h("button", { onclick: () => go(best[rank]) }, parts);
+    return { button, parts, element: h("li", button) };
+  });
+  const list = h("ol");
+  const element = h("div", title, list);
+  /** @type {number[]} */
+  let best = [];
+  return {
+    element,
+    /** @param {string} words @param {Float32Array | null} values      by unit @param {import("./units.js").Units} units @param {(token: number) => string} name @param {boolean} effects */
+    set(words, values, units, name, effects) {
+      element.hidden = !values;
+      if (!values) return;
+      element.className = `strongest role-${effects ? "effect" : role}`;
+      write(title, words);
+      best = largest(values);
+      for (const [rank, at] of best.entries()) {
+        const { button, parts } = entries[rank];
+        const [place, label, number] = parts;
+        const token = tokenAt(units, at);
+        button.className = values[at] < 0 ? "below" : "";
+        button.style.backgroundSize = `${Math.abs((100 * values[at]) / values[best[0]])}%`;
+        write(place, String(at));
+        write(label, name(token) === String(token) ? "" : unitLabel(units, name, at, 18));
+        write(number, (effects ? signedNumber : percent)(values[at]));
+      }
+      if (list.childElementCount !== best.length)
+        list.replaceChildren(...entries.slice(0, best.length).map(({ element }) => element));
+    },
+  };
 }
 
 /** Where the largest by magnitude are, the first of equals first. @param {Float32Array} values */

@@ -1,6 +1,7 @@
 // A look at one head: its map, its numbers, the text beside it.
 
-import { h } from "../dom.js";
+import { afterwards, h } from "../dom.js";
+import { ribbonOf } from "../dive/whatifs.js";
 import { asRun, isAsRun } from "../head.js";
 import { fmt } from "../numbers.js";
 import { jump, moved, show } from "./cell.js";
@@ -34,6 +35,7 @@ export async function openLook(given, here, heading, follows) {
   const parts = newParts(given);
   const look = (latest = lookAt(given, parts));
   parts.decoding = decoding(look);
+  look.drawSoon = afterwards(() => drawSupposed(look));
   const { box, where, scale, readout, table, lists, text } = parts;
   given.answer.text.replaceChildren(text);
   here.replaceChildren(
@@ -60,20 +62,31 @@ export async function openLook(given, here, heading, follows) {
   fetchMore(look);
 }
 
-/** The weights under what is supposed now, drawn once in a frame. @param {Look} look */
+/**
+ * The weights under what is supposed now. All that is written follows within the event: the arithmetic, the readout, the
+ * lists, the text's shading. The pictures follow just before the frame that shows it: the map, the head's small
+ * picture, the bars of the row. Each is drawn whole from what is supposed when it is drawn, so that the newest change wins.
+ * @param {Look} look
+ */
 function suppose(look) {
-  cancelAnimationFrame(look.frame);
-  look.frame = requestAnimationFrame(() => {
-    if (!onPage(look)) return;
-    const { actual, actualOther, parts, place, state } = look;
-    const { what } = place;
-    Object.assign(look, shownUnder(actual, actualOther, what, state.shows));
-    parts.ribbon.hidden = isAsRun(what);
-    look.shownAs(under(actual, what));
-    moved(look);
-    clearTimeout(look.resting);
-    look.resting = setTimeout(() => receive(look), 150);
-  });
+  if (!onPage(look)) return;
+  const { actual, actualOther, parts, place, state } = look;
+  Object.assign(look, shownUnder(actual, actualOther, place.what, state.shows));
+  parts.ribbon.hidden = isAsRun(place.what);
+  const tally = look.head.computing?.tally;
+  if (tally) look.received = tally.received; // whole once the column is there, which takes all weights
+  moved(look, 0, look.drawSoon);
+  clearTimeout(look.resting);
+  if (!tally) look.resting = setTimeout(() => receive(look), 150);
+}
+
+/** @param {Look} look */
+function drawSupposed(look) {
+  if (!onPage(look)) return;
+  const { actual, place, head } = look;
+  look.nonfinite = head.computing?.tally?.nonfinite ?? look.nonfinite;
+  refresh(look);
+  look.shownAs(under(actual, place.what));
 }
 
 /** What each key receives, which takes all weights. @param {Look} look */
@@ -100,16 +113,12 @@ async function goTo(look) {
 /** @param {Given} given @returns {import("./shown.js").Parts} */
 function newParts({ head: { n, m }, shell: { t }, place }) {
   const canvas = /** @type {HTMLCanvasElement} */ (h("canvas"));
+  const ribbon = ribbonOf(t, (what) => place.suppose("", what));
+  ribbon.hidden = isAsRun(place.what);
   return {
     canvas,
     box: h("div.map-of", { tabindex: 0, role: "group", "aria-label": t("map", { n, m }) }, canvas),
-    ribbon: h(
-      "p.supposed",
-      { role: "status", hidden: isAsRun(place.what) },
-      h("span", t("supposed here")),
-      " ",
-      h("button", { onclick: () => place.suppose("", asRun()) }, t("back")),
-    ),
+    ribbon,
     where: h("p.where"),
     scale: h("div"),
     readout: h("p.readout", { id: "readout" }),

@@ -1,5 +1,6 @@
 // The matrix as a map: its weights, names beside them, profiles below and at the right, and the chosen cell.
 
+import { penOn } from "../canvas.js";
 import { css, rgb } from "../colour.js";
 import { drawNames, drawProfiles } from "./margins.js";
 import { filled } from "./view.js";
@@ -13,13 +14,7 @@ import { drawWeights } from "./weights.js";
  * @param {HTMLCanvasElement} canvas @param {Shown} shown @param {Frame} f
  */
 export function draw(canvas, shown, f) {
-  const dense = window.devicePixelRatio || 1;
-  canvas.width = f.width * dense;
-  canvas.height = f.height * dense;
-  canvas.style.width = `${f.width}px`;
-  canvas.style.height = `${f.height}px`;
-  const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
-  pen.scale(dense, dense);
+  const pen = penOn(canvas, f.width, f.height);
   pen.imageSmoothingEnabled = false;
   pen.save();
   clip(pen, f, 0);

@@ -1,6 +1,6 @@
 // The map in its box, with what is said of it: the scale, the part that is in view, and what a pixel is.
 
-import { h } from "../dom.js";
+import { h, write } from "../dom.js";
 import { fmt } from "../numbers.js";
 import { shadeOf } from "./coloured.js";
 import { legend } from "./grid.js";
@@ -31,8 +31,9 @@ export function refresh(look) {
   state.view = view;
   const shade = shadeOf(look);
   const open = shade.low < 0 ? ["≤ ", "≥ "] : [shade.low ? "≤ " : "", "≥ "];
+  const hatched = Boolean(head.layer.masked || head.supposition);
   const swatches = [
-    (head.layer.masked || head.supposition) && h("span", h("i.hatched"), t("masked cell")),
+    hatched && h("span", h("i.hatched"), t("masked cell")),
     look.nonfinite && h("span", h("i.nonfinite"), t("nonfinite")),
   ];
   const ends = t(look.fixed ? "ends at one" : "ends here", {
@@ -40,7 +41,7 @@ export function refresh(look) {
     what: t(`shows ${head.shows}`),
   });
   const [low, high] = [open[0] + fmt(shade.low, shade.low < 0 ? 3 : 2), open[1] + fmt(shade.high, 3)];
-  const said = [low, high, look.scale, look.nonfinite, ends, head.shows, head.supposition].join(" ");
+  const said = [low, high, look.scale, look.nonfinite, ends, head.shows, hatched].join(" ");
   if (parts.scale.dataset.said !== said)
     parts.scale.replaceChildren(legend(shade, low, high, swatches, h("span.note", ends)));
   parts.scale.dataset.said = said;
@@ -56,8 +57,8 @@ export function refresh(look) {
   const pixel =
     rows * cols === 1
       ? head.shows === "weights" && t("single")
-      : t(stretched ? "stretched" : "many", { rows, cols, rule: t(rule) });
-  parts.where.textContent = [where, pixel, missing && t("computing")].filter(Boolean).join(" · ");
+      : (stretched ? t("stretched") : "") + t("many", { rows, cols, rule: t(rule) });
+  write(parts.where, [where, pixel, missing && t("computing")].filter(Boolean).join(" · "));
   parts.box.dataset.missing = String(missing);
 }
 

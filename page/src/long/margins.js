@@ -15,7 +15,6 @@ import { axesOf, GAP, STRIP } from "./view.js";
 export function drawNames(pen, shown, f) {
   const { down, across } = axesOf(shown, f);
   const { step } = shown.view;
-  pen.font = "11px system-ui, sans-serif";
   pen.textBaseline = "middle";
   pen.textAlign = "right";
   eachName(down, step, f.left, (name, at, colour) => {
@@ -60,7 +59,6 @@ export function drawProfiles(pen, shown, f) {
   const { down, across } = axesOf(shown, f);
   const bottom = f.top + f.high + GAP;
   const right = f.left + f.side + GAP;
-  pen.font = "11px system-ui, sans-serif";
   pen.fillStyle = css(rgb("soft"));
   pen.textBaseline = "bottom";
   pen.textAlign = "right";
@@ -72,14 +70,14 @@ export function drawProfiles(pen, shown, f) {
   pen.rotate(-Math.PI / 2);
   pen.fillText(fmt(shown.high, 2), 0, 0);
   pen.restore();
-  const roleOf = (/** @type {string} */ role, /** @type {boolean} */ below) =>
-    css(rgb(shown.head.shows === "weights" ? role : below ? "effect-minus" : "effect"));
+  const roles = shown.head.shows === "weights" ? ["query", "key"] : ["effect", "effect"];
+  const [query, key, minus] = [...roles, "effect-minus"].map((role) => css(rgb(role)));
   eachBar(shown, across, shown.row, weightOn, (at, size, below) => {
-    pen.fillStyle = roleOf("query", below);
+    pen.fillStyle = below ? minus : query;
     pen.fillRect(at, bottom, 1, size);
   });
   eachBar(shown, down, shown.column, weightFrom, (at, size, below) => {
-    pen.fillStyle = roleOf("key", below);
+    pen.fillStyle = below ? minus : key;
     pen.fillRect(right, at, size, 1);
   });
 }

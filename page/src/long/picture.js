@@ -1,6 +1,8 @@
 // Draws the stored picture of a head, stretched over the view.
 
-import { fill } from "./coloured.js";
+import { colour, fill } from "../canvas.js";
+import { shadeOf } from "./coloured.js";
+import { listOf } from "../numbers.js";
 import { firstPixel, forbidden, pixel } from "./source.js";
 import { tokenAt } from "./units.js";
 import { filled } from "./view.js";
@@ -13,8 +15,8 @@ import { filled } from "./view.js";
 export const pictureOf = ({ head, other, wide, rule }) =>
   (!other && !head.supposition && wide.most ? wide : head.small)[rule];
 
-/** @param {CanvasRenderingContext2D} pen @param {Shown} shown @param {import("./view.js").Frame} f @param {import("./coloured.js").Colours} colours */
-export function drawPicture(pen, shown, f, colours) {
+/** @param {CanvasRenderingContext2D} pen @param {Shown} shown @param {import("./view.js").Frame} f */
+export function drawPicture(pen, shown, f) {
   const own = pictureOf(shown);
   if (!own) return;
   const { head, view } = shown;
@@ -25,17 +27,20 @@ export function drawPicture(pen, shown, f, colours) {
   const rows = pixelsUnder(high, view.y, view.step, shown.queries, head.n, pixelsHigh);
   const cols = pixelsUnder(wide, view.x, view.step, shown.keys, head.m, pixelsWide);
   const valueOf = readerOf(shown);
-  const sheet = fill(document.createElement("canvas"), wide, high, (at) => {
+  const masked = -2; // no value, and no difference
+  const values = Float32Array.from({ length: wide * high }, (_, at) => {
     const [row, col] = [rows[Math.floor(at / wide)], cols[at % wide]];
     const value = valueOf(own, row, col) - (other ? valueOf(other, row, col) : 0);
-    return value === 0 && isMasked(head, own, row, col) ? colours.masked : colours.of(value);
+    return value === 0 && isMasked(head, own, row, col) ? masked : value;
   });
+  const paint = (/** @type {Uint32Array} */ pixels) => colour(pixels, values, shadeOf(shown), 0, masked);
+  const sheet = fill(wide, high, paint);
   pen.drawImage(sheet, 0, 0, wide, high);
 }
 
 /** For each pixel of the screen the picture's pixel. @param {number} size @param {number} start @param {number} step @param {Units} units @param {number} tokens @param {number} pixels */
 const pixelsUnder = (size, start, step, units, tokens, pixels) =>
-  Array.from({ length: size }, (_, at) => {
+  listOf(size, (at) => {
     const unit = Math.min(units.count - 1, Math.floor(start + (at + 0.5) * step));
     return Math.min(pixels - 1, Math.floor(((tokenAt(units, unit) + 0.5) * pixels) / tokens));
   });

@@ -3,14 +3,18 @@
 import { MASKED } from "../attention.js";
 import { css, inkOn, signed, weighed } from "../colour.js";
 import { h } from "../dom.js";
-import { spelled } from "../numbers.js";
+import { listOf, spelled } from "../numbers.js";
 import { alongKeys, inUnits, weightFrom, weightOn } from "./lines.js";
 import { gapsOf, unitOf } from "./units.js";
 
 const SHADES = 60; // few, so that most tokens keep theirs from one query to the next
-/** @type {WeakMap<HTMLElement, string>} */
+/** @type {WeakMap<HTMLElement, string[]>} a token's background and ink */
 const coloured = new WeakMap();
 const MOST = 1200; // tokens that are shown at once
+const whole = [0, MOST];
+let inView = whole; // the first of the tokens in view, and their end: places among those on show
+let shadeMore = () => {}; // the tokens that have come into view
+addEventListener("beforeprint", () => ((inView = whole), shadeMore()));
 
 /** @typedef {{by: "received" | "query" | "key", picks: "query" | "key", start: number, word: string, said: string, over: number | null, open: boolean}} Reading      open: its controls; over: the token under the pointer */
 
@@ -78,6 +82,9 @@ export function passage(texts, reading, pick, again, point, t, generated) {
     },
     spans,
   );
+  const look = () => ((inView = viewOf(box)), shadeMore());
+  box.addEventListener("scroll", look);
+  new ResizeObserver(look).observe(box);
   return h(
     "div",
     h(
@@ -88,6 +95,21 @@ export function passage(texts, reading, pick, again, point, t, generated) {
     ),
     box,
   );
+}
+
+/** The tokens in view, and a few before and after. @param {HTMLElement} box */
+function viewOf(box) {
+  const tokens = box.querySelectorAll(".token");
+  const { top, height } = box.getBoundingClientRect();
+  return [top - height / 4, top + 1.25 * height].map((y) => {
+    let [low, high] = [0, tokens.length];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (tokens[middle].getBoundingClientRect().bottom < y) low = middle + 1;
+      else high = middle;
+    }
+    return low;
+  });
 }
 
 /** Arrows go from token to token while one of them has the focus. @param {KeyboardEvent} event */
@@ -143,8 +165,10 @@ function shade(box, values, unitAt, marks) {
   const sizes = values ? Array.from(values, (x) => (x === MASKED ? 0 : Math.abs(x))) : [];
   const most = sizes.reduce((most, size, at) => (at !== aside && size > most ? size : most), 0);
   const scale = marks.effects ? signed("effect", most, "sqrt") : weighed(most || 1);
-  const colours = Array.from({ length: SHADES + 1 }, (_, at) => scale.along(at / SHADES));
-  const written = colours.map((colour) => [css(colour), inkOn(colour) === "dark" ? "#000" : "#fff"]);
+  const written = listOf(SHADES + 1, (at) => {
+    const colour = scale.along(at / SHADES);
+    return [css(colour), inkOn(colour) === "dark" ? "#000" : "#fff"];
+  });
   written.push([css(scale.along(NaN)), "#000"], ["", ""]); // not finite; no weight
   const spans = /** @type {NodeListOf<HTMLElement>} */ (box.querySelectorAll(".token"));
   const first = Number(spans[0]?.dataset.token);
@@ -158,8 +182,13 @@ function shade(box, values, unitAt, marks) {
     spanOf(token)?.classList.add(name);
   }
   if (!box.querySelector('.token[tabindex="0"]') && spans.length) (spanOf(marks.query) ?? spans[0]).tabIndex = 0;
-  for (const [at, span] of spans.entries()) {
-    const token = first + at;
+  shadeMore = () => {
+    for (let at = inView[0]; at < Math.min(inView[1], spans.length); at++) colourToken(spans[at], first + at);
+  };
+  shadeMore();
+
+  /** @param {HTMLElement} span @param {number} token */
+  function colourToken(span, token) {
     const value = values && unitAt(token) !== aside ? values[unitAt(token)] : 0;
     const place = Math.round(scale.shade(value) * SHADES);
     const shade =
@@ -169,10 +198,10 @@ function shade(box, values, unitAt, marks) {
           ? SHADES + 1
           : Math.min(SHADES, place);
     const [background, ink] = written[shade];
-    if (coloured.get(span) !== background) {
-      coloured.set(span, background);
-      span.style.background = background;
-      span.style.color = ink;
-    }
+    const [before, inkBefore] = coloured.get(span) ?? [];
+    if (before === background) return;
+    coloured.set(span, written[shade]);
+    span.style.backgroundColor = background;
+    if (inkBefore !== ink) span.style.color = ink;
   }
 }

@@ -67,7 +67,7 @@ import { tokens, unitOf, words } from "./units.js";
  * @property {(why: unknown) => null} failed
  */
 
-/** @typedef {Given & Shown & {actual: Head, actualOther: Head | null, offset: number, keyTexts: string[] | null, canWords: boolean, parts: Parts, jumpTo: (query: number, key: number) => void, frame: number, resting: ReturnType<typeof setTimeout> | undefined}} Look      actual: as it ran; offset: the key position of query 0 */
+/** @typedef {Given & Shown & {actual: Head, actualOther: Head | null, offset: number, keyTexts: string[] | null, canWords: boolean, parts: Parts, jumpTo: (query: number, key: number) => void, drawSoon: () => void, resting: ReturnType<typeof setTimeout> | undefined}} Look      actual: as it ran; offset: the key position of query 0 */
 
 /** Whether this view is still on the page. @param {Look} look */
 export const onPage = ({ parts }) => parts.box.isConnected;
@@ -134,7 +134,7 @@ export function lookAt(given, parts) {
     received: head.received,
     nonfinite: false,
     jumpTo: () => {},
-    frame: 0,
+    drawSoon: () => {},
     resting: undefined,
   };
 }

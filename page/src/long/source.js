@@ -137,6 +137,7 @@ export async function computed(page, layer, at, rules) {
     /** How far a query's weights may be from the run's, as a share of them. @param {number} i */
     bound: (i) => (know(i), bound(i)),
     rowInto,
+    tally: /** @type {{received: Float32Array, nonfinite: boolean} | null} */ (null), // of the rows that were computed, where they are kept
   };
 }
 

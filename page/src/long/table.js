@@ -2,7 +2,7 @@
 
 import { MASKED } from "../attention.js";
 import { h } from "../dom.js";
-import { fmt } from "../numbers.js";
+import { fmt, listOf } from "../numbers.js";
 import { unitRow, weightOn } from "./lines.js";
 import { stillAt } from "./shown.js";
 import { unitLabel } from "./units.js";
@@ -59,5 +59,5 @@ export async function fillTable(look) {
 /** As many places around one as fit. @param {number} at @param {number} count */
 function around(at, count) {
   const first = Math.max(0, Math.min(at - 4, count - SIZE));
-  return Array.from({ length: Math.min(SIZE, count) }, (_, place) => first + place);
+  return listOf(Math.min(SIZE, count), (place) => first + place);
 }

@@ -1,50 +1,63 @@
-// A small picture of each head, computed or stored, painted one after the other while the page stays responsive.
+// A small picture of each head, computed or stored, painted one after the other while the page stays responsive. Those of
+// a layer share a canvas, since each canvas on a page takes the browser time in every frame.
 
 import { MASKED } from "../attention.js";
+import { colour, fill, penOf, pixelOf } from "../canvas.js";
 import { rgb, weighed } from "../colour.js";
 import { breathe, h } from "../dom.js";
-import { fill } from "./coloured.js";
 import { firstPixel, headAt, openHead, pixel, rowOf } from "./source.js";
 
 /** @typedef {import("./source.js").Address} Address */
 /** @typedef {import("./source.js").Head} Head */
 
 const SIDE = 64;
+const MARGIN = 3; // around a picture of SIDE: long.css has the same
 const SLICE = 8; // milliseconds
+const sheet = /** @type {HTMLCanvasElement} */ (h("canvas"));
 
 /** @param {import("../container.js").Page} page */
 export function thumbnails(page) {
-  /** @type {Map<string, HTMLCanvasElement>} */
-  const canvases = new Map();
+  /** @type {Map<string, HTMLCanvasElement>} by run and layer */
+  const strips = new Map();
+  const stripOf = (/** @type {Address} */ { run, layer }) => strips.get(`${run} ${layer}`);
   /** @type {Address[]} */
   const waiting = [];
   let [ready, painting] = [false, false];
   /** @type {Head | null} the head that is shown under a supposition */
   let supposed = null;
   const repaint = (/** @type {Head} */ head) => {
-    const canvas = canvases.get(Object.values(head.address).join(" "));
-    if (canvas && ready) paint(canvas, head).catch(() => null);
+    const strip = stripOf(head.address);
+    if (strip && ready) paint(strip, head).catch(() => null);
   };
   async function work() {
     if (!ready || painting) return;
     painting = true;
     for (let next = waiting.shift(); next; next = waiting.shift()) {
-      const canvas = canvases.get(Object.values(next).join(" "));
+      const strip = /** @type {HTMLCanvasElement} */ (stripOf(next));
       const head = await openHead(page, next).catch(() => null);
-      if (head && canvas) await paint(canvas, supposed && sameKey(supposed, head) ? supposed : head).catch(() => null);
+      if (head) await paint(strip, supposed && sameKey(supposed, head) ? supposed : head).catch(() => null);
+      strip.dataset.missing = String(Number(strip.dataset.missing) - 1);
       await breathe();
     }
     painting = false;
   }
   return {
-    /** @param {Address} address */
-    of(address) {
-      const key = Object.values(address).join(" ");
-      const canvas = canvases.get(key) ?? /** @type {HTMLCanvasElement} */ (h("canvas", { width: 1, height: 1 }));
-      if (!canvases.has(key)) waiting.push(address);
-      canvases.set(key, canvas);
+    /** A layer's pictures, side by side. @param {number} run @param {number} layer @param {number} heads */
+    of(run, layer, heads) {
+      const known = strips.get(`${run} ${layer}`);
+      if (known) return known;
+      const strip = /** @type {HTMLCanvasElement} */ (
+        h("canvas", {
+          width: 1,
+          height: 1,
+          "data-missing": heads,
+          style: { "grid-area": `${layer + 1} / 2 / auto / span ${heads}`, "aspect-ratio": heads },
+        })
+      );
+      strips.set(`${run} ${layer}`, strip);
+      for (let head = 0; head < heads; head++) waiting.push({ run, layer, head });
       work();
-      return canvas;
+      return strip;
     },
     /** @param {Head} head      the chosen one, under a supposition or as it ran */
     shownAs(head) {
@@ -62,15 +75,29 @@ export function thumbnails(page) {
 }
 
 /** @param {Head} a @param {Head} b */
-const sameKey = (a, b) => String(Object.values(a.address)) === String(Object.values(b.address));
+const sameKey = (a, b) => keyOf(a.address) === keyOf(b.address);
 
-/** @param {HTMLCanvasElement} canvas @param {Head} head */
-async function paint(canvas, head) {
+/** @param {Address} address */
+const keyOf = (address) => Object.values(address).join(" ");
+
+/** @param {HTMLCanvasElement} strip @param {Head} head */
+async function paint(strip, head) {
   const { rows, cols, values } = head.small.most ? stored(head) : await sampled(head);
-  const { whole } = head.layer.reach;
-  const shade = weighed(whole[head.address.head]);
-  const paper = rgb("hatch-ground");
-  fill(canvas, cols, rows, (at) => (values[at] === MASKED ? paper : shade.at(values[at])));
+  const { layer, address } = head;
+  const shade = weighed(layer.reach.whole[address.head]);
+  fill(cols, rows, (pixels) => colour(pixels, values, shade, pixelOf(rgb("hatch-ground"))), sheet);
+  const cell = (SIDE + 2 * MARGIN) / SIDE; // beside a picture of 1
+  const count = layer.heads.length;
+  if (strip.width === 1) {
+    const whole = (/** @type {number} */ pixels) => pixels * Math.ceil(SIDE / pixels); // each as large as the others
+    strip.width = Math.round(whole(cols) * cell * count);
+    strip.height = Math.round(whole(rows) * cell);
+  }
+  const [wide, high] = [strip.width / cell / count, strip.height / cell];
+  const pen = penOf(strip);
+  pen.imageSmoothingEnabled = false;
+  const [left, top] = [wide * (address.head * cell + MARGIN / SIDE), (high * MARGIN) / SIDE];
+  pen.drawImage(sheet, Math.round(left), Math.round(top), Math.round(wide), Math.round(high));
 }
 
 /** @param {Head} head */

@@ -1,5 +1,6 @@
 // Tiles of 256 × 256 pixels, computed in short slices of time so that the page stays responsive; the last 64 are kept.
 
+import { listOf } from "../numbers.js";
 import { MASKED } from "../attention.js";
 import { breathe } from "../dom.js";
 import { ask } from "./source.js";
@@ -14,7 +15,7 @@ export const SIDE = 256;
 const KEPT = 64;
 const SLICE = 8; // milliseconds
 
-/** @type {Map<string, Float32Array>} */
+/** @type {Map<string, {head: Head, tile: Float32Array}>} */
 const done = new Map();
 /** @type {Map<string, Wanted>} */
 const wanted = new Map();
@@ -28,25 +29,22 @@ export function whenReady(then, otherwise) {
   lost = otherwise;
 }
 
-/** @param {Wanted} w */
-const keyOf = (w) =>
-  `${Object.values(w.head.address)} ${w.head.supposition} ${w.rows.edges ? "w" : "t"} ${w.level} ${w.row} ${w.col} ${w.level || w.rows.edges ? w.rule : ""}`;
-
-/** A tile's weights, row by row, MASKED where masked; null while they are computed. @param {Wanted} w */
-export function tileOf(w) {
-  const key = keyOf(w);
+/** A tile's weights, row by row, MASKED where masked; null while they are computed. @param {Wanted} w @param {string} [supposed]      where the tile of what is supposed is kept, in place of the one before */
+export function tileOf(w, supposed = "if") {
+  const { head, rows, level, row, col, rule } = w;
+  const live = head.supposition && head.n * head.m <= KEPT_WEIGHTS; // computed at once: it changes with every frame
+  const rest = `${rows.edges ? "w" : "t"} ${level} ${row} ${col} ${level || rows.edges ? rule : ""}`;
+  const key = `${Object.values(head.address)} ${live ? supposed : head.supposition} ${rest}`;
   const found = done.get(key);
-  if (found) {
-    done.delete(key);
-    done.set(key, found); // the latest used is the last to go
-    return found;
+  if (found && (!live || found.head === head)) {
+    keep(key, head, found.tile); // the latest used is the last to go
+    return found.tile;
   }
-  const { head } = w;
-  if (head.supposition && head.n * head.m <= KEPT_WEIGHTS) {
-    const out = new Float32Array(SIDE * SIDE).fill(MASKED); // at once: a supposition changes with every frame
-    for (let y = 0; y < SIDE; y++) pixelRow(w, y, out);
-    keep(key, out);
-    return out;
+  if (live) {
+    const tile = (found?.tile ?? new Float32Array(SIDE * SIDE)).fill(MASKED);
+    for (let y = 0; y < SIDE; y++) pixelRow(w, y, tile);
+    keep(key, head, tile);
+    return tile;
   }
   wanted.set(key, w);
   if (!working) {
@@ -56,9 +54,10 @@ export function tileOf(w) {
   return null;
 }
 
-/** @param {string} key @param {Float32Array} tile */
-function keep(key, tile) {
-  done.set(key, tile);
+/** @param {string} key @param {Head} head @param {Float32Array} tile */
+function keep(key, head, tile) {
+  done.delete(key);
+  done.set(key, { head, tile });
   if (done.size > KEPT) done.delete(/** @type {string} */ (done.keys().next().value));
 }
 
@@ -75,7 +74,7 @@ async function work() {
     wanted.delete(key);
     if (!tile) continue;
     if (!w.level) performance.measure("clearhead tile", { start });
-    keep(key, tile);
+    keep(key, w.head, tile);
     ready();
   }
   working = false;
@@ -102,9 +101,7 @@ async function served({ head, rows, cols, level, row, col, rule }) {
   const step = 2 ** level;
   const edges = (/** @type {Units} */ u, /** @type {number} */ at) => {
     const first = at * SIDE * step;
-    return Array.from({ length: Math.min(u.count, first + SIDE * step) - first + 1 }, (_, place) =>
-      tokenAt(u, first + place),
-    );
+    return listOf(Math.min(u.count, first + SIDE * step) - first + 1, (place) => tokenAt(u, first + place));
   };
   const [down, across] = [edges(rows, row), edges(cols, col)];
   const found = await ask(head, "tile", { rows: down, cols: across, step, rule });
@@ -126,6 +123,7 @@ export function pixelRow({ head, rows, cols, level, row, col, rule }, y, out) {
   const v0 = col * SIDE * step;
   const v1 = Math.min(cols.count, v0 + SIDE * step);
   if (u0 >= u1 || v0 >= v1) return;
+  if (!level && !rows.edges && !cols.edges) return c.rowInto(u0, v0, v1, out, y * SIDE);
   const [from, to] = [tokenAt(cols, v0), tokenAt(cols, v1)];
   const line = new Float32Array(to - from);
   const unit = new Float32Array(v1 - v0);

@@ -1,9 +1,9 @@
 // Draws the weights in view: computed tiles where the map is zoomed in, the stored picture elsewhere and until they are ready.
 
 import { MASKED } from "../attention.js";
-import { hatching } from "../colour.js";
+import { hatching } from "../canvas.js";
 import { drawNumbers } from "./cells.js";
-import { colouredTile, coloursOf, minus } from "./coloured.js";
+import { colouredTile, minus } from "./coloured.js";
 import { drawPicture, pictureOf } from "./picture.js";
 import { reachOf } from "./survey.js";
 import { forgetWanted, SIDE, tileOf } from "./tiles.js";
@@ -31,7 +31,7 @@ export function drawWeights(pen, shown, f) {
   const hatch = (pen.fillStyle = hatching(pen));
   pen.fillRect(0, 0, size.wide, size.high);
   if (!near || !head.exact || (other && !other.exact)) {
-    drawPicture(pen, shown, f, coloursOf(shown));
+    drawPicture(pen, shown, f);
     const [high, wide] = pictureOf(shown)?.pixels ?? [1, 1];
     return { rows: Math.ceil(head.n / high), cols: Math.ceil(head.m / wide), stretched: true, missing: 0 };
   }
@@ -39,9 +39,8 @@ export function drawWeights(pen, shown, f) {
   const there = tiles.filter((tile) => tile.weights && (tile.other || !other));
   const missing = tiles.length - there.length;
   if (shown.inView && !missing) shown.high = reachOf(there.length ? peaksOf(there, shown, level) : []);
-  const colours = coloursOf(shown);
-  if (missing) drawPicture(pen, shown, f, colours);
-  for (const tile of there) drawTile(pen, shown, f, colours, tile, level, missing ? hatch : null);
+  if (missing) drawPicture(pen, shown, f);
+  for (const tile of there) drawTile(pen, shown, f, tile, level, missing ? hatch : null);
   return { rows: 2 ** level, cols: 2 ** level, stretched: false, missing };
 }
 
@@ -58,7 +57,7 @@ function tilesInView(shown, f, level) {
         top: row * span,
         left: col * span,
         weights: tileOf({ head, ...place }),
-        other: other && tileOf({ head: other, ...place }),
+        other: other && tileOf({ head: other, ...place }, "other"),
       });
     }
   return tiles;
@@ -81,14 +80,14 @@ function peaksOf(tiles, { aside, keys, head }, level) {
   return [...peaks.values()];
 }
 
-/** @param {CanvasRenderingContext2D} pen @param {Shown} shown @param {Frame} f @param {import("./coloured.js").Colours} colours @param {Tile} tile @param {number} level @param {CanvasPattern | null} under      covers the picture, which stands in for missing tiles */
-function drawTile(pen, shown, f, colours, { top, left, weights, other }, level, under) {
+/** @param {CanvasRenderingContext2D} pen @param {Shown} shown @param {Frame} f @param {Tile} tile @param {number} level @param {CanvasPattern | null} under      covers the picture, which stands in for missing tiles */
+function drawTile(pen, shown, f, { top, left, weights, other }, level, under) {
   if (!weights) return;
   const { view } = shown;
   const size = (SIDE * 2 ** level) / view.step;
   const [x, y] = [(left - view.x) / view.step, (top - view.y) / view.step];
   if (under) pen.fillStyle = under;
   if (under) pen.fillRect(x, y, size, size);
-  pen.drawImage(colouredTile(weights, other, shown, colours, left, level), x, y, size, size);
+  pen.drawImage(colouredTile(weights, other, shown, left, level), x, y, size, size);
   if (1 / view.step >= NUMBERED) drawNumbers(pen, shown, f, weights, other, top, left);
 }

@@ -69,7 +69,7 @@ def _edit(words: dict[str, Any]) -> Edit:
     except TypeError as error:
         if isinstance(error, DtypeError):
             raise
-        raise FileError(f"{shown(words)} is no edit: {error}.") from None
+        raise FileError(f"{shown(words)} is not an edit: {error}.") from None
 
 
 def _words(edit: Edit) -> dict[str, Any]:

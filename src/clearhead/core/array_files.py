@@ -73,7 +73,7 @@ def safetensors(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[st
     header, length = _header(path, data)
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
-        raise _cut(path, "its metadata are no texts")
+        raise _cut(path, "its metadata is not text")
     parts = {name: _part(path, name, entry) for name, entry in header.items()}
     places = sorted((part.start, part.stop) for part in parts.values())
     if [start for start, _ in places] + [len(data) - 8 - length] != [0, *(stop for _, stop in places)]:
@@ -102,7 +102,7 @@ def _header(path: object, data: bytes | bytearray) -> tuple[dict[str, Any], int]
     try:
         return object_of(data[8 : 8 + length].decode("utf-8"), "its header"), length
     except UnicodeDecodeError:
-        raise _cut(path, "its header is no UTF-8") from None
+        raise _cut(path, "its header is not UTF-8") from None
     except FileError as error:
         raise _cut(path, error.what.removesuffix(".")) from None
 

@@ -80,6 +80,8 @@ def graphed(q: Any, *others: Any) -> bool:
         return False
     if torch.compiler.is_compiling() or type(q) not in (torch.Tensor, torch.nn.Parameter) or q.is_meta:
         return True
+    if traced_by_fx():
+        return True
     if torch._C._are_functorch_transforms_active():
         wrapped = torch._C._functorch.is_functorch_wrapped_tensor
         if any(isinstance(x, torch.Tensor) and wrapped(x) for x in (q, *others)):
@@ -89,6 +91,12 @@ def graphed(q: Any, *others: Any) -> bool:
     elif torch.autograd.forward_ad._current_level >= 0 and any(_moving(torch, x) for x in (q, *others)):
         return True
     return bool(torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in (q, *others)))
+
+
+def traced_by_fx() -> bool:
+    """Does PyTorch's make_fx write down which operators run now? What is computed without one would be a constant."""
+    c = sys.modules["torch"]._C
+    return bool(c._len_torch_dispatch_stack() and c._get_dispatch_mode(c._TorchDispatchModeKey.PROXY) is not None)
 
 
 def _moving(torch: Any, x: Any) -> bool:
@@ -212,9 +220,9 @@ def check_tensor(x: Any, name: str) -> None:
 def no_forward_mode(name: str) -> DerivativeError:
     """The error for a tensor that carries a tangent of forward-mode differentiation."""
     return DerivativeError(
-        f"{name} carries a tangent (torch.func.jvp, jacfwd, torch.autograd.forward_ad): attention has no forward-mode "
-        "derivative here.",
-        "reverse mode has one: torch.func.vjp, torch.func.jacrev, backward().",
+        f"{name} carries a tangent (torch.func.jvp, jacfwd, torch.autograd.forward_ad): this call has no forward-mode "
+        "derivative.",
+        "clearhead.attention, AttentionMatrix.observe and A @ v have one.",
     )
 
 

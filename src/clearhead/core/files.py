@@ -269,7 +269,7 @@ def _decoded(path: object, data: bytes) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise FileError(f"{path} is no UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}.") from None
+        raise FileError(f"{path} is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}.") from None
 
 
 def _once(pairs: list[tuple[str, Any]], name: str) -> dict[str, Any]:

@@ -337,7 +337,7 @@ def explained(names: Iterable[str]) -> Callable[[_Function], _Function]:
 
     def put(function: _Function) -> _Function:
         told = [(f"{name}={_EXAMPLES[STATISTICS[name].asked]}", STATISTICS[name]) for name in names]
-        lines = [f"        {ask:<24}  {one.definition:<34}(…, {', '.join(one.axes)})" for ask, one in told]
+        lines = [f"        {ask:<24}  {one.definition:<37}(…, {', '.join(one.axes)})" for ask, one in told]
         if function.__doc__:
             function.__doc__ = function.__doc__.replace("        STATISTICS", "\n".join(lines))
         return function

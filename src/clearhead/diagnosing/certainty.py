@@ -6,7 +6,7 @@ import numpy as np
 
 from clearhead.core.axes import Array
 from clearhead.diagnosing.reason import Reason
-from clearhead.diagnosing.recipe import Inputs
+from clearhead.diagnosing.recipe import Inputs, Recipe
 from clearhead.diagnosing.search import Candidate, Search
 
 _POSITIONS = 4  # fewer queries are no evidence: what is wrong with them could be wrong with these alone
@@ -31,6 +31,9 @@ def doubts(search: Search, candidate: Candidate, gaps: Array, tolerance: float) 
         found.append(Reason("one position" if positions == 1 else "few positions", {"count": positions}))
     if candidate.rare or _by_count(candidate, search.full.inputs.problem.kv_lengths):
         found.append(Reason("a size", {}))
+    special = _special_window(candidate.recipe, search.full.inputs.problem.window)
+    if special:
+        found.append(Reason(special, {}))
     same = degenerate(search.full.inputs)
     if same:
         found.append(Reason("same tokens", {"names": same}))
@@ -49,6 +52,22 @@ def _by_count(candidate: Candidate, lengths: Array | None) -> bool:
     if recipe.padding in ("shortest", "longest", "tiled") or recipe.padding_shift:
         return lengths is None or len(np.unique(lengths)) < _LENGTHS
     return bool(recipe.key_tail[0] or recipe.tail[0]) or recipe.blocks[0].startswith("last")
+
+
+def _special_window(recipe: Recipe, window: tuple[int | None, int | None]) -> str:
+    """What a window that is off by one may be as well: one width for both sides, or no right side; "" if neither."""
+    if recipe.window in ((0, 0), "missing") or None in window:
+        return ""
+    left, right = (int(side or 0) for side in window)
+    if isinstance(recipe.window, str):
+        became = (left, left) if recipe.window == "both sides" else (left, 0)
+    else:
+        became = (left + recipe.window[0], right + recipe.window[1])
+    if abs(became[0] - left) > 1 or abs(became[1] - right) > 1:
+        return ""
+    if became[0] == became[1] and left != right:
+        return "equal sides"
+    return "no right side" if became[1] == 0 and right else ""
 
 
 def degenerate(inputs: Inputs) -> list[str]:

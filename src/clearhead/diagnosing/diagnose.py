@@ -13,6 +13,7 @@ from clearhead.core.problem import describe, describe_whole
 from clearhead.core.rule_values import read_flag, read_number, read_numbers
 from clearhead.core.rules import Rules, check_names, check_supported
 from clearhead.diagnosing.certainty import doubts
+from clearhead.diagnosing.decimals import judged_by_decimals
 from clearhead.diagnosing.fitting import differences
 from clearhead.diagnosing.known import known_about, nonfinite_inputs, telling
 from clearhead.diagnosing.reason import Reason
@@ -27,7 +28,7 @@ from clearhead.textbook.case_file import (
     LAYER,
     NAMES,
     check_alone,
-    half_a_decimal,
+    half_decimals,
     inputs_of,
     names_of,
     numbers,
@@ -166,15 +167,20 @@ def diagnose_file(path: str | Path) -> Diagnosis:
     if "theirs" not in data:
         raise FileError(f"{place.name} lacks theirs.", "it is what your code gave for these inputs.")
     written = data.pop("theirs")
-    slack = 0.0 if isinstance(written, np.ndarray) else half_a_decimal(written)
     theirs = numbers("theirs", written)
     theirs = theirs if theirs.dtype in FLOATS else theirs.astype(np.float64)
-    theirs = theirs if isinstance(written, np.ndarray) else precision(written, theirs)
+    by_hand = not isinstance(written, np.ndarray)
+    theirs = precision(written, theirs) if by_hand else theirs
     stage, names = data.pop("stage", "output"), names_of(data)
     values = {name: value_of(name, value) for name, value in data.items()}
     inputs = _read(place, values, theirs, stage)
     tokens, _ = token_names(names["tokens"], names["source_tokens"], inputs.problem)
-    return replace(judged(inputs, slack), tokens=tokens, convention=values.get("convention", "rows"))
+    if by_hand:
+        halves = _read(place, values, np.asarray(half_decimals(written)), stage).theirs
+        found = judged_by_decimals(judged, inputs, halves)
+    else:
+        found = judged(inputs)
+    return replace(found, tokens=tokens, convention=values.get("convention", "rows"))
 
 
 def examined(place: Path, values: dict[str, Any], theirs: Array, stage: Any, slack: float) -> Diagnosis:

@@ -41,6 +41,13 @@ def rounding(fit: Fit, base: Recipe, halved: Recipe, selection: Selection) -> tu
     return float(differences(theirs, computed).max(initial=0)), float(differences(theirs, plain).max(initial=0))
 
 
+def share_left(fit: Fit, base: Recipe, halved: Recipe, selection: Selection) -> float:
+    """How much of the difference from theirs rounding as `halved` does leaves; 0 where there is no difference."""
+    theirs = fit.theirs(selection)
+    before, left = (_rms(theirs - fit.exact.answer(recipe, selection)) for recipe in (base, halved))
+    return left / before if before > 0 else 0.0
+
+
 def somewhere(fit: Fit, base: Recipe, dtype: str, selection: Selection) -> float | None:
     """How the size of theirs' error compares with that of a run in a narrow dtype: a ratio from 1 to 2.
 

@@ -1,6 +1,8 @@
 """How well a recipe's numbers fit theirs: the gap, what rounding allows, and unknown numbers fitted to theirs."""
 
 from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,12 @@ from clearhead.diagnosing.tiles import eps
 from clearhead.diagnosing.workings import VISIBILITY, Workings
 
 FACTOR = 4.0  # a right result may lie this many times further from the truth than a plain run in its dtype
+_TYPICAL = 2.0  # the same for the root mean square of all numbers, where rounding decides which key wins
 _DOUBT = 16.0  # a gap of up to this many tolerances is judged by more plain runs: one run may have been lucky
 _RUNS = 4
-_WIDEST = 1e-2  # of the largest number: what rounding of large scores excuses at most
+_WIDEST = 1e-2  # of a number: what a rounded log-sum-exp excuses at most; for scores up to some ten thousand
+_WIDEST_NARROW = 0.1  # the same where the log-sum-exp is in a narrow dtype as well
+_FEW = 64  # numbers whose root mean square says little
 _TIMES = (*np.geomspace(1 / 256, 256, 65), *-np.geomspace(1 / 16, 16, 17))
 _STARTS = {  # where the search for an unknown number begins
     "fill": (0.0, -1.0, -2.0, -4.0, -7.0, -11.0),
@@ -42,6 +47,14 @@ class Fit:
         self.plain = Workings(inputs, np.dtype(np.float32) if single else dtype)
         self._others: list[Workings] = []
         self.shrink = 2.0**-29 if single else 1.0  # from float32's rounding error to float64's
+
+    def of_columns(self, columns: int) -> "Fit":
+        """The same for the first columns of the output; intermediates are shared."""
+        other = copy(self)
+        other.inputs = replace(self.inputs, theirs=self.inputs.theirs[..., :columns])
+        other._theirs, other._others = {}, []
+        other.exact, other.plain = self.exact.of_columns(columns), self.plain.of_columns(columns)
+        return other
 
     def theirs(self, selection: Selection) -> Array:
         """Their numbers for these heads and rows."""
@@ -110,23 +123,57 @@ class Fit:
         """The gap, and what rounding allows."""
         exact = self.exact.answer(recipe, selection) if exact is None else exact
         gap, allowed = self.between(recipe, selection, exact), self.allowed(recipe, selection, exact)
-        excused = max(_DOUBT * allowed, _WIDEST * largest(exact))
         if allowed < gap < _DOUBT * allowed:
-            self._others = self._others or [Workings(self.inputs, self.plain.precision, run) for run in range(_RUNS)]
-            allowed = max(allowed, *(self.allowed(recipe, selection, exact, run) for run in self._others))
-        if allowed < gap and recipe == RIGHT and self.inputs.weights is None and self.inputs.stage in STAGES[-2:]:
-            allowed = max(allowed, self._by_logsumexp(selection, exact, excused))
+            allowed = max(allowed, *(self.allowed(recipe, selection, exact, run) for run in self._other_runs()))
+        if gap <= allowed and allowed > _WIDEST * largest(exact):
+            allowed = min(allowed, self._typical(recipe, selection, exact))
+        by_logsumexp = recipe == RIGHT and self.inputs.weights is None and self.inputs.stage in STAGES[-2:]
+        if allowed < gap and by_logsumexp:
+            allowed = max(allowed, self._by_logsumexp(selection, exact, allowed))
         return gap, allowed
 
-    def _by_logsumexp(self, selection: Selection, exact: Array, excused: float) -> float:
-        """What exp(s - L) may be off by: L and s - L are rounded, where s - max may be exact."""
-        x = self.exact.logits(RIGHT, selection)
-        values = exact
-        if self.inputs.stage == "output" and not self.inputs.merged:
-            values = self.exact.served(RIGHT, "v", selection.heads)
+    def _other_runs(self) -> list[Workings]:
+        self._others = self._others or [Workings(self.inputs, self.plain.precision, run) for run in range(_RUNS)]
+        return self._others
+
+    def _typical(self, recipe: Recipe, selection: Selection, exact: Array) -> float:
+        """What rounding allows where it turns single numbers into others: the root mean square must agree as well.
+
+        Where scores are huge, rounding decides which of two keys gets all the weight. A plain run is then wrong by as
+        much as the values are large, but in a few rows. Infinite where theirs are not further off on the whole than
+        such runs; else a limit that theirs exceed.
+        """
+        theirs = self.theirs(selection)
+        if not (np.isfinite(theirs).all() and np.isfinite(exact).all()) or theirs.size < _FEW:
+            return float("inf")
+        errors = [run.answer(recipe, selection) - exact for run in (self.plain, *self._other_runs())]
+        worst = max(_rms(error[np.isfinite(error)]) for error in errors) * self.shrink
+        limit = _TYPICAL * (worst + eps(self.dtype) * largest(exact)) + self.slack
+        return limit if _rms(theirs - exact) > limit else float("inf")
+
+    def _by_logsumexp(self, selection: Selection, exact: Array, allowed: float) -> float:
+        """What exp(s - L) may be off by: L is rounded, so that all weights of a row have one factor in common.
+
+        0 where theirs are no such rows: beside the factor, no number may be off by more than is allowed.
+        """
+        logits = self.exact.logits(RIGHT, selection)
+        sums = np.abs(np.logaddexp.reduce(logits, axis=-1, keepdims=True))
+        sums = np.where(np.isfinite(sums), sums, 0.0)
         statistics = min(eps(self.dtype), eps(np.dtype(np.float32)))  # their dtype: float32, or float64 for float64
-        rounding = FACTOR * statistics * largest(np.logaddexp.reduce(x, axis=-1)) * largest(values)
-        return max(rounding, min(FACTOR * eps(self.dtype) * largest(x) * largest(exact), excused))
+        if self.inputs.merged:  # each head has its own factors
+            rounding = FACTOR * statistics * largest(sums) * largest(exact)
+            return allowed + min(rounding, _WIDEST * largest(exact))
+        theirs = self.theirs(selection)
+        bounds = [(statistics, _WIDEST), (eps(self.dtype), _WIDEST_NARROW)]
+        for rounded, widest in bounds:
+            most = np.minimum(FACTOR * rounded * sums, widest)
+            squared = (exact**2).sum(axis=-1, keepdims=True)
+            shares = (theirs * exact).sum(axis=-1, keepdims=True)
+            factors = np.divide(shares, squared, out=np.ones_like(squared), where=squared > 0)
+            factors = np.clip(factors, 1 - most, 1 + most)
+            if float(differences(theirs, factors * exact).max(initial=0.0)) <= allowed:
+                return allowed + largest(most * exact)
+        return 0.0
 
     def tolerance(self, recipe: Recipe, selection: Selection) -> float:
         """What rounding allows: a factor times the error of a plain run in their dtype, and their printed decimals."""
@@ -215,7 +262,7 @@ def _fill(workings: Workings, recipe: Recipe, selection: Selection, theirs: Arra
     if workings.problem.sinks is not None and recipe.sinks == "given":
         visible_total = visible_total + np.exp(workings.problem.sinks[list(selection.heads), None, None] - peak)
     if workings.inputs.stage == "output":
-        values = workings.served(recipe, recipe.values, selection.heads).astype(np.float64)
+        values = workings.values(recipe, selection).astype(np.float64)
         if not np.isfinite(values).all():
             return None
         visible_powers, filled_powers = visible_powers @ values, filled_powers @ values
@@ -240,6 +287,10 @@ def differences(a: Array, b: Array) -> Array:
     gaps = np.abs(a - b)
     gaps = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, gaps)
     return np.where(np.isnan(gaps), np.inf, gaps)
+
+
+def _rms(x: Array) -> float:
+    return float(np.sqrt(np.mean(x**2))) if x.size else 0.0
 
 
 def largest(x: Array) -> float:

@@ -226,11 +226,14 @@ def _outside(search: Search, theirs: Array) -> Iterator[Reason]:
         return
     exact, heads = search.full.exact, search.everything.heads
     values = exact.served(RIGHT, "v", heads)
-    if values.shape[-1] != theirs.shape[-1] or not values.shape[2] or not np.isfinite(values).all():
+    if values.shape[-1] != theirs.shape[-1] or not values.shape[2]:
         return
-    low = np.minimum(values.min(axis=2, keepdims=True), 0 if inputs.problem.sinks is not None else np.inf)
-    high = np.maximum(values.max(axis=2, keepdims=True), 0 if inputs.problem.sinks is not None else -np.inf)
-    slack = 1e-3 * largest(values)
+    low, high = (extreme(axis=2, keepdims=True) for extreme in (values.min, values.max))
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        return
+    slack = 1e-3 * max(largest(low), largest(high))
+    if inputs.problem.sinks is not None:
+        low, high = np.minimum(low, 0), np.maximum(high, 0)
     outside = (theirs < low - slack) | (theirs > high + slack)
     outside &= np.abs(theirs) > slack  # an empty row is 0
     if outside.any():

@@ -1,6 +1,7 @@
 """Q, K and V as a recipe makes them, right or wrong: projections, heads, rotary positions, the cache and its tiles."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -11,11 +12,20 @@ from clearhead.diagnosing.recipe import RIGHT, Inputs, Recipe, Selection
 from clearhead.diagnosing.tiles import eps
 
 _CACHE_BYTES = 2**26  # of shared intermediates
+_LONG = 2**20  # the most numbers in an input that is converted as a whole, and kept; longer ones go head by head
 _PROJECTIONS = attrgetter(*("source", "w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "packing", "order", "split"))
 _ROTARY = attrgetter(
     *("rotary", "rotary_on", "rotary_part", "rotary_base", "rotary_factor", "rotary_shift", "rotary_from")
 )
 _USUAL = _PROJECTIONS(RIGHT), _ROTARY(RIGHT)
+
+
+@dataclass
+class _Memo:
+    """Shared intermediates, and the bytes that they take."""
+
+    arrays: dict[Any, Array]
+    size: int = 0
 
 
 class Operands:
@@ -29,19 +39,19 @@ class Operands:
         self.inputs, self.problem = inputs, inputs.problem
         self.precision, self.perturbed = precision, perturbed
         self.dtype = np.dtype(np.float64 if precision in (None, np.float64) else np.float32)
-        self._memo: dict[Any, Array] = {}
+        self._memo = _Memo({})
         self._kept: dict[Any, Array] = {}
-        self._bytes = 0
         self._selections: dict[tuple[Any, ...], Selection] = {}
 
     def once(self, key: Any, make: Callable[[], Array]) -> Array:
         """A shared intermediate, computed when it is first needed; the oldest are dropped when the cache is full."""
-        array = self._memo.get(key)
+        memo = self._memo
+        array = memo.arrays.get(key)
         if array is None:
-            array = self._memo[key] = make()
-            self._bytes += array.nbytes
-            while self._bytes > _CACHE_BYTES and len(self._memo) > 1:
-                self._bytes -= self._memo.pop(next(iter(self._memo))).nbytes
+            array = memo.arrays[key] = make()
+            memo.size += array.nbytes
+            while memo.size > _CACHE_BYTES and len(memo.arrays) > 1:
+                memo.size -= memo.arrays.pop(next(iter(memo.arrays))).nbytes
         return array
 
     def kept(self, key: Any, make: Callable[[], Array]) -> Array:
@@ -61,23 +71,44 @@ class Operands:
         """The Selection of these heads and rows, one object for each, so that it can be a key of the cache."""
         return self._selections.setdefault((heads, rows), Selection(heads, rows))
 
+    @property
+    def long(self) -> bool:
+        """Are the inputs so long that heads are converted one by one where they are used, to save memory?"""
+        given = self.inputs.layer is None and self.inputs.rotary is None and self.perturbed is None
+        return given and max(self.inputs.q.size, self.inputs.k.size) > _LONG
+
     def operand(self, recipe: Recipe, role: str) -> Array:
         """What serves as "q", "k" or "v", as (batch, its heads, tokens, width)."""
         return self._held(recipe, self._projection(recipe, role), role)
 
     def served(self, recipe: Recipe, role: str, heads: tuple[int, ...]) -> Array:
         """The same for each of these query heads, (batch, heads, tokens, width)."""
-        x = self._projection(recipe, role)
-        kv = x.shape[1]
+        return self._held(recipe, self._given(recipe, role, heads), role)
+
+    def _given(self, recipe: Recipe, role: str, heads: tuple[int, ...]) -> Array:
+        """The same before a cache or tiles hold it."""
+        name = recipe.order["qkv".index(role)]
+        kv = getattr(self.inputs, name).shape[1]
         if kv == self.problem.heads:
             chosen = list(heads)
         else:
             group = max(1, group_size(self.problem.heads, kv))
             by_groups = {"repeat": [h // group for h in heads], "tile": [h % kv for h in heads]}
             chosen = by_groups.get(recipe.groups, [0] * len(heads))
-        if chosen != list(range(kv)):
-            x = x[:, chosen[0] : chosen[0] + 1] if len(chosen) == 1 else x[:, chosen]
-        return self._held(recipe, x, role)
+        if kv > 1 and (len(chosen) == 1 or (self.long and len(chosen) < kv)):
+            each = [self._one_head(recipe, role, head) for head in chosen]
+            return each[0] if len(each) == 1 else np.concatenate(each, axis=1)
+        x = self._projection(recipe, role)
+        return x if chosen == list(range(kv)) else x[:, chosen]
+
+    def _one_head(self, recipe: Recipe, role: str, head: int) -> Array:
+        """One head of a projection; of heads that are split in another way only this one is kept."""
+        if self.long and recipe.split == "heads":
+            return self._operand(recipe, role, slice(head, head + 1))
+        if self.inputs.layer is not None or self.inputs.rotary is not None or recipe.split == "heads":
+            return self._projection(recipe, role)[:, head : head + 1]
+        key = ("head", head, role, _PROJECTIONS(recipe), _ROTARY(recipe))
+        return self.once(key, lambda: self._operand(recipe, role, slice(head, head + 1)))
 
     def _held(self, recipe: Recipe, x: Array, role: str) -> Array:
         return x if role == "q" else held(recipe, x, role, self.problem.queries)
@@ -86,18 +117,23 @@ class Operands:
         """What serves as "q", "k" or "v" before a cache or tiles hold it: computed for all heads, and once."""
         name = recipe.order["qkv".index(role)]
         if self.inputs.layer is None and self.inputs.rotary is None and recipe.split == "heads":  # as it was given
+            if self.long:
+                return self._operand(recipe, role)
             return self.kept((name, role if self.perturbed is not None else ""), lambda: self._operand(recipe, role))
         key = (role, _PROJECTIONS(recipe), _ROTARY(recipe))
         fitted = recipe.rotary_base != 0 or recipe.rotary_factor != 1  # many values
         often = key[1:] == _USUAL or (self.inputs.layer is not None and not fitted)
         return (self.kept if often else self.once)(key, lambda: self._operand(recipe, role))
 
-    def _operand(self, recipe: Recipe, role: str) -> Array:
+    def _operand(self, recipe: Recipe, role: str, chosen: slice = slice(None)) -> Array:
+        """The projection of the chosen heads, computed."""
         name = recipe.order["qkv".index(role)]
         right: Array = getattr(self.inputs, name)
         heads = right.shape[1]
         if self.inputs.layer is None and recipe.split == "heads":
-            return self._turned(recipe, np.asarray(right, self.dtype), role)
+            return self._turned(recipe, np.asarray(right[:, chosen], self.dtype), role)
+        if self.long and recipe.split in ("flat", "interleaved") and chosen != slice(None):
+            return resplit(right, recipe.split, chosen.start).astype(self.dtype)
         tokens = self._tokens(recipe, role, name, right)
         batch, length, width = tokens.shape
         if recipe.split == "one" and role != "v":
@@ -108,7 +144,7 @@ class Operands:
             x = tokens.reshape(batch, heads, length, width // heads)
         else:
             x = tokens.reshape(batch, length, width // heads, heads).transpose(0, 3, 1, 2)
-        return self._turned(recipe, x, role)
+        return self._turned(recipe, np.asarray(x[:, chosen], self.dtype), role)
 
     def _turned(self, recipe: Recipe, x: Array, role: str) -> Array:
         """Heads with their rotary positions, where they have any; moved a little in a perturbed run."""
@@ -126,7 +162,7 @@ class Operands:
         """(batch, tokens, heads·width): X·W + b, or the given heads side by side."""
         layer = self.inputs.layer
         if layer is None:
-            x = right.astype(self.dtype).swapaxes(1, 2)
+            x = right.swapaxes(1, 2)  # still in the dtype of the inputs, which takes less room
             return x.reshape(*x.shape[:2], x.shape[2] * x.shape[3])
         if recipe.packing == "thirds":
             result = self._projected(recipe, role, name)
@@ -178,7 +214,11 @@ class Operands:
             places = places + offset + recipe.rotary_shift
         assert recipe.rotary_factor is not None
         base = recipe.rotary_base or given_base
-        angles = places[..., None] / recipe.rotary_factor * base ** (-np.arange(half) / max(1, half))
+        places = places[..., None] / recipe.rotary_factor
+        frequencies = base ** (-np.arange(half) / max(1, half))
+        if self.precision is not None:  # no code is told off for angles in float32, as most libraries have them
+            places, frequencies = places.astype(np.float32), frequencies.astype(np.float32)
+        angles = places * frequencies
         angles = -angles if recipe.rotary == "backwards" else angles
         neighbours = interleaved != (recipe.rotary in ("pairing", "mixed, pairing"))
         turned, rest = x[..., :part], x[..., part:]
@@ -193,10 +233,27 @@ class Operands:
         return np.concatenate([turned * cos + other * sin, rest], axis=-1)
 
 
+def resplit(x: Array, split: str, head: int) -> Array:
+    """One head, (batch, 1, tokens, width), of (batch, heads, tokens, width) joined and then split in a wrong way."""
+    heads, tokens, width = x.shape[1:]
+    if split == "flat":  # rows of width numbers, all heads of a token and then the next token
+        rows = head * tokens + np.arange(tokens)
+        return x[:, None, rows % heads, rows // heads]
+    columns = np.arange(width) * heads + head
+    return np.moveaxis(x[:, columns // width, :, columns % width], 0, -1)[:, None]
+
+
 def normalised(x: Array) -> Array:
     """Layer norm without weights: mean 0 and variance 1 along the last axis."""
     centred = x - x.mean(axis=-1, keepdims=True)
     return np.asarray(centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + x.dtype.type(1e-5)))
+
+
+def with_more(recipe: Recipe, result: Array, residual: Array) -> Array:
+    """The result with the residual added, or normalised."""
+    if recipe.added != "norm":
+        result = result + residual
+    return result if recipe.added == "residual" else normalised(result)
 
 
 def unpacked(packing: str, thirds: list[Array], heads: int) -> list[Array]:

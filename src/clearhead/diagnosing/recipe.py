@@ -160,7 +160,12 @@ _SHOWN_FROM: dict[str, Stage] = {
         "masked",
     ),
     **dict.fromkeys(
-        ("scaling", "axis", "softmax", "powers", "overflow", "sinks", "blocks", "empty", "dropout", "heads"), "weights"
+        (
+            *("scaling", "axis", "softmax", "powers", "overflow", "sinks", "blocks", "empty", "dropout"),
+            "heads",
+            "turned",
+        ),
+        "weights",
     ),
 }
 _BY_VALUE: dict[tuple[str, Any], Stage] = {
@@ -194,7 +199,7 @@ def shown(change: Change, stage: Stage) -> bool:
 
 def acts_on_given_weights(change: Change) -> bool:
     """Can it be made where the weights are given: on the way from weights and values to the output?"""
-    return "groups" in change or ("values" not in change and not shown(change, "weights"))
+    return "groups" in change or "turned" in change or ("values" not in change and not shown(change, "weights"))
 
 
 def changed(recipe: Recipe, change: Change) -> Recipe:

@@ -14,6 +14,8 @@ from clearhead.diagnosing.fitting import Fit, largest
 from clearhead.diagnosing.recipe import RIGHT, Inputs, LayerInputs, Recipe, Selection
 from clearhead.diagnosing.workings import Workings
 
+_LONG, _COLUMNS = 1024, 8  # from so many keys on, so many columns of an output are compared
+
 
 class Comparison(NamedTuple):
     """Theirs, the heads and rows compared, what computes a candidate there, and the gap that rules it out."""
@@ -28,13 +30,18 @@ class Screen:
     """Rules out candidates that are far from theirs on a few rows."""
 
     def __init__(self, fit: Fit) -> None:
+        if fit.inputs.stage == "output" and not fit.inputs.merged and fit.inputs.problem.keys >= _LONG:
+            fit = fit.of_columns(_COLUMNS)
+        self.fit = fit
         inputs, n, heads = fit.inputs, fit.inputs.problem.queries, tuple(range(fit.inputs.problem.heads))
         self.row, self.head = n // 2, len(heads) // 2
         rows = {self.row} if inputs.merged else {int(n > 2), self.row, n - 1}
         self.selection = Selection(
             heads if inputs.merged else heads[self.head :][:1], tuple(sorted(rows & set(range(n))))
         )
-        self.workings = fit.plain if fit.plain.precision == np.float32 else Workings(inputs, np.dtype(np.float32))
+        self.workings = fit.plain
+        if fit.plain.precision != np.float32:
+            self.workings = Workings(inputs, np.dtype(np.float32)).of_columns(fit.plain.columns)
         self.allowed = fit.tolerance(RIGHT, self.selection)
         threshold = max(1e-3 * largest(fit.theirs(self.selection)), 5 * self.allowed)
         self.whole = Comparison(fit, self.selection, self.workings, threshold)

@@ -24,6 +24,7 @@ _SOFTMAX = {"axis", "softmax", "blocks", "overflow"}  # each replaces the whole 
 _BLOCKS = (8, 16, 32, 64, 128)  # the usual sizes: where none of them leaves such a tail, it has another reason
 _WIDE, _WIDE_PAIRS = 2**20, 2**19  # scores of a head, up to which mistakes that need them all are tried, and in pairs
 _SCREENED = 2**13  # keys of all heads together, on which dropout is looked for first
+_LESSENED = 0.8  # of the difference on a few rows: more must not be left by a narrow step that is tried on all
 _SOLVED = 64  # the most rows whose weights are solved for
 BUDGET = 2**21  # the most weights that are compared
 
@@ -63,6 +64,8 @@ class Coverage(NamedTuple):
     heads: int
     queries: tuple[int, ...]
     everything: bool
+    all_batches: int
+    all_queries: int
 
 
 class Search:
@@ -93,7 +96,7 @@ class Search:
             rows = tuple(sorted({*_sample_rows(n), *np.linspace(0, n - 1, min(n, most)).astype(int).tolist()}))
         self.everything = Selection(heads, rows)
         self.sample = Selection(heads, _sample_rows(n))
-        self.coverage = Coverage(batches, problem.heads, rows, cells <= BUDGET)
+        self.coverage = Coverage(batches, problem.heads, rows, cells <= BUDGET, problem.batch, n)
 
     def measured(self, candidate: Candidate) -> Candidate:
         """The candidate with its residual and tolerance; one that fails on the sample is not compared any further."""
@@ -124,12 +127,9 @@ class Search:
     def rounded(self, bases: list[Candidate], narrowings: list[Candidate]) -> list[Candidate]:
         """Bases with one step in a narrow dtype, sorted by how much of the difference is left then."""
         fitting = []
-        for base in self._close(bases):
-            for narrowing in narrowings:
-                if narrowing.recipe.half == "somewhere" or base.recipe.half:
-                    continue
-                if narrowing.recipe.half == "sum" and base.mistakes and self.untried:  # key after key: slow where long
-                    continue
+        for base in bases:
+            near = [] if base.recipe.half else [n for n in narrowings if self._may_be_rounded(base, n)]
+            for narrowing in near if near and self._alike(base) else []:
                 recipe = changed(base.recipe, narrowing.changes[0])
                 left = evidence.rounding(self.quick, base.recipe, recipe, self.sample)
                 if left is not None:
@@ -141,7 +141,8 @@ class Search:
         """The narrow dtype whose plain run is about as far off as theirs, where no single step explains it."""
         by_ratio = {}
         anywhere = [narrowing for narrowing in narrowings if narrowing.recipe.half == "somewhere"]
-        for narrowing in [narrowing for _ in self._close(right) for narrowing in anywhere]:
+        near = [base for base in right if self._near(base) and self._alike(base)]
+        for narrowing in anywhere if near else []:
             ratio = evidence.somewhere(self.quick, RIGHT, narrowing.recipe.half_dtype, self.sample)
             if ratio is not None:
                 by_ratio[ratio] = narrowing
@@ -155,11 +156,12 @@ class Search:
             return []
         some = self.everything.heads[: max(2, _SCREENED // self.quick.inputs.problem.keys)]
         compared = self.sample if self.quick.inputs.merged else self.quick.exact.selection(some, self.sample.rows)
-        error_of_right = evidence.rms_error(self.quick, RIGHT, compared, self.screen.workings)
+        fit, workings = self.screen.fit, self.screen.workings
+        error_of_right = evidence.rms_error(fit, RIGHT, compared, workings)
         for dropout, base in product(dropouts, bases):
             if base.lacks_fill:
                 continue
-            if evidence.rms_error(self.quick, base.recipe, compared, self.screen.workings) > 1.02 * error_of_right:
+            if evidence.rms_error(fit, base.recipe, compared, workings) > 1.02 * error_of_right:
                 continue
             found = dropping.dropout(self.full, base.recipe, solvable)
             if found is not None:
@@ -178,15 +180,24 @@ class Search:
         few = [row for row, count in zip(rows, counts, strict=True) if count <= inputs.v.shape[-1]]
         return self.full.exact.selection(heads, tuple(few[:_SOLVED]))
 
-    def _close(self, bases: list[Candidate]) -> Iterator[Candidate]:
-        """Bases that theirs lie close to, everywhere alike."""
-        for base in bases:
-            if base.lacks_fill or not evidence.is_close(
-                self.quick, base.recipe, self.screen.selection, self.screen.workings
-            ):
-                continue
-            if self.full.gap(base.recipe, self.everything) <= 30 * self.quick.gap(base.recipe, self.sample):
-                yield base  # no row is far worse than the others, as is the case with rounding
+    def _may_be_rounded(self, base: Candidate, narrowing: Candidate) -> bool:
+        """On a few rows, does the narrow step lessen the difference?"""
+        half, screen = narrowing.recipe.half, self.screen
+        if half == "somewhere" or (half == "sum" and base.mistakes and self.untried):  # key after key: slow where long
+            return False
+        if not self._near(base):
+            return False
+        rounded = changed(base.recipe, narrowing.changes[0])
+        return evidence.share_left(screen.fit, base.recipe, rounded, screen.selection) < _LESSENED
+
+    def _near(self, base: Candidate) -> bool:
+        """On a few rows, do theirs lie so close to it that rounding could explain the difference?"""
+        screen = self.screen
+        return not base.lacks_fill and evidence.is_close(screen.fit, base.recipe, screen.selection, screen.workings)
+
+    def _alike(self, base: Candidate) -> bool:
+        """Is no row far worse than the others, as is the case with rounding?"""
+        return self.full.gap(base.recipe, self.everything) <= 30 * self.quick.gap(base.recipe, self.sample)
 
     def singles(self, *, rare: bool = False, only: Callable[[Mistake], bool] = bool) -> list[Candidate]:
         """Every single mistake that can be made with these inputs, and that shows at their stage."""

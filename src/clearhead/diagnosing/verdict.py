@@ -6,14 +6,14 @@ from math import isfinite
 from typing import Any, Literal, NamedTuple
 
 from clearhead.core.rule_values import read_language
-from clearhead.diagnosing.known_words import said
 from clearhead.diagnosing.mistakes.details import DETAILS
-from clearhead.diagnosing.reason import Reason
+from clearhead.diagnosing.reason import Reason, said
 from clearhead.diagnosing.recipe import Change, Recipe
-from clearhead.diagnosing.search import Candidate, Coverage
+from clearhead.diagnosing.search import BUDGET, Candidate, Coverage
 from clearhead.digits import significant
 from clearhead.view.names import Names
 from clearhead.words import Language, filled
+from clearhead.words.verdict import VALUES, VERDICT
 
 Outcome = Literal["right", "mistake", "ambiguous", "unexplained"]
 Confidence = Literal["sure", "likely", "ambiguous"]
@@ -165,96 +165,6 @@ class Diagnosis:
         }
 
 
-_SAID: dict[str, tuple[str, str]] = {
-    "right": (
-        "your numbers are right: they differ by {difference:.2g} at most, where rounding allows {tolerance:.2g}",
-        "你的结果正确：最多相差 {difference:.2g}，在舍入误差允许的 {tolerance:.2g} 之内",
-    ),
-    "mistake": ("your code has a mistake:", "你的代码有一处错误："),
-    "mistakes": ("your code has two mistakes:", "你的代码有两处错误："),
-    "ambiguous": (
-        "your numbers are wrong, and {count} explanations fit them equally well:",
-        "你的结果有误，有 {count} 种解释都同样吻合：",
-    ),
-    "unexplained": (
-        "your numbers are wrong, by up to {difference:.4g}, and none of the known mistakes, alone or in pairs, "
-        "explains them",
-        "你的结果有误，最多相差 {difference:.4g}；已知的错误，无论单独还是两两组合，都解释不了",
-    ),
-    "and": ("and ", "并且"),
-    "or": (" or ", "，或者"),
-    "also": ("; ", "；"),
-    "between": (", ", "、"),
-    "change": ("    the line to change: {mend}", "    应改为：{mend}"),
-    "sure": (
-        "how sure: sure. This gives your numbers to within {residual:.2g}, where rounding allows {tolerance:.2g}; "
-        "the right result is up to {difference:.4g} away from yours",
-        "把握：确定。这样算出的结果与你的仅相差 {residual:.2g}（舍入误差允许 {tolerance:.2g}）；"
-        "而正确结果与你的最多相差 {difference:.4g}",
-    ),
-    "likely": (
-        "how sure: likely. This comes within {residual:.2g} of your numbers; the right ones are up to "
-        "{difference:.4g} away",
-        "把握：很可能。这样算出的结果与你的相差 {residual:.2g}；正确结果与你的最多相差 {difference:.4g}",
-    ),
-    "no fit": ("how sure: likely", "把握：很可能"),
-    "because": ("    not sure, because {why}", "    之所以不能确定：{why}"),
-    "known": ("what is known:", "已知的情况："),
-    "tell": (
-        "    to tell it from the others, try an input with {needs}",
-        "    要与其他解释区分，请换用这样的输入：{needs}",
-    ),
-    "columns": (
-        "your tokens are columns; the lines of code above have them as rows, so transpose each matrix: Q·Kᵀ there is "
-        "the transpose of your Kᵀ·Q",
-        "你的词元按列排列，而以上代码按行书写，每个矩阵都要转置：其中的 Q·Kᵀ 就是你的 Kᵀ·Q 的转置",
-    ),
-    "less well": ("fits too, but less well: {names}", "也说得通，但吻合得稍差：{names}"),
-    "first": (
-        "the first difference: batch {batch}, head {head}, query {query}, column {column}: "
-        "yours {theirs:.6g}, right {right:.6g}",
-        "第一处不同：批次 {batch}，头 {head}，查询 {query}，列 {column}：你的是 {theirs:.6g}，应为 {right:.6g}",
-    ),
-    "first joined": (
-        "the first difference: batch {batch}, query {query}, column {column}: yours {theirs:.6g}, right {right:.6g}",
-        "第一处不同：批次 {batch}，查询 {query}，列 {column}：你的是 {theirs:.6g}，应为 {right:.6g}",
-    ),
-    "sampled": (
-        "looked at {batches} batch entries and {queries} queries, not at everything",
-        "只检查了 {batches} 个批次条目和 {queries} 个查询，并非全部",
-    ),
-    "nonfinite": (
-        "look at the inputs first: {name}[{place}] is {value}; numbers in {name} that are NaN or infinite: {many}",
-        "请先检查输入：{name}[{place}] 为 {value}；{name} 中 NaN 或无穷大共 {many} 个",
-    ),
-    "unseen": (
-        "with these inputs this mistake would not show: {did}; to show it takes {needs}",
-        "用这组输入看不出这种错误：{did}；要看出来，需要{needs}",
-    ),
-}
-
-
-_VALUES: dict[str, tuple[str, str]] = {
-    "per head": ("each head with its own block of W^O", "每个头只乘 W^O 的对应块"),
-    "on values": ("on the values, before attention", "计算注意力之前就乘到值上"),
-    "first corner": ("first corner, query 0 at key 0", "左上角，查询 0 对键 0"),
-    "last corner": ("last corner, the last query at the last key", "右下角，最后的查询对最后的键"),
-    "one seen": ("1 where seen, 0 where hidden", "可见处为 1，被遮蔽处为 0"),
-    "one hidden": ("0 where seen, 1 where hidden", "可见处为 0，被遮蔽处为 1"),
-    "fill": ("put in their place", "替换了原得分"),
-    "add": ("added to them", "加到了原得分上"),
-    "rescale": ("what was summed before", "已累加的部分"),
-    "rescale values": ("the sum of values", "值的累加"),
-    "rescale sum": ("the sum of powers", "指数之和"),
-    "last": ("sums are", "各个累加值"),
-    "last values": ("sum of values is", "值的累加"),
-    "skipped": ("they are skipped", "它们被跳过"),
-    "zeros": ("the padding behind them counts as keys with score 0", "其后的填充被当作得分为 0 的键"),
-    "zero": ("0", " 0"),
-    "unknown": ("whatever was in memory", "内存中原来的内容"),
-}
-
-
 def _details(recipe: Recipe, change: Change, language: Language) -> dict[str, Any]:
     """The values that the sentences name: the changed fields, in words where there are any."""
     details: dict[str, Any] = {"added": "", "source": ""}
@@ -263,7 +173,7 @@ def _details(recipe: Recipe, change: Change, language: Language) -> dict[str, An
         details[field] = significant(value, 4) if isinstance(value, float) else value
         sized = isinstance(value, tuple) and isinstance(value[0], str)
         kind = value[0] if sized else value
-        said = DETAILS.get((field, kind)) or (_VALUES.get(kind) if isinstance(kind, str) else None)
+        said = DETAILS.get((field, kind)) or (VALUES.get(kind) if isinstance(kind, str) else None)
         words = said[language == "zh"] if said else kind
         details |= {"what": words, "size": value[1]} if sized else {field: words} if said else {}
     letters = _say(language, "between").join(field[-1].upper() for field in change if field[:2] in ("w_", "b_"))
@@ -271,16 +181,19 @@ def _details(recipe: Recipe, change: Change, language: Language) -> dict[str, An
 
 
 def _say(language: Language, key: str, **values: object) -> str:
-    return filled(_SAID[key][language == "zh"], **values)
+    return filled(VERDICT[key][language == "zh"], **values)
 
 
 def _lines(diagnosis: Diagnosis, language: Language) -> Iterator[AnswerLine]:
+    if not diagnosis.looked.everything:
+        yield AnswerLine("note", _sampled(diagnosis, language))
     numbers = {"difference": diagnosis.difference, "tolerance": diagnosis.tolerance}
     for nonfinite in diagnosis.nonfinite:
         words = {**nonfinite._asdict(), "place": ", ".join(map(str, nonfinite.place))}
         yield AnswerLine("verdict", _say(language, "nonfinite", **words))
     if diagnosis.verdict in ("right", "unexplained"):
-        yield AnswerLine("verdict", _say(language, diagnosis.verdict, **numbers))
+        exact = diagnosis.verdict == "right" and not diagnosis.difference
+        yield AnswerLine("verdict", _say(language, "right, exactly" if exact else diagnosis.verdict, **numbers))
     elif diagnosis.verdict == "ambiguous":
         equal = [e for e in diagnosis.explanations if e.confidence == "ambiguous"]
         yield AnswerLine("verdict", _say(language, "ambiguous", count=len(equal)))
@@ -294,7 +207,8 @@ def _lines(diagnosis: Diagnosis, language: Language) -> Iterator[AnswerLine]:
         yield from _explained(best, language)
         sure = {"residual": best.residual, "tolerance": best.tolerance, "difference": diagnosis.difference}
         fits = all(mistake.evidence == "numbers" for mistake in best.candidate.mistakes)
-        yield AnswerLine("note", _say(language, best.confidence if fits else "no fit", **sure))
+        certain = best.confidence if best.residual else f"{best.confidence}, exactly"
+        yield AnswerLine("note", _say(language, certain if fits else "no fit", **sure))
         for doubt in best.doubts:
             yield AnswerLine("note", _say(language, "because", why=said(doubt, language)))
     if diagnosis.explanations and diagnosis.convention == "columns":
@@ -315,9 +229,14 @@ def _lines(diagnosis: Diagnosis, language: Language) -> Iterator[AnswerLine]:
         yield AnswerLine("known", f"  {said(fact, language)}")
     for unseen in diagnosis.unseen:
         yield AnswerLine("note", _say(language, "unseen", did=unseen.did(language)[0], needs=unseen.needs(language)[0]))
-    if not diagnosis.looked.everything:
-        counts = {"batches": len(diagnosis.looked.batches), "queries": len(diagnosis.looked.queries)}
-        yield AnswerLine("note", _say(language, "sampled", **counts))
+
+
+def _sampled(diagnosis: Diagnosis, language: Language) -> str:
+    looked = diagnosis.looked
+    sizes = {"all_queries": looked.all_queries, "all_batches": looked.all_batches, "budget": BUDGET}
+    sizes |= {"queries": len(looked.queries), "batches": len(looked.batches)}
+    entries = _say(language, "sampled entries", **sizes) if looked.all_batches > len(looked.batches) else ""
+    return _say(language, "sampled", **sizes, entries=entries)
 
 
 def _explained(explanation: MistakeExplanation, language: Language, *, apart: bool = False) -> Iterator[AnswerLine]:

@@ -5,6 +5,7 @@ Intermediates that several recipes share are computed once.
 """
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from operator import attrgetter
 
@@ -12,18 +13,11 @@ import numpy as np
 
 from clearhead.core import spans, visibility
 from clearhead.core.axes import Array
+from clearhead.diagnosing import recipe_visibility as sight
 from clearhead.diagnosing import softmaxes
-from clearhead.diagnosing.operands import Operands, normalised
+from clearhead.diagnosing.operands import Operands, with_more
+from clearhead.diagnosing.products import take, weighted
 from clearhead.diagnosing.recipe import RIGHT, Recipe, Selection
-from clearhead.diagnosing.recipe_visibility import (
-    biased,
-    multiplicity,
-    of_another_head,
-    read,
-    spanned,
-    visible,
-    visited,
-)
 from clearhead.diagnosing.tiles import product_in_half, rounded_to
 
 VISIBILITY = attrgetter(
@@ -51,7 +45,7 @@ class Workings(Operands):
         if stage == "scores":
             return self.scores(recipe, selection)
         if stage == "weights":
-            return self._of_heads(recipe, selection, self.weights)
+            return self._of_heads(recipe, selection, self._turned_weights if recipe.turned else self.weights)
         if stage != "output":
             return self.logits(recipe, selection, stage)
         return self.layer_output(recipe, selection) if self.inputs.merged else self.output(recipe, selection)
@@ -66,6 +60,14 @@ class Workings(Operands):
 
     _whole: "Workings | None" = None
 
+    columns: int | None = None  # the first columns of an output are enough; None: all of them
+
+    def of_columns(self, columns: int | None) -> "Workings":
+        """The same for the first columns of the output; intermediates are shared."""
+        other = copy(self)
+        other.columns = columns
+        return other
+
     # ── scores and logits ──
 
     def scores(self, recipe: Recipe, selection: Selection) -> Array:
@@ -74,15 +76,35 @@ class Workings(Operands):
         return self.once(key, lambda: self._scores(recipe, selection))
 
     def _scores(self, recipe: Recipe, selection: Selection) -> Array:
+        if (
+            self.long
+            and recipe.split == "one"
+            and recipe.product == "q·kᵀ"
+            and "v" not in (recipe.queries, recipe.keys)
+        ):
+            return self._summed_scores(recipe, selection)
+        if self.long and len(selection.heads) > 1:
+            return np.concatenate([self._scores(recipe, one) for one in self._each_head(selection)], axis=1)
         q = self.served(recipe, recipe.queries, selection.heads)
         k = self.served(recipe, recipe.keys, selection.heads)
         if recipe.product == "k·qᵀ":
             q, k = k, q
         if recipe.product == "cosine":
             q, k = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
-        q = _take(q, selection.rows, 2)
+        q = take(q, selection.rows, 2)
         result = self.rounded(q @ (k if recipe.product == "q·k" else k.swapaxes(-1, -2)))
         return rounded_to(result, recipe.half_dtype) if recipe.half in ("scores", "logits") else result
+
+    def _summed_scores(self, recipe: Recipe, selection: Selection) -> Array:
+        """Q·Kᵀ of heads that are not split: the sum of all heads' own."""
+        own, total = recipe._replace(split="heads", half=""), np.zeros((), self.dtype)
+        for head in range(self.problem.heads):
+            total = total + self._scores(own, self.selection((head,), selection.rows))
+        result = np.repeat(total, len(selection.heads), axis=1)
+        return rounded_to(result, recipe.half_dtype) if recipe.half in ("scores", "logits") else result
+
+    def _each_head(self, selection: Selection) -> list[Selection]:
+        return [self.selection((head,), selection.rows) for head in selection.heads]
 
     def logits(self, recipe: Recipe, selection: Selection, stage: str = "masked") -> Array:
         """Scores, then scale, cap, bias, ALiBi, mask, up to `stage`."""
@@ -137,9 +159,9 @@ class Workings(Operands):
         return self.rounded((1 if recipe.softcap == "not multiplied" else cap) * np.tanh(x / cap))
 
     def _bias(self, recipe: Recipe, selection: Selection) -> Array:
-        bias = biased(self.problem, recipe)
+        bias = sight.biased(self.problem, recipe)
         assert bias is not None
-        bias = _take(_take(bias, selection.heads, 1), selection.rows, 2).astype(self.dtype)
+        bias = take(take(bias, selection.heads, 1), selection.rows, 2).astype(self.dtype)
         bias = np.where(np.isneginf(bias), self.dtype.type(0), bias)  # a forbidden key is masked like any other
         return bias * self.dtype.type({"negated": -1, "twice": 2}.get(recipe.bias, 1))
 
@@ -162,7 +184,7 @@ class Workings(Operands):
 
     def _spans(self, recipe: Recipe, selection: Selection) -> Array:
         """What the table adds, (batch, heads, rows, keys)."""
-        problem = spanned(self.problem, recipe)
+        problem = sight.spanned(self.problem, recipe)
         found = np.empty((problem.batch, len(selection.heads), len(selection.rows), problem.keys), self.dtype)
         for batch, place in np.ndindex(found.shape[:2]):
             head, keys = selection.heads[place], slice(0, problem.keys)
@@ -173,7 +195,7 @@ class Workings(Operands):
     def _masked(self, recipe: Recipe, selection: Selection) -> Array:
         x = self.logits(recipe, selection, "biased")
         if recipe.masking in ("after", "renormalised"):
-            return np.where(visited(self.problem, recipe, selection), x, self.dtype.type(-np.inf))
+            return np.where(sight.visited(self.problem, recipe, selection), x, self.dtype.type(-np.inf))
         seen = self.visible(recipe, selection)
         if recipe.softcap == "after mask":
             assert self.problem.softcap is not None
@@ -193,7 +215,7 @@ class Workings(Operands):
         """Which keys these rows see, bool (batch, heads or 1, rows, keys)."""
         return self.once(
             ("visible", selection, VISIBILITY(recipe), recipe.key_tail),
-            lambda: visible(self.problem, recipe, selection, self.once),
+            lambda: sight.visible(self.problem, recipe, selection, self.once),
         )
 
     # ── softmax ──
@@ -201,7 +223,7 @@ class Workings(Operands):
     def weights(self, recipe: Recipe, selection: Selection) -> Array:
         """A, (batch, heads, rows, keys)."""
         if self.inputs.weights is not None:
-            given = _take(_take(self.inputs.weights, selection.heads, 1), selection.rows, 2)
+            given = take(take(self.inputs.weights, selection.heads, 1), selection.rows, 2)
             return self.rounded(given.astype(self.dtype))
         all_heads, all_rows = tuple(range(self.problem.heads)), tuple(range(self.problem.queries))
         tall = recipe.axis in ("queries", "matrix", "all") or recipe.softmax.startswith("unkept")
@@ -210,7 +232,7 @@ class Workings(Operands):
         )
         x = self.logits(recipe, wide)
         if recipe.axis.startswith("none"):
-            used = read(self.problem, recipe) if recipe.axis == "none" else self.visible(recipe, selection)
+            used = sight.read(self.problem, recipe) if recipe.axis == "none" else self.visible(recipe, selection)
             return self._scaled_late(recipe, selection, np.where(used, x, self.dtype.type(0)))
         if recipe.softmax in ("sigmoid", "logarithm"):
             return self._scaled_late(recipe, selection, softmaxes.SCORED[recipe.softmax](x))
@@ -245,7 +267,7 @@ class Workings(Operands):
 
     def _powers(self, recipe: Recipe, selection: Selection, x: Array) -> tuple[Array, Array]:
         """The softmax's numerators and denominator, up to a common factor of each row."""
-        counts = multiplicity(self.problem, recipe)
+        counts = sight.multiplicity(self.problem, recipe)
         x = x if counts is None else x + np.log(counts).astype(x.dtype)
         return softmaxes.powers(recipe, x, self._extras(recipe, selection), self.rounded)
 
@@ -255,7 +277,7 @@ class Workings(Operands):
         if self.problem.sinks is not None and recipe.sinks != "missing" and recipe.axis == "keys":
             sinks = self.problem.sinks
             if recipe.sinks in ("first head", "next head"):
-                sinks = of_another_head(sinks, recipe.sinks, 0)
+                sinks = sight.of_another_head(sinks, recipe.sinks, 0)
             own = sinks[list(selection.heads), None, None].astype(self.dtype)
             extras.append((own * self.scale(recipe, selection) if recipe.sinks == "scaled" else own, 1))
         what, block = recipe.key_tail
@@ -265,17 +287,22 @@ class Workings(Operands):
             extras.append((np.zeros((1, 1, 1), self.dtype), 1))
         return extras
 
+    def _turned_weights(self, recipe: Recipe, selection: Selection) -> Array:
+        """Aᵀ."""
+        whole = self.selection(selection.heads, tuple(range(self.problem.queries)))
+        return take(self.weights(recipe, whole).swapaxes(-1, -2), selection.rows, 2)
+
     # ── output ──
 
     def output(self, recipe: Recipe, selection: Selection) -> Array:
         """A·V per head, (batch, heads, rows, d_v)."""
         result = self._of_heads(recipe, selection, self._output)
         if recipe.added and not self.inputs.merged:
-            result = _with_more(recipe, result, _take(self.served(recipe, "q", selection.heads), selection.rows, 2))
+            result = with_more(recipe, result, take(self.served(recipe, "q", selection.heads), selection.rows, 2))
         what, start = recipe.tail
         if what == "zero":
             result = np.where(np.array(selection.rows)[:, None] >= start, self.dtype.type(0), result)
-        return result
+        return result[..., : self.columns]
 
     def _of_heads(self, recipe: Recipe, selection: Selection, compute: Callable[[Recipe, Selection], Array]) -> Array:
         """What each head gets: its own result, that of head 0, or the mean of all."""
@@ -289,25 +316,34 @@ class Workings(Operands):
         if recipe.across != "tokens":
             return self._across(recipe, selection)
         own = recipe._replace(split="heads") if recipe.split == "one" else recipe  # only queries and keys are that wide
-        values = self.served(own, recipe.values, selection.heads)
         if recipe.turned:
-            whole = self.selection(selection.heads, tuple(range(self.problem.queries)))
-            result = _take(self.weights(recipe, whole).swapaxes(-1, -2), selection.rows, 2) @ values
-        elif recipe.half == "sum" and recipe.axis == "keys" and recipe.softmax == "once":
+            return self.rounded(self._turned_weights(recipe, selection) @ self.values(own, selection))
+        if recipe.half == "sum" and recipe.axis == "keys" and recipe.softmax == "once":
             powers, total = self._powers(recipe, selection, self.logits(recipe, selection))
-            result = product_in_half(powers, values, recipe.half_dtype) / total
-        else:
-            weights = self.weights(recipe, selection)
-            result = weights @ values
-            if not np.isfinite(result).all() and not np.isfinite(values).all():
-                result = _product_of_nonfinite(weights, values)
-        return self.rounded(result)
+            return self.rounded(product_in_half(powers, self.values(own, selection), recipe.half_dtype) / total)
+        weights = self.weights(recipe, selection)
+        if not self.long:
+            return self.rounded(weighted(weights, self.values(own, selection)))
+        each = enumerate(self._each_head(selection))
+        parts = [weighted(weights[:, [i]], self.values(own, head)) for i, head in each]
+        return self.rounded(np.concatenate(parts, axis=1))
+
+    def values(self, recipe: Recipe, selection: Selection) -> Array:
+        """What the weights are multiplied by, (batch, heads, keys, columns)."""
+        if self.columns is None or recipe.added:
+            return self.served(recipe, recipe.values, selection.heads)
+        role = recipe.values
+        key = ("values", self.columns, selection.heads, role, recipe.groups, _PROJECTED(recipe))
+        given = self.once(
+            key, lambda: np.ascontiguousarray(self._given(recipe, role, selection.heads)[..., : self.columns])
+        )
+        return self._held(recipe, given, role)
 
     def _across(self, recipe: Recipe, selection: Selection) -> Array:
         """Attention in which the heads of a token, or the batch entries, attend to each other; no rule but causal."""
         every = self.selection(tuple(range(self.problem.heads)), selection.rows)
         names = (recipe.queries, recipe.keys, recipe.values)
-        q, k, v = (_take(self.served(recipe, name, every.heads), every.rows, 2) for name in names)
+        q, k, v = (take(self.served(recipe, name, every.heads), every.rows, 2) for name in names)
         order = (0, 2, 1, 3) if recipe.across == "heads" else (2, 1, 0, 3)
         q, k, v = (x.transpose(order) for x in (q, k, v))
         x = self.rounded(q @ k.swapaxes(-1, -2))
@@ -317,7 +353,7 @@ class Workings(Operands):
         powers, total = softmaxes.powers(RIGHT, x, [], self.rounded)
         weights = self.rounded(powers / total)
         weights = weights if recipe.scaling == "logits" else weights * self.scale(recipe, every)[0]
-        return _take(self.rounded(weights @ v).transpose(order), selection.heads, 1)
+        return take(self.rounded(weights @ v).transpose(order), selection.heads, 1)
 
     def layer_output(self, recipe: Recipe, selection: Selection) -> Array:
         """U, (batch, 1, rows, d_out): the heads joined and projected."""
@@ -346,7 +382,7 @@ class Workings(Operands):
         if "o" in layer.b and recipe.b_o == "given" and recipe.w_o != "missing":
             joined = self.rounded(joined + layer.b["o"].astype(self.dtype))
         if recipe.added:
-            joined = _with_more(recipe, joined, _take(layer.x.astype(self.dtype)[:, None], selection.rows, 2)[:, 0])
+            joined = with_more(recipe, joined, take(layer.x.astype(self.dtype)[:, None], selection.rows, 2)[:, 0])
         return joined[:, None]
 
 
@@ -359,25 +395,3 @@ def _mixes_batch(recipe: Recipe) -> bool:
         or recipe.mask == "tiled"
         or recipe.padding in ("tiled", "shortest", "longest")
     )
-
-
-def _with_more(recipe: Recipe, result: Array, residual: Array) -> Array:
-    """The result with the residual added, or normalised."""
-    if recipe.added != "norm":
-        result = result + residual
-    return result if recipe.added == "residual" else normalised(result)
-
-
-def _take(x: Array, chosen: tuple[int, ...], axis: int) -> Array:
-    if len(chosen) == x.shape[axis]:
-        return x
-    return x[:, list(chosen)] if axis == 1 else x[:, :, list(chosen)]
-
-
-def _product_of_nonfinite(weights: Array, values: Array) -> Array:
-    """weights·values, where a value of weight 0 is not read: 0·NaN would be NaN."""
-    result = weights @ np.where(np.isfinite(values), values, values.dtype.type(0))
-    for key in np.flatnonzero(~np.isfinite(values).all(axis=(0, 1, 3))):
-        weight, value = weights[..., key, None], values[:, :, None, key]
-        result = result + np.where((weight != 0) & ~np.isfinite(value), weight * value, values.dtype.type(0))
-    return result

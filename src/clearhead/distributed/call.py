@@ -2,13 +2,15 @@
 
 from typing import Any, Unpack
 
+import torch
 from torch import Tensor
 
 from clearhead.core.rules import Rules
 from clearhead.distributed import methods
 from clearhead.distributed.choice import Method, Plan, choose
-from clearhead.distributed.graph import Call, Leaves, answers
+from clearhead.distributed.graph import Call, Leaves
 from clearhead.distributed.layouts import Layout
+from clearhead.distributed.nodes import answers
 from clearhead.distributed.ranks import Ranks
 from clearhead.distributed.shards import read
 
@@ -47,10 +49,13 @@ def attention(
 
     Returns (…, heads, own queries, d_v) in q's dtype, on q's device; a row with nothing to attend to is 0. The
     gradients of q, k and v are those of the sum of all ranks' losses; the gradients of sinks, bias and the table of
-    spans are this rank's part. The backward pass is called by all ranks, too.
+    spans are this rank's part. The backward pass is called by all ranks, too. Second derivatives and forward mode are
+    there as on one machine; a tangent is that of own shards, and all ranks give tangents of the same arguments. By
+    gather, keys are fetched with their tangents; by all other methods, both travel around a ring.
 
     Raises on every rank: what `clearhead.attention` raises on the rank whose argument is wrong, and DistributedError on
-    the others; DistributedError on all where ranks were called differently, or one did not call or failed.
+    the others; DistributedError on all where ranks were called differently, or one did not call or failed;
+    DerivativeError for a third derivative, and under torch.vmap.
     O(own queries·visible keys·(d_k + d_v)) time for each rank, but for merge and ulysses, which share the work by keys
     and by heads. Memory for own shards and for what the method fetches, never for the weights.
     Source: ring attention (Liu et al. 2023); DeepSpeed-Ulysses (Jacobs et al. 2023); merge: pass-Q, Yang et al. 2024.
@@ -61,25 +66,29 @@ def attention(
     [[1.0, 0.0], [0.5, 0.5]]
     >>> dist.destroy_process_group()
     """
-    leaves = Leaves.of(q, k, v, rules)
-    ranks = Ranks.of(group, timeout)
-    shards = read(
-        "attention",
-        q,
-        k,
-        v,
-        rules,
-        ranks,
-        layout=layout,
-        method=method,
-        engine=engine,
-        num_threads=num_threads,
-        output=True,
-    )
-    how = choose(shards, method).method
-    with ranks.together("attention"):
-        found, logsumexp = methods.output(how, shards)
-    return answers(Call("attention", shards, how, found, logsumexp), leaves)["output"]
+    ranks, recording = Ranks.of(group, timeout), torch.is_grad_enabled()
+
+    def run(given: Leaves) -> Call:
+        shards = read(
+            "attention",
+            given.q,
+            given.k,
+            given.v if isinstance(v, Tensor) else v,
+            given.into(rules),
+            ranks,
+            layout=layout,
+            method=method,
+            engine=engine,
+            num_threads=num_threads,
+            output=True,
+            recording=recording,
+        )
+        how = choose(shards, method).method
+        with ranks.together("attention"):
+            found, logsumexp = methods.output(how, shards)
+        return Call("attention", shards, how, found, logsumexp)
+
+    return answers(["output"], run, Leaves.of(q, k, v, rules))["output"]
 
 
 def plan(

@@ -15,8 +15,10 @@ from clearhead.core.problem import Problem
 from clearhead.core.rules import FIELDS
 from clearhead.core.statistics import Wanted
 from clearhead.distributed.column_sums import ColumnSums
+from clearhead.distributed.edges import EdgeQuestion, of_columns
 from clearhead.distributed.exchange import everywhere, swap
 from clearhead.distributed.layouts import common, needed
+from clearhead.distributed.partials import Meeting
 from clearhead.distributed.shards import Names, Shards, kind, placed
 from clearhead.ops import backward
 
@@ -28,6 +30,7 @@ class Run:
     keys: range
     k: Array
     v: Array | None
+    more: list[Array]  # what else travels with the keys
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -58,7 +61,7 @@ def key_bytes(shards: Shards) -> int:
 def fetch(shards: Shards) -> tuple[list[Run], list[Part]]:
     """Fetch the runs of keys that this rank needs; these, and its pieces of queries with their run."""
     what = "gather of keys"
-    arrays = [x for x in (shards.k, shards.v) if x is not None]
+    arrays = [x for x in (shards.k, shards.v, *shards.more) if x is not None]
     send = [[x[:, :, here] for here, _ in _slices(shards, shards.rank, to) for x in arrays] for to in _everyone(shards)]
     shapes = [
         [(*x.shape[:2], len(keys), x.shape[3]) for _, keys in _slices(shards, source, shards.rank) for x in arrays]
@@ -73,7 +76,9 @@ def fetch(shards: Shards) -> tuple[list[Run], list[Part]]:
                 if keys.start in span:
                     for array, part in zip(full, got[source][place * len(arrays) :], strict=False):
                         array[:, :, keys.start - span.start : keys.stop - span.start] = part
-        runs.append(Run(span, full[0], full[1] if len(full) > 1 else None))
+        k, *rest = full
+        v = None if shards.v is None else rest.pop(0)
+        runs.append(Run(span, k, v, rest))
     return runs, _parts(shards, runs)
 
 
@@ -222,16 +227,22 @@ def swap_back(
 
 def columns(shards: Shards, ask: ColumnSums) -> list[Array]:
     """Sums for this rank's keys: each rank sums over its own queries, and the owner of a key adds these sums."""
-    runs, parts = fetch(replace(shards, v=None))
-    lead = (shards.whole.batch, shards.whole.heads)
-    sums = [ask.nothing(*lead, len(run.keys)) for run in runs]
+    return meet(replace(shards, v=None), of_columns(shards, ask))[1]
+
+
+def meet(shards: Shards, ask: EdgeQuestion) -> tuple[list[Array], list[Array]]:
+    """The answers per query and per key for this rank's own: keys are fetched, and sums return to their owners."""
+    runs, parts = fetch(shards)
+    found = ask.per_query(shards.q.shape[2])
+    sums = [ask.per_key(len(run.keys)) for run in runs]
     for part in parts:
         if part.run >= 0:
-            rows = [x[:, :, part.at] for x in ask.rows]
-            found = ask.find(part.problem, shards.q[:, :, part.at], runs[part.run].k, rows)
-            ask.add(sums[part.run], slice(None), found)
-    shapes = [(*lead, *ask.tail)] * len(ask.names)
-    totals = ask.nothing(*lead, shards.k.shape[2])
-    for here, arrays in swap_back(shards, "return of what keys received", runs, sums, shapes, np.dtype(np.float64)):
-        ask.add_arrays(totals, here, arrays)
-    return totals
+            run, rows = runs[part.run], part.problem.rows
+            arrays = shards.q[:, :, part.at], run.k, run.v
+            one = Meeting(part.at, rows, slice(None), run.keys, part.problem, arrays, run.more)
+            ask.meet(one, ask.rows, found, sums[part.run])
+    totals = ask.per_key(shards.k.shape[2])
+    shapes = [(*x.shape[:2], *x.shape[3:]) for x in totals]
+    for here, back in swap_back(shards, "return of sums over queries", runs, sums, shapes, np.dtype(np.float64)):
+        ask.add(totals, here, back)
+    return found, totals

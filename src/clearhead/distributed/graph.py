@@ -1,30 +1,23 @@
-"""Connects answers to PyTorch's graph: the backward pass of everything that is computed over shards.
+"""Gradients of everything that is computed over shards; those of max_logit, peak and top carry no graph here."""
 
-image, groups and received are products of A with known numbers, so their gradients are those of further columns of the
-output: dA_ij = X_i·Y_j, with Y appended to the values and X to the output's gradient, as in backward.py. max_logit,
-peak, top and own carry no graph here.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from clearhead.core.arrays import statistics_dtype
-from clearhead.core.axes import Array, group_size
-from clearhead.core.rules import Rules, flat
-from clearhead.core.statistics import listed
-from clearhead.distributed import methods
-from clearhead.distributed.exchange import total
+from clearhead.core.axes import Array
+from clearhead.core.rules import Rules, flat, joined
+from clearhead.distributed import low_rank, methods
 from clearhead.distributed.pooled import Pooled
-from clearhead.distributed.shards import Names, Shards, array_of
-from clearhead.ops.torch_autograd import once, refuse_forward
+from clearhead.distributed.shards import Names, Shards
+from clearhead.ops.tangents import ROWS
+from clearhead.ops.torch_duals import unpack
 
-_ROWS = listed(derivative="row")
-SMOOTH = (*_ROWS, "received", *listed(derivative="rank"))
+_ROWS = ("output", "logsumexp", *ROWS)
 
 
 class Leaves(NamedTuple):
@@ -45,6 +38,20 @@ class Leaves(NamedTuple):
         given: Any = {name: x for name, x in leaves.items() if isinstance(x, Tensor)}
         return Leaves(q, k, **given).with_values(v)
 
+    def into(self, rules: Rules) -> Rules:
+        """The rules with the leaves in the places of the tensors that were given."""
+        values = {**flat(rules)}
+        own = {"bias": self.bias, "sinks": self.sinks, "spans[2]": self.spans}
+        return joined(values | {name: x for name, x in own.items() if x is not None})
+
+    def still(self) -> "Leaves":
+        """The same without the tangents that they carry."""
+        return Leaves(*map(still, self))
+
+    def moving(self) -> list[str]:
+        """The names of those that carry a tangent."""
+        return [name for name, x in self._asdict().items() if still(x) is not x]
+
     def with_values(self, v: Any) -> "Leaves":
         """The same with v replaced; None where v is no tensor."""
         return self._replace(v=v if isinstance(v, Tensor) else None)
@@ -56,6 +63,14 @@ class Leaves(NamedTuple):
         if self.bias is not None and self.bias.ndim > 1 and self.bias.shape[-2] > 1:
             found["bias"] = self.bias.index_select(-2, places.to(self.bias.device))
         return self._replace(**found)
+
+
+def still(x: Any) -> Any:
+    """A tensor without the tangent that it carries in forward mode."""
+    if not isinstance(x, Tensor) or forward_ad._current_level < 0 or torch._C._are_functorch_transforms_active():
+        return x
+    primal, tangent = unpack(x)
+    return x if tangent is None else primal
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -70,50 +85,6 @@ class Call:
     pooled: Mapping[str, Pooled] = field(default_factory=dict)
 
 
-def answers(call: Call, leaves: Leaves) -> dict[str, Tensor]:
-    """The answers as tensors (…, heads, …), by name, with a graph where one of the leaves requires grad."""
-    names, tensors = call.found.keys(), _Graph.apply(*leaves, call)  # type: ignore[no-untyped-call]
-    return dict(zip(names, tensors, strict=True))
-
-
-class _Graph(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Any, bias: Any, sinks: Any, spans: Any, call: Call
-    ) -> tuple[Tensor, ...]:
-        ctx.call = call
-        ctx.save_for_backward(q, k, v, bias, sinks, spans)
-        shape = call.shards.prefix
-        given = {name: call.shards.give(x.reshape(shape + x.shape[2:])) for name, x in call.found.items()}
-        ctx.mark_non_differentiable(*(x for name, x in given.items() if name not in SMOOTH))
-        return tuple(given.values())
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        return *once(_by_leaves, ctx.call, ctx.needs_input_grad, ctx.saved_tensors, grads), None
-
-    jvp = staticmethod(refuse_forward)
-
-
-def _by_leaves(
-    call: Call, needed: Sequence[bool], leaves: Sequence[Tensor | None], grads: Sequence[Tensor]
-) -> list[Tensor | None]:
-    """The gradients of the leaves, from those of all answers; None for a leaf that needs none. All ranks call it."""
-    ranks, what = call.shards.ranks, f"{call.what}, backward"
-    mine = {"bias": bool(needed[3]), "spans": bool(needed[5])}
-    everybody = ranks.agree(what, mine)
-    asked = frozenset(name for name in mine if any(one[name] for one in everybody))
-    by = {
-        name: array_of(grad, "gradient").reshape(x.shape)
-        for (name, x), grad in zip(call.found.items(), grads, strict=True)
-        if name in SMOOTH
-    }
-    with ranks.together(what):
-        found = gradients(call, by, asked=asked)
-    each = zip(Leaves._fields, leaves, needed, strict=False)
-    return [None if x is None or not asked else _shaped(call.shards, found[name], x, name) for name, x, asked in each]
-
-
 def gradients(call: Call, by: dict[str, Array], *, asked: Names) -> dict[str, Array]:
     """The gradients of this rank's q, k, v (and bias, sinks and spans), from `by`, those of the answers by name."""
     shards = call.shards
@@ -121,48 +92,28 @@ def gradients(call: Call, by: dict[str, Array], *, asked: Names) -> dict[str, Ar
     if call.logsumexp is not None:
         known["logsumexp"] = call.logsumexp
     loss = {name: by[name] for name in _ROWS if name in by}
-    columns = _columns(call, by)
-    if not columns:
+    products = low_rank.factors(shards, call.pooled, by)
+    if not products:
         return methods.gradients(call.method, shards, known, loss, asked=asked)
-    dtype, lead = statistics_dtype(shards.whole.dtype), (shards.whole.batch, shards.whole.heads)
-    group = group_size(lead[1], 0 if shards.v is None else shards.v.shape[1])
+    slopes, values = ([pair[side] for pair in products.values()] for side in (0, 1))
+    mixed = [call.pooled[name].mixed for name in products if name in call.pooled]
+    if "received" in by:
+        mixed.append(methods.mixed(call.method, shards, by["received"][..., None])[0])
     if shards.v is not None:
-        spread = np.repeat(shards.v, group, axis=1)
-        columns.insert(0, Columns(loss["output"], spread, known["output"]))
-    slopes, values, output = (
-        np.concatenate([np.broadcast_to(x, lead + x.shape[2:]).astype(dtype, copy=False) for x in side], axis=-1)
-        for side in zip(*columns, strict=True)
-    )
-    wide = methods.widened(shards, values)
-    found = methods.gradients(call.method, wide, {**known, "output": output}, {**loss, "output": slopes}, asked=asked)
+        slopes.insert(0, loss["output"])
+        values.insert(0, low_rank.over_heads(shards, shards.v))
+        mixed.insert(0, known["output"])
+    slope, value, output = (low_rank.joined(shards, side) for side in (slopes, values, mixed))
+    wide = methods.widened(shards, value)
+    found = methods.gradients(call.method, wide, {**known, "output": output}, {**loss, "output": slope}, asked=asked)
     by_values = found.pop("v")
     if shards.v is not None:
-        own = by_values[..., : shards.v.shape[3]].reshape(lead[0], shards.v.shape[1], group, *shards.v.shape[2:])
-        found["v"] = own.sum(axis=2)
+        found["v"] = low_rank.of_own_values(shards, by_values)
     return found
 
 
-class Columns(NamedTuple):
-    """Further columns of the output, whose part in the gradient of A is dA_ij = X_i·Y_j."""
-
-    slopes: Array  # X, (batch or 1, heads or 1, own queries, columns)
-    values: Array  # Y, (batch or 1, heads or 1, own keys, columns)
-    output: Array  # A·Y, (batch, heads, own queries, columns)
-
-
-def _columns(call: Call, by: Mapping[str, Array]) -> list[Columns]:
-    found = []
-    for name, whole in call.pooled.items():
-        slopes = total(call.shards.ranks, f"derivative by {name}", by[name].astype(np.float64))
-        found.append(Columns(whole.rows[:, None] @ slopes, whole.values[:, None], whole.mixed))
-    if "received" in by:
-        values = by["received"][..., None]
-        mixed, _ = methods.mixed(call.method, call.shards, values)
-        found.append(Columns(np.ones_like(mixed), values, mixed))
-    return found
-
-
-def _shaped(shards: Shards, found: Array, like: Tensor, name: str) -> Tensor:
+def shaped(shards: Shards, found: Array, like: Tensor, name: str) -> Tensor:
+    """A gradient of the leaf `name` in its shape, summed over the axes along which it is broadcast."""
     tensor = torch.as_tensor(np.ascontiguousarray(found)).to(like.device, like.dtype)
     if name in ("bias", "spans"):
         batch = shards.prefix[:-1] if found.shape[0] > 1 else (1,) * (len(shards.prefix) - 1)

@@ -6,7 +6,7 @@ from typing import Any, NoReturn, Unpack
 import numpy as np
 from torch import Tensor
 
-from clearhead.core.arrays import statistics_dtype
+from clearhead.core.arrays import no_forward_mode, statistics_dtype
 from clearhead.core.axes import WEIGHTS, Array, named
 from clearhead.core.observations import check_room, wanted
 from clearhead.core.operands import check_transposed, operand
@@ -28,8 +28,9 @@ from clearhead.distributed import causes, methods, pooled
 from clearhead.distributed.causes import ShardedCauseMatrix
 from clearhead.distributed.choice import Method, choose
 from clearhead.distributed.column_sums import product, statistics
-from clearhead.distributed.graph import Call, Leaves, answers
+from clearhead.distributed.graph import Call, Leaves, still
 from clearhead.distributed.layouts import Layout
+from clearhead.distributed.nodes import answers
 from clearhead.distributed.ranks import Ranks
 from clearhead.distributed.sharded_transposed import ShardedTransposedMatrix
 from clearhead.distributed.shards import agreed, array_of, read
@@ -37,6 +38,7 @@ from clearhead.distributed.tiles import Compute, by_index, sections, weights
 from clearhead.engines.base import Engine
 from clearhead.errors import EngineError, SelectionError, shown
 from clearhead.ops.observation import Observation, observation
+from clearhead.ops.tangents import check_smooth
 
 # One machine's matrix has edits; ranks have labels of their own positions and one table for all.
 _INSTEAD = {
@@ -59,8 +61,9 @@ class ShardedAttentionMatrix(Observable):
     weights read by index are those of the whole matrix, the same on every rank. Answers are tensors on q's device:
     float32, or float64 for float64; A @ v and the output have q's dtype.
 
-    A @ v, the output, logsumexp, entropy, distance, received, image and groups are differentiable: gradients are those
-    of the sum of all ranks' losses. All other answers carry no graph, and neither do contributions and cuts.
+    A @ v, the output, logsumexp, entropy, distance, own, received, image and groups are differentiable, to second order
+    and in forward mode too: gradients are those of the sum of all ranks' losses. All other answers carry no graph, and
+    neither do contributions and cuts; in forward mode peak, top and max_logit raise DerivativeError.
 
     Creation and methods raise on every rank: what `AttentionMatrix` raises on the rank whose argument is wrong, and
     DistributedError on the others; DistributedError on all where ranks asked for different things, or one did not call
@@ -91,11 +94,21 @@ class ShardedAttentionMatrix(Observable):
         **rules: Unpack[Rules],
     ) -> None:
         ranks, what = Ranks.of(group, timeout), "ShardedAttentionMatrix"
+        self._leaves = Leaves.of(q, k, None, rules)
+        plain = self._leaves.still()
         self._shards = read(
-            what, q, k, None, rules, ranks, layout=layout, method=method, engine=engine, num_threads=num_threads
+            what,
+            plain.q,
+            plain.k,
+            None,
+            plain.into(rules),
+            ranks,
+            layout=layout,
+            method=method,
+            engine=engine,
+            num_threads=num_threads,
         )
         self._method = choose(self._shards, method).method
-        self._leaves = Leaves.of(q, k, None, rules)
         self._chosen = range(self._shards.whole.queries)
         self._known: Array | None = None  # the log-sum-exp, (batch, heads, own queries), once computed
 
@@ -144,6 +157,8 @@ class ShardedAttentionMatrix(Observable):
         return self._weights(key)
 
     def _weights(self, key: Any, transposed: bool = False) -> Tensor:  # noqa: FBT001
+        self._check_still()
+
         def known() -> tuple[Compute, list[Array]]:
             return weights, [self._logsumexp()]
 
@@ -160,7 +175,7 @@ class ShardedAttentionMatrix(Observable):
         heads = local.kv_heads, local.heads
 
         def own() -> tuple[Array, bool]:
-            found = operand(local, array_of(v, "v"), "v", local.keys, heads)
+            found = operand(local, array_of(still(v), "v"), "v", local.keys, heads)
             check_room(local, Wanted(output=True), found[0].shape[-1])
             return found
 
@@ -170,7 +185,8 @@ class ShardedAttentionMatrix(Observable):
             found, logsumexp = methods.output(self._method, shards)
         if isinstance(v, Tensor) and v.ndim <= 2 and local.prefix:  # one for all heads
             v = (v[:, None] if vector else v).expand(*local.prefix[:-1], 1, *values.shape[2:])
-        output = answers(Call("A @ v", shards, self._method, found, logsumexp), self._leaves.with_values(v))["output"]
+        call = Call("A @ v", shards, self._method, found, logsumexp)
+        output = answers(["output"], lambda _: call, self._leaves.with_values(v))["output"]
         return output[..., 0] if vector else output
 
     @explained(askable())
@@ -199,7 +215,9 @@ class ShardedAttentionMatrix(Observable):
             _check_known(self._shards.engine, want)
             values = None
             if v is not None:
-                values, _ = operand(local, array_of(v, "v"), "v", local.keys, (local.kv_heads,))
+                values, _ = operand(local, array_of(still(v), "v"), "v", local.keys, (local.kv_heads,))
+            if self._leaves.with_values(v).moving():
+                check_smooth(want.names(), "forward-mode derivative")
             self._check_room(want, values)
             return values, want
 
@@ -249,7 +267,8 @@ class ShardedAttentionMatrix(Observable):
             whole["groups"] = pooled.groups(method, self._shards, want.groups)
         found |= {name: one.answer.astype(self.dtype) for name, one in whole.items()}
         lse = next((one.logsumexp for one in whole.values()), None) if self._known is None else self._known
-        given = answers(Call("observe", shards, method, found, lse, whole), self._leaves.with_values(v))
+        call = Call("observe", shards, method, found, lse, whole)
+        given = answers([*found], lambda _: call, self._leaves.with_values(v))
         sinks = self._shards.whole.sinks is not None
         return observation(given, self._shards.q.shape[2], self._shards.k.shape[2], sinks=sinks)
 
@@ -262,6 +281,7 @@ class ShardedAttentionMatrix(Observable):
 
         Returns a matrix of effects, which carry no graph. Raises as said above. It computes nothing but the norms.
         """
+        self._check_still()
         return causes.contributions(self._shards, self._method, self._logsumexp, v, g, output)
 
     def cuts(self, v: Tensor, g: Tensor) -> ShardedCauseMatrix:
@@ -269,11 +289,17 @@ class ShardedAttentionMatrix(Observable):
 
         Returns a matrix of effects, which carry no graph. Raises as said above. It computes nothing.
         """
+        self._check_still()
         return causes.cuts(self._shards, self._method, self._logsumexp, v, g)
 
     @property
     def _ranks(self) -> Ranks:
         return self._shards.ranks
+
+    def _check_still(self) -> None:
+        """Raise DerivativeError for what has no forward-mode derivative, of a matrix whose inputs carry a tangent."""
+        for name in self._leaves.moving():
+            raise no_forward_mode(name)
 
     def _logsumexp(self) -> Array:
         if self._known is None:
@@ -285,6 +311,7 @@ class ShardedAttentionMatrix(Observable):
         local = self._shards.local()
 
         def own() -> tuple[Array, bool]:
+            self._check_still()
             found = operand(local, array_of(g, "g"), "g", local.queries, (local.heads, 1))
             check_transposed(local, found[0])
             return found

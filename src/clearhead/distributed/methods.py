@@ -46,6 +46,11 @@ def meet(method: str, shards: Shards, ask: EdgeQuestion) -> tuple[list[Array], l
     return merge.meet(shards, ask) if method == "merge" else ring.meet(shards, ask)
 
 
+def meet_at_queries(method: str, shards: Shards, ask: EdgeQuestion) -> tuple[list[Array], list[Array]]:
+    """As `meet`, where queries stay on their rank: by gather keys are fetched, by all others they go around a ring."""
+    return gather.meet(shards, ask) if method == "gather" else ring.meet(shards, ask)
+
+
 def gradients(
     method: str, shards: Shards, answers: dict[str, Array], by: dict[str, Array], *, asked: Names
 ) -> dict[str, Array]:

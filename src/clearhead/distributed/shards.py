@@ -144,11 +144,13 @@ def read(
     engine: str | None,
     num_threads: int | None,
     output: bool = False,
+    recording: bool | None = None,
 ) -> Shards:
     """Read this rank's arguments and check that all ranks were called alike; all ranks must call it.
 
     what      the public function's name, for errors
     output    is the output asked for? Then v must be given, and memory for A·v must be free
+    recording does PyTorch record a graph of the call? None: as it says now
 
     Raises on every rank when one raises: its own error there, DistributedError on the others.
     """
@@ -156,7 +158,7 @@ def read(
     def own() -> tuple[Described, dict[str, Any]]:
         check_names(rules)
         check_supported("clearhead.distributed", RULES, given(rules))
-        _check_gradients(rules)
+        _check_gradients(rules, recording=torch.is_grad_enabled() if recording is None else recording)
         check_tensor(q, "q")
         check_tensor(k, "k")
         if output and v is None:
@@ -203,10 +205,10 @@ def read(
     )
 
 
-def _check_gradients(rules: Rules) -> None:
+def _check_gradients(rules: Rules, *, recording: bool) -> None:
     """Raise RuleError for a rule that requires a gradient and has none."""
     for name, x in flat(rules).items():
-        asks = isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled()
+        asks = isinstance(x, Tensor) and x.requires_grad and recording
         if asks and name not in ("bias", "sinks", "spans[2]"):
             raise RuleError(f"{name} requires grad, and has no derivative here.", f"{name}.detach()")
 

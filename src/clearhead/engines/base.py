@@ -164,6 +164,25 @@ class TangentEngine(Engine, Protocol):
         """
 
 
+class SecondTangentEngine(TangentEngine, Protocol):
+    """An engine that also answers second derivatives along two directions, the tangents of tangents."""
+
+    def second_tangents(
+        self,
+        problem: Problem,
+        q: Array,
+        k: Array,
+        v: Array | None,
+        both: tuple[Directions, Directions],
+        want: Wanted,
+        logsumexp: Array,
+    ) -> Answers:
+        """The second derivatives of the smooth results asked for, by name, in these results' dtypes.
+
+        v is given where the output is asked for.
+        """
+
+
 def unsupported(who: str, supported: frozenset[str], problem: Problem) -> list[str]:
     """Why `who` cannot compute with the problem's rules: a sentence for each rule in use that it does not support."""
     if supported.issuperset(RULES):  # decided without looking at the problem, so that short calls stay fast

@@ -1,6 +1,6 @@
 """The native engine's derivatives along a direction, by the formulas in core/directions.py.
 
-They are computed in float32 (float64 for float64), in the passes that compute the results and the gradients themselves.
+They are computed in the passes that compute the results and the gradients themselves, and in the same numbers.
 """
 
 from dataclasses import replace

@@ -19,6 +19,7 @@ from clearhead.core.statistics import Wanted
 from clearhead.engines.base import Upstream, elsewhere, room_for_columns, room_for_rows, unsupported
 from clearhead.engines.online_softmax import OnlineSoftmax, Values, mix
 from clearhead.engines.portable_effects import effect_product, effect_tile, effects, others
+from clearhead.engines.portable_second import second_tangents
 from clearhead.engines.portable_tangents import column_tangents, gradient_tangents, row_tangents
 from clearhead.engines.portable_tiles import (
     KEY_BLOCK,
@@ -40,7 +41,8 @@ from clearhead.engines.products import pieces, product
 
 __all__ = [  # what an engine answers
     "RULES", "STATISTICS", "column_tangents", "columns", "effect_product", "effect_tile", "effects",
-    "gradient_tangents", "gradients", "others", "reasons_not", "rows", "tangents", "transposed", "weights",
+    "gradient_tangents", "gradients", "others", "reasons_not", "rows", "second_tangents", "tangents",
+    "transposed", "weights",
 ]  # fmt: skip
 STATISTICS = frozenset((
     "output", "logsumexp", "max_logit", "entropy", "distance", "own", "top", "received", "peak", "image", "groups",

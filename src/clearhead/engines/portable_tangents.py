@@ -37,7 +37,7 @@ Block = TypeVar("Block")
 _quiet = np.errstate(all="ignore")  # NaN and infinity are legal values, and need no warning
 
 
-class _Tile(NamedTuple):
+class Tile(NamedTuple):
     """A block's weights and the tangents of its logits, (QUERY_BLOCK, KEY_BLOCK), 0 where masked or past the end."""
 
     head: Head
@@ -49,6 +49,7 @@ class _Tile(NamedTuple):
     logits: Array  # ṡ
     by_score: Array | float  # the derivative of a logit by the score q·k: scale·c'
     bend: Array | float  # the tangent of `by_score`
+    score: Array  # the tangent of the score
 
     @property
     def at(self) -> tuple[int, int]:
@@ -63,11 +64,12 @@ class _Tile(NamedTuple):
         return padded(per_query[self.at][self.rows, None], QUERY_BLOCK)
 
 
-def _tiles(problem: Problem, q: Array, k: Array, along: Directions, logsumexp: Array) -> Iterator[_Tile]:
+def tiles(problem: Problem, q: Array, k: Array, along: Directions, logsumexp: Array) -> Iterator[Tile]:
+    """Every block that is not fully masked."""
     for head in heads_of(problem, k):
         at = head.batch, head.index
         key_at = head.batch, problem.kv_head_of(head.index)
-        turned = None if along.k is None else [_turned(block) for block in packed(along.k[key_at])]
+        keys = None if along.k is None else [turned(block) for block in packed(along.k[key_at])]
         for rows, cols, logs in log_weight_tiles(problem, head, q, logsumexp):
             visible = ~np.isneginf(logs)
             block = cols.start // KEY_BLOCK
@@ -75,8 +77,8 @@ def _tiles(problem: Problem, q: Array, k: Array, along: Directions, logsumexp: A
             changed = np.zeros_like(logs)
             if along.q is not None:
                 changed += product(padded(along.q[at][rows], QUERY_BLOCK), head.keys[block], KEY_BLOCK)
-            if turned is not None:
-                changed += product(queries, turned[block], KEY_BLOCK)
+            if keys is not None:
+                changed += product(queries, keys[block], KEY_BLOCK)
             scale = problem.scale[head.index]
             by_score: Array | float = scale
             bend: Array | float = 0.0
@@ -93,7 +95,7 @@ def _tiles(problem: Problem, q: Array, k: Array, along: Directions, logsumexp: A
                 labels = visibility.spans_of(problem, *at, rows, cols)[:2]
                 logits[:height, :width] += spans.added(*labels, along.spans[at])
             logits = np.where(visible, logits, 0.0)
-            yield _Tile(head, rows, cols, logs, visible, np.exp(logs), logits, by_score, bend)
+            yield Tile(head, rows, cols, logs, visible, np.exp(logs), logits, by_score, bend, changed)
 
 
 @_quiet
@@ -106,8 +108,8 @@ def row_tangents(
     logs_mean, far_mean = np.zeros(rows), np.zeros(rows)
     d_v = 0 if v is None else v.shape[-1]
     output, mixed = np.zeros((*rows, d_v)), np.zeros((*rows, d_v))
-    values, moving = (_Shared(problem, x, Values.of) for x in (v, along.v))
-    for tile in _tiles(problem, q, k, along, logsumexp):
+    values, moving = (Shared(problem, x, Values.of) for x in (v, along.v))
+    for tile in tiles(problem, q, k, along, logsumexp):
         at, height = (*tile.at, tile.rows), tile.rows.stop - tile.rows.start
         change = tile.weights * tile.logits
         mean[at] += change.sum(axis=1)[:height]
@@ -149,22 +151,25 @@ def column_tangents(
 ) -> dict[str, Array]:
     """The tangents of the column statistics asked for, in one pass over the tangents of the weights."""
     found = room_for_columns(problem, want, frozenset(("received", "image", "groups")))
-    for tile in _tiles(problem, q, k, along, kept.logsumexp):
-        rows, cols = tile.rows, tile.cols
-        moved = _moved(tile, kept.tangent)[: rows.stop - rows.start, : cols.stop - cols.start]
-        total = {name: array[tile.at] for name, array in found.items()}
-        if want.received:
-            total["received"][cols] += moved.sum(axis=0)
-        if want.image is not None:
-            high, tall = areas(want.image[0], problem.queries, rows)
-            wide, broad = areas(want.image[1], problem.keys, cols)
-            total["image"][high, wide] += sandwich(tall, moved, broad)
-        if want.groups is not None:
-            add_groups(
-                total["groups"], moved, want.groups[0][tile.head.batch, rows], want.groups[1][tile.head.batch, cols]
-            )
+    for tile in tiles(problem, q, k, along, kept.logsumexp):
+        add_columns(found, problem, tile, _moved(tile, kept.tangent), want)
     usual = statistics_dtype(problem.dtype)
     return {name: array.astype(usual, copy=False) for name, array in found.items()}
+
+
+def add_columns(found: dict[str, Array], problem: Problem, tile: Tile, part: Array, want: Wanted) -> None:
+    """Add a block's part, one number for each weight, to the column statistics asked for."""
+    rows, cols = tile.rows, tile.cols
+    part = part[: rows.stop - rows.start, : cols.stop - cols.start]
+    total = {name: array[tile.at] for name, array in found.items()}
+    if want.received:
+        total["received"][cols] += part.sum(axis=0)
+    if want.image is not None:
+        high, tall = areas(want.image[0], problem.queries, rows)
+        wide, broad = areas(want.image[1], problem.keys, cols)
+        total["image"][high, wide] += sandwich(tall, part, broad)
+    if want.groups is not None:
+        add_groups(total["groups"], part, want.groups[0][tile.head.batch, rows], want.groups[1][tile.head.batch, cols])
 
 
 @_quiet
@@ -185,15 +190,15 @@ def gradient_tangents(
         found["bias"] = np.zeros(upstream.bias)
     if upstream.spans is not None:
         found["spans"] = np.zeros(upstream.spans)
-    turned, turned_moving = (_Shared(problem, x, _turned) for x in (values, along.v))
-    for tile in _tiles(problem, q, k, along, kept.logsumexp):
+    of_values, of_moving = (Shared(problem, x, turned) for x in (values, along.v))
+    for tile in tiles(problem, q, k, along, kept.logsumexp):
         at, rows, cols = tile.at, tile.rows, tile.cols
         height, width = rows.stop - rows.start, cols.stop - cols.start
         moved = _moved(tile, kept.tangent)
         given, given_moving = (_rows_of(x.output, tile) for x in (upstream, changing))
-        slope = _slope(problem, tile, upstream) + _times(given, turned.block(tile))
-        bent = _slope(problem, tile, changing) + _times(given_moving, turned.block(tile))
-        bent += _times(given, turned_moving.block(tile))
+        slope = _slope(problem, tile, upstream) + _times(given, of_values.block(tile))
+        bent = _slope(problem, tile, changing) + _times(given_moving, of_values.block(tile))
+        bent += _times(given, of_moving.block(tile))
         if upstream.entropy is not None:  # the tangent of ln a
             bent -= tile.tall(upstream.entropy) * np.where(tile.visible, tile.logits - tile.tall(kept.tangent), 0.0)
         by_logit = np.where(tile.visible, tile.weights * slope, 0.0)
@@ -228,7 +233,7 @@ def gradient_tangents(
     return {name: array.astype(dtypes.get(name, problem.dtype), copy=False) for name, array in found.items()}
 
 
-def _moved(tile: _Tile, middle: Array) -> Array:
+def _moved(tile: Tile, middle: Array) -> Array:
     """The tangents of a block's weights."""
     moved: Array = np.where(tile.visible, tile.weights * (tile.logits - tile.tall(middle)), 0.0)
     return moved
@@ -241,7 +246,7 @@ def _of_sinks(problem: Problem, along: Directions, logsumexp: Array) -> Array | 
     return sink_weights(np, problem.sinks, logsumexp) * along.sinks[:, None]
 
 
-def _slope(problem: Problem, tile: _Tile, upstream: Upstream) -> Array:
+def _slope(problem: Problem, tile: Tile, upstream: Upstream) -> Array:
     """What an upstream gradient adds to a weight's derivative, without the output's part."""
     slope = np.zeros_like(tile.logs)
     slope += tile.tall(upstream.rows)
@@ -256,11 +261,11 @@ def _slope(problem: Problem, tile: _Tile, upstream: Upstream) -> Array:
     return slope
 
 
-def _rows_of(output: Array | None, tile: _Tile) -> Array | None:
+def _rows_of(output: Array | None, tile: Tile) -> Array | None:
     return None if output is None else padded(output[tile.at][tile.rows], QUERY_BLOCK)
 
 
-class _Shared(Generic[Block]):
+class Shared(Generic[Block]):
     """The blocks of one array of keys or values, made once for the heads that share them."""
 
     def __init__(self, problem: Problem, x: Array | None, make: Callable[[Array], Block]) -> None:
@@ -269,7 +274,7 @@ class _Shared(Generic[Block]):
         self.place: tuple[int, int] | None = None
         self.blocks: list[Block] = []
 
-    def block(self, tile: _Tile) -> Block | None:
+    def block(self, tile: Tile) -> Block | None:
         """The tile's block; None where there is no array."""
         if self.x is None:
             return None
@@ -279,7 +284,7 @@ class _Shared(Generic[Block]):
         return self.blocks[tile.block]
 
 
-def _turned(block: Array) -> Array:
+def turned(block: Array) -> Array:
     """A block of rows, transposed and cut for products."""
     return pieces(block.T)
 

@@ -7,8 +7,14 @@ import numpy as np
 
 from clearhead.core.arrays import on_cpu, to_device_of
 from clearhead.core.axes import Array
+from clearhead.core.directions import Directions
 from clearhead.core.effects import Terms
-from clearhead.engines.base import Engine, Upstream
+from clearhead.engines.base import Engine, Kept, Upstream
+
+_STAYING = (
+    "spans",
+    "sinks",
+)  # an engine reads the tangents of these rules in the CPU's memory, as the rules themselves
 
 
 class Remote:
@@ -30,4 +36,8 @@ class Remote:
     def _sent(self, x: Any) -> Any:
         if isinstance(x, (Upstream, Terms)):
             return replace(x, **{f.name: self._sent(getattr(x, f.name)) for f in fields(x)})
+        if isinstance(x, Directions):
+            return replace(x, **{name: self._sent(x.given[name]) for name in "qkv" if name in x.given})
+        if isinstance(x, Kept):
+            return Kept(*(self._sent(part) for part in x))
         return to_device_of(x, self.like) if isinstance(x, np.ndarray) else x

@@ -13,11 +13,13 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
+from clearhead.core.arrays import statistics_dtype
 from clearhead.core.axes import Array, group_size
+from clearhead.core.directions import Directions
 from clearhead.core.effects import Others, Terms, WantedEffects, merged, no_keys
 from clearhead.core.problem import Problem
-from clearhead.core.statistics import Groups, Wanted
-from clearhead.engines.base import Upstream, kinds, narrowed, row_kinds, unsupported, widened
+from clearhead.core.statistics import Wanted
+from clearhead.engines.base import Kept, Upstream, narrowed, row_kinds, unsupported, widened
 
 try:
     import torch
@@ -27,14 +29,14 @@ try:
     from clearhead.engines.gpu import library
     from clearhead.engines.gpu import rows as row_kernels
     from clearhead.engines.gpu import tensors as gpu
-    from clearhead.engines.gpu.backward import Derivatives
+    from clearhead.engines.gpu.backward import Derivatives, Moving, in_parts
     from clearhead.engines.gpu.causes import Edges
-    from clearhead.engines.gpu.columns import Columns
-    from clearhead.engines.gpu.labels import ordered
+    from clearhead.engines.gpu.column_pass import NOTHING, ColumnPass
     from clearhead.engines.gpu.rows import Partial, Rows
+    from clearhead.engines.gpu.tangents import rows as along_rows
+    from clearhead.engines.gpu.tangents import widened_along
 
     STATISTICS = row_kernels.STATISTICS | column_kernels.STATISTICS
-    _NOTHING = Columns(None, None, None, None)
 except ImportError:
     triton, STATISTICS = None, frozenset()
 
@@ -46,7 +48,6 @@ MOST_D = 256
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _COLUMNS = 128  # columns of g per launch of Aᵀ·g
-_BAND = 64  # pixel rows or query groups per launch
 _FEW_ROWS = 64  # up to so many rows, the heads that share a key head are packed into one tile (decoding)
 _LONG = 4096  # with few rows, more keys than this are split among at most _SPLITS programs
 _SPLITS, _SPLIT = 64, 256
@@ -159,20 +160,7 @@ def _split(problem: Problem, pack: int) -> int | None:
 @_there
 def columns(problem: Problem, q: Array, k: Array, logsumexp: Array, want: Wanted) -> dict[str, Array]:
     """The column statistics, from weights recomputed with the log-sum-exp; images are computed in bands of queries."""
-    device = gpu.device_of(q)
-    found = {
-        name: torch.zeros(shape, dtype=gpu.torch_dtype(dtype), device=device)
-        for name, (shape, dtype) in kinds(problem, want, want.columns(), STATISTICS).items()
-    }
-    look = _Look(problem, q, k, logsumexp)
-    per_key = {name: tensor for name, tensor in found.items() if name in Columns._fields}
-    if "image" in found:
-        _image(look, found["image"], per_key)
-    elif per_key:
-        look.launch(_NOTHING._replace(**per_key))
-    if want.groups is not None:
-        _groups(look, want.groups, found["groups"])
-    return {name: gpu.from_tensor(tensor, q) for name, tensor in found.items()}
+    return ColumnPass(problem, q, k, logsumexp).answers(want, q)
 
 
 @_there
@@ -180,7 +168,7 @@ def weights(problem: Problem, q: Array, k: Array, logsumexp: Array) -> Array:
     """Every weight of this (small) problem: exp(logit - log-sum-exp)."""
     shape = problem.batch, problem.heads, problem.queries, problem.keys
     found = torch.zeros(shape, dtype=gpu.statistics(problem), device=gpu.device_of(q))
-    _Look(problem, q, k, logsumexp).launch(_NOTHING._replace(weights=found))
+    ColumnPass(problem, q, k, logsumexp).launch(NOTHING._replace(weights=found))
     return gpu.from_tensor(found, q)
 
 
@@ -189,97 +177,14 @@ def transposed(problem: Problem, q: Array, k: Array, logsumexp: Array, g: Array)
     """Aᵀ·g, (batch, heads, keys, d), for g (batch, heads or 1, queries, d)."""
     shape = problem.batch, problem.heads, problem.keys, g.shape[-1]
     found = torch.zeros(shape, dtype=gpu.statistics(problem), device=gpu.device_of(q))
-    look = _Look(problem, q, k, logsumexp)
+    look = ColumnPass(problem, q, k, logsumexp)
     for start in range(0, g.shape[-1], _COLUMNS):
         part = found[..., start : start + _COLUMNS]
         here = part if found.shape[-1] <= _COLUMNS else torch.empty_like(part, memory_format=torch.contiguous_format)
-        look.launch(_NOTHING._replace(product=here), g=g[..., start : start + _COLUMNS])
+        look.launch(NOTHING._replace(product=here), g=g[..., start : start + _COLUMNS])
         if here is not part:
             part.copy_(here)
     return gpu.from_tensor(found, q)
-
-
-class _Look:
-    """The column pass over one problem; `launch` runs it for the results requested."""
-
-    def __init__(self, problem: Problem, q: Array, k: Array, logsumexp: Array) -> None:
-        self.problem, self.device = problem, gpu.device_of(q)
-        self.q, self.k = gpu.as_tensor(q), gpu.as_tensor(k)
-        self.logsumexp = gpu.contiguous(logsumexp, gpu.statistics(problem))
-        self.per_key = problem.group
-        self.rules = gpu.rules(problem, self.device)
-
-    def launch(
-        self,
-        to: "Columns",
-        g: Array | None = None,
-        labels: Any = None,
-        band: tuple[int, int, int] = (0, 1, 0),  # first pixel row or group, image height, count
-        span: tuple[int, int] | None = None,
-        only: tuple[int, int] | None = None,
-    ) -> None:
-        problem = self.problem
-        columns = band[2] if g is None else g.shape[-1]
-        tiles = gpu.tiles(problem, 0, "columns")
-        if not problem.batch * problem.heads * problem.keys * problem.queries:
-            return
-
-        def whole(part: tuple[int, int] | None) -> tuple[int, int] | None:
-            return None if part is None else tuple(-(-x // tiles.passed) * tiles.passed for x in part)  # type: ignore[return-value]
-
-        if span is not None:
-            span = span[0] // tiles.passed * tiles.passed, -(-span[1] // tiles.passed) * tiles.passed
-        owned = tiles.owned if to.product is None else min(tiles.owned, 64)  # a product takes many registers
-        given = None if g is None else gpu.as_tensor(g)
-        if g is not None and given is not None and g.shape[1] == 1:
-            given = given._replace(strides=(given.strides[0], 0, *given.strides[2:]))
-        column_kernels.columns[(-(-problem.keys // owned) * problem.batch * problem.heads,)](
-            **gpu.by_name(q=self.q, k=self.k, g=given), lse=self.logsumexp, labels=labels, d_k=problem.d_k,
-            rules=self.rules, to=to, per_key=self.per_key, first=band[0], size=band[1], columns=columns, span=span,
-            only=whole(only), M=owned, N=tiles.passed, DK=gpu.padded(problem.d_k), D=gpu.padded(columns),
-            FLOAT=tiles.number, PRECISION=tiles.precision, num_warps=tiles.warps, num_stages=tiles.stages,
-        )  # fmt: skip
-
-
-def _image(look: _Look, image: Any, per_key: dict[str, Any]) -> None:
-    """Image in bands of pixel rows: each launch covers the band's queries, then keys are pooled into pixel columns."""
-    height, n = image.shape[-2], look.problem.queries
-    for first in range(0, height, _BAND):
-        count = min(_BAND, height - first)
-        span = first * n // height, -(-(first + count) * n // height)
-        only = first * n // height, (first + count) * n // height
-        product = torch.zeros((*image.shape[:2], look.problem.keys, count), dtype=image.dtype, device=look.device)
-        to = _NOTHING._replace(**per_key, product=product)
-        look.launch(to, band=(first, height, count), span=span, only=only)
-        _pool(look, product, image, first)
-
-
-def _groups(look: _Look, groups: Groups, found: Any) -> None:
-    """Sums between groups in bands of query groups: each launch covers the queries from the band's first to last."""
-    if not found.numel():
-        return
-    labels = gpu.to_device(groups.queries, np.int32, look.device)
-    table = tuple(gpu.to_device(x, np.int32, look.device) for x in ordered(groups.keys, groups.counts[1]))
-    for first in range(0, groups.counts[0], _BAND):
-        count = min(_BAND, groups.counts[0] - first)
-        inside = np.flatnonzero(((groups.queries >= first) & (groups.queries < first + count)).any(axis=0))
-        if len(inside):
-            product = torch.zeros((*found.shape[:2], look.problem.keys, count), dtype=found.dtype, device=look.device)
-            span = int(inside[0]), int(inside[-1]) + 1
-            look.launch(_NOTHING._replace(product=product), labels=labels, band=(first, 1, count), span=span)
-            _pool(look, product, found, first, table)
-
-
-def _pool(look: _Look, product: Any, found: Any, first: int, table: tuple[Any, ...] = (None, None)) -> None:
-    """Sum the product over the keys of each pixel column or key group, into found[:, :, first:, :]."""
-    batch, heads, height, parts = found.shape
-    if found.numel() and product.numel():
-        number = gpu.tiles(look.problem, 0, "columns").number
-        columns = product.shape[-1]
-        column_kernels.pool[(parts * batch * heads,)](
-            product, found, *table, look.problem.keys, parts, heads, columns, first, height,
-            D=gpu.padded(columns), FLOAT=number, N=32,
-        )  # fmt: skip
 
 
 @_there
@@ -292,30 +197,82 @@ def gradients(
         told = replace(upstream, output=upstream.output.astype(wide.dtype))
         q, k, v = (x.astype(wide.dtype) for x in (q, k, v))
         return narrowed(problem, gradients(wide, q, k, v, logsumexp, told), keep_float32=upstream.keep_float32)
+    return _derivatives(problem, q, k, v, logsumexp, upstream)
+
+
+def _derivatives(
+    problem: Problem, q: Array, k: Array, v: Array | None, logsumexp: Array, upstream: Upstream,
+    moving: "Moving | None" = None,
+) -> dict[str, Array]:  # fmt: skip
     own = gpu.statistics(problem) if upstream.keep_float32 else gpu.input_dtype(problem)
     if v is None or upstream.output is None or v.shape[-1] <= MOST_D:
-        found = Derivatives(problem, q, k, v, logsumexp, upstream).all(own)
+        found = Derivatives(problem, q, k, v, logsumexp, upstream, moving).all(own)
     else:
-        parts = _derivatives_in_parts(problem, q, k, v, logsumexp, upstream)
+        parts = in_parts(problem, q, k, v, logsumexp, upstream, moving, MOST_D)
         found = {name: x if name in ("bias", "spans") else x.to(own) for name, x in parts.items()}
     return {name: gpu.from_tensor(tensor, q) for name, tensor in found.items()}
 
 
-def _derivatives_in_parts(
-    problem: Problem, q: Array, k: Array, v: Array, logsumexp: Array, upstream: Upstream
-) -> dict[str, Any]:
-    """For d_v above MOST_D: gradients from slices of d_v, summed in the statistics' dtype, as dS is linear in dO."""
-    found: dict[str, Any] = {}
-    by_v = []
-    for start in range(0, v.shape[-1], MOST_D):
-        told = replace(upstream, output=upstream.output[..., start : start + MOST_D])  # type: ignore[index]
-        if found:
-            nothing = gpu.from_tensor(torch.zeros(upstream.rows.shape, device=gpu.device_of(q)), q)
-            told = Upstream(nothing, told.output, bias=told.bias, spans=told.spans)
-        part = Derivatives(problem, q, k, v[..., start : start + MOST_D], logsumexp, told).all(gpu.statistics(problem))
-        by_v.append(part.pop("v"))
-        found = {name: found[name] + x if found else x for name, x in part.items()}
-    return {**found, "v": torch.cat(by_v, -1)}
+@_there
+def tangents(
+    problem: Problem, q: Array, k: Array, v: Array | None, along: Directions, want: Wanted,
+    logsumexp: Array | None = None, output: Array | None = None,
+) -> dict[str, Array]:  # fmt: skip
+    """The tangents of the output and of the row statistics; a row pass first where the log-sum-exp is unknown."""
+    if v is not None and v.dtype != problem.dtype:
+        wide = widened(problem, v)
+        q, k, v, along = *(x.astype(wide.dtype) for x in (q, k, v)), widened_along(wide, along)
+        found = tangents(wide, q, k, v, along, want, logsumexp, None)
+        if "output_tangent" in found and not want.keep_float32:
+            found["output_tangent"] = found["output_tangent"].astype(problem.dtype)
+        return narrowed(problem, found, keep_float32=want.keep_float32)
+    values = v if want.output else None
+    found = {}
+    exact = output is not None and output.dtype == statistics_dtype(problem.dtype)  # a rounded one would lose digits
+    if logsumexp is None or (values is not None and not exact):
+        asked = replace(want, logsumexp=True) if logsumexp is None else Wanted(output=True)
+        found = rows(problem, q, k, v, replace(asked, keep_float32=True))
+        output = found.get("output")
+    known = found["logsumexp"] if logsumexp is None else logsumexp
+    moved = along_rows(problem, q, k, values, along, want, known, output, MOST_D)
+    answers = {f"{name}_tangent": gpu.from_tensor(tensor, q) for name, tensor in moved.items()}
+    if logsumexp is not None:
+        return answers
+    own = statistics_dtype(problem.dtype) if want.keep_float32 else problem.dtype
+    return {name: x.astype(own) if name == "output" else x for name, x in found.items()} | answers
+
+
+@_there
+def column_tangents(
+    problem: Problem, q: Array, k: Array, along: Directions, kept: Kept, want: Wanted
+) -> dict[str, Array]:  # fmt: skip
+    """The tangents of the column statistics, from tangents of weights."""
+    along = replace(along, v=None)
+    return ColumnPass(problem, q, k, kept.logsumexp, along, kept.tangent).answers(want, q)
+
+
+@_there
+def gradient_tangents(
+    problem: Problem, q: Array, k: Array, v: Array | None, along: Directions, kept: Kept, upstream: Upstream,
+    changing: Upstream,
+) -> dict[str, Array]:  # fmt: skip
+    """The tangents of the gradients. Each element has one writer: results are deterministic."""
+    values = v if upstream.output is not None or changing.output is not None else None
+    if values is None:
+        return _derivatives(problem, q, k, None, kept.logsumexp, upstream, Moving(along, kept, changing))
+    if upstream.output is None and changing.output is not None:
+        none = gpu.from_tensor(torch.zeros_like(gpu.as_tensor(changing.output).tensor), q)
+        upstream = replace(upstream, output=none)
+    given, moving = upstream.output, changing.output
+    if any(x is not None and x.dtype != problem.dtype for x in (values, given, moving)):
+        wide = widened(problem, values)
+        q, k, values = (x.astype(wide.dtype) for x in (q, k, values))
+        sides = [
+            x if x.output is None else replace(x, output=x.output.astype(wide.dtype)) for x in (upstream, changing)
+        ]
+        found = gradient_tangents(wide, q, k, values, widened_along(wide, along), kept, *sides)
+        return narrowed(problem, found, keep_float32=upstream.keep_float32)
+    return _derivatives(problem, q, k, values, kept.logsumexp, upstream, Moving(along, kept, changing))
 
 
 @_there

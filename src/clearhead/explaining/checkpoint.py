@@ -35,7 +35,9 @@ def folder(name: str) -> Path:
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
-    tried = f"{name} is no directory here, the cache {constants.HF_HUB_CACHE} has no config.json with safetensors of it"
+    tried = (
+        f"{name} is not a directory here, the cache {constants.HF_HUB_CACHE} has no config.json with safetensors of it"
+    )
     hint = "give --model the directory of a model, or owner/name as on huggingface.co."
     try:
         with suppress(OSError):  # raised where it is not in the cache
@@ -44,13 +46,13 @@ def folder(name: str) -> Path:
                 return cached
         offline = [key for key in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if _is_on(os.environ.get(key, ""))]
         if offline:
-            raise FileError(f"{tried}, and {offline[0]} forbids to download it.", hint)
+            raise FileError(f"{tried}, and {offline[0]} does not allow downloading it.", hint)
         address = getproxies().get("https") or constants.ENDPOINT
         if not _reachable(address):
             raise FileError(f"{tried}, and {urlsplit(address).hostname} cannot be reached to download it.", hint)
         return Path(snapshot_download(name, allow_patterns=_FILES))
     except HFValidationError:
-        raise FileError(f"{name!r} is no directory here, and no model can have that name.", hint) from None
+        raise FileError(f"{name!r} is not a directory here, and no model can have that name.", hint) from None
     except RepositoryNotFoundError:
         raise FileError(f"{tried}, and {constants.ENDPOINT} has no such model, or only for its owner.", hint) from None
     except OSError as error:

@@ -97,7 +97,9 @@ class HubModel:
 
         most = self._positions()
         if not self.inner.can_generate():
-            raise RuleError(f"{self.name} says no next token, so that it generates none.", "leave generate out.")
+            raise RuleError(
+                f"{self.name} predicts no next token, so it cannot continue the text.", "leave generate out."
+            )
         if most is not None and len(ids) + count > most:
             raise gpt2.too_long(len(ids) + count, most)
         given = torch.tensor([ids])
@@ -176,7 +178,7 @@ def load(name: str) -> HubModel:
     missing = [package for package in ("torch", "transformers") if find_spec(package) is None]
     if missing:
         raise MissingExtraError(
-            f"{name} is no GPT-2 directory, and other models need PyTorch and Transformers: there is no "
+            f"{name} is not a GPT-2 directory, and other models need PyTorch and Transformers: there is no "
             f"{' and no '.join(missing)}.",
             "pip install 'clearhead[hf]'",
         )

@@ -115,7 +115,7 @@ def read(path: str | os.PathLike[str]) -> Learning:
         first = {name: arrays[name].astype(np.float64) for name in ("loss", "gradient", "attention", "next")}
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise FileError(
-            f"{path} is no recording of a training run: {error}.", "training/record.py writes one."
+            f"{path} is not a recording of a training run: {error}.", "training/record.py writes one."
         ) from None
     scaled, weights, following = (np.stack(part) for part in zip(*seen, strict=True))
     off = (np.abs(weights[:, :, -1] - first["attention"]).max(), np.abs(following - first["next"]).max())

@@ -31,7 +31,7 @@ def check_unicode(name: str, text: str) -> None:
     except UnicodeEncodeError as error:
         odd = text[error.start]
         byte = f"byte {ord(odd) - 0xDC00:#04x}" if "\udc80" <= odd <= "\udcff" else "a lone surrogate"
-        raise FileError(f"{name} is no UTF-8: character {error.start} is {byte}.", "save it as UTF-8.") from None
+        raise FileError(f"{name} is not UTF-8: character {error.start} is {byte}.", "save it as UTF-8.") from None
 
 
 def parts_of(tokens: list[Token], text: str) -> Parts:

@@ -9,5 +9,7 @@ observation        the result of AttentionMatrix.observe, and how partial result
 rollout            attention rollout of one token through many layers
 backward           gradients of a loss with respect to the inputs, from those with respect to the results
 torch_operators    two PyTorch operators; torch_arguments: what they take; torch_graph: their callers;
-                   torch_autograd: their registration with autograd
+                   torch_nodes: nodes of PyTorch's graph, with every derivative; torch_batching: torch.vmap
+jax_derivatives    two primitives for JAX; jax_call: what they compute; jax_host: how the host is called
+tangents           derivatives along a direction: forward mode and second order
 """

@@ -44,8 +44,8 @@ def attention(
     Returns (…, heads, queries, d_v) in q's dtype and kind. A row with nothing to attend to gives 0.
     Raises, before any work: ShapeError, DtypeError, RuleError or UnknownNameError for inputs that do not fit;
     EngineError when no engine, or not the one named, can run; SizeError when the output is larger than memory.
-    PyTorch tensors have first derivatives in reverse mode, also through torch.func's grad, vjp, jacrev and vmap (one
-    call per element of the mapped axis); second derivatives and forward mode raise DerivativeError.
+    PyTorch tensors have first and second derivatives and forward mode, also through torch.func; vmap makes one call of
+    the mapped axis. A third derivative raises DerivativeError.
     O(queries·keys·(d_k + d_v)) time, O(queries + keys) memory; forbidden blocks cost nothing.
 
     How exact: nothing is left out or approximated at any length; what remains is rounding. The root mean square error

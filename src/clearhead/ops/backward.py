@@ -60,7 +60,7 @@ class Entries(NamedTuple):
     queries: Array  # (batch, heads, count)
     keys: Array
     slopes: Array
-    softmax: bool  # True for weights, whose row sums to 1; False for logits such as max_logit
+    softmax: bool  # True for weights, whose row sums to 1, where no row term says so; False for logits
 
 
 class LowRank(NamedTuple):
@@ -205,6 +205,8 @@ def _row_terms(
         for one in entries:
             if one.softmax:
                 np.subtract.at(terms[batch, head], one.queries[batch, head], one.slopes[batch, head])
+    if "own" in by:  # of the whole row, also where the key at the own position is among other keys than these
+        terms -= by["own"] * answers["own"].astype(np.float64)
     return terms
 
 
@@ -321,7 +323,7 @@ def _entries(
         keys, there = _own_keys(problem)
         slopes = np.where(there, by["own"] * answers["own"].astype(np.float64), 0.0)
         keys = np.broadcast_to(np.where(there, keys, 0), slopes.shape)
-        found.append(Entries(np.broadcast_to(rows, slopes.shape), keys, slopes, softmax=True))
+        found.append(Entries(np.broadcast_to(rows, slopes.shape), keys, slopes, softmax=False))
     if "max_logit" in by:
         keys = engine.rows(problem, *arrays[:2], None, Wanted(top=1))["top_indices"][..., 0]
         slopes = np.where(keys < 0, 0.0, by["max_logit"])

@@ -202,11 +202,13 @@ def _over(name: str, value: Any, t: Array, q: Any) -> Any:
 
 def _term_of(spans: Any, prefix: tuple[int, ...], sizes: tuple[int, int]) -> SpanTerm:
     """A rule's value as a term: labels (batch, …), and a table with 1 where all batches or heads share it."""
-    table = parts_of(spans)[2]
+    *labels, table = parts_of(spans)
+    recorded = graphed(table)
+    plain = np.zeros(table.shape) if recorded else table  # where PyTorch transforms a table, its numbers are not read
     with ungraphed():
-        queries, keys, numbers = read_spans(spans, prefix, sizes)
+        queries, keys, numbers = read_spans((*labels, plain), prefix, sizes)
     numbers = _once(numbers, 2)  # those of batch and heads
-    if not graphed(table):
+    if not recorded:
         return SpanTerm(queries, keys, numbers)
     own, lead = table.double(), prefix[:-1]
     own = own.reshape((1,) * (len(prefix) + 2 - own.ndim) + tuple(own.shape))

@@ -134,7 +134,7 @@ class AttentionMatrix(NumpyFunctions, Pictured, Editable, Observable):
         q, k, rules, *_ = self._given
         for name, x in {"q": q, "k": k, **flat(rules)}.items():
             if getattr(x, "grad_fn", None) is not None:
-                raise RuleError(f"{name} hangs on PyTorch's graph, which is not copied.", f"{name}.detach()")
+                raise RuleError(f"{name} belongs to PyTorch's graph, which cannot be copied.", f"{name}.detach()")
         known = None if self._factors is None else self._factors.known_logsumexp
         return {"given": self._given, "logsumexp": known, "dtype": self._q_dtype(), "edits": self._edits}
 

@@ -151,7 +151,7 @@ class Observation(Answers):
         for name, x in arrays.items():
             if getattr(x, "grad_fn", None) is not None:
                 raise RuleError(
-                    f"{name} hangs on PyTorch's graph, which is not copied.", "observe under torch.no_grad()"
+                    f"{name} belongs to PyTorch's graph, which cannot be copied.", "observe under torch.no_grad()"
                 )
         return Observation, tuple(getattr(self, field.name) for field in fields(self))
 

@@ -128,27 +128,26 @@ def _plain(q: Any, k: Any, v: Any) -> bool:
     if kind is np.ndarray:
         return type(k) is kind and type(v) is kind
     torch = sys.modules.get("torch")
-    if torch is None or not unobserved(q, k, v):
+    if torch is None or not unobserved(q, k, v) or torch.autograd.forward_ad._current_level >= 0:
         return False
     return not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
 
 
-def unobserved(q: Any, k: Any, v: Any) -> bool:
-    """Are these plain tensors that nothing casts, transforms, traces or compiles?"""
+def unobserved(*tensors: Any) -> bool:
+    """Are these plain tensors that nothing casts, transforms, traces or compiles? They may carry tangents."""
     torch = sys.modules["torch"]
     kinds = (torch.Tensor, torch.nn.Parameter)
-    if _traced(torch) or type(q) not in kinds or type(k) not in kinds or type(v) not in kinds:
+    if _traced(torch) or any(type(x) not in kinds for x in tensors):
         return False
-    return not (torch.is_autocast_enabled("cpu") or q.is_neg() or k.is_neg() or v.is_neg())
+    return not (torch.is_autocast_enabled("cpu") or any(x.is_neg() for x in tensors))
 
 
 def _traced(torch: Any) -> bool:
-    """Does PyTorch record, transform or compile what runs now?"""
+    """Does PyTorch record, transform or compile what runs now, apart from forward mode?"""
     c = torch._C
     return bool(
         torch.compiler.is_compiling()
         or c._are_functorch_transforms_active()
         or c._get_tracing_state() is not None
         or c._len_torch_dispatch_stack()
-        or torch.autograd.forward_ad._current_level >= 0
     )

@@ -11,17 +11,19 @@ so an engine needs the tangents of the same few numbers. What keys received is h
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from clearhead.core.arrays import statistics_dtype
+from clearhead.core.arrays import on_cpu, statistics_dtype, to_device_of
 from clearhead.core.axes import Array, group_size
+from clearhead.core.device_array import DeviceArray
 from clearhead.core.directions import Directions
 from clearhead.core.merging import sink_weights
 from clearhead.core.problem import Problem
 from clearhead.core.statistics import Groups, Wanted
 from clearhead.engines.base import Kept, TangentEngine, Upstream
+from clearhead.engines.remote import Remote
 from clearhead.errors import DerivativeError
 from clearhead.ops import backward
 
@@ -31,13 +33,13 @@ _TANGENT = "_tangent"
 Arrays = tuple[Array, Array, Array | None]
 
 
-def check_smooth(names: Iterable[str], what: str) -> None:
+def check_smooth(names: Iterable[str], what: str, hint: str = "observe it under torch.no_grad().") -> None:
     """Raise DerivativeError for a result that jumps from key to key, and so has no such derivative."""
     missing = sorted({*names} - {*SMOOTH})
     if missing:
         raise DerivativeError(
-            f"{', '.join(missing)} has no {what} here, since the keys it is about change from one to another.",
-            "observe it under torch.no_grad().",
+            f"{', '.join(missing)} has no {what} here, since it jumps from one key to another.",
+            hint,
         )
 
 
@@ -103,9 +105,12 @@ def gradient_tangents(call: Second) -> tuple[dict[str, Array], dict[str, Array]]
     O(queries + keys) memory beyond inputs and answers.
     """
     check_smooth({*call.by, *call.changing}, "second derivative")
-    problem, usual = call.problem, statistics_dtype(call.problem.dtype)
+    if isinstance(call.arrays[0], DeviceArray):
+        return _on_device(call)
+    problem = call.problem
     if not prod((problem.batch, problem.heads, problem.queries, problem.keys)):
-        return _zeros(call), {}
+        still = {"logsumexp": call.answers["logsumexp"], **call.by, **call.changing}
+        return _zeros(call), {name: np.zeros(x.shape, x.dtype) for name, x in still.items()}
     products = _products(call)
     problem, (q, k, v), along = products.problem, products.arrays, products.along
     named = {*call.by, *call.changing}
@@ -114,38 +119,89 @@ def gradient_tangents(call: Second) -> tuple[dict[str, Array], dict[str, Array]]
     output = None if products.extra else call.answers.get("output")
     moved = dict(call.engine.tangents(problem, q, k, v, along, want, known, output))
     kept = Kept(call.answers["logsumexp"], moved["logsumexp_tangent"])
-    sinks = None if problem.sinks is None else sink_weights(np, problem.sinks, kept.logsumexp)
-    sinks_moved = (
-        None if sinks is None else sinks * ((0.0 if along.sinks is None else along.sinks[:, None]) - kept.tangent)
-    )
-    parts, parts_moved = _row_parts(call, moved, sinks, sinks_moved)
-    terms = (_without_products(x, output) for x, output in ((call.by, products.by), (call.changing, products.changing)))
-    by, changing = terms
-    rows = _row_terms(by, parts, usual)
-    rows_moved = _row_terms(changing, parts, usual) + _row_terms(by, parts_moved, usual)
-    given, moving = (
-        Upstream(
-            rows=np.ascontiguousarray(np.broadcast_to(total, kept.logsumexp.shape), usual),
-            output=side.get("output"),
-            entropy=_in(usual, side.get("entropy")),
-            distance=_in(usual, side.get("distance")),
-            own=_in(usual, side.get("own")),
-            bias=call.bias,
-            spans=call.spans,
-        )
-        for side, total in ((by, rows), (changing, rows_moved))
-    )
+    sides = _without_products(call.by, products.by), _without_products(call.changing, products.changing)
+    given, moving, by_sinks = upstreams(problem, call.answers, sides, moved, along.sinks, call.bias, call.spans)
     found = dict(call.engine.gradient_tangents(problem, q, k, v, along, kept, given, moving))
     products.restore(found, call)
-    if sinks is not None and sinks_moved is not None:
-        logit, logit_moved = (total + side.get("entropy", 0.0) for side, total in ((by, rows), (changing, rows_moved)))
-        each = np.where(sinks == 0, 0.0, sinks_moved * logit + sinks * logit_moved)
-        found["sinks"] = each.sum((0, 2))
+    if by_sinks is not None:
+        found["sinks"] = by_sinks
     answered = {name.removesuffix(_TANGENT): x for name, x in moved.items() if name.endswith(_TANGENT)}
     if products.extra and "output" in answered:
         own = answered["output"][..., : answered["output"].shape[-1] - products.extra]
         answered["output"] = own.astype(call.problem.dtype)
     return found, answered
+
+
+def upstreams(
+    problem: Problem,
+    answers: Mapping[str, Array],
+    sides: tuple[Mapping[str, Array], Mapping[str, Array]],
+    moved: Mapping[str, Array],
+    along_sinks: Array | None,
+    bias: tuple[int, int, int, int] | None = None,
+    spans: tuple[int, int, int, int] | None = None,
+    *,
+    keep_float32: bool = False,
+) -> tuple[Upstream, Upstream, Array | None]:
+    """The upstream gradient and its tangent as engines take them, and the tangent of the sinks' gradient, (heads,).
+
+    sides    upstream gradients of the output and of row statistics, by name, and their tangents
+    moved    tangents of row statistics, as an engine's `tangents` answers them
+    """
+    dtype, kept = statistics_dtype(problem.dtype), Kept(answers["logsumexp"], moved["logsumexp_tangent"])
+    sinks = None if problem.sinks is None else sink_weights(np, problem.sinks, kept.logsumexp)
+    along = 0.0 if along_sinks is None else along_sinks[:, None]
+    sinks_moved = None if sinks is None else sinks * (along - kept.tangent)
+    parts, parts_moved = _row_parts(answers, moved, sinks, sinks_moved)
+    by, changing = sides
+    rows = _row_terms(by, parts, dtype)
+    rows_moved = _row_terms(changing, parts, dtype) + _row_terms(by, parts_moved, dtype)
+    given, moving = (
+        Upstream(
+            rows=np.ascontiguousarray(np.broadcast_to(total, kept.logsumexp.shape), dtype),
+            output=side.get("output"),
+            entropy=_in(dtype, side.get("entropy")),
+            distance=_in(dtype, side.get("distance")),
+            own=_in(dtype, side.get("own")),
+            bias=bias,
+            spans=spans,
+            keep_float32=keep_float32,
+        )
+        for side, total in ((by, rows), (changing, rows_moved))
+    )
+    if sinks is None or sinks_moved is None:
+        return given, moving, None
+    logit, logit_moved = (total + side.get("entropy", 0.0) for side, total in ((by, rows), (changing, rows_moved)))
+    each = np.where(sinks == 0, 0.0, sinks_moved * logit + sinks * logit_moved)
+    return given, moving, each.sum((0, 2))
+
+
+def _on_device(call: Second) -> tuple[dict[str, Array], dict[str, Array]]:
+    """`gradient_tangents` for arrays on a GPU: the passes are there, what is between them is on the CPU.
+
+    Copies O((queries + keys)·(d_k + d_v)) numbers.
+    """
+
+    def near(given: Mapping[str, Array]) -> dict[str, Array]:
+        return {name: on_cpu(x) for name, x in given.items()}
+
+    like = call.arrays[0]
+    q, k, v = (None if x is None else on_cpu(x) for x in call.arrays)
+    assert q is not None
+    assert k is not None
+    found = gradient_tangents(
+        replace(
+            call,
+            engine=cast("TangentEngine", Remote(call.engine, like)),
+            arrays=(q, k, v),
+            answers=near(call.answers),
+            by=near(call.by),
+            along=replace(call.along, **near({name: x for name, x in call.along.given.items() if name in "qkv"})),
+            changing=near(call.changing),
+        )
+    )
+    by, moved = ({name: to_device_of(x, like) for name, x in part.items()} for part in found)
+    return by, moved
 
 
 def _zeros(call: Second) -> dict[str, Array]:
@@ -237,17 +293,17 @@ def _without_products(side: Mapping[str, Array], output: Array | None) -> dict[s
 
 
 def _row_parts(
-    call: Second, moved: Mapping[str, Array], sinks: Array | None, sinks_moved: Array | None
+    answers: Mapping[str, Array], moved: Mapping[str, Array], sinks: Array | None, sinks_moved: Array | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """What each upstream gradient is multiplied by in a row's term, and the tangents of that."""
     parts: dict[str, Any] = {"logsumexp": -1.0}
     parts_moved: dict[str, Any] = {"logsumexp": 0.0}
     if "output_tangent" in moved:
-        parts["output"] = moved.get("output", call.answers.get("output"))
+        parts["output"] = moved.get("output", answers.get("output"))
         parts_moved["output"] = moved["output_tangent"]
     for name in ROWS:
         if f"{name}_tangent" in moved:
-            parts[name], parts_moved[name] = call.answers[name], moved[f"{name}_tangent"]
+            parts[name], parts_moved[name] = answers[name], moved[f"{name}_tangent"]
     if "entropy" in parts:
         parts["entropy"] = parts["entropy"] + (0.0 if sinks is None else sinks)
         parts_moved["entropy"] = parts_moved["entropy"] + (0.0 if sinks_moved is None else sinks_moved)
@@ -260,7 +316,9 @@ def _row_terms(by: Mapping[str, Array], parts: Mapping[str, Any], dtype: Any) ->
     for name, given in by.items():
         part = parts[name]
         wide = given.astype(dtype, copy=False)
-        total = total - (np.einsum("bhnd,bhnd->bhn", wide, part.astype(dtype)) if name == "output" else wide * part)
+        total = total - (
+            np.einsum("bhnd,bhnd->bhn", wide, part.astype(dtype, copy=False)) if name == "output" else wide * part
+        )
     return total
 
 

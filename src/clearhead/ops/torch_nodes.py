@@ -12,22 +12,26 @@ all its derivatives are those of A·v. `compute` calls each of these; nodes are 
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from clearhead.core.arrays import traced_by_fx
 from clearhead.errors import DerivativeError, RuleError
 from clearhead.ops import backward
 from clearhead.ops.tangents import check_smooth
 from clearhead.ops.torch_batching import folded, is_batched, put_together, taken_apart, unfolded
+from clearhead.ops.torch_duals import Tensors, apart, may_carry, together, top_transform, unpack
 from clearhead.ops.torch_functions import INPUTS, Bundle, gradients, options_of, part, parts, transposed, values
 from clearhead.ops.torch_tangents import gradients_along, values_along
 
-Tensors = dict[str, Tensor]
-make: Callable[[Tensor, Tensor], Tensor] = forward_ad.make_dual
-unpack: Callable[[Tensor], Any] = forward_ad.unpack_dual
+_TRACED = (
+    "a compiler traces attention inside of torch.func.grad, vjp or jvp, or with a tangent, where its operator has no "
+    "derivative; torch.compile without fullgraph=True runs that part uncompiled."
+)
 
 
 class Kind(NamedTuple):
@@ -38,6 +42,7 @@ class Kind(NamedTuple):
     backward   (bundle, results, upstream gradients, what needs one) to gradients, by the bundle's names
     along      (bundle, results or None where unknown, tangents) to the results and their tangents
     inert      results that nothing is differentiated by: other functions' work, kept for the backward pass
+    folds      can a mapped axis become one more batch axis? Else the function is called for each of its elements
     """
 
     names: Callable[[Bundle], Sequence[str]]
@@ -45,6 +50,7 @@ class Kind(NamedTuple):
     backward: Callable[[Bundle, Tensors, Tensors, set[str]], Bundle]
     along: Callable[[Bundle, Tensors | None, Tensors], tuple[Tensors, Tensors]]
     inert: tuple[str, ...] = ()
+    folds: bool = True
 
 
 def compute(kind: Kind, bundle: Bundle) -> Tensors:
@@ -54,44 +60,65 @@ def compute(kind: Kind, bundle: Bundle) -> Tensors:
         plain, mapped = taken_apart(bundle)
         count = next(plain[name].shape[0] for name, axis in mapped.items() if axis == 0)
         return put_together(_all_at_once(kind, plain, mapped, count))
-    transformed = torch._C._are_functorch_transforms_active()
-    if forward_ad._current_level >= 0 and not (transformed and _top_transform() != "Jvp"):
-        duals = {name: unpack(bundle[name]) for name in names if bundle[name].is_floating_point()}
-        moving = {name: dual.tangent for name, dual in duals.items() if dual.tangent is not None}
-        if moving:
-            still = bundle | {name: dual.primal for name, dual in duals.items()}
-            found, tangents = kind.along(still, None, moving)
-            return {name: make(x, tangents[name]) if name in tangents else x for name, x in found.items()}
-    if not transformed and not torch.is_grad_enabled():
+    top = top_transform()
+    recorded = not top and torch.is_grad_enabled() and any(bundle[name].requires_grad for name in names)
+    if may_carry(top) and not recorded:  # results and tangents in one pass
+        with apart({name: bundle[name] for name in names}) as (still, moving):
+            given, results = {**bundle, **still}, partial(compute, kind) if top else kind.function
+            found, tangents = kind.along(given, None, moving) if moving else (results(given), {})
+        return together(found, tangents)
+    if not top and not recorded:
         return kind.function(bundle)
     rest = {name: x for name, x in bundle.items() if not isinstance(x, Tensor)}
-    found = _Node.apply(kind, names, rest, *(bundle[name] for name in names))  # type: ignore[no-untyped-call]
+    found = _Node.apply(_Rest(kind, names, rest), *(bundle[name] for name in names))  # type: ignore[no-untyped-call]
     return dict(zip(kind.names(bundle), found, strict=True))
 
 
 def called_plainly(q: Tensor) -> bool:
-    """Is a call with this tensor computed by these nodes, and not by an operator that a compiler sees?"""
+    """Is a call with this tensor computed by these nodes, and not by an operator that a compiler sees?
+
+    Raises DerivativeError where the operator would be seen inside torch.func's grad or jvp: it has no derivative there.
+    """
     plain = type(q) in (Tensor, torch.nn.Parameter) and q.device.type != "meta"
-    return plain and not torch.compiler.is_compiling()
+    if plain and not torch.compiler.is_compiling() and not traced_by_fx():
+        return True
+    if _differentiated():
+        if torch.compiler.is_compiling():  # which knows built-in errors, and then runs this part uncompiled
+            raise RuntimeError(_TRACED)
+        raise DerivativeError(_TRACED, "outside of make_fx and fake tensors every derivative is there.")
+    return False
 
 
-def _top_transform() -> str:
-    """The innermost of torch.func's transforms that are under way."""
-    top = torch._C._functorch.peek_interpreter_stack()
-    return "" if top is None else str(top.key().name)
+def _differentiated() -> bool:
+    """Is this inside torch.func's grad or jvp, or may tensors carry tangents?"""
+    stack = torch._C._functorch.get_interpreter_stack() or ()
+    return forward_ad._current_level >= 0 or any(level.key().name in ("Grad", "Jvp") for level in stack)
+
+
+_differentiated._dynamo_marked_constant = True  # type: ignore[attr-defined]  # assume_constant_result, which loads much
+
+
+class _Rest:
+    """A kind, the names of a bundle's tensors, and what it holds besides; PyTorch looks into tuples and dicts."""
+
+    def __init__(self, kind: Kind, names: list[str], others: Bundle) -> None:
+        self.kind, self.names, self.others = kind, names, others
+
+    def bundle(self, tensors: Sequence[Tensor]) -> Bundle:
+        return {**self.others, **dict(zip(self.names, tensors, strict=True))}
 
 
 class _Node(torch.autograd.Function):
     @staticmethod
-    def forward(kind: Kind, names: list[str], rest: Bundle, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(kind.function({**rest, **dict(zip(names, tensors, strict=True))}).values())
+    def forward(rest: _Rest, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(rest.kind.function(rest.bundle(tensors)).values())
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.kind, ctx.names, ctx.rest, *tensors = inputs
+        rest, *tensors = inputs
+        ctx.kind, ctx.names, ctx.rest = rest.kind, rest.names, rest
         ctx.set_materialize_grads(False)
-        names = ctx.kind.names({**ctx.rest, **dict(zip(ctx.names, tensors, strict=True))})
-        results = zip(names, output, strict=True)
+        results = zip(rest.kind.names(rest.bundle(tensors)), output, strict=True)
         ctx.mark_non_differentiable(*(x for name, x in results if name in ctx.kind.inert or not x.is_floating_point()))
         ctx.save_for_backward(*tensors, *output)
         ctx.save_for_forward(*tensors, *output)
@@ -100,30 +127,30 @@ class _Node(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         bundle, results = _saved(ctx)
         given = {name: grad for name, grad in zip(results, grads, strict=True) if grad is not None}
-        inputs = zip(ctx.names, ctx.needs_input_grad[3:], ctx.next_functions, strict=True)
+        inputs = zip(ctx.names, ctx.needs_input_grad[1:], ctx.next_functions, strict=True)
         needed = {name for name, needs, (node, _) in inputs if needs and _reached(node)}
         found = ctx.kind.backward(bundle, results, given, needed) if given else {}
-        return None, None, None, *(found.get(name) for name in ctx.names)
+        return None, *(found.get(name) for name in ctx.names)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
-        bundle, results = _saved(ctx)
-        moving = {name: x for name, x in zip(ctx.names, tangents[3:], strict=True) if x is not None}
+        bundle, results = (_still(saved) for saved in _saved(ctx))
+        moving = {name: x for name, x in zip(ctx.names, tangents[1:], strict=True) if x is not None}
         found = ctx.kind.along(bundle, results, moving)[1]
         return tuple(found.get(name) for name in results)
 
     @staticmethod
-    def vmap(info: Any, dims: Any, kind: Kind, names: list[str], rest: Bundle, *tensors: Tensor) -> Any:
-        bundle = {**rest, **dict(zip(names, tensors, strict=True))}
-        found = _all_at_once(kind, bundle, dict(zip(names, dims[3:], strict=True)), info.batch_size)
+    def vmap(info: Any, dims: Any, rest: _Rest, *tensors: Tensor) -> Any:
+        mapped = dict(zip(rest.names, dims[1:], strict=True))
+        found = _all_at_once(rest.kind, rest.bundle(tensors), mapped, info.batch_size)
         return tuple(found.values()), (0,) * len(found)
 
 
 def _all_at_once(kind: Kind, bundle: Bundle, mapped: dict[str, int | None], count: int) -> Tensors:
     """The results of `count` calls, stacked; `mapped` says along which axis each tensor has one for each call."""
-    batch = folded(bundle, mapped, count)
-    if batch is not None:
-        return unfolded(compute(kind, batch), bundle, mapped)
+    together = folded(bundle, mapped, count) if kind.folds else None
+    if together is not None:
+        return unfolded(compute(kind, together[0]), bundle, mapped, count, heads=together[1])
     each = [compute(kind, _at(bundle, mapped, place)) for place in range(count)]  # one batch cannot hold them
     return {name: torch.stack([one[name] for one in each]) for name in kind.names(bundle)}
 
@@ -138,8 +165,13 @@ def _reached(node: Any) -> bool:
 
 def _saved(ctx: Any) -> tuple[Bundle, Tensors]:
     tensors, count = ctx.saved_tensors, len(ctx.names)  # a checkpoint lets them be read once
-    bundle = {**ctx.rest, **dict(zip(ctx.names, tensors[:count], strict=True))}
+    bundle = ctx.rest.bundle(tensors[:count])
     return bundle, dict(zip(ctx.kind.names(bundle), tensors[count:], strict=True))
+
+
+def _still(bundle: Bundle) -> Bundle:
+    """Without the tangents that tensors carry."""
+    return {name: unpack(x).primal if isinstance(x, Tensor) else x for name, x in bundle.items()}
 
 
 def _at(bundle: Bundle, mapped: dict[str, int | None], place: int) -> Bundle:
@@ -169,7 +201,7 @@ def _values_along(bundle: Bundle, results: Tensors | None, tangents: Tensors) ->
     check_smooth(_without_rest(options_of(bundle).arrays()), "forward-mode derivative")
     if results is None and any(is_batched(x) for x in tangents.values()):
         results = compute(VALUES, bundle)  # one result, many tangents
-    known = {} if results is None else {"known:logsumexp": results["logsumexp"]}
+    known = {} if results is None else parts("known", {x: results[x] for x in ("logsumexp", "output") if x in results})
     found = compute(VALUES_ALONG, {**bundle, **known, **parts("along", tangents)})
     return results or {name: x for name, x in found.items() if ":" not in name}, part(found, "along")
 
@@ -290,7 +322,7 @@ def _gradients_along_backward(bundle: Bundle, results: Tensors, grads: Tensors, 
     """By the direction alone, in which the tangents are linear."""
     del results
     if any(":" not in name or name.startswith("by:") for name in needed):
-        _no_third()
+        no_third()
     directions = tuple(name for name in INPUTS if f"along:{name}" in needed)
     changing = tuple(name.partition(":")[2] for name in needed if name.startswith("changing:"))
     moved, own = part(grads, "moved"), {name: x for name, x in grads.items() if ":" not in name}
@@ -303,7 +335,8 @@ def _gradients_along_backward(bundle: Bundle, results: Tensors, grads: Tensors, 
     return {f"changing:{x.partition(':')[2]}" if ":" in x else f"along:{x}": y for x, y in found.items()}
 
 
-def _no_third(*_: Any) -> NoReturn:
+def no_third(*_: Any) -> NoReturn:
+    """Raise DerivativeError: a second derivative was differentiated again."""
     raise DerivativeError(
         "attention has no third derivative here, and its second was differentiated again (a hessian of a gradient, "
         "torch.func.jvp within torch.func.jvp).",
@@ -319,12 +352,12 @@ def _along_names(bundle: Bundle) -> list[str]:
 
 VALUES = Kind(lambda bundle: options_of(bundle).arrays(), values, _values_backward, _values_along)
 GRADIENTS = Kind(lambda bundle: bundle["asked"], gradients, _gradients_backward, _gradients_along)
-VALUES_ALONG = Kind(_along_names, values_along, _values_along_backward, _no_third)
+VALUES_ALONG = Kind(_along_names, values_along, _values_along_backward, no_third)
 GRADIENTS_ALONG = Kind(
     lambda bundle: (*bundle["asked"], *(f"moved:{name}" for name in bundle["moved"])),
     gradients_along,
     _gradients_along_backward,
-    _no_third,
+    no_third,
 )
 PRODUCT = Kind(lambda _: ("product", "logsumexp"), transposed, _product_backward, _product_along, ("logsumexp",))
-PRODUCT_ALONG = Kind(lambda _: ("product",), _product_tangent, _product_along_backward, _no_third)
+PRODUCT_ALONG = Kind(lambda _: ("product",), _product_tangent, _product_along_backward, no_third)

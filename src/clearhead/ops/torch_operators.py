@@ -15,7 +15,7 @@ from clearhead.core.statistics import STATISTICS, arrays_of
 from clearhead.errors import DerivativeError, RuleError
 from clearhead.ops import backward
 from clearhead.ops.torch_arguments import WITH_GRADIENTS, Given, Known, KnownProduct, Options, from_flat, schema
-from clearhead.ops.torch_autograd import one_by_one
+from clearhead.ops.torch_batching import one_by_one
 from clearhead.ops.torch_functions import INPUTS, Bundle, gradients, parts, transposed, values
 from clearhead.ops.torch_nodes import PRODUCT
 

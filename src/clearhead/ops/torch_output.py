@@ -1,8 +1,9 @@
-"""The output with a graph for gradients, repeated: `ops/repeated.py` for tensors that require grad.
+"""The output with a graph for gradients or a tangent, repeated: `ops/repeated.py` for tensors with either.
 
 The first call goes through `ops/torch_graph.py`, which takes every rule and statistic. Where its rules are plain
 numbers and the native engine ran it, the next call with the same rules, shapes and dtypes does only what is left: the
-row pass, and one node for the backward pass. Results, gradients and their bits are the same.
+row pass, and one node for the backward pass; or, in forward mode, one pass for the output and its tangent. Results,
+derivatives and their bits are the same.
 """
 
 from collections.abc import Hashable, Sequence
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from clearhead import engines
 from clearhead.core.arrays import as_array, to_torch
+from clearhead.core.directions import Directions
 from clearhead.core.problem import Problem, describe
 from clearhead.core.rules import Rules
 from clearhead.core.statistics import Wanted
@@ -22,16 +24,24 @@ from clearhead.ops import backward
 from clearhead.ops.repeated import unobserved
 from clearhead.ops.torch_arguments import Given
 from clearhead.ops.torch_batching import is_batched
+from clearhead.ops.torch_duals import Tensors, apart, may_carry, together, top_transform
 from clearhead.ops.torch_nodes import GRADIENTS, compute
 from clearhead.ops.torch_operators import bundle_of
 
 _MOST = 512  # different calls
 _WANT = Wanted(output=True, logsumexp=True)
+_OUTPUT = Wanted(output=True)
 _calls: dict[Hashable, tuple[Problem, Given]] = {}  # by rules, shapes and dtypes
 
 
 def repeat(key: Hashable, q: Tensor, k: Any, v: Any) -> Tensor | None:
     """The output, if a call like this was remembered; else None."""
+    if not _dense(q, k, v):
+        return None
+    if may_carry(top_transform()):
+        with apart({"q": q, "k": k, "v": v}) as (still, moving):
+            found = _output_along(_calls.get(_kind(key, *still.values())), still, moving)
+        return None if found is None else together(*found)["output"]
     if not unobserved(q, k, v):
         return None
     call = _calls.get(_kind(key, q, k, v))
@@ -43,7 +53,26 @@ def repeat(key: Hashable, q: Tensor, k: Any, v: Any) -> Tensor | None:
 
 def remember(key: Hashable, q: Tensor, k: Any, v: Any, rules: Rules, given: Given) -> None:
     """Let the next call with the same rules, shapes and dtypes be repeated, where these tensors allow it."""
-    if not unobserved(q, k, v) or q.ndim != 4 or v.dtype != q.dtype or q.device.type != "cpu" or not q.numel():
+    if not _dense(q, k, v):
+        return
+    if may_carry(top_transform()):
+        with apart({"q": q, "k": k, "v": v}) as (still, _):
+            _remember(key, still["q"], still["k"], still["v"], rules, given)
+    else:
+        _remember(key, q, k, v, rules, given)
+
+
+def _dense(*tensors: Any) -> bool:
+    """Are these dense tensors that no compiler sees?"""
+    if torch.compiler.is_compiling():
+        return False
+    return all(isinstance(x, Tensor) and not x.is_nested and x.layout == torch.strided for x in tensors)
+
+
+def _remember(key: Hashable, q: Tensor, k: Any, v: Any, rules: Rules, given: Given) -> None:
+    if not unobserved(q, k, v) or {q.ndim, k.ndim, v.ndim} != {4} or q.device.type != "cpu" or not q.numel():
+        return
+    if v.dtype != q.dtype:
         return
     problem = describe(q.detach(), k.detach(), None, rules).problem
     if problem.keys and engines.choose_for("gradients", problem).engine == "native":
@@ -54,6 +83,24 @@ def remember(key: Hashable, q: Tensor, k: Any, v: Any, rules: Rules, given: Give
 
 def _kind(key: Hashable, *tensors: Tensor) -> Hashable:
     return (key, *((x.shape, x.dtype, x.device, x.layout) for x in tensors))
+
+
+def _output_along(
+    call: tuple[Problem, Given] | None, still: Tensors, moving: Tensors
+) -> tuple[Tensors, Tensors] | None:
+    """The output and its tangent, by name, where nothing else is asked of them; else None."""
+    tensors = *still.values(), *moving.values()
+    if call is None or not moving or not unobserved(*tensors) or native.engine_named():
+        return None
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return None
+    kinds = {(x.dtype, x.device, is_batched(x)) for x in tensors}
+    if kinds != {(still["q"].dtype, still["q"].device, False)}:
+        return None
+    arrays, along = ({name: as_array(x, name)[0] for name, x in side.items()} for side in (still, moving))
+    found = native.tangents(call[0], arrays["q"], arrays["k"], arrays["v"], Directions(**along), _OUTPUT)
+    output, tangent = (to_torch(torch, found[name]) for name in ("output", "output_tangent"))
+    return {"output": output}, {"output": tangent}
 
 
 def _native() -> Engine:

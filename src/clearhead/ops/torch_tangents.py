@@ -6,6 +6,7 @@ The bundles are those of torch_functions.py. An input's tangent is "along:" its 
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from clearhead.core.directions import Directions
@@ -29,17 +30,18 @@ from clearhead.ops.torch_functions import (
 
 
 def values_along(bundle: Bundle) -> dict[str, Tensor]:
-    """The requested arrays, and "along:" each its tangent; tangents alone where "known:logsumexp" is given."""
+    """The requested arrays, and "along:" each its tangent; tangents alone where "known:" results are given."""
     options = options_of(bundle)
     call = Call.read(bundle, "tangents", options.queries())
     problem = call.problem
     want = wanted(call.whole, options.keywords(), output=call.v is not None).for_queries(call.rows)
-    known = blocks(problem, part(bundle, "known")).get("logsumexp")
+    known = blocks(problem, part(bundle, "known"))
+    arrays, along = (call.q, call.k, call.v), directions(call, bundle)
     found, moved = tangents.forward(
-        call.engine, problem, (call.q, call.k, call.v), directions(call, bundle), want, known
+        call.engine, problem, arrays, along, want, known.get("logsumexp"), known.get("output")
     )
     names = options.arrays()
-    answered = {} if known is not None else {name: tensor(problem.restore(found[name])) for name in names}
+    answered = {} if known else {name: tensor(problem.restore(found[name])) for name in names}
     return answered | {f"along:{name}": tensor(problem.restore(moved[name])) for name in names}
 
 
@@ -55,10 +57,12 @@ def gradients_along(bundle: Bundle) -> dict[str, Tensor]:
     found, moved = tangents.gradient_tangents(second)
     made = as_given(call, found, bundle)
     columns = [name for name in bundle["moved"] if STATISTICS[name].computed == "columns"]
-    if columns:
+    if columns and moved:
         want = wanted(call.whole, options_of(bundle).keywords()).only(columns).for_queries(call.rows)
         kept = Kept(known["logsumexp"], moved["logsumexp"])
         moved |= call.engine.column_tangents(call.problem, call.q, call.k, along, kept, want)
+    if not moved:  # no weights: nothing moves
+        return made | {f"moved:{name}": torch.zeros_like(bundle[f"by:{name}"]) for name in bundle["moved"]}
     return made | {f"moved:{name}": tensor(call.problem.restore(moved[name])) for name in bundle["moved"]}
 
 

@@ -54,12 +54,25 @@ _INSTEAD = str.maketrans(
 )
 
 
-def complain(program: str, words: str) -> None:
-    """Print one line on standard error; control characters in it are escaped."""
-    line = printable(" ".join(words.split()))
+def complain(program: str, what: str, hint: str = "", language: Language = "en") -> None:
+    """Print what is wrong and what to type instead as one line on standard error; control characters are escaped."""
+    what, hint = (in_language(language, text) for text in (what, hint))
+    if hint:
+        hint = f"提示：{hint}" if language == "zh" and can_show(language) else f"hint: {hint}"
+    line = printable(f"{what}{'' if what.endswith('。') else ' '}{hint}".rstrip())
     if len(line) > _MOST:
         line = f"{line[: _MOST // 2]} … {line[-_MOST // 2 :]}"
     print(f"{program}: {line}", file=sys.stderr)
+
+
+def in_language(language: Language, sentence: str) -> str:
+    """An error's English sentence on one line: in Chinese where that is asked for and can be shown."""
+    line = " ".join(sentence.split())
+    if language == "en" or not can_show(language):
+        return line
+    from clearhead.words.errors import in_chinese
+
+    return in_chinese(line)
 
 
 def printable(text: str) -> str:
@@ -82,17 +95,25 @@ def shown(text: str) -> str:
         return "".join(c if _known(c, encoding) else _instead(c) for c in text)
 
 
+def can_show(language: Language) -> bool:
+    """Whether standard output's encoding has the language's characters."""
+    try:
+        return language == "en" or bool("查询关注键".encode(_encoding()))
+    except UnicodeEncodeError:
+        return False
+
+
+def _encoding() -> str:
+    return getattr(sys.stdout, "encoding", None) or "utf-8"
+
+
 def check_encoding(language: Language) -> None:
     """Raise RuleError where Chinese is asked for and standard output cannot show it."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    try:
-        if language == "zh":
-            "查询关注键".encode(encoding)
-    except UnicodeEncodeError:
+    if not can_show(language):
         raise RuleError(
-            f"--lang zh needs Chinese characters, and the output's encoding, {encoding}, has none.",
+            f"--lang zh needs Chinese characters, and the output's encoding, {_encoding()}, has none.",
             "set PYTHONIOENCODING=utf-8, or leave --lang out.",
-        ) from None
+        )
 
 
 def console_of(given: argparse.Namespace) -> "Console | None":

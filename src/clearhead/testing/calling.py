@@ -84,7 +84,9 @@ def check_library(arrays: Arrays) -> None:
     try:
         import_module(arrays)
     except ImportError as error:
-        raise MissingExtraError(f'arrays="{arrays}" needs it: {error}.', f"pip install 'clearhead[{arrays}]'") from None
+        raise MissingExtraError(
+            f'arrays="{arrays}" needs a package: {error}.', f"pip install 'clearhead[{arrays}]'"
+        ) from None
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:

@@ -93,7 +93,7 @@ def numbers(name: str, value: Any) -> Array:
         cells = np.array(None)
     flat = cells.reshape(-1).tolist()
     if not isinstance(value, list) or any(isinstance(cell, list) for cell in flat):
-        raise FileError(f"{name} is no list of equally long rows of numbers.", f'"{name}": [[1, 0], [0, 1]]')
+        raise FileError(f"{name} is not a list of equally long rows of numbers.", f'"{name}": [[1, 0], [0, 1]]')
     if flat and all(isinstance(cell, bool) for cell in flat):
         return cells.astype(bool)
     if name in ("bias", "masked", "spans[2]"):
@@ -122,6 +122,13 @@ def half_a_decimal(value: Any) -> float:
     """Half of the last decimal in a list: how far the number that was meant may lie from the one that was written."""
     decimals = max((-int(d.as_tuple().exponent) for d in _decimals(value)), default=0)
     return 0.5 * 10.0 ** -max(decimals, -308)
+
+
+def half_decimals(value: Any) -> Any:
+    """The same for each number of a list by itself: 0.005 for 0.11, 0.0005 for 0.175; 0 where it is no decimal."""
+    if isinstance(value, list):
+        return [half_decimals(part) for part in value]
+    return half_a_decimal(value) if isinstance(value, Decimal) and value.is_finite() else 0.0
 
 
 def precision(value: Any, array: Array) -> Array:
@@ -195,7 +202,7 @@ def _read_pt(place: Path) -> dict[str, Any]:
     try:
         found = torch.load(BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load has a dozen kinds of exceptions for what is malformed
-        words = f"{place.name} holds other objects than tensors, numbers and texts, or is damaged: it is not opened"
+        words = f"{place.name} holds objects other than tensors, numbers and texts, or is damaged: it is not opened"
         raise FileError(f"{words} ({type(error).__name__}).", _PLAIN) from None
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise FileError(f"{place.name} holds a {type(found).__name__}: expected names with their values.", _PLAIN)

@@ -96,7 +96,8 @@ def _given(**arrays: Any) -> dict[str, Any]:
 
 
 def _project(x: Array, w: Array, biases: dict[str, Array], name: str) -> Array:
-    product = x.astype(np.float64) @ w.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # infinite inputs give NaN, which the trace shows
+        product = x.astype(np.float64) @ w.astype(np.float64)
     b = biases.get(name)
     if b is None:
         return product

@@ -11,7 +11,7 @@ from torch.library import Library
 from torch.nn import attention
 
 from clearhead.torch.calls import Calls, counted, forget
-from clearhead.torch.operators import OPERATORS
+from clearhead.torch.operators import NEED_KERNELS, OPERATORS
 
 _NAME = "clearhead"  # in torch.nn.attention.list_flash_attention_impls()
 _REGISTRY = hasattr(attention, "register_flash_attention_impl")  # of PyTorch 2.13, not of 2.4
@@ -24,7 +24,7 @@ def activate() -> None:
     It stays so until `deactivate()`, in every thread of the process; activating twice is the same as once. Calls from
     Python, from TorchScript and from C++ are covered, with autograd, autocast, torch.func and torch.compile; so is the
     fast path of torch.nn.MultiheadAttention and torch.nn.TransformerEncoder. What clearhead does not take is PyTorch's
-    as before, and `explain()` says what and why: other devices, nested tensors, forward-mode derivatives, calls inside
+    as before, and `explain()` says what and why: other devices, nested tensors, calls inside
     of `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`.
 
     PyTorch's conventions hold: is_causal counts from the top left corner, a bool mask is True where a query may attend,
@@ -86,8 +86,9 @@ def active() -> Iterator[None]:
 def explain() -> Calls:
     """Which attention calls clearhead computed and which PyTorch, since clearhead was last activated, and why.
 
-    Returns Calls: `active`, and `routes`, one for each reason, with the number of calls and the shapes of the latest
-    four. It prints as a list. Calls that never reach the CPU's operators, as on other devices, are not counted.
+    Returns Calls: `active`, and `routes`, one for each reason, with the number of calls and the latest four
+    different shapes. It prints as a list. Calls that never reach the CPU's operators, as on other devices, are not
+    counted.
 
     >>> import clearhead.torch
     >>> clearhead.torch.explain().active
@@ -137,7 +138,8 @@ class _Switch:
     def install(self) -> None:
         forget()
         if self.library is None:
-            kernels = [(name, key, self.switched(name, function, key)) for name, function, key in OPERATORS]
+            chosen = OPERATORS if _KERNELS else [one for one in OPERATORS if one[1] not in NEED_KERNELS]
+            kernels = [(name, key, self.switched(name, function, key)) for name, function, key in chosen]
             self.library = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "(?s).*other operators may also be overridden", UserWarning)
@@ -148,14 +150,23 @@ class _Switch:
         self.on = True
 
     def switched(self, name: str, function: Callable[..., Any], key: str) -> Callable[..., Any]:
-        """A kernel that calls the function while clearhead is active, and otherwise what PyTorch has in its place."""
+        """A kernel that calls the function while clearhead is active, and otherwise what PyTorch has in its place.
+
+        Of NEED_KERNELS a function answers NotImplemented where PyTorch's is to be called.
+        """
         if not _KERNELS:
             return function
         operator = getattr(torch.ops.aten, name).default
-        if operator.has_kernel_for_dispatch_key(torch.DispatchKey.CompositeImplicitAutograd):
+        composite = operator.has_kernel_for_dispatch_key(torch.DispatchKey.CompositeImplicitAutograd)
+        if composite and function not in NEED_KERNELS:
             return lambda _, *args, **named: (function if self.on else operator.decompose)(*args, **named)
         theirs = torch.library.get_kernel(operator, key).call_boxed
-        return lambda keys, *args, **named: function(*args, **named) if self.on else theirs(keys, *args, **named)
+
+        def kernel(keys: Any, *args: Any, **named: Any) -> Any:
+            found = function(*args, **named) if self.on else NotImplemented
+            return theirs(keys, *args, **named) if found is NotImplemented else found
+
+        return kernel
 
     def remove(self) -> None:
         """Turn clearhead off. PyTorch takes the operators out when their library is gone."""

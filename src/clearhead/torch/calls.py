@@ -18,7 +18,7 @@ class Route:
     computed_by   "clearhead" or "PyTorch"
     reason        through which of PyTorch's operators the call came, or why it was left to PyTorch
     count         how many calls
-    latest        dtype and shapes of the latest few, the last one first
+    latest        dtype and shapes of the latest few that differ, the last one first
     """
 
     computed_by: str
@@ -66,7 +66,10 @@ def count(computed_by: str, reason: str, query: Tensor, *others: Tensor | None, 
     route, seen = (computed_by, reason), _Seen(query.dtype, tuple(map(_shape, (query, *others))), note)
     with _lock:
         _counts[route] = _counts.get(route, 0) + 1
-        _latest.setdefault(route, deque(maxlen=LATEST)).appendleft(seen)
+        latest = _latest.setdefault(route, deque(maxlen=LATEST))
+        if seen in latest:
+            latest.remove(seen)
+        latest.appendleft(seen)
 
 
 def _shape(x: Tensor | None) -> tuple[int, ...] | str | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.nn.attention import SDPBackend
 
@@ -26,6 +27,9 @@ from clearhead.core.statistics import Wanted
 from clearhead.errors import DtypeError, RuleError, ShapeError
 from clearhead.ops import backward
 from clearhead.ops.matrix import AttentionMatrix
+from clearhead.ops.torch_graph import Graph
+from clearhead.ops.torch_nodes import GRADIENTS, compute
+from clearhead.ops.torch_operators import bundle_of
 from clearhead.torch.calls import count
 from clearhead.torch.sdpa import scaled_dot_product_attention
 
@@ -33,9 +37,12 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 _WANTED = Wanted(output=True, logsumexp=True)
 
 _DIRECT = "scaled_dot_product_attention itself"
-_FUSED = "the fused operator, in a graph, in compiled or in transformed code"
+_FUSED = "the fused operator, in a graph or in compiled code"
 _GRADIENT = "the fused operator's gradient"
+_AGAIN = "the fused operator's gradient, to be differentiated again"
 _FAST_PATH = "the fast path of nn.MultiheadAttention and nn.TransformerEncoder"
+_TRACED = "traced, transformed or watched: what it becomes is counted where that runs"
+_TRANSFORMS = ("Grad", "Jvp", "Vmap")  # of torch.func
 
 
 def attend(
@@ -52,11 +59,11 @@ def attend(
     """aten::scaled_dot_product_attention."""
     given = query, key, value, attn_mask, dropout_p, is_causal
     named: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
-    why, note = _why_not(query, key, value, attn_mask), ""
+    why, note = _TRACED if _watched() else _why_not(query, key, value, attn_mask), ""
     if not why:
         try:
             fusible = torch._fused_sdp_choice(*given, **named) != SDPBackend.MATH.value
-            if fusible and _recorded(query, key, value):
+            if fusible and _recorded(query, key, value) and not _moving(query, key, value):
                 return _pytorchs(given, named)  # counted in `fused`
             output = scaled_dot_product_attention(*given, **named)
         except (ShapeError, DtypeError, RuleError) as error:
@@ -66,6 +73,38 @@ def attend(
             return _strided_as(query, output) if fusible else output
     count("PyTorch", why, query, key, value, attn_mask, note=note)
     return _pytorchs(given, named)
+
+
+def transformed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,  # noqa: FBT001
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """aten::scaled_dot_product_attention inside of torch.func's grad, vmap and jvp, before these take it apart."""
+    tensors = query, key, value, attn_mask
+    if any(level.key().name not in _TRANSFORMS for level in torch._C._functorch.get_interpreter_stack() or ()):
+        return NotImplemented
+    if torch._C._len_torch_dispatch_stack() or _why_not(*map(_unwrapped, tensors)):
+        return NotImplemented  # counted in `attend` or `fused`
+    try:
+        output = scaled_dot_product_attention(*tensors, dropout_p, is_causal, scale, enable_gqa)
+    except (ShapeError, DtypeError, RuleError):
+        return NotImplemented
+    count("clearhead", _DIRECT, query, key, value, attn_mask)
+    return output
+
+
+def _unwrapped(x: Tensor | None) -> Tensor | None:
+    """The tensor inside of all transforms of torch.func."""
+    while x is not None and torch._C._functorch.is_functorch_wrapped_tensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    return x
 
 
 def _pytorchs(given: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
@@ -79,10 +118,8 @@ def _why_not(*tensors: Tensor | None) -> str:
         return "a nested tensor"
     if not torch.backends.cuda.flash_sdp_enabled():  # type: ignore[no-untyped-call]  # the switch of the CPU's fused operator too
         return "torch.nn.attention.sdpa_kernel leaves out FLASH_ATTENTION"
-    if torch.autograd.forward_ad._current_level >= 0:
-        return "forward-mode differentiation, left to PyTorch"
-    if _watched() or any(x is not None and type(x) not in _PLAIN for x in tensors):
-        return "traced, transformed or watched: what it becomes is counted where that runs"
+    if any(x is not None and type(x) not in _PLAIN for x in tensors):
+        return _TRACED
     if any(x is not None and (x.device.type != "cpu" or x.layout != torch.strided) for x in tensors):
         return "not every tensor is a dense one on the CPU"
     return ""
@@ -97,6 +134,12 @@ def _watched() -> bool:
 
 def _recorded(*tensors: Tensor) -> bool:
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
+def _moving(*tensors: Tensor) -> bool:
+    """Does one of them carry a tangent of forward mode?"""
+    level = forward_ad._current_level >= 0
+    return level and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)  # type: ignore[no-untyped-call]
 
 
 def _strided_as(query: Tensor, output: Tensor) -> Tensor:
@@ -131,7 +174,7 @@ def fused(
 
 @torch.no_grad()
 def fused_backward(
-    d_output: Tensor,
+    d_output: Tensor | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -142,9 +185,11 @@ def fused_backward(
     *,
     attn_mask: Tensor | None = None,
     scale: float | None = None,
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor | None, ...]:
     """aten::_scaled_dot_product_flash_attention_for_cpu_backward: the gradients of query, key and value."""
     del dropout_p
+    if d_output is None:  # nothing depends on the output
+        return None, None, None
     given, values = describe_whole(query, key, value, _rules(attn_mask, scale, is_causal=is_causal))
     engine = engines.get(engines.choose_for("gradients", given.problem).engine)
     answers = {"output": as_array(output, "output")[0], "logsumexp": as_array(logsumexp, "logsumexp")[0]}
@@ -155,6 +200,32 @@ def fused_backward(
         torch.empty_permuted(x.shape, (0, 2, 1, 3), dtype=x.dtype).copy_(to_torch(torch, found[name]))
         for name, x in (("q", query), ("k", key), ("v", value))
     )
+
+
+def fused_backward_again(
+    d_output: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    logsumexp: Tensor,
+    dropout_p: float,
+    is_causal: bool,  # noqa: FBT001
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> Any:
+    """The same gradients where PyTorch records a graph for them: as nodes that have derivatives."""
+    del dropout_p
+    if d_output is None or not _recorded(d_output, query, key, value):
+        return NotImplemented
+    if _watched() or _why_not(d_output, query, key, value, attn_mask):
+        return NotImplemented
+    given = Graph(query, key, _rules(attn_mask, scale, is_causal=is_causal), None).given
+    known = {"known:output": output, "known:logsumexp": logsumexp, "by:output": d_output}
+    found = compute(GRADIENTS, {**bundle_of(query, key, value, given), **known, "asked": ("q", "k", "v")})
+    count("clearhead", _AGAIN, query, key, value, attn_mask)
+    return tuple(found[name] for name in "qkv")
 
 
 def _rules(attn_mask: Tensor | None, scale: float | None, *, is_causal: bool) -> Any:
@@ -208,9 +279,12 @@ def _heads(x: Tensor, heads: int) -> Tensor:
 OPERATORS = (  # name, function, and the dispatch key under which PyTorch calls it
     ("scaled_dot_product_attention", attend, "AutogradCPU"),
     ("scaled_dot_product_attention", attend, "CPU"),  # in inference mode
+    ("scaled_dot_product_attention", transformed, "FuncTorchDynamicLayerFrontMode"),
     ("scaled_dot_product_attention", attend, "AutogradNestedTensor"),  # left to PyTorch, but counted
     ("scaled_dot_product_attention", attend, "NestedTensorCPU"),
     ("_scaled_dot_product_flash_attention_for_cpu", fused, "CPU"),
     ("_scaled_dot_product_flash_attention_for_cpu_backward", fused_backward, "CPU"),
+    ("_scaled_dot_product_flash_attention_for_cpu_backward", fused_backward_again, "AutogradCPU"),
     ("_native_multi_head_attention", multi_head, "CPU"),
 )
+NEED_KERNELS = (transformed, fused_backward_again)  # leave some calls to the kernels that PyTorch had in their place

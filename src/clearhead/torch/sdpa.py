@@ -47,8 +47,7 @@ def scaled_dot_product_attention(
     outside 0 to 1, a flag that is not a bool, or a causal bias together with is_causal. Unlike PyTorch's, a forbidden
     NaN never reaches an output, attn_mask and is_causal go together on every device (PyTorch's go together on the CPU
     only), and a causal_upper_left or causal_lower_right of other lengths than query's and key's is always refused.
-    Derivatives are of first order, in reverse mode, torch.func's grad, vjp, jacrev and vmap among them; others raise
-    DerivativeError.
+    Derivatives are of first and second order and in forward mode, by torch.func too; a third raises DerivativeError.
 
     >>> import torch
     >>> x = torch.eye(2)[None, None]
@@ -93,7 +92,10 @@ def dropped(query: Tensor, key: Tensor, value: Tensor, p: float, rules: dict[str
     if p == 1.0:
         return attention(query, key, value, **rules) * 0.0
     weights_shape = (*query.shape[:-1], key.shape[-2])
-    kept = torch.empty(weights_shape, dtype=torch.bool, device=query.device).bernoulli_(1 - p)
+    if torch._C._are_functorch_transforms_active():  # only a new tensor can hold other draws for each mapped call
+        kept = torch.rand(weights_shape, device=query.device) >= p
+    else:
+        kept = torch.empty(weights_shape, dtype=torch.bool, device=query.device).bernoulli_(1 - p)
     mask = kept if rules.get("mask") is None else kept & torch.as_tensor(rules["mask"])
     over_kept = AttentionMatrix(query, key, **{**rules, "mask": mask}).observe(value, logsumexp=True)
     over_all = AttentionMatrix(query, key, **rules).observe(logsumexp=True)

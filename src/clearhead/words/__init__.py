@@ -49,6 +49,12 @@ def filled(sentence: str, **values: object) -> str:
     return _FILL.format(sentence, **values)
 
 
+def counted(many: int, noun: str) -> str:
+    """In English: one row, 3 rows, 12,000 queries."""
+    plural = f"{noun[:-1]}ies" if noun.endswith("ry") else f"{noun}s"
+    return f"one {noun}" if many == 1 else f"{many:,} {plural}"
+
+
 class _Fill(Formatter):
     def format_field(self, value: Any, format_spec: str) -> Any:
         if isinstance(value, float) and format_spec.endswith("g"):

@@ -52,10 +52,10 @@ WORDS: dict[str, tuple[str, str]] = {
         "three axes are read as (heads {heads}, tokens, width), each head attending on its own; a batch of {heads} "
         "texts is (batch, heads, tokens, width), so q[:, None], and a whole layer's (batch, tokens, d_model) is for "
         "ch.trace_layer",
-        "三个轴按（头 {heads}，词元，宽度）理解，各头独立计算；若是 {heads} 条文本的批次，应为"
+        "三个轴按（头 {heads}，词元，宽度）理解，各头独立计算；若是一批 {heads} 段文本，应为"
         "（批次，头，词元，宽度），即 q[:, None]；整层的（批次，词元，d_model）请用 ch.trace_layer",
     ),
-    "batch of": ("batch {batch} of {batches}", "批次 {batch}（共 {batches} 个）"),
+    "batch of": ("batch {batch} of {batches}", "批次条目 {batch}（共 {batches} 个）"),
     "head of": ("head {head} of {heads}", "头 {head}（共 {heads} 个）"),
     "key head of": ("key head {head} of {heads}", "键头 {head}（共 {heads} 个）"),
     "geometry": (
@@ -69,7 +69,7 @@ WORDS: dict[str, tuple[str, str]] = {
     ),
     "others batches": (
         "this is batch entry {batch} of {batches}, counted from 0; --batch N shows another",
-        "以上是批次 {batch}（共 {batches} 个，编号从 0 起）；--batch N 看其他批次",
+        "以上是批次条目 {batch}（共 {batches} 个，编号从 0 起）；--batch N 看其他条目",
     ),
     "cut": (
         "the first {rows} × {cols} of {all_rows} × {all_cols}",

@@ -162,7 +162,7 @@ ARRAYS = (
         "residual included",
         when(_as_wide, {"added": "residual"}),
         (
-            "the residual is in it: the layer's input (or q) is added to the output",
+            "the residual is included: the layer's input (or q) is added to the output",
             "结果中带有残差：输出又加上了层的输入（或 q）",
         ),
         ("compare the attention's own output, before x + …", "请对比注意力自身的输出，即 x + … 之前"),
@@ -176,7 +176,7 @@ ARRAYS = (
             *when(_as_wide, {"added": "norm of sum"})(inputs),
             *([{"source": "normalised"}] if inputs.layer is not None else []),
         ],
-        ("a layer norm is in it: {added}{source}", "结果中带有层归一化：{added}{source}"),
+        ("a layer norm is included: {added}{source}", "结果中带有层归一化：{added}{source}"),
         (
             "compare the attention alone: what enters it, and what leaves it before the norm",
             "只对比注意力本身：进入它的输入，以及归一化之前的输出",

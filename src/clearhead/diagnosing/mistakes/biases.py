@@ -41,7 +41,7 @@ def _spans(change: str) -> Variants:
 
 
 _SLOPES = ("reversed", "all alike", "next head", "square root", "squared")
-_UNEVEN_BIAS = ("a bias that differs from key to key", "对各个键不同的偏置")
+_UNEVEN_BIAS = ("a bias that differs from key to key", "随键而变的偏置")
 
 BIASES = (
     Mistake(
@@ -56,7 +56,7 @@ BIASES = (
         "softcap after mask",
         when(lambda inputs: _capped(inputs) and hides(inputs), {"softcap": "after mask"}),
         (
-            "the cap acts after the mask: -∞ becomes -c, and hidden keys keep some weight",
+            "the cap is applied after the mask: -∞ becomes -c, and hidden keys keep some weight",
             "先遮蔽再限制得分：-∞ 变成了 -c，被遮蔽的键仍有权重",
         ),
         ("cap the scores first, mask them then", "先限制得分，再遮蔽"),
@@ -68,7 +68,7 @@ BIASES = (
         when(_biased, {"bias": "missing"}),
         ("the bias or float mask is not added to the scores", "没有把偏置（或浮点掩码）加到得分上"),
         ("scores = scores + bias",) * 2,
-        ("a bias that differs from key to key", "对各个键不同的偏置"),
+        ("a bias that differs from key to key", "随键而变的偏置"),
         rule="bias",
     ),
     Mistake(
@@ -79,7 +79,7 @@ BIASES = (
         ),
         ("the bias is added before the scale, which shrinks it too", "缩放之前就加了偏置，偏置也被缩小了"),
         ("scores = q @ k.swapaxes(-1, -2) * scale + bias",) * 2,
-        ("a bias that differs from key to key, and d_k > 1", "对各个键不同的偏置，且 d_k > 1"),
+        ("a bias that differs from key to key, and d_k > 1", "随键而变的偏置，且 d_k > 1"),
         rule="bias",
     ),
     Mistake(
@@ -125,7 +125,7 @@ BIASES = (
             "小于 0 的标签读到了表的最后一行或最后一列，而它本不应加任何数",
         ),
         ("scores = scores + where(labelled, table[query_spans][:, key_spans], 0)",) * 2,
-        ("a token whose label is below 0", "有标签小于 0 的词元"),
+        ("a token whose label is below 0", "标签小于 0 的词元"),
         rule="spans",
     ),
     Mistake(
@@ -169,7 +169,7 @@ BIASES = (
             "bias has the axes (heads, queries, keys): scores + bias[None]",
             "bias 的轴是 (heads, queries, keys)：scores + bias[None]",
         ),
-        ("a bias that differs from head to head", "各个头不同的偏置"),
+        ("a bias that differs from head to head", "随头而变的偏置"),
         rule="bias",
         seldom=True,
     ),
@@ -190,7 +190,7 @@ BIASES = (
             "slopes = 2 ** (-8 * arange(1, heads + 1) / heads), in the order of the heads",
             "slopes = 2 ** (-8 * arange(1, heads + 1) / heads)，按头的顺序",
         ),
-        ("slopes that differ from head to head", "各个头不同的斜率"),
+        ("slopes that differ from head to head", "随头而变的斜率"),
         rule="alibi_slopes",
         seldom=True,
     ),
@@ -218,7 +218,7 @@ BIASES = (
                 inputs
             ),
         ],
-        ("the cap acts at another step: {softcap}", "限制得分的步骤不对：{softcap}"),
+        ("the cap is applied at the wrong step: {softcap}", "限制得分的步骤不对：{softcap}"),
         ("scale the scores, cap them, then add a bias and mask", "先缩放得分，再限制，然后才加偏置、遮蔽"),
         ("scores that are not small beside the cap", "与上限相比不算太小的得分"),
         rule="softcap",

@@ -60,7 +60,7 @@ _LOAD = (
     "wait for the load of the block before it is used, and advance its pointer once for each",
     "用到某块之前等它载入完毕，且每块只移动一次指针",
 )
-_MORE = ("more keys than a block holds", "超过一块的键")
+_MORE = ("more keys than a block holds", "键数超过一块")
 
 BLOCKS = (
     Mistake(

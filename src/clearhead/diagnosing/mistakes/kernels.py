@@ -102,7 +102,7 @@ KERNELS = (
             "acc = acc * exp(m_old - m_new) + p @ v, not acc = p @ v;  l alike",
             "acc = acc * exp(m_old - m_new) + p @ v，而不是 acc = p @ v；l 亦然",
         ),
-        ("more keys than a block holds", "超过一块的键"),
+        ("more keys than a block holds", "键数超过一块"),
         rare=_other_blocks("last", "last values"),
         seldom=True,
     ),
@@ -115,7 +115,7 @@ KERNELS = (
         ),
         (
             "loop over ceil(m / block) blocks, and mask j < m in the last",
-            "循环 ceil(m / block) 块，并在最后一块遮蔽 j < m",
+            "循环 ceil(m / block) 块，并在最后一块遮蔽 j >= m 的键",
         ),
         _UNEVEN,
         rare=_other_tails,
@@ -163,8 +163,9 @@ KERNELS = (
         "a narrow dtype somewhere",
         _halves("somewhere"),
         (
-            "the numbers are as far from the right ones as {half_dtype} rounds somewhere on the way, and nothing worse",
-            "误差大小与中间某步舍入到 {half_dtype} 相当（别无更糟）",
+            "the numbers are off by as much as rounding to {half_dtype} somewhere on the way makes them, "
+            "and by no more",
+            "误差的大小正像中间某一步舍入到了 {half_dtype}，看不出别的问题",
         ),
         _WIDE,
         _FLOAT32,

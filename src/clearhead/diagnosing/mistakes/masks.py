@@ -92,7 +92,7 @@ def _mask(inputs: Inputs) -> bool:
 
 
 _MORE = ("more than one token", "不止一个词元")
-_HIDDEN = ("a key that is hidden from some query", "对某个查询被遮蔽的键")
+_HIDDEN = ("a key that is hidden from some query", "某个查询看不到的键")
 _TRIL = ("scores = where(j <= i + offset, scores, -inf)",) * 2
 _WHERE = (
     "scores = where(mask, scores, -inf), before the softmax",
@@ -206,7 +206,7 @@ MASKS = (
         when(lambda inputs: inputs.problem.window != (None, None), {"window": "missing"}),
         ("the window is missing: queries see keys far away", "缺少窗口：查询看到了远处的键"),
         _WINDOW,
-        ("more keys than the window holds", "超过窗口宽度的键"),
+        ("more keys than the window holds", "键数超过窗口宽度"),
         rule="window",
     ),
     Mistake(
@@ -214,7 +214,7 @@ MASKS = (
         _windows,
         ("the window is off by one: it is {window}", "窗口差了一位：{window}"),
         _WINDOW,
-        ("more keys than the window holds", "超过窗口宽度的键"),
+        ("more keys than the window holds", "键数超过窗口宽度"),
         rule="window",
     ),
     Mistake(
@@ -225,7 +225,7 @@ MASKS = (
             "窗口向右伸得和向左一样远：|i - j| <= left",
         ),
         _WINDOW,
-        ("more keys than the window holds", "超过窗口宽度的键"),
+        ("more keys than the window holds", "键数超过窗口宽度"),
         rule="window",
         seldom=True,
     ),
@@ -243,10 +243,10 @@ MASKS = (
         _chunks,
         (
             "a query sees its own chunk of {chunk} tokens (i // {chunk} == j // {chunk}), not a window around it",
-            "查询看到的是自己所在的 {chunk} 个词元的分块（i // {chunk} == j // {chunk}），而不是以它为准的窗口",
+            "查询看到的是自己所在的 {chunk} 个词元的分块（i // {chunk} == j // {chunk}），而不是自己周围的窗口",
         ),
         _WINDOW,
-        ("more keys than the window holds", "超过窗口宽度的键"),
+        ("more keys than the window holds", "键数超过窗口宽度"),
         rule="window",
         seldom=True,
     ),
@@ -262,7 +262,7 @@ MASKS = (
             "mask[:, None], or mask.repeat_interleave(heads, dim=0) where heads are in the batch",
             "用 mask[:, None]；头并入批次时用 mask.repeat_interleave(heads, dim=0)",
         ),
-        ("a mask that differs from entry to entry, and more than one head", "各批次条目不同的掩码，且不止一个头"),
+        ("a mask that differs from entry to entry, and more than one head", "随批次条目而变的掩码，且不止一个头"),
         rule="mask",
         seldom=True,
     ),
@@ -270,7 +270,7 @@ MASKS = (
         "rules joined by or",
         when(lambda inputs: len(rules(inputs.problem)) > 1, {"joined": "or"}),
         (
-            "the masks are joined by or: a key is seen where any of them allows it",
+            "the masks are combined with or: a key is seen where any of them allows it",
             "各个掩码用“或”连接：只要有一个允许就可见",
         ),
         (
@@ -320,7 +320,7 @@ MASKS = (
         when(hides, {"masking": "one seen"}, {"masking": "one hidden"}),
         (
             "the mask is added to the scores as 0 and 1 ({masking}), not as 0 and -∞",
-            "掩码以 0 和 1 加到得分上（{masking}），而不是 0 和 -∞",
+            "加到得分上的掩码是 0 和 1（{masking}），而不是 0 和 -∞",
         ),
         _WHERE,
         _HIDDEN,
@@ -338,7 +338,7 @@ MASKS = (
     Mistake(
         "all masks ignored",
         _all_masks,
-        ("no mask acts at all: every query sees every key", "没有任何掩码起作用：每个查询都看到所有的键"),
+        ("no mask has any effect: every query sees every key", "没有任何掩码起作用：每个查询都看到所有的键"),
         _WHERE,
         _HIDDEN,
     ),

@@ -121,7 +121,7 @@ ROTARY = (
         "another rotary base",
         lambda _: [],
         ("the rotary positions have another base, {rotary_base}", "旋转位置编码用了另一个底数 {rotary_base}"),
-        ("the base (rope_theta) is that of the checkpoint", "底数（rope_theta）应与检查点一致"),
+        ("use the checkpoint's base (rope_theta)", "底数（rope_theta）应与检查点一致"),
         _WIDE,
         rule="rotary",
         alone=True,
@@ -132,7 +132,7 @@ ROTARY = (
         lambda _: [],
         ("the rotary positions are divided by {rotary_factor}", "旋转位置被除以了 {rotary_factor}"),
         (
-            "the factor (rope_scaling) is that of the checkpoint: 1 where it has none",
+            "use the checkpoint's factor (rope_scaling): 1 where it has none",
             "系数（rope_scaling）应与检查点一致：没有时为 1",
         ),
         _MORE,

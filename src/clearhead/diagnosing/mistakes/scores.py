@@ -177,7 +177,7 @@ SCORES = (
         "exp2 without log2 e",
         always({"powers": "2"}),
         (
-            "the softmax takes powers of 2, and the logits were not multiplied by log2 e",
+            "the softmax uses powers of 2 (exp2), and the logits were not multiplied by log2 e first",
             "softmax 用了 2 的幂（exp2），而 logits 没有先乘 log2 e",
         ),
         (
@@ -191,7 +191,7 @@ SCORES = (
         "log2 e with exp",
         _scale("log2 e"),
         (
-            "the scale holds the factor log2 e of a softmax by exp2, but the softmax takes exp",
+            "the scale includes the factor log2 e, which a softmax by exp2 needs, but this softmax uses exp",
             "缩放系数里带着 exp2 版 softmax 的因子 log2 e，而 softmax 用的却是 exp",
         ),
         (
@@ -235,7 +235,7 @@ SCORES = (
             "得分是余弦：查询和键都除以了各自的长度",
         ),
         _SCORES,
-        ("queries and keys of other lengths than 1", "长度不为 1 的查询和键"),
+        ("queries and keys whose length is not 1", "长度不为 1 的查询和键"),
         seldom=True,
     ),
     Mistake(

@@ -126,7 +126,7 @@ SOFTMAX = (
     Mistake(
         "sinks of another head",
         when(lambda inputs: _sinks(inputs) and several_heads(inputs), {"sinks": "first head"}, {"sinks": "next head"}),
-        ("a head has another head's sink: {sinks}", "各个头用了别的头的 sink：{sinks}"),
+        ("a head has another head's sink: {sinks}", "各个头用了别的头的汇点：{sinks}"),
         _SINKS,
         ("sinks that differ", "各不相同的 sinks"),
         rule="sinks",
@@ -167,7 +167,7 @@ SOFTMAX = (
         "softmax over the batch",
         when(lambda inputs: inputs.problem.batch > 1, {"axis": "batch"}),
         (
-            "the softmax runs over the batch: a weight is shared among all entries",
+            "the softmax runs over the batch: the weights at one place sum to 1 over all entries",
             "softmax 沿批次方向计算：同一位置的权重在各批次条目上相加为 1",
         ),
         ("weights = softmax(scores, axis=-1), not axis=0", "weights = softmax(scores, axis=-1)，而不是 axis=0"),
@@ -232,8 +232,8 @@ SOFTMAX = (
     Mistake(
         "weights transposed",
         when(square, {"turned": True}),
-        ("it is Aᵀ·V: the weights are transposed", "算的是 Aᵀ·V：权重被转置了"),
-        ("out = weights @ v",) * 2,
+        ("the weights are transposed: it is Aᵀ·V", "权重被转置了：算的是 Aᵀ·V"),
+        ("out = weights @ v, with weights (…, queries, keys)", "out = weights @ v，其中 weights 为 (…, queries, keys)"),
         ("weights that are not symmetric", "不对称的权重"),
     ),
     Mistake(

@@ -10,7 +10,17 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from clearhead.engines.gpu.rules import LOG2E, any_seen, logits, mixed, placed, product, query_range
+from clearhead.engines.gpu.inputs import held, of_keys, of_queries, products
+from clearhead.engines.gpu.rules import (
+    LOG2E,
+    any_seen,
+    logit_tangents,
+    logits,
+    mixed,
+    placed,
+    query_range,
+    shared_out,
+)
 
 STATISTICS = frozenset(("received", "peak", "image", "groups"))  # image and groups through Aᵀ·g
 
@@ -25,14 +35,20 @@ class Columns(NamedTuple):
 
 
 @triton.jit
-def weigh(q, k, lse, rules, b, h, i, j, MASKED: tl.constexpr, PRECISION: tl.constexpr):
+def _weigh(scores, lse, rules, b, h, i, j, MASKED: tl.constexpr):
     """The weights of a tile, transposed: (keys, queries); 0 where masked."""
-    scores = product(k, q, PRECISION)
     s = logits(scores, rules, b, h, i[None, :], j[:, None], MASKED)
     p = tl.exp2(s - lse[None, :])
     if MASKED:
         p = tl.where(s > -float("inf"), p, tl.where(s != s, s, 0.0))
-    return p, s
+    return p, (s > -float("inf")) | (s != s)
+
+
+@triton.jit
+def _moved(p, scores, changed, middle, along, rules, b, h, i, j, visible):
+    """The tangents of such weights, from those of q·k (`changed`) and of the log-sum-exp."""
+    tangents = logit_tangents(scores, changed, along, rules, b, h, i[None, :], j[:, None], visible)
+    return tl.where(p == 0, 0.0, p * (tangents - middle[None, :]))
 
 
 @triton.jit
@@ -64,8 +80,9 @@ def factor_rows(g, g_strides, labels, rules, b, h, i, first, size, columns, D: t
 @triton.jit
 def _look(
     state,
-    k,
-    q,
+    keys,
+    queries,
+    d_k,
     lse,
     g,
     g_strides,
@@ -78,31 +95,37 @@ def _look(
     first,
     size,
     columns,
-    only,
     to,
+    along,
+    tangent,
     MASKED: tl.constexpr,
+    M: tl.constexpr,
     N: tl.constexpr,
+    DK: tl.constexpr,
     D: tl.constexpr,
     FLOAT: tl.constexpr,
+    CHUNK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """The state after one more block of queries; a fully masked block is skipped."""
     if MASKED and rules.content:
-        j = start_j + tl.arange(0, k.shape[0])
-        if any_seen(rules, b, h, start + tl.arange(0, N)[None, :], j[:, None], start_j, k.shape[0]):
-            state = _look_at(state, k, q, lse, g, g_strides, labels, rules, b, h, start, start_j, first, size, columns,
-                             only, to, MASKED, N, D, FLOAT, PRECISION)  # fmt: skip
+        j = start_j + tl.arange(0, M)
+        if any_seen(rules, b, h, start + tl.arange(0, N)[None, :], j[:, None], start_j, M):
+            state = _look_at(state, keys, queries, d_k, lse, g, g_strides, labels, rules, b, h, start, start_j, first,
+                             size, columns, to, along, tangent, MASKED, M, N, DK, D, FLOAT, CHUNK,
+                             PRECISION)  # fmt: skip
     else:
-        state = _look_at(state, k, q, lse, g, g_strides, labels, rules, b, h, start, start_j, first, size, columns,
-                         only, to, MASKED, N, D, FLOAT, PRECISION)  # fmt: skip
+        state = _look_at(state, keys, queries, d_k, lse, g, g_strides, labels, rules, b, h, start, start_j, first, size,
+                         columns, to, along, tangent, MASKED, M, N, DK, D, FLOAT, CHUNK, PRECISION)  # fmt: skip
     return state
 
 
 @triton.jit
 def _look_at(
     state,
-    k,
-    q,
+    keys,
+    queries,
+    d_k,
     lse,
     g,
     g_strides,
@@ -115,63 +138,63 @@ def _look_at(
     first,
     size,
     columns,
-    only,
     to,
+    along,
+    tangent,
     MASKED: tl.constexpr,
+    M: tl.constexpr,
     N: tl.constexpr,
+    DK: tl.constexpr,
     D: tl.constexpr,
     FLOAT: tl.constexpr,
+    CHUNK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     received, peak, total = state
-    rows, along, columns_along, d_k = q
-    i, j = start + tl.arange(0, N), start_j + tl.arange(0, k.shape[0])
-    c = tl.arange(0, k.shape[1])
-    here = (c < d_k)[:, None]
+    i, j = start + tl.arange(0, N), start_j + tl.arange(0, M)
     inside = i < rules.queries
-    if MASKED:
-        here &= inside[None, :]
-    turned = rows + i.to(tl.int64)[None, :] * along + c.to(tl.int64)[:, None] * columns_along
-    block = tl.load(turned, mask=here, other=0.0)
     line = (b * rules.heads + h).to(tl.int64) * rules.queries + i
     mine = tl.load(lse + line, mask=inside, other=float("inf")) * LOG2E
     mine = tl.where(mine == -float("inf"), float("inf"), mine)
-    p, s = weigh(block, k, mine, rules, b, h, i, j, MASKED, PRECISION)
+    block = held(queries, None, along.q, None, i, rules.queries, d_k, 0, DK, D, CHUNK)
+    scores, changed = products(keys, block, along.k, along.q, j, rules.keys, i, rules.queries, d_k, 0, FLOAT, CHUNK,
+                               PRECISION)  # fmt: skip
+    p, visible = _weigh(scores, mine, rules, b, h, i, j, MASKED)
+    if tangent is not None:
+        middle = tl.load(tangent + line, mask=inside, other=0.0)
+        p = _moved(p, scores, changed, middle, along, rules, b, h, i, j, visible)
     if to.weights is not None:
         place = to.weights + line[None, :] * rules.keys + j[:, None]
         tl.store(place, p, mask=inside[None, :] & (j < rules.keys)[:, None])
-    if to.received is not None or to.peak is not None:
-        counted = p
-        if only is not None:
-            counted = tl.where((start >= only[0]) & (start < only[1]), p, 0.0)
-        if to.received is not None:
-            received += tl.sum(counted, axis=1)
-        if to.peak is not None:
-            unknown = tl.max((counted != counted).to(tl.int32), axis=1) > 0
-            peak = tl.where(unknown | (peak != peak), float("nan"), tl.maximum(peak, tl.max(counted, axis=1)))
+    if to.received is not None:
+        received += tl.sum(p, axis=1)
+    if to.peak is not None:
+        unknown = tl.max((p != p).to(tl.int32), axis=1) > 0
+        peak = tl.where(unknown | (peak != peak), float("nan"), tl.maximum(peak, tl.max(p, axis=1)))
     if to.product is not None:
         right = factor_rows(g, g_strides, labels, rules, b, h, i, first, size, columns, D, FLOAT)
-        total = mixed(total, p, s > -float("inf"), right, MASKED, PRECISION)
+        if g is not None:
+            total = mixed(total, p, visible, right, MASKED, PRECISION)
+        else:
+            total = shared_out(total, p, right, PRECISION)
     return received, peak, total
 
 
 @triton.jit
 def columns(q, q_strides, k, k_strides, lse, g, g_strides, labels, d_k, rules, to, per_key, first, size, columns, span,
-            only, M: tl.constexpr, N: tl.constexpr, DK: tl.constexpr, D: tl.constexpr, FLOAT: tl.constexpr,
-            PRECISION: tl.constexpr):  # fmt: skip
+            along, steps, tangent, M: tl.constexpr, N: tl.constexpr, DK: tl.constexpr, D: tl.constexpr,
+            FLOAT: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Program (tile of keys × batch · heads); uses `columns` columns of g from `first` on, and the queries in `span`.
 
-    If an image takes several launches, `only` is the range of queries (whole tiles) that this one adds to received and
-    peak, in the order of a single launch, so that the bits are the same.
+    With the tangent of the log-sum-exp, the tangents of all weights along a Direction take their place.
     """
     tile, head = placed(tl.cdiv(rules.keys, M))
     b, h = head // rules.heads, head % rules.heads
     start_j = tile * M
     j = start_j + tl.arange(0, M)
-    c = tl.arange(0, DK)
-    place = k + b.to(tl.int64) * k_strides[0] + (h // per_key).to(tl.int64) * k_strides[1]
-    place += j.to(tl.int64)[:, None] * k_strides[2] + c.to(tl.int64)[None, :] * k_strides[3]
-    mine = tl.load(place, mask=(j < rules.keys)[:, None] & (c < d_k)[None, :], other=0.0)
+    own = of_keys(k, k_strides, None, k_strides, along, steps, b, h, per_key, per_key)
+    queries = of_queries(q, q_strides, None, q_strides, along, steps, b, h)
+    mine = held(own, None, along.k, None, j, rules.keys, d_k, 0, DK, D, CHUNK)
     low, full_low, full_high, high = query_range(rules, b, start_j, start_j + M - 1, N, M)
     if span is not None:
         low, high = tl.maximum(low, span[0]), tl.minimum(high, span[1])
@@ -179,22 +202,16 @@ def columns(q, q_strides, k, k_strides, lse, g, g_strides, labels, d_k, rules, t
         full_high = tl.maximum(tl.minimum(full_high, high), full_low)
     here = j < rules.keys
     line = head.to(tl.int64) * rules.keys + j
-    received, peak = tl.zeros((M,), FLOAT), tl.zeros((M,), FLOAT)
-    if only is not None and to.received is not None:
-        received = tl.load(to.received + line, mask=here, other=0.0)
-    if only is not None and to.peak is not None:
-        peak = tl.load(to.peak + line, mask=here, other=0.0)
-    state = received, peak, tl.zeros((M, D), FLOAT)
-    along = q + b.to(tl.int64) * q_strides[0] + h.to(tl.int64) * q_strides[1], q_strides[2], q_strides[3], d_k
+    state = tl.zeros((M,), FLOAT), tl.zeros((M,), FLOAT), tl.zeros((M, D), FLOAT)
     for start in range(low, full_low, N):
-        state = _look(state, mine, along, lse, g, g_strides, labels, rules, b, h, start, start_j, first, size, columns,
-                      only, to, True, N, D, FLOAT, PRECISION)  # fmt: skip
+        state = _look(state, mine, queries, d_k, lse, g, g_strides, labels, rules, b, h, start, start_j, first, size,
+                      columns, to, along, tangent, True, M, N, DK, D, FLOAT, CHUNK, PRECISION)  # fmt: skip
     for start in range(full_low, full_high, N):
-        state = _look(state, mine, along, lse, g, g_strides, labels, rules, b, h, start, start_j, first, size, columns,
-                      only, to, False, N, D, FLOAT, PRECISION)  # fmt: skip
+        state = _look(state, mine, queries, d_k, lse, g, g_strides, labels, rules, b, h, start, start_j, first, size,
+                      columns, to, along, tangent, False, M, N, DK, D, FLOAT, CHUNK, PRECISION)  # fmt: skip
     for start in range(full_high, high, N):
-        state = _look(state, mine, along, lse, g, g_strides, labels, rules, b, h, start, start_j, first, size, columns,
-                      only, to, True, N, D, FLOAT, PRECISION)  # fmt: skip
+        state = _look(state, mine, queries, d_k, lse, g, g_strides, labels, rules, b, h, start, start_j, first, size,
+                      columns, to, along, tangent, True, M, N, DK, D, FLOAT, CHUNK, PRECISION)  # fmt: skip
     received, peak, total = state
     if to.received is not None:
         tl.store(to.received + line, received, mask=here)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from clearhead.engines.gpu.gradients import load_rows
+from clearhead.engines.gpu.inputs import load_rows
 from clearhead.engines.gpu.rules import LOG2E, logits, product
 
 

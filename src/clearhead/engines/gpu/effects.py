@@ -11,8 +11,8 @@ import triton.language as tl
 
 from clearhead.engines.gpu.columns import factor_rows
 from clearhead.engines.gpu.effect_tiles import effects, load, of_keys, of_queries, products, within
-from clearhead.engines.gpu.gradients import load_rows
-from clearhead.engines.gpu.rules import any_seen, key_range, placed, product, query_range
+from clearhead.engines.gpu.inputs import load_rows
+from clearhead.engines.gpu.rules import any_seen, key_range, placed, product, query_range, shared_out
 
 FREE = tl.constexpr(1 << 62)  # places from here on are free
 
@@ -242,7 +242,10 @@ def _down_at(state, mine, queries, keys, x, labels, terms, rules, b, h, start, s
     if out_product is not None:
         base, strides, per_x, first, columns = x
         right = factor_rows(base, strides, labels, rules, b, h // per_x, i, first, 1, columns, D, FLOAT)
-        total = _mixed(total, tl.trans(e), tl.trans(visible), right, MASKED, PRECISION)
+        if base is not None:
+            total = _mixed(total, tl.trans(e), tl.trans(visible), right, MASKED, PRECISION)
+        else:
+            total = shared_out(total, tl.trans(e), right, PRECISION)
     return sums, total
 
 

@@ -5,6 +5,11 @@
 A program of the first kernel owns a tile of keys and sums dK, dV and, at no extra cost, the mass that they receive; one
 of the second owns a tile of queries and sums dQ; one of the third owns a tile of the bias. Each result has one writer
 and no atomics, so it is deterministic.
+
+Along a direction the same kernels answer the tangents of all this (core/directions.py): each product x·y becomes
+moved x·y + x·moved y, and
+
+    ḋS_ij = ȧ_ij·(dO_i·v_j + …) + a_ij·(ġ_i·v_j + dO_i·v̇_j + …),    ġ the tangent of dO
 """
 
 from typing import Any, NamedTuple
@@ -12,29 +17,35 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from clearhead.engines.gpu.inputs import held, load, of_keys, of_queries, products
 from clearhead.engines.gpu.rules import (
     LN2,
     LOG2E,
     any_seen,
     distances,
     key_range,
+    logit_bend,
     logit_grad,
+    logit_tangents,
     logits,
     mixed,
     placed,
-    product,
     query_range,
 )
 
 
 class Loss(NamedTuple):
-    """The upstream gradients (base.Upstream), contiguous (batch, heads, …) except `output`; None where zero."""
+    """The upstream gradients (base.Upstream), or their tangents, contiguous (batch, heads, …) except `output`.
 
-    logsumexp: Any
+    None where zero; all are None in the tangents of a pass that is not along a direction.
+    """
+
+    logsumexp: Any  # that of the forward pass, or its tangent
     rows: Any
     keys: Any
     entropy: Any
     distance: Any
+    own: Any
     output: Any
 
 
@@ -46,160 +57,161 @@ class Places(NamedTuple):
     received: Any  # (batch, heads, keys)
 
 
-@triton.jit
-def load_rows(base, along, across, d, at, most, D: tl.constexpr):
-    """Load rows `at` of a matrix with `most` rows of `d` elements; zeros past its end."""
-    c = tl.arange(0, D)
-    place = base + at.to(tl.int64)[:, None] * along + c.to(tl.int64)[None, :] * across
-    return tl.load(place, mask=(at < most)[:, None] & (c < d)[None, :], other=0.0)
+class Slopes(NamedTuple):
+    """What a tile of the backward pass multiplies, or along a direction the tangents of that; 0 where masked."""
+
+    weights: Any
+    by_logit: Any  # dS
+    by_score: Any  # the gradients of q·k
+    visible: Any
+    still_weights: Any  # without a direction the same as `weights`
+    still_score: Any
 
 
 @triton.jit
-def slopes(scores, inner, loss, rules, b, h, i, j, MASKED: tl.constexpr):
-    """The weights, dS and the gradient of q·k for a tile in either orientation; 0 where masked.
+def _slope(start, given, logs, rules, b, h, i, j):
+    """What upstream gradients add to the derivative by a weight, beside `start`, dO·v; logs is ln a."""
+    line = (b * rules.heads + h).to(tl.int64) * rules.queries + i
+    inside = i < rules.queries
+    slope = start + tl.load(given.rows + line, mask=inside, other=0.0)
+    if given.keys is not None:
+        theirs = (b * rules.heads + h).to(tl.int64) * rules.keys + j
+        slope += tl.load(given.keys + theirs, mask=j < rules.keys, other=0.0)
+    if given.entropy is not None:
+        slope -= tl.load(given.entropy + line, mask=inside, other=0.0) * logs
+    if given.distance is not None:
+        away = distances(rules, b, i, j).to(start.dtype)
+        slope += tl.load(given.distance + line, mask=inside, other=0.0) * away
+    if given.own is not None:
+        here = distances(rules, b, i, j) == 0
+        slope += tl.where(here, tl.load(given.own + line, mask=inside, other=0.0), 0.0)
+    return slope
 
-    `inner` is dO·v; i and j have shapes that broadcast to the tile's.
+
+@triton.jit
+def slopes(mine, theirs, loss, change, along, rules, b, h, i, j, d_k, d_v, BY_KEYS: tl.constexpr, MASKED: tl.constexpr,
+           FLOAT: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+    """The Slopes of a tile in either orientation, along a direction where `change` has tangents of the loss.
+
+    mine, theirs    the rows and the columns of the tile, as inputs.held gives them; BY_KEYS: the rows are keys
+    i, j            the queries and the keys
     """
+    inner = tl.zeros((1, 1), FLOAT)
+    bent = inner
+    if BY_KEYS:
+        scores, changed = products(mine, theirs, along.k, along.q, j, rules.keys, i, rules.queries, d_k, 0, FLOAT,
+                                   CHUNK, PRECISION)  # fmt: skip
+        if loss.output is not None:
+            inner, bent = products(mine, theirs, along.v, along.output, j, rules.keys, i, rules.queries, d_v, 1, FLOAT,
+                                   CHUNK, PRECISION)  # fmt: skip
+        i, j = i[None, :], j[:, None]
+    else:
+        scores, changed = products(mine, theirs, along.q, along.k, i, rules.queries, j, rules.keys, d_k, 0, FLOAT,
+                                   CHUNK, PRECISION)  # fmt: skip
+        if loss.output is not None:
+            inner, bent = products(mine, theirs, along.output, along.v, i, rules.queries, j, rules.keys, d_v, 1, FLOAT,
+                                   CHUNK, PRECISION)  # fmt: skip
+        i, j = i[:, None], j[None, :]
     line = (b * rules.heads + h).to(tl.int64) * rules.queries + i
     inside = i < rules.queries
     lse = tl.load(loss.logsumexp + line, mask=inside, other=float("inf")) * LOG2E
     lse = tl.where(lse == -float("inf"), float("inf"), lse)
     s = logits(scores, rules, b, h, i, j, MASKED)
-    visible = s > -float("inf")
+    visible = (s > -float("inf")) | (s != s)
     logs = s - lse
     p = tl.exp2(logs)
-    slope = inner + tl.load(loss.rows + line, mask=inside, other=0.0)
-    if loss.keys is not None:
-        theirs = (b * rules.heads + h).to(tl.int64) * rules.keys + j
-        slope += tl.load(loss.keys + theirs, mask=j < rules.keys, other=0.0)
-    if loss.entropy is not None:
-        slope -= tl.load(loss.entropy + line, mask=inside, other=0.0) * (logs * LN2)
-    if loss.distance is not None:
-        away = distances(rules, b, i, j).to(scores.dtype)
-        slope += tl.load(loss.distance + line, mask=inside, other=0.0) * away
+    slope = _slope(inner, loss, logs * LN2, rules, b, h, i, j)
     by_logit = tl.where(p == 0, 0.0, p * slope)
-    by_score = by_logit * logit_grad(scores, rules, h)
+    slant = logit_grad(scores, rules, h)
+    by_score = by_logit * slant
     if MASKED:
-        visible |= s != s
         p, by_logit = tl.where(visible, p, 0.0), tl.where(visible, by_logit, 0.0)
         by_score = tl.where(visible, by_score, 0.0)
-    return p, by_logit, by_score, visible
+    if change.rows is None:
+        found = Slopes(p, by_logit, by_score, visible, p, by_score)
+    else:
+        away = logit_tangents(scores, changed, along, rules, b, h, i, j, visible)
+        away -= tl.load(change.logsumexp + line, mask=inside, other=0.0)
+        bent = _slope(bent, change, logs * LN2, rules, b, h, i, j)
+        if loss.entropy is not None:  # the tangent of ln a
+            bent -= tl.load(loss.entropy + line, mask=inside, other=0.0) * away
+        counts = visible & (p != 0)
+        moved = tl.where(counts, p * away, 0.0)
+        moved_logit = tl.where(counts, moved * slope + p * bent, 0.0)
+        moved_score = tl.where(moved_logit == 0, 0.0, moved_logit * slant)
+        if rules.softcap:
+            moved_score += tl.where(by_logit == 0, 0.0, by_logit * logit_bend(scores, changed, rules, h))
+        found = Slopes(moved, moved_logit, moved_score, visible, p, by_score)
+    return found
 
 
 @triton.jit
-def _by_keys(
-    state,
-    mine,
-    values,
-    heads,
-    loss,
-    rules,
-    b,
-    h,
-    start,
-    start_j,
-    d_k,
-    d_v,
-    to,
-    MASKED: tl.constexpr,
-    N: tl.constexpr,
-    DK: tl.constexpr,
-    DV: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+def _by_keys(state, mine, queries, loss, change, along, rules, b, h, start, start_j, d_k, d_v, to,
+             MASKED: tl.constexpr, M: tl.constexpr, N: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
+             FLOAT: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """The state after one more block of queries; a fully masked block is skipped."""
     if MASKED and rules.content:
-        j = start_j + tl.arange(0, mine.shape[0])
-        if any_seen(rules, b, h, start + tl.arange(0, N)[None, :], j[:, None], start_j, mine.shape[0]):
-            state = _add_queries(state, mine, values, heads, loss, rules, b, h, start, start_j, d_k, d_v, to, MASKED,
-                                 N, DK, DV, PRECISION)  # fmt: skip
+        j = start_j + tl.arange(0, M)
+        if any_seen(rules, b, h, start + tl.arange(0, N)[None, :], j[:, None], start_j, M):
+            state = _add_queries(state, mine, queries, loss, change, along, rules, b, h, start, start_j, d_k, d_v, to,
+                                 MASKED, M, N, DK, DV, FLOAT, CHUNK, PRECISION)  # fmt: skip
     else:
-        state = _add_queries(state, mine, values, heads, loss, rules, b, h, start, start_j, d_k, d_v, to, MASKED,
-                             N, DK, DV, PRECISION)  # fmt: skip
+        state = _add_queries(state, mine, queries, loss, change, along, rules, b, h, start, start_j, d_k, d_v, to,
+                             MASKED, M, N, DK, DV, FLOAT, CHUNK, PRECISION)  # fmt: skip
     return state
 
 
 @triton.jit
-def _add_queries(state, mine, values, heads, loss, rules, b, h, start, start_j, d_k, d_v, to, MASKED: tl.constexpr,
-                 N: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _add_queries(state, mine, queries, loss, change, along, rules, b, h, start, start_j, d_k, d_v, to,
+                 MASKED: tl.constexpr, M: tl.constexpr, N: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
+             FLOAT: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     by_k, by_v, received = state
-    q, q_along, q_across, output, o_along, o_across = heads
-    i, j = start + tl.arange(0, N), start_j + tl.arange(0, mine.shape[0])
-    block = load_rows(q, q_along, q_across, d_k, i, rules.queries, DK)
-    scores = product(mine, tl.trans(block), PRECISION)
-    inner = tl.zeros_like(scores)
-    given = block
-    if loss.output is not None:
-        given = load_rows(output, o_along, o_across, d_v, i, rules.queries, DV)
-        inner = product(values, tl.trans(given), PRECISION)
-    p, _, by_score, visible = slopes(scores, inner, loss, rules, b, h, i[None, :], j[:, None], MASKED)
-    by_k = mixed(by_k, by_score, visible, block, MASKED, PRECISION)
+    i, j = start + tl.arange(0, N), start_j + tl.arange(0, M)
+    block = held(queries, loss.output, along.q, along.output, i, rules.queries, d_k, d_v, DK, DV, CHUNK)
+    tile = slopes(mine, block, loss, change, along, rules, b, h, i, j, d_k, d_v, True, MASKED, FLOAT,
+                  CHUNK, PRECISION)  # fmt: skip
+    if CHUNK:
+        block = load(queries, loss.output, along.q, along.output, i, rules.queries, d_k, d_v, DK, DV)
+    by_k = mixed(by_k, tile.by_score, tile.visible, block.x, MASKED, PRECISION)
+    if along.q is not None:
+        by_k = mixed(by_k, tile.still_score, tile.visible, block.moved_x, MASKED, PRECISION)
     if to.v is not None:
-        by_v = mixed(by_v, p, visible, given, MASKED, PRECISION)
+        by_v = mixed(by_v, tile.weights, tile.visible, block.y, MASKED, PRECISION)
+        if along.output is not None:
+            by_v = mixed(by_v, tile.still_weights, tile.visible, block.moved_y, MASKED, PRECISION)
     if to.received is not None:
-        received += tl.sum(p, axis=1)
+        received += tl.sum(tile.weights, axis=1)
     return by_k, by_v, received
 
 
 @triton.jit
-def keys(
-    q,
-    q_strides,
-    k,
-    k_strides,
-    v,
-    v_strides,
-    o_strides,
-    d_k,
-    d_v,
-    rules,
-    loss,
-    to,
-    together,
-    per_key,
-    per_value,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    DK: tl.constexpr,
-    DV: tl.constexpr,
-    FLOAT: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+def keys(q, q_strides, k, k_strides, v, v_strides, o_strides, d_k, d_v, rules, loss, change, along, steps, to, together,
+         per_key, per_value, M: tl.constexpr, N: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, FLOAT: tl.constexpr,
+         CHUNK: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """dK, dV and received. Program (tile of keys × batch · heads / together); `together` query heads share keys."""
     groups = rules.heads // together
     tile, group = placed(tl.cdiv(rules.keys, M))
     b, first = group // groups, group % groups * together
     start_j = tile * M
     j = start_j + tl.arange(0, M)
-    own = k + b.to(tl.int64) * k_strides[0] + (first // per_key).to(tl.int64) * k_strides[1]
-    mine = load_rows(own, k_strides[2], k_strides[3], d_k, j, rules.keys, DK)
-    values = mine
-    if loss.output is not None:
-        theirs = v + b.to(tl.int64) * v_strides[0] + (first // per_value).to(tl.int64) * v_strides[1]
-        values = load_rows(theirs, v_strides[2], v_strides[3], d_v, j, rules.keys, DV)
+    own = of_keys(k, k_strides, v, v_strides, along, steps, b, first, per_key, per_value)
+    mine = held(own, loss.output, along.k, along.v, j, rules.keys, d_k, d_v, DK, DV, CHUNK)
     low, full_low, full_high, high = query_range(rules, b, start_j, start_j + M - 1, N, M)
     by_k, by_v = tl.zeros((M, DK), FLOAT), tl.zeros((M, DV), FLOAT)
     here = j < rules.keys
     for head in range(together):
         h = first + head
-        queries = q + b.to(tl.int64) * q_strides[0] + h.to(tl.int64) * q_strides[1]
-        output = queries
-        if loss.output is not None:
-            output = loss.output + b.to(tl.int64) * o_strides[0] + h.to(tl.int64) * o_strides[1]
-        along = queries, q_strides[2], q_strides[3], output, o_strides[2], o_strides[3]
+        queries = of_queries(q, q_strides, loss.output, o_strides, along, steps, b, h)
         state = by_k, by_v, tl.zeros((M,), FLOAT)
         for start in range(low, full_low, N):
-            state = _by_keys(
-                state, mine, values, along, loss, rules, b, h, start, start_j, d_k, d_v, to, True, N, DK, DV, PRECISION
-            )
+            state = _by_keys(state, mine, queries, loss, change, along, rules, b, h, start, start_j, d_k, d_v, to,
+                             True, M, N, DK, DV, FLOAT, CHUNK, PRECISION)  # fmt: skip
         for start in range(full_low, full_high, N):
-            state = _by_keys(
-                state, mine, values, along, loss, rules, b, h, start, start_j, d_k, d_v, to, False, N, DK, DV, PRECISION
-            )
+            state = _by_keys(state, mine, queries, loss, change, along, rules, b, h, start, start_j, d_k, d_v, to,
+                             False, M, N, DK, DV, FLOAT, CHUNK, PRECISION)  # fmt: skip
         for start in range(full_high, high, N):
-            state = _by_keys(
-                state, mine, values, along, loss, rules, b, h, start, start_j, d_k, d_v, to, True, N, DK, DV, PRECISION
-            )
+            state = _by_keys(state, mine, queries, loss, change, along, rules, b, h, start, start_j, d_k, d_v, to,
+                             True, M, N, DK, DV, FLOAT, CHUNK, PRECISION)  # fmt: skip
         by_k, by_v, received = state
         if to.received is not None:
             line = (b * rules.heads + h).to(tl.int64) * rules.keys + j
@@ -212,103 +224,60 @@ def keys(
 
 
 @triton.jit
-def load_queries(q, q_strides, k, k_strides, v, v_strides, o_strides, d_k, d_v, rules, loss, b, h, i, per_key,
-                 per_value, DK: tl.constexpr, DV: tl.constexpr):  # fmt: skip
-    """Queries i of a head with their upstream gradients, and where the keys and values begin that it attends to."""
-    own = q + b.to(tl.int64) * q_strides[0] + h.to(tl.int64) * q_strides[1]
-    mine = load_rows(own, q_strides[2], q_strides[3], d_k, i, rules.queries, DK)
-    given, values = mine, k
-    if loss.output is not None:
-        output = loss.output + b.to(tl.int64) * o_strides[0] + h.to(tl.int64) * o_strides[1]
-        given = load_rows(output, o_strides[2], o_strides[3], d_v, i, rules.queries, DV)
-        values = v + b.to(tl.int64) * v_strides[0] + (h // per_value).to(tl.int64) * v_strides[1]
-    keys = k + b.to(tl.int64) * k_strides[0] + (h // per_key).to(tl.int64) * k_strides[1]
-    return mine, given, keys, values
-
-
-@triton.jit
-def _by_queries(
-    by_q,
-    mine,
-    given,
-    keys,
-    values,
-    loss,
-    rules,
-    b,
-    h,
-    i,
-    start,
-    MASKED: tl.constexpr,
-    N: tl.constexpr,
-    DK: tl.constexpr,
-    DV: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+def _by_queries(by_q, mine, keys, loss, change, along, rules, b, h, i, start, d_k, d_v, MASKED: tl.constexpr,
+                N: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, FLOAT: tl.constexpr, CHUNK: tl.constexpr,
+                PRECISION: tl.constexpr):  # fmt: skip
     """The dQ after one more block of keys; a fully masked block is skipped."""
     if MASKED and rules.content:
         if any_seen(rules, b, h, i[:, None], start + tl.arange(0, N)[None, :], start, N):
-            by_q = _add_keys(by_q, mine, given, keys, values, loss, rules, b, h, i, start, MASKED, N, DK, DV, PRECISION)
+            by_q = _add_keys(by_q, mine, keys, loss, change, along, rules, b, h, i, start, d_k, d_v, MASKED, N, DK, DV,
+                             FLOAT, CHUNK, PRECISION)  # fmt: skip
     else:
-        by_q = _add_keys(by_q, mine, given, keys, values, loss, rules, b, h, i, start, MASKED, N, DK, DV, PRECISION)
+        by_q = _add_keys(by_q, mine, keys, loss, change, along, rules, b, h, i, start, d_k, d_v, MASKED, N, DK, DV,
+                         FLOAT, CHUNK, PRECISION)  # fmt: skip
     return by_q
 
 
 @triton.jit
-def _add_keys(by_q, mine, given, keys, values, loss, rules, b, h, i, start, MASKED: tl.constexpr, N: tl.constexpr,
-              DK: tl.constexpr, DV: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    k, k_along, k_across, d_k = keys
-    v, v_along, v_across, d_v = values
+def _add_keys(by_q, mine, keys, loss, change, along, rules, b, h, i, start, d_k, d_v, MASKED: tl.constexpr,
+              N: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, FLOAT: tl.constexpr, CHUNK: tl.constexpr,
+              PRECISION: tl.constexpr):  # fmt: skip
     j = start + tl.arange(0, N)
-    block = load_rows(k, k_along, k_across, d_k, j, rules.keys, DK)
-    scores = product(mine, tl.trans(block), PRECISION)
-    inner = tl.zeros_like(scores)
-    if loss.output is not None:
-        inner = product(given, tl.trans(load_rows(v, v_along, v_across, d_v, j, rules.keys, DV)), PRECISION)
-    _, _, by_score, visible = slopes(scores, inner, loss, rules, b, h, i[:, None], j[None, :], MASKED)
-    return mixed(by_q, by_score, visible, block, MASKED, PRECISION)
+    block = held(keys, loss.output, along.k, along.v, j, rules.keys, d_k, d_v, DK, DV, CHUNK)
+    tile = slopes(mine, block, loss, change, along, rules, b, h, i, j, d_k, d_v, False, MASKED, FLOAT,
+                  CHUNK, PRECISION)  # fmt: skip
+    if CHUNK:
+        block = load(keys, None, along.k, None, j, rules.keys, d_k, d_v, DK, DV)
+    by_q = mixed(by_q, tile.by_score, tile.visible, block.x, MASKED, PRECISION)
+    if along.k is not None:
+        by_q = mixed(by_q, tile.still_score, tile.visible, block.moved_x, MASKED, PRECISION)
+    return by_q
 
 
 @triton.jit
-def queries(
-    q,
-    q_strides,
-    k,
-    k_strides,
-    v,
-    v_strides,
-    o_strides,
-    d_k,
-    d_v,
-    rules,
-    loss,
-    out,
-    per_key,
-    per_value,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    DK: tl.constexpr,
-    DV: tl.constexpr,
-    FLOAT: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+def queries(q, q_strides, k, k_strides, v, v_strides, o_strides, d_k, d_v, rules, loss, change, along, steps, out,
+            per_key, per_value, M: tl.constexpr, N: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
+            FLOAT: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """Compute dQ. Program (tile of queries × batch · heads)."""
     tiles = tl.cdiv(rules.queries, M)
     later, head = placed(tiles)
     tile = tiles - 1 - later  # last tiles first: under a causal mask they have the most keys
     b, h = head // rules.heads, head % rules.heads
     i = tile * M + tl.arange(0, M)
-    mine, given, keys, values = load_queries(q, q_strides, k, k_strides, v, v_strides, o_strides, d_k, d_v, rules, loss,
-                                             b, h, i, per_key, per_value, DK, DV)  # fmt: skip
+    own = of_queries(q, q_strides, loss.output, o_strides, along, steps, b, h)
+    mine = held(own, loss.output, along.q, along.output, i, rules.queries, d_k, d_v, DK, DV, CHUNK)
+    keys = of_keys(k, k_strides, v, v_strides, along, steps, b, h, per_key, per_value)
     low, full_low, full_high, high = key_range(rules, b, tile * M, tile * M + M - 1, N, M)
-    along, beside = (keys, k_strides[2], k_strides[3], d_k), (values, v_strides[2], v_strides[3], d_v)
     by_q = tl.zeros((M, DK), FLOAT)
     for start in range(low, full_low, N):
-        by_q = _by_queries(by_q, mine, given, along, beside, loss, rules, b, h, i, start, True, N, DK, DV, PRECISION)
+        by_q = _by_queries(by_q, mine, keys, loss, change, along, rules, b, h, i, start, d_k, d_v, True, N, DK, DV,
+                           FLOAT, CHUNK, PRECISION)  # fmt: skip
     for start in range(full_low, full_high, N):
-        by_q = _by_queries(by_q, mine, given, along, beside, loss, rules, b, h, i, start, False, N, DK, DV, PRECISION)
+        by_q = _by_queries(by_q, mine, keys, loss, change, along, rules, b, h, i, start, d_k, d_v, False, N, DK, DV,
+                           FLOAT, CHUNK, PRECISION)  # fmt: skip
     for start in range(full_high, high, N):
-        by_q = _by_queries(by_q, mine, given, along, beside, loss, rules, b, h, i, start, True, N, DK, DV, PRECISION)
+        by_q = _by_queries(by_q, mine, keys, loss, change, along, rules, b, h, i, start, d_k, d_v, True, N, DK, DV,
+                           FLOAT, CHUNK, PRECISION)  # fmt: skip
     line = head.to(tl.int64) * rules.queries + i
     c = tl.arange(0, DK)[None, :]
     place = out + line[:, None] * d_k + c
@@ -316,33 +285,10 @@ def queries(
 
 
 @triton.jit
-def bias(
-    q,
-    q_strides,
-    k,
-    k_strides,
-    v,
-    v_strides,
-    o_strides,
-    d_k,
-    d_v,
-    rules,
-    loss,
-    out,
-    batch,
-    own_batch,
-    own_heads,
-    over_queries,
-    over_keys,
-    per_key,
-    per_value,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    DK: tl.constexpr,
-    DV: tl.constexpr,
-    FLOAT: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+def bias(q, q_strides, k, k_strides, v, v_strides, o_strides, d_k, d_v, rules, loss, change, along, steps, out, batch,
+         own_batch, own_heads, over_queries, over_keys, per_key, per_value, M: tl.constexpr, N: tl.constexpr,
+         DK: tl.constexpr, DV: tl.constexpr, FLOAT: tl.constexpr, CHUNK: tl.constexpr,
+         PRECISION: tl.constexpr):  # fmt: skip
     """Σ dS over the bias's broadcast axes. Program (tile of keys × tile of queries × the bias's batch · heads).
 
     over_queries is the number of queries if the bias is broadcast over them (a program then sums over all), else 1;
@@ -362,27 +308,18 @@ def bias(
         b = own_b + more_b
         for more_h in range(rules.heads // own_heads):
             h = own_h + more_h
+            queries = of_queries(q, q_strides, loss.output, o_strides, along, steps, b, h)
+            keys = of_keys(k, k_strides, v, v_strides, along, steps, b, h, per_key, per_value)
             for start_i in range(0, over_queries, M):
                 i = tile_i * M + start_i + tl.arange(0, M)
-                head = q + b.to(tl.int64) * q_strides[0] + h.to(tl.int64) * q_strides[1]
-                mine = load_rows(head, q_strides[2], q_strides[3], d_k, i, rules.queries, DK)
-                given = mine
-                if loss.output is not None:
-                    head = loss.output + b.to(tl.int64) * o_strides[0] + h.to(tl.int64) * o_strides[1]
-                    given = load_rows(head, o_strides[2], o_strides[3], d_v, i, rules.queries, DV)
+                mine = held(queries, loss.output, along.q, along.output, i, rules.queries, d_k, d_v, DK, DV, CHUNK)
                 for start_j in range(0, over_keys, N):
                     j = tile_j * N + start_j + tl.arange(0, N)
                     if any_seen(rules, b, h, i[:, None], j[None, :], tile_j * N + start_j, N):
-                        head = k + b.to(tl.int64) * k_strides[0] + (h // per_key).to(tl.int64) * k_strides[1]
-                        block = load_rows(head, k_strides[2], k_strides[3], d_k, j, rules.keys, DK)
-                        scores = product(mine, tl.trans(block), PRECISION)
-                        inner = tl.zeros_like(scores)
-                        if loss.output is not None:
-                            head = v + b.to(tl.int64) * v_strides[0] + (h // per_value).to(tl.int64) * v_strides[1]
-                            block = load_rows(head, v_strides[2], v_strides[3], d_v, j, rules.keys, DV)
-                            inner = product(given, tl.trans(block), PRECISION)
-                        _, by, _, _ = slopes(scores, inner, loss, rules, b, h, i[:, None], j[None, :], True)
-                        total += by
+                        block = held(keys, loss.output, along.k, along.v, j, rules.keys, d_k, d_v, DK, DV, CHUNK)
+                        tile = slopes(mine, block, loss, change, along, rules, b, h, i, j, d_k, d_v, False, True,
+                                      FLOAT, CHUNK, PRECISION)  # fmt: skip
+                        total += tile.by_logit
     if over_queries > 1:
         total = tl.broadcast_to(tl.sum(total, axis=0)[None, :], (M, N))
     if over_keys > 1:

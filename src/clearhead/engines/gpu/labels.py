@@ -58,9 +58,9 @@ def spans(problem: Problem) -> Fields:
     queries, keys, given = problem.query_spans, problem.key_spans, problem.span_table
     if queries is None or keys is None or given is None:
         return {}
-    own = given[tuple(slice(0, 1) if step == 0 else slice(None) for step in given.strides[:2])]
+    own = own_axes(given)
     most = np.finfo(statistics_dtype(problem.dtype)).max / 2  # so that a finite number stays finite in units of ln 2
-    table = np.pad(np.where(np.isneginf(own), own, np.clip(own, -most, most)), ((0, 0), (0, 0), (0, 1), (0, 1)))
+    table = with_none(np.where(np.isneginf(own), own, np.clip(own, -most, most)))
     queries, keys = np.where(queries < 0, own.shape[2], queries), np.where(keys < 0, own.shape[3], keys)
     found = {"query_spans": queries, "key_spans": keys, "table": table}
     allowed = np.isfinite(table)
@@ -68,6 +68,16 @@ def spans(problem: Problem) -> Fields:
         found |= dict(zip(RANGES, _ranges(queries, keys, np.any(allowed, axis=1)), strict=True))
         found["key_sets"], found["sets"] = _sets(keys, allowed)
     return found
+
+
+def own_axes(table: Array) -> Array:
+    """A table (batch, heads, query labels, key labels) with size 1 along batch and heads where they share it."""
+    return table[tuple(slice(0, 1) if step == 0 else slice(None) for step in table.strides[:2])]
+
+
+def with_none(table: Array) -> Array:
+    """The table with a last row and column of zeros, for tokens without a label."""
+    return np.pad(table, ((0, 0), (0, 0), (0, 1), (0, 1)))
 
 
 def _ranges(queries: Array, keys: Array, allowed: Array) -> list[Array]:

@@ -131,12 +131,12 @@ def _query_labels(rules, b, i):
 
 
 @triton.jit
-def _spans(rules, b, h, i, j):
-    """What the table of spans adds to the logits of a tile."""
+def _spans(given, rules, b, h, i, j):
+    """What a table of spans adds to the logits of a tile: that of the rules, or its tangent in a Direction."""
     mine = _query_labels(rules, b, i).to(tl.int64)
     theirs = tl.load(rules.key_spans + b.to(tl.int64) * rules.keys + j, mask=j < rules.keys, other=0)
-    return tl.load(rules.table + b.to(tl.int64) * rules.table_b + h.to(tl.int64) * rules.table_h
-                   + mine * rules.table_i + theirs)  # fmt: skip
+    return tl.load(given.table + b.to(tl.int64) * given.table_b + h.to(tl.int64) * given.table_h
+                   + mine * given.table_i + theirs)  # fmt: skip
 
 
 @triton.jit
@@ -193,7 +193,7 @@ def logits(scores, rules, b, h, i, j, MASKED: tl.constexpr):
         slope = tl.load(rules.slopes + h) * LOG2E
         found -= slope * distances(rules, b, i, j).to(scores.dtype)
     if rules.table is not None:
-        added = _spans(rules, b, h, i, j)
+        added = _spans(rules, rules, b, h, i, j)
         if rules.key_sets is None:
             found += added * LOG2E
         else:  # what the table forbids may have a score of NaN or infinity
@@ -216,6 +216,25 @@ def logit_grad(scores, rules, h):
         t = tanh(scores * (scale / tl.load(rules.numbers + 1)))
         return scale * (1.0 - t * t)
     return tl.zeros_like(scores) + scale
+
+
+@triton.jit
+def logit_tangents(scores, changed, along, rules, b, h, i, j, visible):
+    """The tangents of a tile's logits, from those of q·k (`changed`) and a directions.Direction; 0 where masked."""
+    found = changed * logit_grad(scores, rules, h)
+    if along.bias is not None:
+        found += _bias(along, b, h, i, j, visible).to(scores.dtype)
+    if along.table is not None:
+        found += _spans(along, rules, b, h, i, j)
+    return tl.where(visible, found, 0.0)
+
+
+@triton.jit
+def logit_bend(scores, changed, rules, h):
+    """The tangent of `logit_grad`: -2·scale²/softcap·tanh·(1 - tanh²)·changed."""
+    scale, cap = _scale(rules, h), tl.load(rules.numbers + 1)
+    t = tanh(scores * (scale / cap))
+    return (-2.0 * scale * scale / cap) * t * (1.0 - t * t) * changed
 
 
 @triton.jit
@@ -318,6 +337,22 @@ def product(a, b, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def _kinds(x):
+    """Codes by which one product in float16 counts +inf, -inf and NaN, as a tile has under 256 of them in a row."""
+    code = tl.where(x == float("inf"), 1.0, tl.where(x == -float("inf"), 256.0, 32768.0))
+    return tl.where(tl.abs(x) < float("inf"), 0.0, code).to(tl.float16)
+
+
+@triton.jit
+def _counted(total, codes):
+    """Add +inf, -inf and NaN to `total` where such codes were summed."""
+    found = codes.to(tl.int32)
+    total += tl.where((found & 255) > 0, float("inf"), 0.0)
+    total += tl.where((found & 32512) > 0, -float("inf"), 0.0)
+    return total + tl.where(found >= 32768, float("nan"), 0.0)
+
+
+@triton.jit
 def mixed(total, weights, visible, values, MASKED: tl.constexpr, PRECISION: tl.constexpr):
     """Add weights·values to `total`. If MASKED, a nonfinite value reaches only the queries that may see its key."""
     if not MASKED:
@@ -327,10 +362,15 @@ def mixed(total, weights, visible, values, MASKED: tl.constexpr, PRECISION: tl.c
     clean = tl.where(finite, values, tl.zeros_like(values))
     total += product(weights, clean, PRECISION)
     if tl.min(tl.min(finite.to(tl.int32), axis=1), axis=0) == 0:
-        wide = values.to(total.dtype)  # one product counts +inf, -inf and NaN, as a tile has under 256 keys
-        kind = tl.where(wide == float("inf"), 1.0, tl.where(wide == -float("inf"), 256.0, 32768.0))
-        found = tl.dot(visible.to(tl.float16), tl.where(finite, 0.0, kind).to(tl.float16)).to(tl.int32)
-        total += tl.where((found & 255) > 0, float("inf"), 0.0)
-        total += tl.where((found & 32512) > 0, -float("inf"), 0.0)
-        total += tl.where(found >= 32768, float("nan"), 0.0)
+        total = _counted(total, tl.dot(visible.to(tl.float16), _kinds(values.to(total.dtype))))
+    return total
+
+
+@triton.jit
+def shared_out(total, weights, shares, PRECISION: tl.constexpr):
+    """Add weights·shares, of shares from 0 on; a nonfinite weight reaches only the columns with a share of it."""
+    finite = tl.abs(weights) < float("inf")
+    total += product(tl.where(finite, weights, 0.0), shares, PRECISION)
+    if tl.min(tl.min(finite.to(tl.int32), axis=1), axis=0) == 0:
+        total = _counted(total, tl.dot(_kinds(weights), (shares > 0).to(tl.float16)))
     return total

@@ -17,20 +17,55 @@ from clearhead.engines.gpu import labels
 from clearhead.engines.gpu.rules import Rules
 
 _FAR = 1 << 29  # positions up to this size are stored in 32 bits
-# Tiles by padded width: the fields of Tiles from `owned` to `stages`. Chosen so that registers do not spill (ptxas -v
-# for sm_90a, Triton 3.6 and 3.9; effects: sm_80 and sm_90, Triton 3.9, widths up to 128). Effects in float32 above a
-# width of 64 spill some hundred bytes whatever the tile. Not measured.
-_SIZES: dict[tuple[str, bool], dict[int, tuple[int, int, int, int]]] = {
-    ("rows", True): {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 64, 8, 2)},
-    ("rows", False): {64: (64, 32, 8, 2), 128: (64, 32, 8, 2), 256: (64, 32, 8, 1)},
-    ("columns", True): {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 64, 8, 2)},
-    ("columns", False): {64: (64, 32, 8, 2), 128: (64, 32, 8, 2), 256: (64, 32, 8, 1)},
-    ("effects", True): {64: (64, 32, 8, 2), 128: (64, 32, 8, 2), 256: (32, 32, 8, 1)},
-    ("effects", False): {64: (32, 32, 8, 1), 128: (32, 16, 8, 1), 256: (32, 32, 8, 1)},
-    ("effect products", True): {64: (32, 16, 8, 1), 128: (32, 16, 8, 1), 256: (32, 32, 8, 1)},
-    ("effect products", False): {64: (32, 16, 8, 1), 128: (32, 16, 8, 1), 256: (32, 32, 8, 1)},
-    ("gradients", True): {64: (128, 64, 8, 2), 128: (64, 32, 8, 2), 256: (32, 32, 8, 1)},
-    ("gradients", False): {64: (64, 32, 8, 2), 128: (32, 32, 8, 1), 256: (32, 32, 8, 1)},
+# Tiles by what a pass computes, bytes of a number and padded width: the fields of Tiles from `owned` to `chunk`. Chosen
+# by what `python -m benchmarks.compiled` prints: at most 99 KiB of shared memory, which every GPU since sm_80 has, and
+# few registers that spill. No speed has been measured.
+_SIZES: dict[str, dict[int, dict[int, tuple[int, int, int, int, int]]]] = {
+    "rows": {
+        2: {64: (128, 64, 8, 3, 0), 128: (128, 64, 8, 2, 0), 256: (64, 32, 8, 1, 0)},
+        4: {64: (64, 32, 8, 2, 0), 128: (32, 32, 8, 2, 0), 256: (32, 16, 8, 1, 0)},
+        8: {64: (32, 16, 8, 1, 0), 128: (32, 16, 8, 1, 0), 256: (16, 16, 8, 1, 0)},
+    },
+    "columns": {
+        2: {64: (128, 64, 8, 3, 0), 128: (128, 64, 8, 2, 0), 256: (64, 32, 8, 2, 0)},
+        4: {64: (64, 32, 8, 2, 16), 128: (64, 32, 8, 2, 16), 256: (64, 32, 8, 2, 16)},
+        8: {64: (32, 16, 8, 2, 16), 128: (32, 16, 8, 2, 16), 256: (32, 16, 8, 2, 16)},
+    },
+    "column products": {
+        2: {64: (64, 32, 8, 2, 0), 128: (64, 32, 8, 2, 0), 256: (32, 32, 8, 1, 0)},
+        4: {64: (32, 32, 8, 2, 16), 128: (32, 32, 8, 2, 16), 256: (32, 32, 8, 2, 16)},
+        8: {64: (32, 16, 8, 2, 16), 128: (32, 16, 8, 2, 16), 256: (32, 16, 8, 2, 16)},
+    },
+    "gradients": {
+        2: {64: (64, 32, 8, 2, 0), 128: (64, 32, 8, 2, 0), 256: (32, 32, 8, 1, 0)},
+        4: {64: (32, 32, 8, 2, 16), 128: (32, 32, 8, 2, 16), 256: (32, 16, 8, 1, 16)},
+        8: {64: (32, 16, 8, 1, 16), 128: (16, 16, 8, 1, 16), 256: (16, 16, 8, 1, 16)},
+    },
+    "row tangents": {
+        2: {64: (64, 32, 8, 2, 0), 128: (64, 32, 8, 1, 0), 256: (32, 32, 8, 1, 0)},
+        4: {64: (32, 32, 8, 2, 16), 128: (32, 32, 8, 2, 16), 256: (32, 16, 8, 1, 16)},
+        8: {64: (32, 16, 8, 1, 16), 128: (16, 16, 8, 1, 16), 256: (16, 16, 8, 1, 16)},
+    },
+    "column tangents": {
+        2: {64: (64, 32, 8, 2, 0), 128: (64, 32, 8, 1, 0), 256: (32, 32, 8, 1, 0)},
+        4: {64: (32, 32, 8, 2, 16), 128: (32, 32, 8, 2, 16), 256: (32, 32, 8, 2, 16)},
+        8: {64: (32, 16, 8, 1, 16), 128: (32, 16, 8, 1, 16), 256: (32, 16, 8, 1, 16)},
+    },
+    "gradient tangents": {
+        2: {64: (32, 32, 8, 1, 0), 128: (32, 32, 8, 1, 0), 256: (32, 16, 8, 1, 0)},
+        4: {64: (32, 32, 8, 1, 16), 128: (32, 16, 8, 2, 16), 256: (16, 16, 8, 1, 16)},
+        8: {64: (32, 16, 8, 1, 16), 128: (16, 16, 8, 1, 16), 256: (16, 16, 8, 1, 16)},
+    },
+    "effects": {
+        2: {64: (64, 32, 8, 2, 0), 128: (64, 32, 8, 2, 0), 256: (32, 32, 8, 1, 0)},
+        4: {64: (32, 32, 8, 1, 0), 128: (32, 16, 8, 1, 0), 256: (32, 16, 8, 1, 0)},
+        8: {64: (32, 32, 8, 1, 0), 128: (32, 16, 8, 1, 0), 256: (16, 16, 8, 1, 0)},
+    },
+    "effect products": {
+        2: {64: (32, 16, 8, 1, 0), 128: (32, 16, 8, 1, 0), 256: (32, 32, 8, 1, 0)},
+        4: {64: (32, 16, 8, 1, 0), 128: (32, 16, 8, 1, 0), 256: (32, 16, 8, 1, 0)},
+        8: {64: (32, 16, 8, 1, 0), 128: (32, 16, 8, 1, 0), 256: (16, 16, 8, 1, 0)},
+    },
 }
 _TORCH = {
     np.dtype(np.bool_): torch.uint8,
@@ -58,6 +93,7 @@ class Tiles(NamedTuple):
     passed: int  # how many of the other side it reads at a time
     warps: int
     stages: int
+    chunk: int  # columns of q, k, v that a product reads at a time; 0: all, and they stay
     number: Any  # Triton's dtype of sums
     precision: str
 
@@ -127,10 +163,9 @@ def tiles(problem: Problem, width: int, what: str) -> Tiles:
     """
     number = language.float64 if problem.dtype == np.float64 else language.float32
     precision = "tf32" if problem.dtype == np.float32 and _tf32() else "ieee"
-    if knobs.runtime.interpret:
-        return Tiles(32, 32, 4, 1, number, precision)
-    halves, wide = problem.dtype.itemsize == 2, min(256, max(64, padded(max(width, problem.d_k))))
-    found = Tiles(*_SIZES[what, halves][wide], number, precision)
+    size, wide = problem.dtype.itemsize, min(256, max(64, padded(max(width, problem.d_k))))
+    sizes = (32, 32, 4, 1, 16 * (size > 2)) if knobs.runtime.interpret else _SIZES[what][size][wide]
+    found = Tiles(*sizes, number, precision)
     if problem.span_table is not None:  # reading a table takes many registers
         found = found._replace(owned=min(found.owned, 64))
     return found
@@ -204,9 +239,9 @@ def _describe(problem: Problem, device: torch.device) -> Rules:
         query_lengths=sent(problem.query_lengths, np.int32),
         **{name: sent(_narrower(name, segments, spans), np.int32) for name in _LABELS},
         table=sent(table, number),
-        **dict(zip(("table_b", "table_h", "table_i"), _steps_of(table, 3), strict=True)),
+        **dict(zip(("table_b", "table_h", "table_i"), steps_of(table, 3), strict=True)),
         sets=sent(sets, np.uint8),
-        **dict(zip(("sets_n", "sets_h"), _steps_of(sets, 2), strict=True)),
+        **dict(zip(("sets_n", "sets_h"), steps_of(sets, 2), strict=True)),
         slopes=sent(problem.alibi_slopes, number),
         sinks=sent(problem.sinks, number),
         bias=None if bias is None else bias.tensor,
@@ -228,7 +263,7 @@ def _steps(x: StridedTensor | None) -> tuple[int | None, ...]:
     return (None,) * 4 if x is None else x.strides
 
 
-def _steps_of(x: Array | None, count: int) -> tuple[int | None, ...]:
+def steps_of(x: Array | None, count: int) -> tuple[int | None, ...]:
     """The first strides of an array once it is contiguous, in elements; 0 along axes of size 1."""
     if x is None:
         return (None,) * count

@@ -1,0 +1,296 @@
+"""The pages of every public name: what it is called with, and its docstring.
+
+The public names are those of clearhead and of the modules in `modules()`; what their calls return is found from their
+annotations. A new name is on the site without an edit here.
+"""
+
+import importlib
+import inspect
+import re
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import clearhead
+from clearhead import errors
+from frame.docstrings import inline, markdown
+
+MORE = ("hf", "textbook.heads", "textbook.why_scale", "explaining.learning")  # beside those that clearhead itself loads
+RETURNED = "reference/returned"
+INSIDE = ("clearhead.view.", "clearhead.ops.factors", "clearhead.textbook.page")  # classes that are nobody's business
+
+
+@dataclass(frozen=True)
+class Name:
+    """A public name: where it is documented, and the object."""
+
+    full: str  # clearhead.torch.activate
+    page: str  # reference/clearhead.torch
+    value: Any
+
+
+def modules() -> list[str]:
+    """The public modules, clearhead first."""
+    return ["clearhead", *sorted(f"clearhead.{part}" for part in (*clearhead._PARTS, *MORE))]
+
+
+def public(module: Any) -> list[str]:
+    """A module's public names: __all__, or what it defines or imports under the same name (`from … import a as a`)."""
+    if hasattr(module, "__all__"):
+        return list(module.__all__)
+    source = Path(module.__file__).read_text(encoding="utf-8")
+    again = {first for first, second in re.findall(r"^from clearhead\S* import (\w+) as (\w+)$", source, re.M)}
+    own = {name for name, value in vars(module).items() if _documented(value) and value.__module__ == module.__name__}
+    return sorted(name for name in again | own if not name.startswith("_"))
+
+
+def _documented(value: object) -> bool:
+    return (inspect.isclass(value) or inspect.isfunction(value)) and bool(value.__doc__)
+
+
+def names() -> dict[str, Name]:
+    """Every public name, and every class that a call of theirs returns, by its full name."""
+    found: dict[str, Name] = {}
+    for module in modules():
+        loaded = importlib.import_module(module)
+        for name in public(loaded):
+            own = f"/{name}" if module == "clearhead" else ""
+            full = f"{module}.{name}"
+            found[full] = Name(full, f"reference/{module}{own}", getattr(loaded, name))
+    known = {id(each.value) for each in found.values()}
+    todo = [each.value for each in found.values()]
+    while todo:
+        for kind in _returned(todo.pop(0)):
+            if id(kind) not in known:
+                known.add(id(kind))
+                todo.append(kind)
+                full = f"{kind.__module__}.{kind.__qualname__}"
+                found[full] = Name(
+                    full, f"{RETURNED}/{kind.__module__.removeprefix('clearhead.')}.{kind.__name__}", kind
+                )
+    return found
+
+
+def _returned(value: Any) -> list[type]:
+    """The classes of clearhead in what a callable, or a class's public methods, return."""
+    if inspect.isclass(value):
+        calls = [_function(found) for _, found in members(value)]
+        return [kind for call in calls if call is not None for kind in _returned(call)]
+    hint = _hints(value).get("return")
+    found: list[type] = []
+
+    def go(hint: Any) -> None:
+        if inspect.isclass(hint) and hint.__module__.startswith("clearhead") and not hint.__name__.startswith("_"):
+            found.append(hint)
+        for part in typing.get_args(hint):
+            go(part)
+
+    go(hint)
+    return [kind for kind in found if not typing.is_typeddict(kind) and not kind.__module__.startswith(INSIDE)]
+
+
+def _hints(value: Any) -> dict[str, Any]:
+    """A function's annotations; those in quotes by the modules that they name."""
+    value = inspect.unwrap(value)
+    annotations = dict(getattr(value, "__annotations__", {}))
+    for name, hint in annotations.items():
+        if isinstance(hint, str):
+            annotations[name] = _named(hint, value.__module__)
+    return annotations
+
+
+def _named(hint: str, module: str) -> Any:
+    """The class in clearhead that an annotation in quotes names; any other stays a text."""
+    source = Path(importlib.import_module(module).__file__ or "").read_text(encoding="utf-8")
+    word = re.search(r"\w+", hint)
+    home = word and re.search(rf"^\s*from (clearhead\S*) import .*\b{word[0]}\b", source, re.M)
+    return getattr(importlib.import_module(home[1]), word[0], hint) if word and home else hint
+
+
+def members(kind: type) -> list[tuple[str, Any]]:
+    """A class's public methods, properties and fields, in the order in which they are written, its own first."""
+    found: dict[str, Any] = {}
+    for base in kind.__mro__:
+        if base.__module__.startswith("clearhead"):
+            fields = {name: _Field(hint) for name, hint in inspect.get_annotations(base).items()}
+            for name, value in (fields | dict(vars(base))).items():
+                if name in fields and not isinstance(value, property):
+                    value = fields[name]
+                if not name.startswith("_"):
+                    found.setdefault(name, value)
+    return [(name, value) for name, value in found.items() if isinstance(value, _Field) or _function(value)]
+
+
+@dataclass(frozen=True)
+class _Field:
+    hint: Any
+
+
+def _function(value: Any) -> Callable[..., Any] | None:
+    """The function behind a method or property."""
+    for inside in ("fget", "__func__", "func"):
+        value = getattr(value, inside, value)
+    return value if inspect.isfunction(value) else None
+
+
+def pages(names: dict[str, Name]) -> dict[str, str]:
+    """All pages of the reference of Python."""
+    made: dict[str, str] = {}
+    for module in modules():
+        some = [each for each in names.values() if each.full.rpartition(".")[0] == module]
+        about = markdown(importlib.import_module(module).__doc__ or "")
+        text = f"# {module}\n\n```{{py:module}} {module}\n```\n\n{about}\n"
+        if module == "clearhead":
+            text += _listed(some, f"{module}/")
+            made |= {each.page: f"# {each.full}\n\n{described(each, names)}" for each in some}
+        else:
+            text += "\n".join(f"## {each.full.rpartition('.')[2]}\n\n{described(each, names)}" for each in some)
+        made[f"reference/{module}"] = text
+    some = [each for each in names.values() if each.page.startswith(RETURNED)]
+    text = "# What calls return\n\nClasses that nobody makes by hand: calls return them.\n\n"
+    made[RETURNED] = text + _listed(some, "returned/")
+    made |= {each.page: f"# {each.full.rpartition('.')[2]}\n\n{described(each, names)}" for each in some}
+    about = {module: summary(importlib.import_module(module)).removeprefix("clearhead: ") for module in modules()}
+    listed = "\n".join(f"- [{module}]({module}.md): {words}" for module, words in about.items())
+    inside = "\n".join((*modules(), "returned"))
+    made["reference/python"] = (
+        "# Python\n\n`import clearhead as ch` loads NumPy only. What needs PyTorch, JAX or Transformers is imported "
+        f"when it is first used.\n\n{listed}\n- [clearhead.errors](errors.md): what can go wrong.\n"
+        "- [What calls return](returned.md)\n\n"
+        f"```{{toctree}}\n:hidden:\n\n{inside}\n```\n"
+    )
+    return made
+
+
+def _listed(some: list[Name], folder: str) -> str:
+    """A table of names with what they are, and their place in the sidebar."""
+    rows, inside = "", ""
+    for each in sorted(some, key=lambda each: each.full.rpartition(".")[2].lower()):
+        file = f"{folder}{each.page.rpartition('/')[2]}"
+        title = each.full.rpartition(".")[2]
+        rows += f"| [`{title}`]({file}.md) | {summary(each.value)} |\n"
+        inside += f"{title} <{file}>\n"
+    return f"| name | what it is |\n| --- | --- |\n{rows}\n```{{toctree}}\n:hidden:\n\n{inside}```\n"
+
+
+def summary(value: Any) -> str:
+    """The first line of a docstring."""
+    return inline((inspect.getdoc(value) or "").split("\n")[0]) if _documented(value) or inspect.ismodule(value) else ""
+
+
+def described(name: Name, names: dict[str, Name]) -> str:
+    """A name's signature and docstring, and those of what it has."""
+    (module, _, last), value = name.full.rpartition("."), name.value
+    options, text = {"module": module}, inspect.getdoc(value) or ""
+    if inspect.isclass(value):
+        made = "" if name.page.startswith(RETURNED) else signature(value, names)  # nobody makes those by hand
+        text = _directive("py:class", last + made, text, options, fence=":::::")
+        inner = "\n".join(_member(member, found, names) for member, found in members(value))
+        return text.replace("<!-- members -->", inner)
+    if inspect.isfunction(value):
+        return _directive("py:function", last + signature(value, names), text, options)
+    return _directive("py:data", last, f"`{value!r}`" if len(repr(value)) < 400 else "", options)
+
+
+def _member(name: str, value: Any, names: dict[str, Name]) -> str:
+    if isinstance(value, _Field):
+        return _directive("py:attribute", name, "", {"type": typed(value.hint, names)}, fence="::::")
+    function = _function(value)
+    text = inspect.getdoc(function) or ""
+    if not isinstance(value, (staticmethod, classmethod)) and not inspect.isfunction(value):
+        kind = typed(getattr(function, "__annotations__", {}).get("return"), names)
+        return _directive("py:property", name, text, {"type": kind}, fence="::::")
+    bound = not isinstance(value, staticmethod)
+    options = {} if inspect.isfunction(value) else {"classmethod" if bound else "staticmethod": "-"}
+    return _directive("py:method", name + signature(function, names, bound=bound), text, options, fence="::::")
+
+
+def _directive(kind: str, what: str, text: str, options: dict[str, str] | None = None, fence: str = "::::") -> str:
+    """One directive of Sphinx's Python domain."""
+    given = "".join(f":{key}: {value}\n".replace(": -\n", ":\n") for key, value in (options or {}).items() if value)
+    inner = "\n<!-- members -->\n" if fence == ":::::" else ""
+    return f"{fence}{{{kind}}} {what}\n{given}\n{markdown(text) if text else ''}{inner}{fence}\n"
+
+
+def signature(call: Any, names: dict[str, Name], *, bound: bool = False) -> str:
+    """What a callable takes and returns, with short names of types."""
+    try:
+        found = inspect.signature(call)
+    except (TypeError, ValueError):
+        return "()"
+    parts, star = [], False
+    for at, each in enumerate(found.parameters.values()):
+        if bound and at == 0:
+            continue
+        if each.kind is each.KEYWORD_ONLY and not star:
+            parts.append("*")
+            star = True
+        star = star or each.kind is each.VAR_POSITIONAL
+        mark = {each.VAR_POSITIONAL: "*", each.VAR_KEYWORD: "**"}.get(each.kind, "")
+        kind = "" if each.kind is each.VAR_KEYWORD else typed(each.annotation, names)
+        part = f"{mark}{each.name}: {kind}" if kind else f"{mark}{each.name}"
+        if each.default is not each.empty:
+            part += (" = " if kind else "=") + _default(each.default)
+        parts.append(part)
+    kind = "" if inspect.isclass(call) else typed(found.return_annotation, names)
+    return f"({', '.join(parts)})" + (f" -> {kind}" if kind and kind != "None" else "")
+
+
+def _default(value: Any) -> str:
+    return value.__name__ if callable(value) else repr(value)
+
+
+def typed(hint: Any, names: dict[str, Name]) -> str:
+    """A type as readers want it: nothing for Any, the full name of a class that has a page, the last name of others."""
+    if hint is inspect.Signature.empty or hint is Any or hint in ("Any", None):
+        return ""
+    text = hint if isinstance(hint, str) else inspect.formatannotation(hint)
+    text = re.sub(r"ForwardRef\('([^']*)'[^)]*\)", r"\1", text).replace("'", '"') if "ForwardRef" in text else text
+    text = re.sub(r"(numpy\.)?ndarray\[[^\[\]]*(\[[^\[\]]*\])?\]", "np.ndarray", text)
+    homes = {f"{each.value.__module__}.{each.value.__qualname__}": full for full, each in _classes(names).items()}
+    ends = {home.rpartition(".")[2]: full for home, full in homes.items()}
+
+    def short(found: re.Match[str]) -> str:
+        home, _, last = found[0].rpartition(".")
+        if home in ("np", "torch"):
+            return found[0]
+        return homes.get(found[0], last) if home else ends.get(last, last)
+
+    if isinstance(hint, str) and not re.fullmatch(r"[\w.\[\], |\"']+", text):
+        return ""
+    return re.sub(r"(?<![\"'\w])[A-Za-z_][\w.]*(?![\w\"'])", short, text)
+
+
+def _classes(names: dict[str, Name]) -> dict[str, Name]:
+    return {full: each for full, each in names.items() if inspect.isclass(each.value)}
+
+
+def linked(code: str, names: dict[str, Name]) -> str:
+    """Code in backticks as a link to the name's page, where it is a public name: `ch.cut`, `ch.watch(…)`, `A.top`."""
+    found = re.fullmatch(r"`(?:ch|clearhead)\.([\w.]+)((?:\(.*\))?)`", code)
+    if found and f"clearhead.{found[1]}" in names:
+        return f"{{py:obj}}`{code.strip('`')} <clearhead.{found[1]}>`"
+    return code
+
+
+def linked_text(text: str, names: dict[str, Name]) -> str:
+    """A generated page whose code in backticks, and whose errors, lead to the pages of names; its own fences stay."""
+    bare = {full.removeprefix("clearhead.") for full in names if full.count(".") == 1}
+
+    def link(found: re.Match[str]) -> str:
+        role, code, error = found.groups()
+        if error:
+            return f"{{py:exc}}`{error} <clearhead.errors.{error}>`" if hasattr(errors, error) else error
+        if role or code not in bare:
+            return found[0] if role else linked(found[0], names)
+        return f"{{py:obj}}`{code} <clearhead.{code}>`"
+
+    lines, inside = text.split("\n"), False
+    for at, line in enumerate(lines):
+        if line.startswith("```"):
+            inside = not inside
+        elif not inside and not line.startswith(("|", "#", "::")):
+            lines[at] = re.sub(r"(\{[\w:]+\})?`([^`]+)`|\b([A-Z]\w*Error)\b", link, line)
+    return "\n".join(lines)

@@ -1,0 +1,63 @@
+"""The pages of every score rule and every statistic, from the two tables of the core."""
+
+import re
+from inspect import getdoc
+
+import clearhead
+from clearhead.core.rules import RULES
+from clearhead.core.statistics import STATISTICS
+from frame.docstrings import ENTRY, inline
+
+RULES_TOP = """# Score rules
+
+The same keywords everywhere: `ch.attention`, `ch.AttentionMatrix`, `ch.trace`, `ch.diagnose` and the others take them.
+All are optional, and they can be combined; they act on a score in the order of this table. "Forbids" says whether a
+rule can forbid a query to attend to a key; what is forbidden costs no arithmetic where a whole block is forbidden.
+
+| rule | value | forbids |
+| --- | --- | --- |
+"""
+STATISTICS_TOP = """# Statistics
+
+What `A.observe(…)`, `ch.watch(model, …)` and the methods of the same names can be asked for. a_ij is the weight and
+s_ij the logit of query i and key j: what the softmax sees. Statistics are per query head, after the batch axes.
+
+| statistic | ask for it by | definition | axes | pass |
+| --- | --- | --- | --- | --- |
+"""
+STATISTICS_END = """
+One pass over the keys computes the output and everything of the first pass together; one more computes everything of
+the second, which needs the final log-sum-exp. `distance` and `own` need positions: where queries and keys differ in
+number, give `query_offset`. A row with nothing to attend to has output 0, log-sum-exp −∞ and entropy 0.
+"""
+ASKED = {"flag": "True", "count": "8", "size": "(256, 256)", "labels": "(query_labels, key_labels)"}
+
+
+def pages() -> dict[str, str]:
+    """Both pages. ValueError where the docstring of `attention` lacks a rule."""
+    told = rules_told()
+    left = [name for name in RULES if name not in told]
+    if left:
+        raise ValueError(f"the docstring of attention says nothing of {', '.join(left)}")
+    rules = "".join(f"| `{name}` | {told[name]} | {'yes' if rule.forbids else ''} |\n" for name, rule in RULES.items())
+    seen = ""
+    for name, each in STATISTICS.items():
+        asked = "`v`" if each.asked == "v" else f"`{name}={ASKED[each.asked]}`"
+        number = "first" if each.computed == "rows" else "second"
+        seen += f"| `{name}` | {asked} | {inline(each.definition)} | {', '.join(each.axes)} | {number} |\n"
+    return {"reference/rules": RULES_TOP + rules, "reference/statistics": STATISTICS_TOP + seen + STATISTICS_END}
+
+
+def rules_told() -> dict[str, str]:
+    """What the docstring of `attention` says of each rule."""
+    told: dict[str, str] = {}
+    names: list[str] = []
+    for line in (getdoc(clearhead.attention) or "").splitlines():
+        if found := ENTRY.fullmatch(line):
+            names = re.split(r", ", found[1])
+            told |= dict.fromkeys(names, found[2])
+        elif line.startswith(" ") and names:
+            told |= {name: f"{told[name]} {line.strip()}" for name in names}
+        else:
+            names = []
+    return {name: inline(text) for name, text in told.items() if name in RULES}

@@ -1,0 +1,245 @@
+"""One call that JAX traces: what is known of it while JAX traces, and what the host computes when it runs."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from clearhead import engines
+from clearhead.core.arrays import statistics_dtype
+from clearhead.core.axes import Array, as_slice
+from clearhead.core.directions import Directions
+from clearhead.core.problem import Described, Problem, describe
+from clearhead.core.rules import FIELDS, RULES, Rules, joined
+from clearhead.core.statistics import STATISTICS, Groups, Wanted, arrays_of
+from clearhead.engines.base import Kept, kinds
+from clearhead.ops import backward, tangents
+from clearhead.ops.jax_host import Kind
+
+TABLE = "spans[2]"
+INPUTS = ("q", "k", "v", "bias", "sinks", TABLE)  # what has a derivative
+Arrays = Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Traced:
+    """What is known of a call while JAX traces it."""
+
+    names: tuple[str, ...]  # of the arrays that come when it runs: q, k, v where it is given, and traced rules
+    rules: Rules  # those that are not traced
+    batch: tuple[int, ...]  # q's axes in front of its heads
+    problem: Problem  # of the chosen queries; traced rules are zeros in it
+    d_v: int
+    rows: range
+    queries: int  # of q, chosen or not
+    want: Wanted
+    engine: str | None
+
+    def arrays(self) -> list[str]:
+        """The names of the arrays that answer what is wanted."""
+        return [array for name in self.want.names() for array in arrays_of(name)]
+
+    def kinds(self) -> dict[str, Kind]:
+        """Their shapes and dtypes."""
+        found = kinds(self.problem, self.want, self.want.names(), frozenset(STATISTICS), self.d_v)
+        return {name: ((*self.problem.prefix, *found[name][0][2:]), found[name][1]) for name in self.arrays()}
+
+    def describe(self, given: Arrays) -> Described:
+        """The problem of all queries; what all calls of a mapped axis share has there an axis of size 1, or none."""
+        each: dict[str, Any] = {**self.rules, **given}
+        for name, x in each.items():
+            axes = axes_of(name)
+            if name in ("q", "k", "v"):
+                each[name] = np.broadcast_to(x, (*self.batch, *x.shape[-3:]))
+            elif len(axes) == 2 and np.ndim(x) > 1:
+                each[name] = np.broadcast_to(x, (*self.batch, x.shape[-1]))
+        q, k, v = (each.pop(name, None) for name in "qkv")
+        return describe(q, k, v, joined(each))
+
+    def read(self, given: Arrays) -> tuple[Problem, tuple[Array, Array, Array | None]]:
+        """The problem of the chosen queries, with its arrays (batch, heads, …), now that the numbers are there."""
+        read = self.describe(given)
+        return read.problem.take(queries=self.rows), (read.q[:, :, as_slice(self.rows)], read.k, read.v)
+
+    def blocks(self, results: Arrays) -> dict[str, Array]:
+        """Results (…, heads, …), or what belongs to them, as arrays (batch, heads, …)."""
+        axes = len(self.problem.prefix)
+        wide = {name: np.broadcast_to(x, (*self.problem.prefix, *x.shape[axes:])) for name, x in results.items()}
+        return {name: x.reshape(self.problem.batch, self.problem.heads, *x.shape[axes:]) for name, x in wide.items()}
+
+    def directions(self, given: Arrays, along: Arrays) -> Directions:
+        """The inputs' tangents as engines take them; those of rules are read as the rules themselves."""
+        moved = {name: x for name, x in along.items() if name != TABLE}
+        if TABLE in along:
+            every = {**self.rules, **given}
+            moved |= {name: every[name] for name in ("spans[0]", "spans[1]")} | {TABLE: along[TABLE]}
+        plain = replace(self, rules={})
+        read = plain.describe({name: given[name] for name in ("q", "k")} | moved)
+        own = read.problem.take(queries=self.rows)
+        return Directions(
+            q=read.q[:, :, as_slice(self.rows)] if "q" in along else None,
+            k=read.k if "k" in along else None,
+            v=read.v,
+            bias=own.bias,
+            spans=own.span_table,
+            sinks=own.sinks,
+        )
+
+    def mapped(self, count: int, shapes: Mapping[str, Kind]) -> "Traced":
+        """The call that makes `count` calls at once, with one more batch axis in front; shapes are its arrays'."""
+        groups = self.want.groups
+        if groups is not None:
+            groups = Groups(np.tile(groups.queries, (count, 1)), np.tile(groups.keys, (count, 1)), groups.counts)
+        call = replace(self, batch=(count, *self.batch), want=replace(self.want, groups=groups))
+        zeros = {name: np.broadcast_to(np.zeros((), dtype), shape) for name, (shape, dtype) in shapes.items()}
+        return replace(call, problem=call.read(zeros)[0])
+
+
+def axes_of(name: str) -> tuple[str, ...]:
+    """The axes of a rule's value with all its axes; () for what is no rule."""
+    rule, _, part = name.partition("[")
+    if rule not in RULES:
+        return ()
+    return FIELDS[[*RULES[rule].fields][int(part[:-1]) if part else 0]]
+
+
+def answers(call: Traced, *arrays: Array) -> list[Array]:
+    """The arrays that answer what is wanted."""
+    problem, (q, k, v) = call.read(dict(zip(call.names, arrays, strict=True)))
+    engine = engines.get(engines.choose(problem, call.engine, call.want).engine)
+    found = engines.answer(engine, problem, q, k, v, call.want)
+    return [problem.restore(found[name]) for name in call.arrays()]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Derivative:
+    """A derivative of a call, a linear map of `along` and `changing` to `asked` and `moved`:
+
+        asked = H·along + Jᵀ·changing
+        moved = J·along
+
+    J is the derivative of the results by the inputs, H the second derivative of Σ by·results by the inputs. So forward
+    mode is J, a gradient Jᵀ, and the gradient's tangent all of it. H is symmetric: the map's transpose is the same map,
+    from asked and moved to along and changing.
+
+    known     results that are known, by name; the log-sum-exp is among them
+    by        upstream gradients of results
+    along     the inputs' tangents
+    changing  the tangents of `by`
+    asked     gradients of inputs, or their tangents, each with its shape and dtype
+    moved     the tangents of results
+    """
+
+    call: Traced
+    known: tuple[str, ...]
+    by: tuple[str, ...]
+    along: tuple[str, ...]
+    changing: tuple[str, ...]
+    asked: dict[str, Kind]
+    moved: tuple[str, ...]
+
+    def split(self, given: Sequence[Any]) -> list[dict[str, Any]]:
+        """Values in the order of the map's arguments: the call's own arrays, known, by, along, changing; by name."""
+        rest, parts = iter(given), (self.call.names, self.known, self.by, self.along, self.changing)
+        return [{name: next(rest) for name in names} for names in parts]
+
+    def kinds(self) -> list[Kind]:
+        """Shapes and dtypes of what it answers."""
+        results = self.call.kinds()
+        return [*self.asked.values(), *(results[name] for name in self.moved)]
+
+    def check(self) -> None:
+        """Raise DerivativeError for a result that has no such derivative."""
+        hint = "jax.lax.stop_gradient of what comes of it."
+        if self.moved:
+            tangents.check_smooth(map(_statistic, self.moved), "forward-mode derivative", hint)
+        if self.by:
+            tangents.check_smooth(map(_statistic, (*self.by, *self.changing)), "second derivative", hint)
+        backward.check_derivatives(self.changing)
+
+
+def _statistic(name: str) -> str:
+    return "top" if name.startswith("top_") else name
+
+
+def derivative(form: Derivative, *arrays: Array) -> list[Array]:
+    """What a derivative's map answers."""
+    call = form.call
+    given, *results, along, changing = form.split(arrays)
+    problem, operands = call.read(given)
+    known, by, changing = (call.blocks(side) for side in (*results, changing))
+    name = "gradients" if not form.along else "gradient_tangents" if form.asked else "tangents"
+    engine: Any = engines.get(engines.choose_for(name, problem, call.engine).engine)
+    groups, bias, spans = call.want.groups, *_shapes(form, problem)
+    found: Mapping[str, Array] = {}
+    moved: Mapping[str, Array] = {}
+    want = call.want.only(form.moved)
+    if not form.along:
+        found = backward.gradients(engine, problem, operands, known, changing, groups=groups, bias=bias, spans=spans)
+    elif not form.asked:
+        direction = call.directions(given, along)
+        logsumexp, output = known["logsumexp"], known.get("output")
+        moved = tangents.forward(engine, problem, operands, direction, want, logsumexp, output)[1]
+    else:
+        direction = call.directions(given, along)
+        second = tangents.Second(engine, problem, operands, known, by, direction, changing, groups, bias, spans)
+        found, moved = tangents.gradient_tangents(second)
+        if want.columns():
+            kept = Kept(known["logsumexp"], moved["logsumexp"])
+            moved = {**moved, **engine.column_tangents(problem, *operands[:2], direction, kept, want)}
+    return [_as_asked(call, found, *each) for each in form.asked.items()] + [
+        problem.restore(moved[name]) for name in form.moved
+    ]
+
+
+def second_tangents(form: Derivative, inputs: Sequence[str], *arrays: Array) -> list[Array]:
+    """The second derivatives of what a form has as `moved`, along its direction and along that of `inputs`."""
+    call, count = form.call, len(arrays) - len(inputs)
+    given, known, _, along, _ = form.split(arrays[:count])
+    problem, (q, k, v) = call.read(given)
+    engine: Any = engines.get(engines.choose_for("second_tangents", problem, call.engine).engine)
+    want = call.want.only(form.moved)
+    sides = along, dict(zip(inputs, arrays[count:], strict=True))
+    one, other = (call.directions(given, side) for side in sides)
+    if not want.output:
+        v, one, other = None, replace(one, v=None), replace(other, v=None)
+    found = engine.second_tangents(problem, q, k, v, (one, other), want, call.blocks(known)["logsumexp"])
+    return [problem.restore(found[name]) for name in form.moved]
+
+
+def _shapes(form: Derivative, problem: Problem) -> Iterator[tuple[int, int, int, int] | None]:
+    """The shapes in which gradients of the bias and of the table of spans are asked for, 1 where it is broadcast."""
+    for name in ("bias", TABLE):
+        if name not in form.asked:
+            yield None
+            continue
+        *lead, heads, height, width = form.asked[name][0]
+        batch = problem.batch if prod(lead) != 1 else 1
+        yield batch, heads, problem.queries if name == "bias" and height != 1 else height, width
+
+
+def _as_asked(call: Traced, found: Mapping[str, Array], name: str, kind: Kind) -> Array:
+    """A gradient in the shape asked for: that of its input, 1 where calls or batch entries share it."""
+    shape, dtype = kind
+    part = found.get(name.replace(TABLE, "spans"))
+    if part is None:  # v, where the loss does not use the output
+        return np.zeros(shape, dtype)
+    if name == "sinks":
+        return part
+    if name == "q" or (name == "bias" and shape[-2] != 1):
+        part = _among(part, call.rows, call.queries)
+    lead = call.batch if part.shape[0] == call.problem.batch else (1,) * len(call.batch)
+    part = part.reshape(*lead, *part.shape[1:])
+    shared = tuple(axis for axis, size in enumerate(shape) if size == 1 != part.shape[axis])
+    return part.astype(statistics_dtype(part.dtype)).sum(shared, keepdims=True) if shared else part
+
+
+def _among(part: Array, rows: range, queries: int) -> Array:
+    """Rows of the chosen queries among all queries; the others are zero."""
+    if rows == range(queries):
+        return part
+    full = np.zeros((*part.shape[:-2], queries, part.shape[-1]), part.dtype)
+    full[..., as_slice(rows), :] = part
+    return full

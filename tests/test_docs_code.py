@@ -1,0 +1,76 @@
+"""Every block of code in the documents runs here or elsewhere, or says why not.
+
+Blocks with `>>>` are run by pytest as doctests, console blocks by docs/transcripts.py, the README's `sh` blocks by the
+gate. Python without prompts is run here, page by page, in an empty folder. A comment just above a block may say
+`not run: …`, or `set-up`, followed by code that a reader does not need to see.
+"""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if "frame" not in path.relative_to(ROOT / "docs").parts)
+BLOCK = re.compile(r"(?:<!-- ((?:(?!-->).)*?)\s*-->\n)?^( *)```(\w+)\n(.*?)^\2```$", re.DOTALL | re.MULTILINE)
+RUN = ("python", "sh", "bash", "pycon", "console")  # other blocks are no code: text, json, html
+SLOW = {"looking", "transformers", "pytorch"}  # they need PyTorch or Transformers
+
+
+class Block(NamedTuple):
+    kind: str
+    code: str
+    note: str  # the comment above it
+
+
+def blocks(page: Path) -> list[Block]:
+    found = BLOCK.finditer(page.read_text(encoding="utf-8"))
+    return [Block(each[3], each[4], each[1] or "") for each in found if each[3] in RUN]
+
+
+def plain(block: Block) -> bool:
+    """Is it Python that runs here?"""
+    return block.kind == "python" and ">>>" not in block.code and not block.note.startswith("not run: ")
+
+
+def named(page: Path) -> object:
+    marks = [pytest.mark.slow] if page.stem in SLOW else []
+    return pytest.param(page, id=page.relative_to(ROOT / "docs").as_posix(), marks=marks)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT / "docs").as_posix())
+def test_every_block_of_code_runs_or_says_why_not(page: Path):
+    for kind, code, note in blocks(page):
+        if note.startswith("not run: "):
+            assert len(note) > len("not run: a reason"), note
+        elif kind == "pycon":
+            assert ">>> " in code, code
+        elif kind == "console":
+            assert code.startswith("$ "), code
+        else:
+            assert kind == "python", f"{page.name}: write <!-- not run: why --> above\n{code}"
+
+
+@pytest.mark.parametrize("page", [named(page) for page in PAGES if any(map(plain, blocks(page)))])
+def test_python_without_prompts_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    here: dict[str, object] = {"__name__": page.stem}
+    for block in filter(plain, blocks(page)):
+        exec(compile(block.note.removeprefix("set-up"), f"{page.name}, set-up", "exec"), here)
+        exec(compile(block.code, page.name, "exec"), here)
+
+
+def test_a_block_without_a_reason_is_found(tmp_path: Path):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- not run: needs a GPU -->\n```sh\nrun\n```\n\nSo:\n\n```sh\nrun\n```\n", encoding="utf-8")
+    assert [block.note for block in blocks(page)] == ["not run: needs a GPU", ""]
+    with pytest.raises(AssertionError, match="write <!-- not run: why -->"):
+        test_every_block_of_code_runs_or_says_why_not(page)
+
+
+def test_set_up_runs_before_its_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- set-up\nx = 1\n-->\n```python\nassert x == 2\n```\n", encoding="utf-8")
+    with pytest.raises(AssertionError):
+        test_python_without_prompts_runs(page, tmp_path, monkeypatch)

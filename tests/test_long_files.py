@@ -1,0 +1,300 @@
+"""Pages of long texts: what their files hold, and what the page computes from them, in Node."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import clearhead as ch
+from clearhead.core.arrays import bfloat16
+from clearhead.errors import DtypeError, RuleError, SelectionError
+from clearhead.view import head_summary, picture, pixels
+from clearhead.view.parts import one_sequence
+from clearhead.view.tiles import tile
+from long_pages import TEXT, TOKENS, H, document_of, end_of, long_page, matrix, two_layers
+
+SCRIPT = Path(__file__).parents[1] / "page/check/tiles.js"
+RNG = np.random.default_rng(8)
+
+
+@pytest.fixture(scope="module")
+def small():
+    return two_layers()
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 9), st.booleans(), st.integers(0, 9))
+def test_a_picture_holds_the_largest_and_the_mean_weight_of_each_pixel(n, m, side, causal, seed):
+    rules = {"causal": True, "query_offset": m - n} if causal else {}
+    part = matrix(n, m, seed=seed, **rules)
+    weights = part[0].astype(np.float64)
+    found = pixels.pictures(one_sequence(part, 0), side)
+    rows, cols = (np.arange(min(side, size) + 1) * size // min(side, size) for size in (n, m))
+    alone = weights.copy()
+    alone[:, :, 0] = 0
+    for r in range(len(rows) - 1):
+        for c in range(len(cols) - 1):
+            block = alone[:, rows[r] : rows[r + 1], cols[c] : cols[c + 1]]
+            assert np.allclose(found.most[:, r, c], block.max((1, 2)), atol=1e-6)
+            assert np.allclose(found.mean[:, r, c], block.mean((1, 2)), atol=1e-6)
+        first = weights[:, rows[r] : rows[r + 1], 0]
+        assert np.allclose(found.first_most[:, r], first.max(1), atol=1e-6)
+        assert np.allclose(found.first_mean[:, r], first.mean(1), atol=1e-6)
+    assert np.allclose(found.received, weights.sum(1), atol=1e-4)
+
+
+def test_head_summaries_are_the_means_of_the_weights():
+    part = matrix(30, causal=True)
+    weights = part[0].astype(np.float64)
+    found = head_summary.summarise_heads(part, part.observe(logsumexp=True))
+    i, j = np.indices((30, 30))
+    assert np.allclose(found.sink, weights[:, :, 0].mean(1), atol=1e-6)
+    assert np.allclose(found.own, np.diagonal(weights, 0, 1, 2).mean(1), atol=1e-6)
+    assert np.allclose(found.previous, np.diagonal(weights, -1, 1, 2).mean(1), atol=1e-6)
+    assert np.allclose(found.distance, (weights * abs(i - j)).sum(2).mean(1), atol=1e-5)
+    logs = np.log(weights, where=weights > 0, out=np.zeros_like(weights))
+    assert np.allclose(found.entropy, -(weights * logs).sum(2).mean(1), atol=1e-5)
+
+
+# what the page computes
+
+N, M = 37, 45
+SPAN_TABLE = np.where(RNG.random((H, 3, 2)) < 0.2, -np.inf, RNG.standard_normal((H, 3, 2)))
+RULES = {
+    "none": {},
+    "causal": {"causal": True, "query_offset": 8},
+    "window": {"window": (9, 3), "query_offset": 4},
+    "softcap and alibi": {"softcap": 1.5, "alibi_slopes": np.array([0.5, 0.25, 0.0, 0.1]), "query_offset": 0},
+    "mask": {"mask": RNG.random((1, 1, N, M)) < 0.6},
+    "mask for each head": {"mask": RNG.random((1, H, N, M)) < 0.6, "bias": RNG.standard_normal((1, H, N, M))},
+    "spans": {"spans": (RNG.integers(-1, 3, N), RNG.integers(-1, 2, M), SPAN_TABLE), "scale": [0.3, 0.1, -0.2, 0.5]},
+    "sinks and lengths": {"sinks": np.array([0.5, -np.inf, 2.0, 0.0]), "kv_lengths": np.array([33])},
+}
+
+
+def computed(document, tmp_path, wanted):
+    if shutil.which("node") is None:
+        pytest.skip("node is not installed")
+    place = tmp_path / "page.html"
+    place.write_bytes(long_page(document))
+    done = subprocess.run(["node", SCRIPT, place, json.dumps(wanted)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("dtype", [np.float32, bfloat16], ids=str)
+def test_a_tile_of_the_page_equals_the_matrix_within_its_stated_bound(rule, dtype, tmp_path):
+    part = matrix(N, M, dtype=dtype, **RULES[rule])
+    exact = [("0", 1), ("0", 3)]
+    plain = [
+        {"layer": 0, "head": head, "level": 0, "row": 0, "col": 0, "rule": "most", "words": False} for _, head in exact
+    ]
+    for (_, head), found in zip(exact, computed(document_of(part, exact=exact), tmp_path, plain), strict=True):
+        page = np.array(found["tile"]).reshape(256, 256)[:N, :M]
+        weights = np.asarray(part[0, head], np.float64)
+        assert np.array_equal(
+            page == -1, tile(one_sequence(part, 0), head, range(N + 1), range(M + 1), 1, "most") == -1
+        )
+        bounds = np.array(found["bounds"])[:, None]
+        seen = page != -1
+        assert (bounds < 1e-3).all()
+        assert (abs(page - weights) <= bounds * weights + 1e-9)[seen].all()
+
+
+@pytest.mark.parametrize("rule", ["most", "mean"])
+@pytest.mark.parametrize("whole", [False, True], ids=["tokens", "words"])
+def test_the_page_and_the_server_compute_the_same_pixels(rule, whole, tmp_path):
+    part = matrix(len(TOKENS), causal=True)
+    wanted = [
+        {"layer": 0, "head": 2, "level": level, "row": 0, "col": 0, "rule": rule, "words": whole} for level in (0, 1, 2)
+    ]
+    for level, found in enumerate(computed(document_of(part, TOKENS), tmp_path, wanted)):
+        rows, cols = (edges or range(len(TOKENS) + 1) for edges in found["edges"])
+        expected = tile(one_sequence(part, 0), 2, list(rows), list(cols), 2**level, rule)
+        page = np.array(found["tile"]).reshape(256, 256)[: expected.shape[0], : expected.shape[1]]
+        assert np.allclose(page, expected, atol=1e-6)
+    if whole:
+        assert len(rows) - 1 == len(TEXT)
+        weights = np.asarray(part[0, 2], np.float64)
+        assert tile(one_sequence(part, 0), 2, [3, 6], [3, 6], 1, "mean")[0, 0] == pytest.approx(
+            weights[3:6, 3:6].sum() / 3
+        )
+
+
+def test_rounded_queries_and_keys_state_a_wider_bound_that_holds(tmp_path):
+    part = matrix(N, M)
+    (found,) = computed(
+        document_of(part, dtype="bfloat16"),
+        tmp_path,
+        [{"layer": 0, "head": 0, "level": 0, "row": 0, "col": 0, "rule": "most", "words": False}],
+    )
+    page = np.array(found["tile"]).reshape(256, 256)[:N, :M]
+    off = abs(page - part[0, 0]) / part[0, 0]
+    assert off.max() > 1e-4
+    assert (off <= np.array(found["bounds"])[:, None]).all()
+    assert np.allclose(page.sum(1), 1, atol=1e-5)  # the log-sum-exp is that of the rounded queries and keys
+
+
+def in_node(wanted):
+    if shutil.which("node") is None:
+        pytest.skip("node is not installed")
+    script = SCRIPT.with_name("numbers.js")
+    done = subprocess.run(["node", script, json.dumps(wanted)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_page_and_pictures_end_their_colour_scale_at_the_same_weight(small):
+    rng = np.random.default_rng(4)
+    peaks = [rng.random(size).astype(np.float32) for size in (0, 1, 2, 9, 10, 11, 20, 21, 99, 500) for _ in range(9)]
+    for row in peaks:
+        row[rng.random(len(row)) < 0.1] = 0
+        row[rng.random(len(row)) < 0.1] = np.nan
+    asked = [[str(x) for x in row.astype(np.float64)] for row in peaks]
+    assert in_node({"reach": asked})["reach"] == [picture.reach(row) for row in peaks]
+    weights = np.asarray(small[0][0], np.float64)
+    assert picture.reach(weights[1].max(1)) == pytest.approx(end_of(weights[1]))
+    assert picture.reach(np.array([1.0, 0.2])) == 0.2
+    assert picture.reach(np.array([0.7])) == 0.7
+    assert picture.reach(np.array([np.nan])) == 1.0
+    layer = document_of(small[0], TOKENS).header["runs"][0]["layers"][0]
+    aside = weights.copy()
+    aside[:, :, 0] = 0
+    for name, of in (("whole", weights), ("aside", aside)):
+        assert layer["reach"][name] == pytest.approx([end_of(head) for head in of], rel=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("dtype", [None, "bfloat16"], ids=str)
+def test_the_true_weight_lies_within_the_printed_interval(seed, dtype, tmp_path):
+    """Compared with float64 weights of the unrounded inputs."""
+    part = matrix(N, M, seed=seed, d=16)
+    q, k = np.asarray(part.factors.q[0, 1], np.float64), np.asarray(part.factors.k[0, 0], np.float64)
+    logits = q @ k.T / 4
+    true = np.exp(logits - logits.max(1, keepdims=True))
+    true /= true.sum(1, keepdims=True)
+    wanted = {"layer": 0, "head": 1, "level": 0, "row": 0, "col": 0, "rule": "most", "words": False}
+    (found,) = computed(document_of(part, dtype=dtype), tmp_path, [wanted])
+    tiled = np.array(found["tile"]).reshape(256, 256)[:N, :M]
+    pairs = [[tiled[i, j], tiled[i, j] * found["bounds"][i]] for i in range(N) for j in range(M)]
+    outside = 0
+    for said, truth in zip(in_node({"within": pairs})["within"], true.ravel(), strict=True):
+        value, bound = map(float, said.split(" ± "))
+        outside += not abs(truth - value) <= bound * (1 + 1e-9)
+    assert outside == 0
+
+
+def test_nonfinite_weights_are_stored_as_nonfinite():
+    for bad in (np.nan, np.inf):
+        q, k = np.random.default_rng(7).standard_normal((2, 1, 30, 4)).astype(np.float32)
+        q[0, 12, 1] = bad
+        part = ch.AttentionMatrix(q, k, causal=True)
+        made = document_of(part, exact=[])
+        layer = made.header["runs"][0]["layers"][0]
+        codes = made.arrays["0.most"][0]
+        wrong = ~np.isfinite(np.asarray(part[0], np.float64))
+        wrong[:, 0] = False  # the first key has a picture of its own
+        assert (codes == pixels.NONFINITE).tolist() == wrong.tolist()
+        finite = np.delete(np.asarray(part[0], np.float64), 12, 0)
+        assert layer["largest"]["most"][0] == pytest.approx(finite.max())
+        assert layer["reach"]["whole"][0] == pytest.approx(end_of(finite))
+        png = part.to_png()
+        assert png.startswith(b"\x89PNG")
+        assert "nan" in part.to_svg()
+
+
+@pytest.mark.parametrize(
+    ("rules", "masked"),
+    [
+        ({}, False),
+        ({"causal": True}, True),
+        ({"mask": np.ones((1, 1, 9, 9), bool)}, False),
+        ({"mask": np.arange(81).reshape(1, 1, 9, 9) != 80}, True),
+        ({"kv_lengths": np.array([9])}, False),
+        ({"kv_lengths": np.array([8])}, True),
+        ({"window": (8, 8)}, False),
+        ({"bias": np.zeros((H, 9, 9))}, False),
+    ],
+    ids=str,
+)
+def test_the_page_records_whether_any_key_is_masked(rules, masked):
+    made = document_of(matrix(9, **rules))
+    assert made.header["runs"][0]["layers"][0]["masked"] is masked
+
+
+# the file
+
+
+def test_the_same_matrix_gives_the_same_bytes(tmp_path):
+    for name in "ab":
+        matrix(20, causal=True).save(tmp_path / f"{name}.html")
+    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+
+
+def test_a_page_that_is_too_large_is_refused_early_and_the_error_says_what_fits():
+    q = RNG.standard_normal((8, 40000, 128), dtype=np.float32)
+    large = ch.AttentionMatrix(q, q, causal=True)
+    with pytest.raises(SelectionError, match=r"about \d+ MB with 8 exact heads") as caught:
+        large.save("nowhere.html")
+    assert "exact=[('', 0)]" in caught.value.hint
+    assert "dtype='bfloat16' halves it" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("wish", "error", "words"),
+    [
+        ({"exact": [("7", 0)]}, SelectionError, "no layer '7'"),
+        ({"exact": [("", 9)]}, SelectionError, "no head 9"),
+        ({"dtype": "int8"}, DtypeError, "a page holds"),
+        ({"dtype": "nonsense"}, DtypeError, "a page holds"),
+        ({"batch": 3}, SelectionError, "batch 3 is outside 0..0"),
+    ],
+)
+def test_invalid_page_options_are_refused(wish, error, words, tmp_path):
+    with pytest.raises(error, match=words):
+        matrix(5).save(tmp_path / "page.html", **wish)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_numbers_too_large_for_the_dtype_are_refused(tmp_path):
+    q = np.full((4, 2), 1e6, np.float32)
+    with pytest.raises(DtypeError, match="too large for float16"):
+        ch.AttentionMatrix(q, q).save(tmp_path / "page.html", dtype="float16")
+
+
+def test_an_empty_matrix_has_no_page(tmp_path):
+    with pytest.raises(SelectionError, match="no weights"):
+        ch.AttentionMatrix(np.ones((0, 2)), np.ones((3, 2))).save(tmp_path / "page.html")
+
+
+def test_a_watched_model_is_saved_as_a_page_or_a_file(tmp_path):
+    torch = pytest.importorskip("torch")
+    from transformers import GPT2Config, GPT2Model
+
+    model = GPT2Model(GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=12, bos_token_id=0, eos_token_id=0)).eval()
+    with torch.no_grad(), ch.watch(model) as seen:
+        model(torch.arange(12)[None])
+    seen.save(tmp_path / "page.html", language="zh", exact=[(1, 0)])
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    header = json.loads(re.search(r'id="clearhead">(.*?)</script>', text)[1])
+    assert [layer["exact"] for layer in header["runs"][0]["layers"]] == [[], [0]]
+    assert header["language"] == "zh"
+    assert header["runs"][0]["tokens"] == [str(token) for token in range(12)]
+    seen.save(tmp_path / "seen.safetensors")
+    assert ch.load(tmp_path / "seen.safetensors").to_html(language="zh", exact=[(1, 0)]) == seen.to_html(
+        language="zh", exact=[(1, 0)]
+    )
+    with pytest.raises(RuleError, match="exact is for a page"):
+        seen.save(tmp_path / "seen.safetensors", exact=[])
+    with torch.no_grad(), ch.watch(model, keep=False) as nothing:
+        model(torch.arange(12)[None])
+    with pytest.raises(RuleError, match="without its queries"):
+        nothing.save(tmp_path / "page2.html")
+    assert not (tmp_path / "page2.html").exists()

@@ -1,0 +1,165 @@
+"""A forward-mode derivative whose call was seen before skips the checks: its bits and its refusals stay the same."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import clearhead as ch
+from clearhead.errors import ClearheadError, DerivativeError
+from clearhead.ops import torch_output
+from seeds import fresh
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+RULES: list[dict[str, Any]] = [
+    {},
+    {"scale": 0.3, "softcap": 2.0},
+    {"causal": True, "query_offset": 0},
+    {"window": (3, 1), "query_offset": 1},
+]
+Tensors = list[torch.Tensor]
+
+
+def drawn(*shape: int, count: int = 3, dtype: torch.dtype = torch.float64) -> Tensors:
+    return [torch.from_numpy(fresh().standard_normal(shape)).to(dtype) for _ in range(count)]
+
+
+def by_jvp(attend: Callable[..., torch.Tensor], x: Tensors, along: dict[int, torch.Tensor]) -> Any:
+    def moved(*changing: torch.Tensor) -> torch.Tensor:
+        given = dict(zip(along, changing, strict=True))
+        return attend(*(given.get(i, y) for i, y in enumerate(x)))
+
+    return torch.func.jvp(moved, tuple(x[i] for i in along), tuple(along.values()))
+
+
+def by_dual(attend: Callable[..., torch.Tensor], x: Tensors, along: dict[int, torch.Tensor]) -> Any:
+    with forward_ad.dual_level():
+        found = attend(*(forward_ad.make_dual(y, along[i]) if i in along else y for i, y in enumerate(x)))
+        return forward_ad.unpack_dual(found)
+
+
+def long_way(*x: torch.Tensor, **rules: Any) -> torch.Tensor:
+    """The same call with every check: naming an engine always goes there."""
+    found: torch.Tensor = ch.attention(*x, engine="native", **rules)
+    return found
+
+
+def by_math(*x: torch.Tensor) -> torch.Tensor:
+    with sdpa_kernel(SDPBackend.MATH):
+        return torch.nn.functional.scaled_dot_product_attention(*x)
+
+
+@pytest.fixture
+def outputs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The outputs that torch_output.repeat returns, with nothing remembered before; None: the long way."""
+    monkeypatch.setattr(torch_output, "_calls", {})
+    found: list[Any] = []
+    repeat = torch_output.repeat
+    monkeypatch.setattr(torch_output, "repeat", lambda *given: found.append(repeat(*given)) or found[-1])
+    return found
+
+
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_repeated_tangents_have_the_bits_of_checked_ones(data: st.DataObject):
+    b, h, n, m, d, d_v = (data.draw(st.integers(1, most)) for most in (3, 3, 20, 20, 9, 9))
+    dtype, rules = data.draw(st.sampled_from(DTYPES)), data.draw(st.sampled_from(RULES))
+    moving = data.draw(st.lists(st.sampled_from(range(3)), min_size=1, max_size=3, unique=True))
+    way = data.draw(st.sampled_from([by_jvp, by_dual]))
+    for _ in range(3):
+        x, tangents = (
+            [drawn(b, length, h, width, count=1, dtype=dtype)[0].transpose(1, 2) for length, width in sizes]
+            for sizes in [((n, d), (m, d), (m, d_v))] * 2
+        )
+        along = {i: tangents[i] for i in moving}
+        found = way(lambda *y: ch.attention(*y, **rules), x, along)
+        known = way(lambda *y: long_way(*y, **rules), x, along)
+        assert all(torch.equal(a, b) for a, b in zip(found, known, strict=True))
+
+
+@pytest.mark.parametrize("way", [by_jvp, by_dual])
+def test_a_derivative_along_a_direction_is_repeated(way: Any, outputs: list[Any]):
+    x, tangents = drawn(1, 2, 7, 5), drawn(1, 2, 7, 5)
+    along = dict(enumerate(tangents))
+    for _ in range(2):
+        torch.testing.assert_close(tuple(way(ch.attention, x, along)), tuple(way(by_math, x, along)))
+    way(ch.attention, x, {1: tangents[1].expand(1, 2, 7, 5)})
+    way(ch.attention, x, {0: torch.zeros((), dtype=torch.float64).expand(1, 2, 7, 5)})
+    assert [output is not None for output in outputs] == [False, True, True, True]
+
+
+def test_forward_mode_and_gradients_remember_the_same_calls(outputs: list[Any]):
+    x, tangents = drawn(1, 2, 7, 5), drawn(1, 2, 7, 5)
+    by_jvp(ch.attention, x, {0: tangents[0]})
+    (gradient,) = torch.autograd.grad(ch.attention(x[0].requires_grad_(), *x[1:]).sum(), x[0])
+    torch.testing.assert_close(gradient, torch.autograd.grad(by_math(*x).sum(), x[0])[0])
+    assert [output is not None for output in outputs] == [False, True]
+
+
+@pytest.mark.parametrize("way", [by_jvp, by_dual])
+def test_what_a_repeated_tangent_leaves_to_the_long_way(way: Any, outputs: list[Any], monkeypatch: pytest.MonkeyPatch):
+    x, tangents = drawn(1, 2, 7, 5), drawn(1, 2, 7, 5)
+    way(ch.attention, x, {0: tangents[0]})
+    for changing in (x, tangents):  # a graph through the tangent
+        for y in changing:
+            y.requires_grad_()
+        found, known = (
+            torch.autograd.grad(of(attend, x, dict(enumerate(tangents)))[1].square().sum(), changing)
+            for of, attend in ((way, ch.attention), (by_jvp, by_math))  # PyTorch's softmax fails in by_dual
+        )
+        torch.testing.assert_close(found, known)
+        for y in changing:
+            y.requires_grad_(False)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert way(ch.attention, [y.float() for y in x], {0: tangents[0].float()})[1].dtype == torch.bfloat16
+    monkeypatch.setenv("CLEARHEAD_ENGINE", "portable")
+    way(ch.attention, x, {0: tangents[0]})
+    monkeypatch.delenv("CLEARHEAD_ENGINE")
+    for wrong in (x[1].to_sparse(), x[1].float()):
+        with pytest.raises(ClearheadError):
+            way(ch.attention, [x[0], wrong, x[2]], {0: tangents[0]})
+    with pytest.raises(ClearheadError):
+        by_dual(ch.attention, x, {0: tangents[0].float()})
+    assert not any(output is not None for output in outputs)
+    way(ch.attention, x, {0: tangents[0]})
+    assert outputs[-1] is not None
+
+
+def test_transforms_around_a_remembered_call(outputs: list[Any]):
+    x, tangents = drawn(1, 2, 7, 5), drawn(1, 2, 7, 5)
+
+    def along(attend: Any, *given: torch.Tensor) -> torch.Tensor:
+        tangent: torch.Tensor = torch.func.jvp(lambda q: attend(q, *x[1:]), given, (tangents[0],))[1]
+        return tangent
+
+    def many(attend: Any) -> torch.Tensor:
+        by_q = torch.func.grad(lambda q: along(attend, q).square().sum())
+        found: torch.Tensor = torch.func.vmap(by_q)(torch.stack(tangents))
+        return found
+
+    along(ch.attention, x[0])
+    torch.testing.assert_close(many(ch.attention), many(by_math))
+    forward = torch.autograd.functional.jacobian(
+        lambda q: ch.attention(q, *x[1:]), x[0], vectorize=True, strategy="forward-mode"
+    )
+    torch.testing.assert_close(forward, torch.func.jacrev(lambda q: by_math(q, *x[1:]))(x[0]))
+    with pytest.raises(DerivativeError, match="third derivative"):
+        torch.func.jvp(lambda q: along(ch.attention, q), (x[0],), (x[0],))
+    assert not any(output is not None for output in outputs)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_values_that_all_heads_share_and_nested_tensors_go_the_long_way_again():
+    """The second call had failed in the kernel, and with an error of PyTorch's own."""
+    q, k, v = drawn(1, 2, 7, 5)
+    q.requires_grad_()
+    shared, known = v[0, 0], by_math(q, k, v[:1, :1].expand(1, 2, 7, 5))
+    for _ in range(2):
+        torch.testing.assert_close(ch.attention(q, k, shared), known)
+    with pytest.raises(ClearheadError, match="nested"):
+        ch.attention(q, k, torch.nested.nested_tensor([*v]))

@@ -1,0 +1,274 @@
+"""Derivatives among PyTorch's other tools: checks of gradients, compilers, saved tensors, autocast, maps over heads."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.func import grad, jacfwd, jvp, vjp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import checkpoint
+
+import clearhead as ch
+from clearhead import engines
+from clearhead.errors import DerivativeError, DtypeError
+from seeds import fresh
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch imports what it deprecates
+Call = Callable[..., Any]
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.from_numpy(np.asarray(fresh().standard_normal(shape))).to(dtype)
+
+
+def attend(x: Tensor) -> Tensor:
+    return ch.attention(x, x, x, causal=True)
+
+
+def plain(x: Tensor) -> Tensor:
+    scores = (x @ x.mT / x.shape[-1] ** 0.5).masked_fill(
+        ~torch.ones(x.shape[-2], x.shape[-2]).tril().bool(), -torch.inf
+    )
+    return scores.softmax(-1) @ x
+
+
+def second(f: Call, x: Tensor, around: Call = lambda f, x: f(x)) -> Tensor:
+    """The gradient of a gradient penalty."""
+    x = x.clone().requires_grad_()
+    (first,) = torch.autograd.grad(around(f, x).square().sum(), x, create_graph=True)
+    return torch.autograd.grad(first.square().sum(), x)[0]
+
+
+def random_call(edited: bool) -> tuple[Call, list[Tensor]]:  # noqa: FBT001
+    """Attention under random rules, as a function of q, k, v and of the rules that have derivatives."""
+    rng = fresh()
+    batch, kv_heads, group, queries, keys, d = (int(x) for x in rng.integers(1, (3, 3, 3, 4, 4, 3)))
+    heads = kv_heads * group
+    q, k, v = normal(batch, heads, queries, d), normal(batch, kv_heads, keys, d), normal(batch, kv_heads, keys, 2)
+    biases = (queries, keys), (heads, 1, keys), (batch, heads, queries, keys), (1,)
+    tables = (2, 3), (heads, 2, 3), (batch, heads, 2, 3)
+    moving = {
+        "bias": normal(*biases[rng.integers(4)]),
+        "sinks": normal(heads),
+        "spans": normal(*tables[rng.integers(3)]),
+    }
+    still: dict[str, Any] = {
+        "softcap": 1.5, "scale": normal(heads), "alibi_slopes": normal(heads).abs(), "window": (1, 1), "causal": True,
+        "mask": normal(batch, 1, queries, keys) > -0.5,
+        "kv_lengths": torch.from_numpy(rng.integers(0, keys + 1, batch)),
+    }  # fmt: skip
+    moving = {name: x for name, x in moving.items() if rng.random() < 0.5}
+    still = {name: x for name, x in still.items() if rng.random() < 0.3} | {"query_offset": int(rng.integers(-1, 2))}
+    labels = torch.from_numpy(rng.integers(-1, 2, (batch, queries))), torch.from_numpy(rng.integers(-1, 3, keys))
+
+    def call(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> Any:
+        rules = still | dict(zip(moving, rest, strict=True))
+        if "spans" in rules:
+            rules["spans"] = *labels, rules["spans"]
+        matrix = ch.AttentionMatrix(q, k, **rules)
+        matrix = matrix.cut([0], [0]).boost([0], by=1.5) if edited else matrix
+        seen = matrix.observe(v, entropy=True)
+        return seen.output, seen.entropy
+
+    return call, [x.requires_grad_() for x in (q, k, v, *moving.values())]
+
+
+@pytest.mark.parametrize("edited", [False, True])
+@pytest.mark.parametrize("trial", [0, *(pytest.param(trial, marks=pytest.mark.slow) for trial in range(1, 10))])
+def test_pytorchs_checks_of_first_and_second_derivatives(trial: int, edited: bool):  # noqa: FBT001
+    call, inputs = random_call(edited)
+    every = {"check_batched_grad": True, "fast_mode": True, "atol": 1e-4}
+    assert torch.autograd.gradcheck(call, inputs, check_forward_ad=True, check_batched_forward_grad=True, **every)
+    assert torch.autograd.gradgradcheck(call, inputs, check_fwd_over_rev=True, **every)
+
+
+def test_forward_over_reverse_in_plain_autograd():
+    """A tensor that carries a tangent and requires grad."""
+    x, along = normal(1, 2, 4, 3), normal(1, 2, 4, 3)
+    truth = jvp(grad(lambda x: plain(x).square().sum()), (x,), (along,))[1]
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x.clone().requires_grad_(), along)
+        (first,) = torch.autograd.grad(attend(dual).square().sum(), dual, create_graph=True)
+        found = forward_ad.unpack_dual(first).tangent
+    torch.testing.assert_close(found, truth)
+
+
+def test_tangents_by_one_pass_and_by_a_node_have_the_same_bits():
+    x, along = normal(1, 2, 70, 16, dtype=torch.float32), normal(1, 2, 70, 16, dtype=torch.float32)
+    with forward_ad.dual_level():
+        by_node = forward_ad.unpack_dual(attend(forward_ad.make_dual(x.clone().requires_grad_(), along))).tangent
+    assert torch.equal(by_node, jvp(attend, (x,), (along,))[1])
+
+
+HEADS: dict[str, dict[str, tuple[int, ...]]] = {
+    "one head": {"q": (3, 2), "k": (4, 2), "v": (4, 3), "bias": (3, 4), "sinks": (1,), "alibi_slopes": (1,)},
+    "a head without an axis": {"q": (3, 2), "k": (4, 2), "v": (4, 3), "bias": (4,), "sinks": (), "alibi_slopes": ()},
+    "heads": {
+        "q": (4, 3, 2), "k": (2, 4, 2), "v": (2, 4, 3), "bias": (4, 1, 4), "sinks": (4,), "alibi_slopes": (4,),
+        "scale": (4,),
+    },
+    "batch": {
+        "q": (2, 4, 3, 2), "k": (2, 2, 4, 2), "v": (2, 2, 4, 3), "bias": (2, 4, 3, 1), "sinks": (4,),
+        "alibi_slopes": (4,), "scale": (4,),
+    },
+    "more axes": {
+        "q": (2, 1, 4, 3, 2), "k": (2, 1, 2, 4, 2), "v": (2, 1, 2, 4, 3), "bias": (1, 4, 3, 4), "sinks": (4,),
+        "alibi_slopes": (4,), "scale": (4,),
+    },
+}  # fmt: skip
+EVERY = ("q", "k", "v", "bias", "sinks", "alibi_slopes", "scale")
+
+
+@pytest.mark.parametrize(
+    "mapped", [("sinks",), ("alibi_slopes",), ("scale",), ("q",), ("bias", "sinks"), EVERY], ids=str
+)
+@pytest.mark.parametrize("shapes", HEADS.values(), ids=HEADS)
+def test_mapped_numbers_of_heads_are_one_call_with_the_same_bits(
+    shapes: dict[str, tuple[int, ...]], mapped: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+):
+    mapped = tuple(name for name in mapped if name in shapes) or ("sinks",)
+    given = {name: normal(*((3,) if name in mapped else ()), *shape).float() for name, shape in shapes.items()}
+    axes = {name: 0 if name in mapped else None for name in given}
+
+    def answers(each: dict[str, Tensor]) -> tuple[Any, ...]:
+        rest = {name: x for name, x in each.items() if name not in ("q", "k", "v")}
+        matrix = ch.AttentionMatrix(each["q"], each["k"], **rest)
+        seen = matrix.observe(each["v"], entropy=True, received=True)
+        return seen.output, seen.entropy, seen.received, matrix.T @ each["q"]
+
+    def one(each: dict[str, Tensor]) -> Any:
+        """The results, their gradients, and these along a direction."""
+        moving = {name: x for name, x in each.items() if name not in ("alibi_slopes", "scale")}
+
+        def gradients(moving: dict[str, Tensor]) -> Any:
+            found, back = vjp(lambda moving: answers({**each, **moving}), moving)
+            return found, back(found)[0]
+
+        return jvp(gradients, (moving,), (moving,))
+
+    apart = [one({name: x[at] if name in mapped else x for name, x in given.items()}) for at in range(3)]
+    calls: list[int] = []
+    for name in ("rows", "columns", "gradients", "transposed", "tangents", "column_tangents", "gradient_tangents"):
+        engine = engines.get("native")
+        original = getattr(engine, name)
+        monkeypatch.setattr(engine, name, lambda *a, original=original, **b: calls.append(1) or original(*a, **b))
+    together = vmap(one, (axes,))(given)
+    several = len(calls)
+    calls.clear()
+    one({name: x[0] if name in mapped else x for name, x in given.items()})
+    assert several == len(calls)  # no loop
+    leaves = torch.utils._pytree.tree_leaves
+    for at, each in enumerate(apart):
+        for mine, theirs in zip(leaves(together), leaves(each), strict=True):
+            assert torch.equal(mine[at], theirs)
+
+
+def test_sinks_mapped_beside_lengths_are_computed_call_by_call():
+    x, sinks, lengths = normal(3, 1, 2, 4, 3), normal(3, 2), torch.tensor([[2], [3], [4]])
+    found = vmap(lambda x, sinks, lengths: ch.attention(x, x, x, sinks=sinks, kv_lengths=lengths))(x, sinks, lengths)
+    for at in range(3):
+        assert torch.equal(found[at], ch.attention(x[at], x[at], x[at], sinks=sinks[at], kv_lengths=lengths[at]))
+
+
+def test_a_map_over_nothing():
+    assert vmap(lambda x, s: ch.attention(x, x, x, sinks=s))(torch.empty(0, 2, 4, 3), torch.empty(0, 2)).shape[0] == 0
+
+
+def saved_elsewhere(f: Call, x: Tensor) -> Tensor:
+    with torch.autograd.graph.save_on_cpu():
+        return f(x)
+
+
+AROUND: dict[str, Call] = {
+    "a checkpoint": lambda f, x: checkpoint(f, x, use_reentrant=False),
+    "save_on_cpu": saved_elsewhere,
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_second_derivatives_through(around: str):
+    x = normal(1, 2, 4, 3)
+    torch.testing.assert_close(second(attend, x, AROUND[around]), second(plain, x))
+
+
+def test_tangents_of_any_strides():
+    x = normal(1, 2, 4, 3)
+    for along in (normal(1, 4, 3, 2).permute(0, 3, 1, 2), normal(1, 1, 1, 1).expand(1, 2, 4, 3), torch._neg_view(x)):
+        torch.testing.assert_close(jvp(attend, (x,), (along,))[1], jvp(plain, (x,), (along,))[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_second_derivatives_under_autocast(dtype: torch.dtype):
+    x = normal(1, 2, 8, 8).float()
+
+    def cast(f: Call, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype):
+            return f(x).float()
+
+    found, truth = second(attend, x, cast), second(plain, x.double())
+    assert (found - truth).norm() <= 20 * torch.finfo(dtype).eps * truth.norm()
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 0, 4), (0, 2, 4, 4), (1, 2, 4, 0)], ids=str)
+def test_derivatives_of_nothing(shape: tuple[int, ...]):
+    x = torch.empty(shape, dtype=torch.float64)
+    for found in (jvp(attend, (x,), (x,))[1], grad(lambda x: jvp(attend, (x,), (x,))[1].sum())(x), second(attend, x)):
+        assert found.shape == x.shape
+
+
+def test_complex_tangents_are_refused():
+    x = normal(1, 2, 4, 3).cfloat()
+    with pytest.raises(DtypeError, match=r"^q is complex64"):
+        jvp(attend, (x,), (x,))
+
+
+TRANSFORMED: dict[str, Call] = {
+    "jvp": lambda x: jvp(attend, (x,), (x + 1,))[1],
+    "grad": grad(lambda x: attend(x).square().sum()),
+    "grad of grad": grad(lambda x: grad(lambda x: attend(x).square().sum())(x).square().sum()),
+    "jacfwd": jacfwd(attend),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch tries to compile parts of what it left uncompiled
+@pytest.mark.parametrize(
+    "name", ["grad", *(pytest.param(x, marks=pytest.mark.slow) for x in TRANSFORMED if x != "grad")]
+)
+def test_a_compiler_leaves_transformed_attention_uncompiled_or_refuses(name: str):
+    torch.compiler.reset()
+    x = normal(1, 2, 4, 3)
+    torch.testing.assert_close(torch.compile(TRANSFORMED[name], backend="aot_eager")(x), TRANSFORMED[name](x))
+    torch.compiler.reset()  # forgets what was left uncompiled
+    with pytest.raises(Exception, match="a compiler traces attention inside of"):
+        torch.compile(TRANSFORMED[name], backend="aot_eager", fullgraph=True)(x)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_compiled_attention_never_drops_a_tangent():
+    """PyTorch decides whether it runs what it compiled, which refuses, or runs the function anew, uncompiled."""
+    torch.compiler.reset()
+    x, compiled = normal(1, 2, 4, 3), torch.compile(attend, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), attend(x))
+    with forward_ad.dual_level():
+        moving = forward_ad.make_dual(x, normal(1, 2, 4, 3))
+        try:
+            found = compiled(moving)
+        except DerivativeError as error:
+            assert "carries a tangent" in str(error)  # noqa: PT017
+        else:
+            torch.testing.assert_close(forward_ad.unpack_dual(found), forward_ad.unpack_dual(attend(moving)))
+
+
+def test_make_fx_records_attention_and_refuses_its_transforms():
+    x, other = normal(1, 2, 4, 3), normal(1, 2, 4, 3)
+    torch.testing.assert_close(make_fx(attend)(x)(other), attend(other))
+    for name in ("jvp", "grad"):
+        with pytest.raises(DerivativeError, match=r"^a compiler traces attention inside of"):
+            make_fx(TRANSFORMED[name])(x)
+    with pytest.raises(DerivativeError, match=r"^a compiler traces attention inside of"):
+        torch.func.linearize(attend, x)

@@ -1,0 +1,368 @@
+"""The lessons in docs: their code runs, their numbers are printed there, and every exercise is checked as they say."""
+
+import doctest
+import json
+import re
+import sys
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from clearhead.cli import main
+
+ROOT = Path(__file__).parent.parent
+LESSONS = ROOT / "docs/lessons"
+CHINESE = ROOT / "docs/zh/lessons"
+NAMES = [path.name for path in sorted(LESSONS.glob("[1-9]*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)]*)\)")
+
+sys.path.insert(0, str(LESSONS))
+
+import figures  # noqa: E402
+
+from browser import browser, opened  # noqa: E402
+
+
+@cache
+def lesson(name):
+    """A lesson's code, run: what was wrong with it, and the names that it leaves."""
+    text, said = (LESSONS / name).read_text(encoding="utf-8"), []
+    test = doctest.DocTestParser().get_doctest(text, {}, name, name, 0)
+    doctest.DocTestRunner(verbose=False).run(test, out=said.append, clear_globs=False)
+    return "".join(said), test.globs
+
+
+def text_of(folder, name):
+    return (folder / name).read_text(encoding="utf-8")
+
+
+def code(text):
+    """Every block in a language, without comments, what commands print, and which lines of that are shown."""
+    blocks = []
+    for kind, block in FENCE.findall(text):
+        lines = [line for line in block.splitlines() if kind != "console" or line.startswith("$")]
+        blocks.append((kind, [re.sub(r" +# .*| --lang zh| \\| (head|tail|grep|sed) .*", "", line) for line in lines]))
+    return blocks
+
+
+def prose(text):
+    return FENCE.sub("", re.sub(r"<!--.*?-->|\]\([^)]*\)", "", text))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_code_of_a_lesson_prints_what_the_lesson_says(name):
+    assert lesson(name)[0] == ""
+
+
+def held(number, printed):
+    """Is a number of the prose, rounded as it is, one that the code printed?"""
+    half = 0.5 * 10.0 ** -len(number.partition(".")[2])
+    return any(abs(abs(each) - float(number)) <= half * (1 + 1e-9) for each in printed)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_decimal_and_percentage_in_the_prose_is_printed_by_the_code(name):
+    """Constants of arithmetic done in words are listed here, with what they are."""
+    known = {np.e, np.e**2, 1 / np.e, 1 + 2 * np.e, *ARITHMETIC.get(name, ())}
+    text = text_of(LESSONS, name)
+    sheets = [path.read_text(encoding="utf-8") for path in (LESSONS / "exercises").glob(f"{name[:2]}*.json")]
+    blocks = " ".join([*sheets, *(block for _, block in FENCE.findall(text))])
+    printed = known | {float(each.replace(",", "")) for each in re.findall(r"\d[\d,]*\.?\d*", blocks)}
+    claimed = re.findall(r"(?<![\w.])\d+\.\d+(?!\.?\w)", prose(text))
+    assert [each for each in claimed if not held(each, printed)] == []
+    shares = re.findall(r"(\d+) %", prose(text))
+    assert [each for each in shares if not held(each, {100 * each for each in printed})] == []
+
+
+ARITHMETIC = {
+    "1-one-head.md": (3.5, 11, 1.5, 5.5, 0.006, 0.994, 0.047, 0.953, 6.5),  # a wrong page's claims, and 1·0.5 + 3·2
+    "3-self-attention.md": (0.2, 0.3, 0.6, 1.1),  # weights that cannot be, and their sum
+    "5-decoding.md": (np.exp(2),),
+    "6-causes.md": (1 - 0.468,),
+}
+
+
+def test_the_contents_list_every_lesson_in_both_languages():
+    for folder in (LESSONS, CHINESE):
+        listed = re.findall(r"^\d\. \[.*?\]\((.*?)\)", text_of(folder, "index.md"), re.MULTILINE)
+        assert listed == NAMES == [path.name for path in sorted(folder.glob("[1-9]*.md"))]
+    assert len(NAMES) == 6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_both_languages_have_the_same_code_figures_and_numbers(name):
+    english, chinese = text_of(LESSONS, name), text_of(CHINESE, name)
+    assert code(chinese) == code(english)
+    assert [each[0] for each in figures.FIGURE.findall(chinese)] == [
+        each[0] for each in figures.FIGURE.findall(english)
+    ]
+    numbers = [sorted(re.findall(r"\d+\.\d+", prose(text))) for text in (chinese, english)]
+    assert numbers[0] == numbers[1]
+
+
+@pytest.mark.parametrize("folder", [LESSONS, CHINESE])
+def test_every_link_and_picture_of_a_lesson_is_there(folder):
+    for path in folder.glob("*.md"):
+        for address in LINK.findall(path.read_text(encoding="utf-8")):
+            if not address.startswith(("http", "#")):
+                assert (path.parent / address.split("#")[0]).exists(), f"{path.name}: {address}"
+
+
+def test_the_model_has_learned_as_many_rhymes_as_the_lesson_says():
+    rhymes = (ROOT / "training/rhymes.txt").read_text(encoding="utf-8").strip().split("\n\n")
+    assert f"learned {len(rhymes)} nursery rhymes" in text_of(LESSONS, NAMES[2])
+
+
+def test_every_figure_is_in_a_lesson_and_becomes_a_frame():
+    found = [name for lesson in NAMES for name, _ in figures.FIGURE.findall(text_of(LESSONS, lesson))]
+    assert sorted(found) == sorted(figures.FIGURES)
+    for lesson in NAMES:
+        for folder, language in ((LESSONS, "en"), (CHINESE, "zh")):
+            text = text_of(folder, lesson)
+            shown = figures.embedded(text, language)
+            assert shown.count("<iframe ") == text.count("<!-- figure: ")
+            assert "<!-- figure: " not in shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_every_figure_opens_at_its_place_within_a_lesson(tmp_path, language):
+    figures.figures(tmp_path / "_figures", language)
+    folder = LESSONS if language == "en" else CHINESE
+    with browser() as running:
+        for name in NAMES:
+            path = tmp_path / f"{name}.html"
+            path.write_text(figures.embedded(text_of(folder, name), language), encoding="utf-8")
+            with opened(running, path, wait="iframe") as (page, unwanted):
+                for place in range(page.locator("iframe").count()):
+                    page.locator("iframe").nth(place).scroll_into_view_if_needed()
+                    frame = page.frame_locator("iframe").nth(place)
+                    frame.locator("h1, h2").first.wait_for()
+                    title = page.locator("iframe").nth(place).get_attribute("src")
+                    if "step-scores" in title:
+                        frame.locator("#step-scores .figure").wait_for()
+                    if "cuts" in title:
+                        assert frame.locator("select:has(option[value=cuts])").first.input_value() == "cuts"
+                assert unwanted == []
+
+
+def test_a_figure_that_cannot_be_written_is_an_error(tmp_path):
+    with pytest.raises(RuntimeError, match="exit code 2"):
+        figures.write(figures.Figure(("trace", str(tmp_path / "none.json"))), tmp_path / "a.html", "en")
+
+
+# Exercises: the sheet or the page's arrays, the right answer, and wrong ones with the mistake that has to be named.
+
+
+def softmax(scores, axis=-1):
+    powers = np.exp(scores - scores.max(axis=axis, keepdims=True))
+    return powers / powers.sum(axis=axis, keepdims=True)
+
+
+def hidden(see, scores):
+    return np.where(see, scores, -np.inf)
+
+
+class Exercise(NamedTuple):
+    """Which lesson, the inputs from its sheet or its names, the right answer, and wrong ones by their mistakes."""
+
+    lesson: int
+    inputs: object  # a sheet's name, or a function of the lesson's names
+    right: object  # a function of the inputs
+    wrong: dict
+    decimals: int | None = None  # as many as a reader writes
+
+
+def scores_of(given):
+    return given["q"] @ given["k"].swapaxes(-1, -2)
+
+
+def causal(given):
+    n, m = given["q"].shape[-2], given["k"].shape[-2]
+    return np.tril(np.ones((n, m), dtype=bool), m - n)
+
+
+def by_hand(scores, **keywords):
+    return lambda given: softmax(scores(given), **keywords)
+
+
+def half(given):
+    return scores_of(given) / 2
+
+
+def layer(given, *, heads=3, flat=False, mixed=True, width=4):
+    x, (w_q, w_k, w_v, w_o) = given["x"], (given[f"w_{part}"] for part in "qkvo")
+
+    def split(y):
+        each = len(x), heads, -1
+        return y.reshape(heads, len(x), -1) if flat else y.reshape(each).swapaxes(0, 1)
+
+    q, k, v = (split(x @ w) for w in (w_q, w_k, w_v))
+    joined = (softmax(q @ k.swapaxes(1, 2) / width**0.5) @ v).swapaxes(0, 1).reshape(len(x), -1)
+    return joined @ w_o if mixed else joined
+
+
+def head_of_lesson_3(names):
+    return {"q": names["q"], "k": names["k"], "v": names["v"], "causal": True, "stage": "weights"}
+
+
+def layer_of_lesson_4(names):
+    return {name: names[name] for name in ("x", "w_q", "w_k", "w_v", "w_o")} | {"num_heads": 3}
+
+
+def step_of_lesson_5(names):
+    return {"q": names["q"], "k": names["k"], "v": names["v"], "causal": True, "query_offset": 5}
+
+
+def heads_of_lesson_6(names):
+    return {"q": names["q"], "k": names["k"], "v": names["v"], "mask": names["mask"]}
+
+
+def eighth(given):
+    return scores_of(given) / 8
+
+
+EXERCISES = {
+    "weights by hand": Exercise(
+        1,
+        "1-weights.json",
+        by_hand(half),
+        {
+            "no scale": by_hand(scores_of),
+            "softmax over queries": by_hand(half, axis=0),
+            "scale 1/d_k": lambda given: softmax(scores_of(given) / 4),
+            "softmax over the whole matrix": lambda given: softmax(half(given).reshape(-1)).reshape(3, 3),
+            "no softmax": half,
+            "weights transposed": lambda given: softmax(half(given)).T,
+        },
+        3,
+    ),
+    "output by hand": Exercise(
+        1,
+        "1-output.json",
+        lambda given: softmax(half(given)) @ given["v"],
+        {
+            "no scale": lambda given: softmax(scores_of(given)) @ given["v"],
+            "softmax over queries": lambda given: softmax(half(given), axis=0) @ given["v"],
+            "weights transposed": lambda given: softmax(half(given)).T @ given["v"],
+        },
+        2,
+    ),
+    "two texts": Exercise(
+        2,
+        "2-cross.json",
+        lambda given: softmax(half(given)) @ given["v"],
+        {
+            "scale of d_v": lambda given: softmax(scores_of(given) / 5**0.5) @ given["v"],
+            "scale of the length": lambda given: softmax(scores_of(given) / 3**0.5) @ given["v"],
+            "softmax over queries": lambda given: softmax(half(given), axis=0) @ given["v"],
+        },
+        2,
+    ),
+    "six words": Exercise(
+        3,
+        head_of_lesson_3,
+        lambda given: softmax(hidden(causal(given), eighth(given))),
+        {
+            "causal mask missing": lambda given: softmax(eighth(given)),
+            "mask after softmax": lambda given: softmax(eighth(given)) * causal(given),
+            "mask added as 0/1": lambda given: softmax(eighth(given) + causal(given)),
+            "softmax over queries": lambda given: softmax(hidden(causal(given), eighth(given)), axis=0),
+        },
+    ),
+    "a layer": Exercise(
+        4,
+        layer_of_lesson_4,
+        layer,
+        {
+            "heads split without the transpose": lambda given: layer(given, flat=True),
+            "scale of d_model": lambda given: layer(given, width=12),
+            "output projection left out": lambda given: layer(given, mixed=False),
+            "heads never split": lambda given: layer(given, heads=1, width=12),
+        },
+    ),
+    "a mask by hand": Exercise(
+        5,
+        "5-causal.json",
+        lambda given: softmax(hidden(causal(given), half(given))),
+        {
+            "causal mask missing": lambda given: softmax(half(given)),
+            "mask after softmax": lambda given: softmax(half(given)) * causal(given),
+            "no scale": lambda given: softmax(hidden(causal(given), scores_of(given))),
+        },
+        3,
+    ),
+    "a step of decoding": Exercise(
+        5,
+        step_of_lesson_5,
+        lambda given: softmax(eighth(given)) @ given["v"],
+        {
+            "causal mask in the other corner": lambda given: given["v"][:, :1],
+            "causal mask strict": lambda given: softmax(eighth(given)[..., :-1]) @ given["v"][:, :-1],
+            "no scale": lambda given: softmax(scores_of(given)) @ given["v"],
+        },
+    ),
+    "two cuts by hand": Exercise(
+        6,
+        "6-cut.json",
+        lambda given: softmax(hidden(given["mask"], half(given))) @ given["v"],
+        {
+            "mask after softmax": lambda given: softmax(half(given)) * given["mask"] @ given["v"],
+            "mask ignored": lambda given: softmax(half(given)) @ given["v"],
+            "mask transposed": lambda given: softmax(hidden(given["mask"].T, half(given))) @ given["v"],
+        },
+        2,
+    ),
+    "eight heads": Exercise(
+        6,
+        heads_of_lesson_6,
+        lambda given: softmax(hidden(given["mask"], eighth(given))) @ given["v"],
+        {
+            "mask after softmax": lambda given: softmax(eighth(given)) * given["mask"] @ given["v"],
+            "mask ignored": lambda given: softmax(eighth(given)) @ given["v"],
+        },
+    ),
+}
+ANSWERS = [(name, mistake) for name, each in EXERCISES.items() for mistake in (None, *each.wrong)]
+
+
+def inputs_of(exercise):
+    if isinstance(exercise.inputs, str):
+        return json.loads((LESSONS / "exercises" / exercise.inputs).read_text(encoding="utf-8"))
+    return exercise.inputs(lesson(NAMES[exercise.lesson - 1])[1])
+
+
+@pytest.mark.parametrize(("name", "mistake"), ANSWERS)
+def test_the_checker_knows_right_answers_and_names_what_learners_do(tmp_path, name, mistake):
+    exercise = EXERCISES[name]
+    given = inputs_of(exercise)
+    arrays = {key: np.asarray(value) if isinstance(value, list) else value for key, value in given.items()}
+    answer = (exercise.right if mistake is None else exercise.wrong[mistake])(arrays)
+    if exercise.decimals is None:
+        path = tmp_path / "answer.npz"
+        np.savez(path, **given, theirs=answer)
+    else:
+        path = tmp_path / "answer.json"
+        path.write_text(json.dumps(given | {"theirs": answer.round(exercise.decimals).tolist()}), encoding="utf-8")
+    code = main(["diagnose", str(path), "--json", str(tmp_path / "said.json")])
+    said = json.loads((tmp_path / "said.json").read_text(encoding="utf-8"))
+    if mistake is None:
+        assert (code, said["verdict"]) == (0, "right")
+    else:
+        assert code == 1
+        named = [mistake] if isinstance(mistake, str) else list(mistake)
+        assert named in [each["mistakes"] for each in said["explanations"]]
+
+
+def test_the_sheets_in_the_pages_are_the_files():
+    shown = next(block for kind, block in FENCE.findall(text_of(LESSONS, NAMES[0])) if kind == "json")
+    assert json.loads(shown) == inputs_of(EXERCISES["weights by hand"])
+
+
+def test_an_empty_sheet_is_refused_with_what_to_add(capsys):
+    assert main(["diagnose", str(LESSONS / "exercises/1-weights.json")]) == 2
+    assert "lacks theirs" in capsys.readouterr().err

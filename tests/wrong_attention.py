@@ -1,0 +1,241 @@
+"""Attention of given heads with mistakes: caches, tiles, rotary positions, scores."""
+
+import torch
+
+from wrong_rules import alibi, seen_by, spanned
+from wrong_softmax import mixed
+
+CACHE = {
+    *("newest slot of the cache empty", "newest slot of the cache early", "newest keys twice", "cache of another beam"),
+    "old keys ignored",
+}
+
+
+def attention(q, k, v, does, details, rules):
+    """One naive attention; `does` holds the names of the mistakes it makes."""
+    q, k, v = (_resplit(x, does) for x in (q, k, v))
+    heads, n = q.shape[1:3]
+    group = heads // k.shape[1]
+    if "k and v swapped" in does:
+        k, v = v, k
+    if "packed in another order" in does:
+        q, k, v = {0: (k, v, q), 1: (v, q, k)}.get(details["which"], (v, k, q))
+    if "rotary" in rules:
+        q, k, v = rotary(q, k, v, does, details, rules)
+    if does & CACHE:
+        k, v = cached(k, v, n, does, details)
+    if "stale tile" in does:
+        k, v = stale(k, v, details)
+    if "grouped keys tiled" in does:
+        k, v = k.repeat(1, group, 1, 1), v.repeat(1, group, 1, 1)
+    elif "first key group only" in does:
+        k, v = k[:, :1].expand(-1, heads, -1, -1), v[:, :1].expand(-1, heads, -1, -1)
+    else:
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    if "keys instead of values" in does:
+        v = k
+    if "queries instead of values" in does:
+        v = q
+    before = q
+    if "queries in place of keys" in does:
+        k = q
+    if "keys in place of queries" in does:
+        q = k
+    if "values in place of keys" in does:
+        k = v
+    if does & {"attention over heads", "attention over the batch"}:
+        return across(q, k, v, does, details, rules)
+    out = attended(q, k, v, does, details, rules)
+    if "one head for all" in does:
+        out = out[:, :1].expand(-1, heads, -1, -1)
+    elif "mean of the heads" in does:
+        out = out.mean(1, keepdim=True).expand(-1, heads, -1, -1)
+    return out + before if "residual included" in does else out
+
+
+def across(q, k, v, does, details, rules):
+    """Attention along the wrong axis: code that expects another order of axes."""
+    name = "bnhd" if "attention over heads" in does else "nhbd"
+    turned = [torch.einsum(f"bhnd->{name}", x) for x in (q, k, v)]
+    causal = bool(rules.get("causal")) and details["which"] % 2 == 0
+    out = torch.nn.functional.scaled_dot_product_attention(*turned, is_causal=causal)
+    return torch.einsum(f"{name}->bhnd", out)
+
+
+def cached(k, v, new, does, details):
+    """Keys and values as a faulty cache gives them; the last `new` are of this step."""
+    k, v = k.clone(), v.clone()
+    if "newest slot of the cache empty" in does:
+        if details["which"] != 1:
+            k[:, :, -new:] = 0
+        if details["which"] != 2:
+            v[:, :, -new:] = 0
+    elif "newest slot of the cache early" in does:
+        for x in (k, v):
+            x[:, :, -new - 1 : -1] = x[:, :, -new:].clone()
+            x[:, :, -1] = 0
+    elif "newest keys twice" in does:
+        k, v = (torch.cat([x, x[:, :, -new:]], 2) for x in (k, v))
+    elif "cache of another beam" in does:
+        for x in (k, v):
+            x[:, :, :-new] = x[:, :, :-new].flip(0)
+    return k, v
+
+
+def stale(k, v, details):
+    """Tiles of keys or values that were not loaded in time."""
+    block, m = details["block"], k.shape[2]
+    x = (k if details["which"] % 2 else v).clone()
+    old = x.clone()
+    for start in range(block, m, block):
+        source = 0 if details["which"] >= 2 else start - block
+        width = min(block, m - start)
+        x[:, :, start : start + width] = old[:, :, source : source + width]
+    return (x, v) if details["which"] % 2 else (k, x)
+
+
+def attended(q, k, v, does, details, rules):
+    """From queries, keys and values of each head to its output."""
+    batch, heads, n, d = q.shape
+    m = k.shape[2]
+    s = scores(q, k, does, rules, heads, d, v.shape[-1], details)
+    seen = seen_by(n, m, does, rules, batch, heads, details)
+    if "old keys ignored" in does:
+        seen[..., : m - n] = False
+    if "newest keys twice" in does:
+        seen[..., -n:] = seen[..., -2 * n : -n]
+    if "sinks scaled" in does:
+        rules = {**rules, "sinks": rules["sinks"] * rules.get("scale", d**-0.5)}
+    if "softcap after mask" in does:
+        s = torch.tanh(s.masked_fill(~seen, -torch.inf) / rules["softcap"]) * rules["softcap"]
+    elif "softcap in another form" in does:
+        s = torch.tanh(s / rules["softcap"]) if details["which"] % 2 else s.clamp(-rules["softcap"], rules["softcap"])
+    elif "softcap" in rules and not does & {"softcap missing", "softcap in another place"}:
+        s = rules["softcap"] * torch.tanh(s / rules["softcap"])
+    if "bias" in rules and not does & {"bias missing", "bias scaled"}:
+        bias = torch.tensor(rules["bias"], dtype=s.dtype)
+        if "bias negated" in does:
+            bias = -bias
+        if "bias transposed" in does:
+            bias = bias.mT
+        if "bias of another head" in does:
+            bias = bias[:1] if details["which"] % 2 else bias.roll(-1, 0)
+        s = s + bias + (bias if "bias twice" in does else 0)
+    if "softcap in another place" in does and not details["which"] % 2:
+        s = rules["softcap"] * torch.tanh(s / rules["softcap"])
+    if "alibi_slopes" in rules and not does & {"ALiBi missing", "ALiBi before the scale"}:
+        slope = alibi(n, m, rules, s.dtype, does, details)
+        s = s + slope if "ALiBi added" in does else s - slope
+    if "spans" in rules and "spans missing" not in does:
+        s = s + spanned(does, rules, s)
+    if "mask added as 0/1" in does:
+        s = s + seen.to(s.dtype)
+    elif "mask fills with a finite number" in does:
+        s = s.masked_fill(~seen, details["fill"])
+    elif "mask of the wrong sign" in does:
+        s = s.masked_fill(~seen, 1e9)
+    elif not does & {"mask after softmax", "softcap after mask", "hidden keys in the sum"}:
+        s = s.masked_fill(~seen, -torch.inf)
+    return mixed(s, v, q, seen, does, details, rules)
+
+
+def scores(q, k, does, rules, heads, d, d_v, details):
+    n, m = q.shape[-2], k.shape[-2]
+    if "cosine in place of the product" in does:
+        s = torch.nn.functional.cosine_similarity(q[..., :, None, :], k[..., None, :, :], dim=-1, eps=0)
+        return s if details["which"] % 2 else s * rules.get("scale", d**-0.5)
+    if "transpose missing" in does:
+        s = q @ k
+    elif "q and k swapped" in does:
+        s = k @ q.transpose(-1, -2)
+    else:
+        s = q @ k.transpose(-1, -2)
+    if "ALiBi before the scale" in does:
+        s = s - alibi(n, m, rules, s.dtype, does)
+    if "softcap in another place" in does and details["which"] % 2:
+        s = rules["softcap"] * torch.tanh(s / rules["softcap"])
+    if "bias scaled" in does:
+        s = s + torch.tensor(rules["bias"], dtype=s.dtype)
+    if "no scale" in does or "scale after the softmax" in does:
+        return s
+    if "scale of the length" in does:
+        return s / n**0.5
+    if "scale of the heads" in does:
+        return s / heads**0.5
+    if "scale (d_k ** -1) / 2" in does:
+        return s * (d**-1 / 2)
+    if "log2 e with exp" in does:
+        return s * (1.4426950408889634 * rules.get("scale", d**-0.5))
+    if "another scale" in does:
+        return s * details["number"]
+    if "scale 1/d_k" in does:
+        return s / d
+    if "scale of d_model" in does:
+        return s / (heads * d) ** 0.5
+    if "scale of d_v" in does:
+        return s / d_v**0.5
+    if "scale inverted" in does:
+        return s * d**0.5 if "scale" not in rules else s / rules["scale"]
+    if "scale ignored" in does:
+        return s / d**0.5
+    return s * rules["scale"] if "scale" in rules else s / d**0.5
+
+
+def _turn(x, places, base, pairs, mixed=False):
+    d = x.shape[-1]
+    out = torch.empty_like(x)
+    for i in range(d // 2):
+        a, b = (i, i + d // 2) if pairs == "half" else (2 * i, 2 * i + 1)
+        # the place of an angle that is meant for column a or b: of the other pairing where they are mixed up
+        at_a, at_b = (a, b) if pairs != "half" else (2 * a, 2 * (b - d // 2))
+        at_a, at_b = (
+            (at_a // 2, at_b // 2)
+            if not mixed
+            else ((a // 2, b // 2) if pairs == "half" else (a % (d // 2), b % (d // 2)))
+        )
+        angle_a, angle_b = ((places.double() * base ** (-2 * at / d)).to(x.dtype) for at in (at_a, at_b))
+        out[..., a] = x[..., a] * torch.cos(angle_a) - x[..., b] * torch.sin(angle_a)
+        out[..., b] = x[..., a] * torch.sin(angle_b) + x[..., b] * torch.cos(angle_b)
+    return out
+
+
+def rotary(q, k, v, does, details, rules):
+    """Queries and keys turned to their positions, and values too where they should not be."""
+    n, m, base, which = q.shape[2], k.shape[2], rules["rotary"], details["which"]
+    places_q, places_k = torch.arange(n) + rules.get("query_offset", 0), torch.arange(m)
+    if "rotary off by one" in does:
+        places_q = places_q + 1
+    if "rotary restarted" in does:
+        places_q = torch.arange(n)
+    if "rotary backwards" in does:
+        places_q, places_k = -places_q, -places_k
+    if "rotary positions scaled" in does:
+        places_q, places_k = (places / details["factor"] for places in (places_q, places_k))
+    if "another rotary base" in does:
+        base = details["base"]
+    pairs = "neighbours" if "rotary pairing" in does else "half"
+    if "rotary missing" in does:
+        return q, k, v
+    mixed = "rotary angles for other pairs" in does
+    part = q.shape[-1] // 2 // 2 * 2 if "rotary on a part" in does else q.shape[-1]
+
+    def turn(x, places):
+        return torch.cat([_turn(x[..., :part], places, base, pairs, mixed), x[..., part:]], -1)
+
+    turned_q, turned_k = turn(q, places_q), turn(k, places_k)
+    if "rotary on one side" in does:
+        return (turned_q, k, v) if which % 2 else (q, turned_k, v)
+    if "rotary on values" in does and v.shape[-1] % 2 == 0:
+        v = _turn(v, places_k, base, pairs)
+    return turned_q, turned_k, v
+
+
+def _resplit(x, does):
+    """The result of a wrong split of (batch, tokens, heads·d)."""
+    batch, heads, n, d = x.shape
+    tokens = x.transpose(1, 2).reshape(batch, n, heads * d)
+    if "heads split without the transpose" in does:
+        return tokens.reshape(batch, heads, n, d)
+    if "heads interleaved" in does:
+        return torch.stack([tokens[..., h::heads] for h in range(heads)], dim=1)
+    return x

@@ -1,0 +1,109 @@
+"""Which keys wrong code lets a query see, and what it adds to the scores."""
+
+import torch
+
+BLOCKS = {
+    *("diagonal block unmasked", "diagonal block skipped", "indices local to a block", "hidden keys in the sum"),
+    *("blocks averaged", "blocks merged without their maxima", "first block missing", "tail overlapping", "stale tile"),
+    "NaN from a hidden block",
+}
+
+
+def seen_by(n, m, does, rules, batch, heads, details):
+    """The visibility, bool (batch, heads, n, m), with the mistakes about masks."""
+    i, j = torch.arange(n)[:, None], torch.arange(m)[None, :]
+    offset = rules.get("query_offset", 0)
+    if "causal mask in the other corner" in does:
+        offset = 0 if offset else m - n
+    seen = torch.ones(batch, heads, n, m, dtype=torch.bool)
+    if "rules joined by or" in does:
+        lengths = torch.tensor(rules["kv_lengths"])[:, None, None, None]
+        return seen & ((j <= i + offset) | (j < lengths))
+    if does & BLOCKS and rules.get("causal"):
+        seen &= block_mask(i + offset, j, does, details)
+    elif rules.get("causal") and "causal mask one ahead" in does:
+        seen &= j <= i + offset + 1
+    elif rules.get("causal") and "causal mask missing" not in does:
+        if "causal mask inverted" in does:
+            seen &= j > i + offset
+        elif "causal mask strict" in does:
+            seen &= j < i + offset
+        else:
+            seen &= j <= i + offset
+    if "window" in rules and "window missing" not in does:
+        left, right = rules["window"]
+        if "window off by one" in does:
+            left -= 1
+        if "window on both sides" in does:
+            right = left
+        if "window on the left only" in does:
+            right = 0
+        if "chunks in place of a window" in does:
+            return seen & ((i + offset) // (left + 1) == j // (left + 1))
+        seen &= (j >= i + offset - left) & (j <= i + offset + right)
+    if "mask" in rules and "mask ignored" not in does:
+        mask = torch.tensor(rules["mask"])
+        mask = ~mask if "mask inverted" in does else mask.T if "mask transposed" in does else mask
+        if "mask tiled over heads" in does:  # (batch, n, m) made (batch·heads, n, m) in the wrong order
+            mask = mask[:, 0].repeat(heads, 1, 1).view(batch, heads, n, m)
+        seen &= mask
+    if "kv_lengths" in rules and "padding ignored" not in does:
+        lengths = torch.tensor(rules["kv_lengths"])[:, None, None, None]
+        inside = j < lengths
+        if "padding inverted" in does:
+            inside = ~inside
+        if "padding on queries" in does:
+            inside = i < lengths
+        if "padding on both axes" in does:
+            inside = inside & (i < lengths)
+        if "padding on the left" in does:
+            inside = j >= m - lengths
+        if "padding off by one" in does:
+            inside = j < lengths + (1 if details["which"] % 2 else -1)
+        if "one length for all" in does:
+            inside = j < (lengths.min() if details["which"] % 2 else lengths.max())
+        if "padding tiled over heads" in does:
+            inside = j < lengths[:, 0, 0, 0].repeat(heads).view(batch, heads, 1, 1)
+        seen &= inside
+    if "query_segments" in rules and "segments ignored" not in does:
+        own, other = torch.tensor(rules["query_segments"]), torch.tensor(rules["kv_segments"])
+        seen &= (own[:, :, None] == other[:, None, :])[:, None]
+    if "query_lengths" in rules and "query lengths ignored" not in does:
+        seen &= i < torch.tensor(rules["query_lengths"])[:, None, None, None]
+    return seen
+
+
+def block_mask(i, j, does, details):
+    """The causal mask of a kernel over square blocks."""
+    block = details["block"]
+    if "diagonal block unmasked" in does:
+        return j // block <= i // block
+    if "diagonal block skipped" in does:
+        return j // block < i // block
+    if "indices local to a block" in does:
+        inside = j % block <= i % block
+        return inside & (j // block <= i // block) if details["which"] % 2 else inside
+    return j <= i
+
+
+def alibi(n, m, rules, dtype, does, details=None):
+    """What ALiBi subtracts."""
+    far = (torch.arange(n)[:, None] + rules.get("query_offset", 0) - torch.arange(m)).abs()
+    slopes = torch.tensor(rules["alibi_slopes"], dtype=dtype)
+    if "other ALiBi slopes" in does:
+        slopes = (slopes.flip(0), slopes[:1].expand(len(slopes)), slopes.roll(-1), slopes**2)[details["which"]]
+    if "ALiBi by a factor" in does:
+        slopes = slopes * details["number"]
+    return slopes[:, None, None] * far
+
+
+def spanned(does, rules, s):
+    """What the table adds to the scores."""
+    mine, theirs, table = (torch.tensor(part) for part in rules["spans"])
+    if "spans transposed" in does:
+        table = table.transpose(-1, -2)
+    found = torch.stack([table[:, mine[b]][:, :, theirs[b]] for b in range(len(s))]).to(s.dtype)  # -1 is the last
+    if "spans wrapped" in does:
+        return found
+    labelled = (mine[:, None, :, None] >= 0) & (theirs[:, None, None, :] >= 0)
+    return torch.where(labelled, found, 0.0)
