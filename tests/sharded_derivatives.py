@@ -199,6 +199,21 @@ def compare(rng: np.random.Generator, one: Problem, sharded: Path, whole: Path) 
     one.same(*seconds, "gradient penalty")
 
 
+def differing(rank: int, world: int, seed: int) -> None:
+    """All ranks must give tangents of the same arguments; each is told which rank differs."""
+    rng = np.random.default_rng(seed)
+    x = {name: torch.from_numpy(rng.standard_normal((1, world, 4, 3))) for name in "qkv"}
+    for method in METHODS:
+        with forward_ad.dual_level():
+            moving = {name: forward_ad.make_dual(x[name], x[name].cos()) for name in ("qv" if rank == 1 else "q")}
+            given = [*(x | moving).values()]
+            must_raise(
+                lambda: ch.distributed.attention(*given, method=method),  # noqa: B023
+                "rank 1 has tangents ['q', 'v'], but rank 0 has ['q']",
+            )
+        dist.barrier()
+
+
 WAYS: dict[str, Callable[..., Any]] = {
     "jvp": lambda f, x, u, _: torch.func.jvp(f, (x,), (u,))[1],
     "grad": lambda f, x, _, up: torch.func.grad(lambda y: (f(y).sin() * up).sum())(x),

@@ -155,6 +155,8 @@ class Operands:
             noise = np.random.default_rng(self.perturbed).uniform(-1, 1, x.shape)
             narrow = self.precision if self.precision is not None and self.precision.itemsize == 2 else None
             size = eps(narrow or np.dtype(np.float32))
+            if narrow is None:  # what one sum after the other may add to the rounding of d_k products
+                size *= max(1.0, x.shape[-1] ** 0.5 / 4)
             x = (x * (1 + size * noise)).astype(self.dtype)
         return np.ascontiguousarray(x)
 

@@ -11,6 +11,7 @@ that is linear in u, so that u has a gradient too. A third derivative is refused
 all its derivatives are those of A·v. `compute` calls each of these; nodes are made only where something differentiates.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
@@ -55,6 +56,12 @@ class Kind(NamedTuple):
 
 def compute(kind: Kind, bundle: Bundle) -> Tensors:
     """The results, with nodes in PyTorch's graph where it records one, and tangents where inputs carry one."""
+    if "torch._dynamo" in sys.modules:  # where it runs this part uncompiled, it would still compile single functions
+        return torch.compiler.disable(_compute)(kind, bundle)
+    return _compute(kind, bundle)
+
+
+def _compute(kind: Kind, bundle: Bundle) -> Tensors:
     names = [name for name, x in bundle.items() if isinstance(x, Tensor)]
     if any(is_batched(bundle[name]) for name in names):
         plain, mapped = taken_apart(bundle)
