@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import basic_indices
 
@@ -25,12 +24,13 @@ from cause_problems import (
 )
 from clearhead.core import reference, visibility
 from clearhead.core.axes import Array
-from problems import Case, cases, examples, on_every_engine
+from problems import Case, on_every_engine
 from seeds import fresh
 from slack import Slack, assert_close
 
 KIND = st.sampled_from(("cut", "contribution"))
 SMALL = {"most": 3000}  # the reference's cuts take O(queries·keys²)
+FEW = {"most": 80, "most_heads": 6}  # every edge is forbidden in turn
 
 
 @on_every_engine(ENGINES, times=0.7, limits=SMALL, kind=KIND, data=st.data())
@@ -127,9 +127,7 @@ def assert_ranked(case: Case, found: Any, truth: Array, allowed: Array, order: s
     assert not ((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)).any()
 
 
-@each_engine
-@examples(0.5)
-@given(case=cases(most=60, most_heads=6))
+@on_every_engine(ENGINES, times=0.5, limits=FEW)
 def test_a_cut_is_what_changes_where_the_edge_is_forbidden(engine: str, case: Case):
     case = in_float64(case)
     if refused(engine, case):
@@ -145,9 +143,7 @@ def test_a_cut_is_what_changes_where_the_edge_is_forbidden(engine: str, case: Ca
         assert abs(found[edge] - change[edge[:-1]]) <= 1e-9 * scale, edge
 
 
-@each_engine
-@examples(0.5)
-@given(case=cases(most=80, most_heads=6))
+@on_every_engine(ENGINES, times=0.5, limits=FEW)
 def test_spans_are_what_changes_where_no_key_of_a_group_is_seen(engine: str, case: Case):
     case = in_float64(case)
     if refused(engine, case):

@@ -35,8 +35,9 @@ def far(n: int, m: int) -> dict[str, Any]:
 
 
 @SLOW
-@pytest.mark.parametrize(("rules", "n", "m"), [("all", 3, 40), ("all", 34, 70), ("far", 34, 70), ("few", 34, 70)])
+@pytest.mark.parametrize(("rules", "n", "m"), [("all", 3, 40), ("", 34, 70)])
 def test_several_tiles_equal_the_portable_engine(rules: str, n: int, m: int):
+    rules = rules or str(fresh().choice(["all", "far", "few"]))
     given = {"all": all_rules, "far": far, "few": lambda *_: {"scale": -0.3}}[rules](n, m)
     question = Question(n, m, given, np.float64, d=5, batch=1)
     close(question.answers(triton), question.answers(portable))
@@ -55,15 +56,15 @@ def test_products_of_whole_rows_and_of_chunks(chunk: int, monkeypatch: pytest.Mo
 
 
 @SLOW
-@pytest.mark.parametrize("hiding", HIDING)
-def test_what_nobody_sees_changes_nothing(hiding: str):
-    check_unseen(triton, hiding, 13, 40, np.float32, batch=1)
+def test_what_nobody_sees_changes_nothing():
+    for hiding in fresh().permutation(sorted(HIDING))[:2].tolist():
+        check_unseen(triton, hiding, 13, 40, np.float32, batch=1)
 
 
 @SLOW
 def test_wide_values_are_processed_in_parts(monkeypatch: pytest.MonkeyPatch):
     question = Question(
-        9, 40, {"causal": True, "query_offset": 30, "bias": fresh().standard_normal((9, 40))}, np.float64
+        5, 20, {"causal": True, "query_offset": 12, "bias": fresh().standard_normal((5, 20))}, np.float64, batch=1
     )
     truth = question.answers(portable)
     monkeypatch.setattr(triton, "MOST_D", 8)
