@@ -39,7 +39,7 @@ def opened(running, path, width=1280, height=900, wait=".step", place="", script
     context.close()
 
 
-def until(page, expression, patience=5000):
+def until(page, expression, patience=30_000):
     """Wait until an expression is true; Playwright's own wait evaluates strings, which the page's policy forbids."""
     for _ in range(patience // 50):
         if page.evaluate(expression):

@@ -43,6 +43,19 @@ def test_every_step_of_a_layer_can_be_claimed(tmp_path, heads, convention):
     assert case.first_wrong is None
 
 
+def test_layers_whose_numbers_overflow_are_traced_and_checked_without_a_warning(tmp_path):
+    rng = fresh()
+    for number in range(40):
+        inputs = layer(2, b_q=rng.standard_normal(8), b_v=rng.standard_normal(6))
+        for name in rng.choice([name for name in inputs if name != "num_heads"], 3, replace=False):
+            inputs[name] = inputs[name] * 10.0 ** rng.integers(100, 307)
+        t = traced(inputs)
+        claims = {name: np.nan_to_num(getattr(t, name)) * rng.choice([1, -1, 1e-9]) for name in rng.choice(STEPS, 3)}
+        case = check_file(saved(tmp_path, inputs | claims, f"{number}.npz"))
+        json.dumps(case.to_json(), allow_nan=False)
+        str(case)
+
+
 def test_q_k_and_v_may_be_claimed_before_they_are_split_into_heads(tmp_path):
     inputs = layer()
     x = inputs["x"]

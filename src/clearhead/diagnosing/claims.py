@@ -258,7 +258,7 @@ def _by_head(name: str, claimed: Array, truth: Array, convention: Convention) ->
 
 def gaps(a: Array, b: Array) -> Array:
     """|a - b| element by element: 0 where both are NaN, ∞ where only one is."""
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         gap = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
     return np.where(np.isnan(gap), np.inf, gap)
 

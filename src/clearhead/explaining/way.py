@@ -129,7 +129,7 @@ def _part(written: Written, along: Array) -> WayPart:
     heads: Sequence[float] = () if written.heads is None else adds(written.heads).tolist()
     bias = 0.0 if written.bias is None or written.heads is None else float(adds(written.bias))
     norms = _lengths(written.read), _lengths(written.wrote)
-    length = float(np.linalg.norm(written.vector))
+    length = float(np.linalg.norm(written.vector.astype(np.float64)))
     total = float(adds(written.vector))
     return WayPart(written.kind, written.layer, total, length, tuple(heads), bias, written.sizes, *norms)
 

@@ -375,5 +375,5 @@ def _turn(x: Any, name: str, convention: Convention) -> Any:
 
 def largest_difference(a: Array, b: Array) -> float:
     """The largest difference, 0 where both are NaN."""
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         return float(np.max(np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b)), initial=0.0))

@@ -95,9 +95,9 @@ def _given(**arrays: Any) -> dict[str, Any]:
     return {name: array for name, array in arrays.items() if array is not None}
 
 
+@np.errstate(invalid="ignore", over="ignore")  # infinite and NaN projections are shown in the trace
 def _project(x: Array, w: Array, biases: dict[str, Array], name: str) -> Array:
-    with np.errstate(invalid="ignore"):  # infinite inputs give NaN, which the trace shows
-        product = x.astype(np.float64) @ w.astype(np.float64)
+    product = x.astype(np.float64) @ w.astype(np.float64)
     b = biases.get(name)
     if b is None:
         return product
