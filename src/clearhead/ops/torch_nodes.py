@@ -57,7 +57,7 @@ class Kind(NamedTuple):
 def compute(kind: Kind, bundle: Bundle) -> Tensors:
     """The results, with nodes in PyTorch's graph where it records one, and tangents where inputs carry one."""
     if "torch._dynamo" in sys.modules:  # where it runs this part uncompiled, it would still compile single functions
-        return torch.compiler.disable(_compute)(kind, bundle)
+        return torch.compiler.disable(_compute)(kind, bundle)  # type: ignore[no-untyped-call]
     return _compute(kind, bundle)
 
 
