@@ -20,7 +20,7 @@ collect_ignore = ["conftest.py"]  # docs has one too, and doctest would take bot
 
 QUIET = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.differing_executors)
 
-settings.register_profile("default", max_examples=60, deadline=None, suppress_health_check=QUIET, print_blob=True)
+settings.register_profile("default", max_examples=40, deadline=None, suppress_health_check=QUIET, print_blob=True)
 settings.register_profile("thorough", max_examples=1000, deadline=None, suppress_health_check=QUIET, print_blob=True)
 settings.load_profile("default")
 

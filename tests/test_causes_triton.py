@@ -136,7 +136,7 @@ def test_everything_of_a_small_problem():
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_more_random_problems(kind: str):
-    @examples(0.3)
+    @examples(0.15)
     @given(cases(**TINY))
     def body(case: Case) -> None:
         check(case, kind)
@@ -163,10 +163,9 @@ LARGER: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rules", LARGER)
-def test_problems_of_several_tiles(rules: str, kind: str):
-    check(several_tiles(**LARGER[rules]), kind)
+def test_problems_of_several_tiles(rules: str):
+    check(several_tiles(**LARGER[rules]), str(fresh().choice(list(KINDS))))
 
 
 @pytest.mark.parametrize("kind", ["cuts", pytest.param("contributions", marks=pytest.mark.slow)])

@@ -95,7 +95,7 @@ def test_tangents_of_every_result(engine: str, case: Case, moving: list[str], an
         close(found[name], truth, name)
 
 
-@on_every_engine(ENGINES, limits=WIDE, **DRAWN)
+@on_every_engine(ENGINES, limits=WIDE, times=0.7, **DRAWN)
 def test_tangents_of_every_gradient(engine: str, case: Case, moving: list[str], answers: list[str]):
     along = Along(case, tuple(moving), tuple(answers))
     found = gradients(engine, along)

@@ -69,7 +69,7 @@ DRAWN = [name for name in CALLS if names(name)]
 
 
 @pytest.mark.parametrize("name", DRAWN)
-@settings(print_blob=True, max_examples=60)
+@settings(print_blob=True, max_examples=40)
 @given(data=st.data())
 def test_random_wrong_arguments_give_an_answer_or_a_library_error(name: str, data: st.DataObject):
     chosen = data.draw(st.lists(st.sampled_from(names(name)), min_size=1, max_size=2, unique=True))
