@@ -558,9 +558,8 @@ FAULTS = {  # the fault on one rank, and the error on the others
     "forgets": "attention, backward: rank {} did not call within 8 s",
     "dies_backward": "rank {} no longer answers",
 }
-
-
-PATIENCE = {"dies": 30.0, "dies_backward": 30.0, "breaks": 30.0, "stalls": 12.0}  # seconds; a third is for reports
+# Seconds, where the error does not name them. A third, at most 10, is for reports, which are late on a busy machine.
+PATIENCE = {"dies": 30.0, "dies_backward": 30.0, "breaks": 30.0, "stalls": 12.0}
 
 
 def fault(rank: int, world: int, seed: int, kind: str, method: str) -> None:

@@ -165,7 +165,7 @@ LARGER: dict[str, dict[str, Any]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("rules", LARGER)
 def test_problems_of_several_tiles(rules: str):
-    check(several_tiles(**LARGER[rules]), str(fresh().choice(list(KINDS))))
+    check(several_tiles(**LARGER[rules]), str(fresh().choice(KINDS)))
 
 
 @pytest.mark.parametrize("kind", ["cuts", pytest.param("contributions", marks=pytest.mark.slow)])

@@ -81,6 +81,15 @@ def test_parts_are_what_pytorchs_modules_write(tmp_path: Path):
             np.testing.assert_allclose(part.heads, alone, rtol=0, atol=1e-5 * size)
 
 
+def test_the_length_of_a_part_whose_squares_overflow_float32_is_finite():
+    model = gpt2.load()
+    ids = [token.id for token in model.tokens(TEXT)]
+    run = of_gpt2(model, ids, model.run(ids), 3)
+    vector = (1e30 * fresh().standard_normal(len(run.written[0].vector))).astype(np.float32)
+    found = way(run._replace(written=[run.written[0]._replace(vector=vector)]), 12, " a").parts[0]
+    np.testing.assert_allclose(found.length, np.linalg.norm(vector.astype(np.float64)), 1e-6)
+
+
 def test_a_head_that_is_off_adds_nothing_and_the_sum_still_holds():
     seen = ch.explain(TEXT, edits=ch.off(layers=[0], heads=[7]))
     assert seen.way is not None
